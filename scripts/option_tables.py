@@ -52,18 +52,18 @@ def enumerated(schema: str) -> str:
     return re.sub(r'(?<="enum": \[)"onnx"(?:, "\w+")*', names, schema)
 
 
-def _table(found: re.Match[str]) -> str:
-    comment = found[0].splitlines()[0]
-    if found["runtimes"]:
+def _table(match: re.Match[str]) -> str:
+    comment = match[0].splitlines()[0]
+    if match["runtimes"]:
         lines = runtime_table()
     else:
         rooms = (loading, text, whisper, server, cluster)
         declared: type[Params] = {k: v for room in rooms for k, v in vars(room).items()}[
-            found["params"]
+            match["params"]
         ]
-        without = (found["without"] or "").split()
+        without = (match["without"] or "").split()
         lines = option_table(
-            declared, found["group"], as_flags=found["kind"] == "flags", without=without
+            declared, match["group"], as_flags=match["kind"] == "flags", without=without
         )
     return "\n".join([comment, *lines, ""])
 

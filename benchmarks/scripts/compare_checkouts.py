@@ -24,7 +24,7 @@ from kvcast.machine.remote import Remote
 from kvcast_bench.checkout import Subject
 from kvcast_bench.idle import IdleGate
 from kvcast_bench.recording import read_recordings
-from kvcast_bench.turns import Result, take_turns
+from kvcast_bench.turns import BackendResult, take_turns
 from kvcast_bench.workload import random_tokens
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def opened(subject: Subject, checkout: Path, cache: Path, threads: int) -> Remot
     return remote
 
 
-def rows(what: str, metric: str, results: Mapping[str, Result]) -> Iterator[str]:
+def rows(what: str, metric: str, results: Mapping[str, BackendResult]) -> Iterator[str]:
     """Yield a row for each checkout."""
     first = next(iter(results.values()))
     title = what if metric in what else f"{what}, {metric}"

@@ -41,7 +41,7 @@ def demo() -> Any:
     return demo_in_transformers(open_checkpoint(locate("demo"))).float().eval()
 
 
-class Step(nn.Module):
+class StaticCacheStep(nn.Module):
     """One token through transformers' decoder with its static self cache, as in its own export.
 
     As in transformers/integrations/executorch.py, every step recomputes cross keys and values,
@@ -92,7 +92,7 @@ def compile_step(form: str, path: Path) -> None:
         torch.tensor(True),
     )
     with torch.no_grad():
-        program = torch.export.export(Step(model, caches), given, strict=False)
+        program = torch.export.export(StaticCacheStep(model, caches), given, strict=False)
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcast_bench.backend import Backend, Ticks
-from kvcast_bench.models import Model
+from kvcast_bench.models import BenchModel
 
-MODEL = Model(folder="nowhere", threads=1)
+MODEL = BenchModel(folder="nowhere", threads=1)
 
 
 @dataclass(kw_only=True)
@@ -18,7 +18,7 @@ class Scripted(Backend):
     cannot be loaded.
     """
 
-    model: Model = MODEL
+    model: BenchModel = MODEL
     name: str = "scripted"
     missing: int = 0
     unticked: int = 0

@@ -26,11 +26,11 @@ from kvcast_bench.recompute.backend import Recomputing
 from kvcast_bench.render import render
 from kvcast_bench.report import Benchmark, measure
 from kvcast_bench.runner import Loaded, Runner
-from kvcast_bench.turns import Result, Results
+from kvcast_bench.turns import BackendResult, Results
 from kvcast_bench.workload import Workload
 from kvcast_bench.workloads.causal import Causal
 from kvcast_bench.workloads.seq2seq import Seq2seq
-from kvcast_bench.workloads.speech import Speech
+from kvcast_bench.workloads.speech import SpeechWorkload
 from scripted_backend import Scripted
 from tiny_models import TINY, TINY_T5
 
@@ -39,7 +39,7 @@ SCHEMA = json.loads(
 )
 RATES = {"read": 1e9, "read_again": 2e9, "int8": 1e12, "fp32": 1e11}
 INT8 = Arithmetic(precision="int8")
-SPEECH = Speech(
+SPEECH = SpeechWorkload(
     dimensions=SMALL,
     language="en",
     recordings=[np.zeros(1, np.float32)],
@@ -85,7 +85,7 @@ class Canned(Runner):
             for trial in trials
         ]
 
-    def _result(self, trial: Mapping[str, Any], player: Loaded) -> Result:
+    def _result(self, trial: Mapping[str, Any], player: Loaded) -> BackendResult:
         metrics = self.workload.metrics[trial["measure"]]
         factor = 1.5 if trial.get("source") == 32 else 1
         answers = [
@@ -98,12 +98,12 @@ class Canned(Runner):
             for s in self.seconds[player.backend.name]
         ]
         failure = "its process ended" if player.backend.name == "ill" else None
-        return Result(answers, [0.0] * len(answers), 0, failure)
+        return BackendResult(answers, [0.0] * len(answers), 0, failure)
 
-    def _broken_down(self, trial: Mapping[str, Any], player: Loaded) -> Result:
+    def _broken_down(self, trial: Mapping[str, Any], player: Loaded) -> BackendResult:
         answer = {"whole": sum(self.parts.values()), **self.parts, "calls": self.calls}
         failure = "its process ended" if player.backend.name == self.broken else None
-        return Result([answer] * 2, [0.0] * 2, 0, failure)
+        return BackendResult([answer] * 2, [0.0] * 2, 0, failure)
 
     def rates(self, step_bytes: int) -> dict[str, float] | None:
         return None if self.machine is None else dict(self.machine)
@@ -215,7 +215,7 @@ def test_medians_are_compared_within_the_run_and_the_precision(kind: str):
 
 def test_nothing_is_compared_with_what_took_no_time(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(SECONDS, "kvcast-int8", [0.0, 0.0, 0.1])
-    monkeypatch.setattr(Speech, "facts", lambda *_: {})
+    monkeypatch.setattr(SpeechWorkload, "facts", lambda *_: {})
     whole = measured(SPEECH)
     jsonschema.validate(json.loads(json.dumps(whole)), SCHEMA)
     assert row(whole, "slow")["metrics"]["transcribe"]["times"] == {"kvcast": None}
@@ -400,7 +400,7 @@ def test_runtimes_are_compared_with_onnx_and_with_the_cached_variant():
 def test_fractions_are_of_each_variants_own_floor():
     whole = on_runtimes()
     model = WhisperWork(dimensions=SMALL)
-    cost = INT8.cost(model.call(7, 1), Speech.stored, SMALL.d_model)
+    cost = INT8.cost(model.call(7, 1), SpeechWorkload.stored, SMALL.d_model)
     step = row(whole, "onnx-int8", measure="step")["metrics"]["step"]
     least = max(cost.bytes / 2e9, cost.int8 / 1e12 + cost.fp32 / 1e11)
     assert step["floor"] == pytest.approx(least)

@@ -166,8 +166,8 @@ class Declared:
     @property
     def default_in_words(self) -> str:
         """The default as the documentation shows it."""
-        if (told := self.option.default) is not None:
-            return told if isinstance(told, str) else told()
+        if (default := self.option.default) is not None:
+            return default if isinstance(default, str) else default()
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         values = self.default if isinstance(self.default, tuple) else (self.default,)
@@ -342,8 +342,8 @@ def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
         taking.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*kept, *keywords_shown]
         )
-        told = inspect.getdoc(function) or ""
-        taking.__doc__ = "\n".join(_documented(told, made.declared()))
+        docstring = inspect.getdoc(function) or ""
+        taking.__doc__ = "\n".join(_documented(docstring, made.declared()))
         return taking
 
     return cast("_Decorator[P, T]", decorate)
@@ -363,9 +363,9 @@ def _keywords(params: type[Params]) -> list[inspect.Parameter]:
     ]
 
 
-def _documented(told: str, options: Sequence[Declared]) -> Iterator[str]:
+def _documented(docstring: str, options: Sequence[Declared]) -> Iterator[str]:
     """Yield the lines of a docstring, with a line for each option in the place of `params`."""
-    for line in told.splitlines():
+    for line in docstring.splitlines():
         if not line.lstrip().startswith("params:"):
             yield line
             continue

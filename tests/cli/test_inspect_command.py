@@ -110,7 +110,7 @@ def test_float32_weights_are_multiplied_at_the_rate_of_float32(monkeypatch: pyte
     monkeypatch.setattr(machine, "_measured", lambda *_: rates)
     sizes = {"threads": 2, "step_bytes": 9.0, "tokens": 1, "width": 8}
     rates = [
-        machine.MachineRates.found(bandwidth=None, rate=None, bytes_per_weight=size, **sizes)
+        machine.MachineRates.measure(bandwidth=None, rate=None, bytes_per_weight=size, **sizes)
         for size in (4.0, 2.0)
     ]
     assert [(rate.bandwidth, rate.rate) for rate in rates] == [(3.0, 2.0), (3.0, 8.0)]

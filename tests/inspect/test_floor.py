@@ -12,13 +12,13 @@ from kvcast.inspect.work.t5 import T5Work
 from kvcast.inspect.work.whisper import WhisperWork
 from kvcast_bench.workloads.causal import Causal
 from kvcast_bench.workloads.seq2seq import Seq2seq
-from kvcast_bench.workloads.speech import Speech
+from kvcast_bench.workloads.speech import SpeechWorkload
 
 WHISPER = WhisperWork(dimensions=TINY_EN)
 
 
 def speech(work: Work, precision: str = "int8") -> Cost:
-    return Arithmetic(precision=precision).cost(work, Speech.stored, 384)
+    return Arithmetic(precision=precision).cost(work, SpeechWorkload.stored, 384)
 
 
 def causal(work: Work, precision: str = "int8") -> Cost:

@@ -67,7 +67,7 @@ class Server:
 
     @property
     def tasks(self) -> int:
-        """How many requests and sessions are under way, whoever sent them."""
+        """How many requests and sessions are running, whoever sent them."""
         return len(self._server.server_state.tasks)
 
     def client(self, **options: Any) -> Any:

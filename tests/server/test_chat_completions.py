@@ -316,7 +316,7 @@ def test_a_client_that_leaves_frees_its_row(server: Server, client: openai.OpenA
             quick.chat.completions.create(model="endless", messages=HELLO, temperature=0)
         return cancelled() > before + 1
 
-    until(gives_up)  # on a busy machine it may give up before it is under way
+    until(gives_up)  # on a busy machine it may give up before it runs
     until(lambda: server.status("endless").running == 0)
 
 

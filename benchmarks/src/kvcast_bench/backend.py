@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.inspect.work.floor import Arithmetic
-from kvcast_bench.models import Model
+from kvcast_bench.models import BenchModel
 from kvcast_bench.turns import Trial
 
 Samples = NDArray[np.float32]
@@ -28,7 +28,7 @@ class Backend:
     Can be pickled before it is loaded. Making one imports none of the program's packages.
     """
 
-    model: Model  # to load
+    model: BenchModel  # to load
     name: str  # how tables and `--peers` call it
     dtype: str = "fp32"  # kind of numbers of weights and arithmetic, in words
     precision: str = "fp32"  # of its weights: fp32, bf16, fp16, int8 or int4

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcast.errors import KvcastError
-from kvcast_bench.serving import Answer, Served
+from kvcast_bench.serving import ServerAnswer, ServingTurn
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -43,13 +43,13 @@ class Post:
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _RawAnswer:
     """An answer as it came: pieces, and when each of them did."""
 
     sent: float
     pieces: Sequence[tuple[float, bytes]]
 
-    def read(self) -> Answer:
+    def read(self) -> ServerAnswer:
         """Make sense of it: events of a stream, or one document."""
         times, texts, usage = list[float](), list[str](), dict[str, Any]()
         for came, line in self._lines():
@@ -66,7 +66,7 @@ class _Heard:
             usage = document.get("usage") or usage
         if not times:
             raise KvcastError("answered with no text")
-        return Answer(
+        return ServerAnswer(
             sent=self.sent,
             times=times,
             text="".join(texts),
@@ -91,7 +91,7 @@ def _text(document: Any) -> str:
     return "".join(choice.get("text") or "" for choice in document.get("choices", ()))
 
 
-def ask(url: str, posts: Sequence[Sequence[Post]]) -> Served:
+def ask(url: str, posts: Sequence[Sequence[Post]]) -> ServingTurn:
     """Let every client send its requests, one after the other, all clients at once.
 
     Raises KvcastError for a server that refuses one, ends, or gives no text.
@@ -99,32 +99,32 @@ def ask(url: str, posts: Sequence[Sequence[Post]]) -> Served:
     from aiohttp import ClientError
 
     try:
-        return asyncio.run(_all_asked(url, posts))
+        return asyncio.run(_post_all(url, posts))
     except ClientError as error:
         raise KvcastError(f"the server does not answer: {type(error).__name__}: {error}") from None
 
 
-async def _all_asked(url: str, posts: Sequence[Sequence[Post]]) -> Served:
+async def _post_all(url: str, posts: Sequence[Sequence[Post]]) -> ServingTurn:
     from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
     connector = TCPConnector(limit=0)
     async with ClientSession(url, connector=connector, timeout=ClientTimeout()) as session:
         start, used = time.perf_counter(), time.process_time()
-        heard = await asyncio.gather(*(_asked(session, own) for own in posts))
+        by_client = await asyncio.gather(*(_post_in_turn(session, own) for own in posts))
         seconds, used = time.perf_counter() - start, time.process_time() - used
-    answers = [answer.read() for client in heard for answer in client]
-    return Served(seconds=seconds, processor=used, answers=answers)
+    answers = [answer.read() for client in by_client for answer in client]
+    return ServingTurn(seconds=seconds, processor=used, answers=answers)
 
 
-async def _asked(session: "ClientSession", posts: Sequence[Post]) -> list[_Heard]:
-    heard = []
+async def _post_in_turn(session: "ClientSession", posts: Sequence[Post]) -> list[_RawAnswer]:
+    answers = []
     for post in posts:
         body, sent = post.body(), time.perf_counter()
         headers = {} if post.file is not None else {"content-type": "application/json"}
         async with session.post(post.path, data=body, headers=headers) as response:
             if not response.ok:
-                told = " ".join((await response.text()).split())[:_SHOWN]
-                raise KvcastError(f"answered with status {response.status}: {told}")
+                text = " ".join((await response.text()).split())[:_SHOWN]
+                raise KvcastError(f"answered with status {response.status}: {text}")
             pieces = [(time.perf_counter(), piece) async for piece in response.content.iter_any()]
-        heard.append(_Heard(sent, pieces))
-    return heard
+        answers.append(_RawAnswer(sent, pieces))
+    return answers

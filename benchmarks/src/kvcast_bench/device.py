@@ -67,6 +67,6 @@ def device_facts(device: str) -> dict[str, Any]:
 def _driver() -> str | None:
     if (tool := shutil.which("nvidia-smi")) is None:
         return None
-    asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     return answer.stdout.splitlines()[0].strip() if answer.stdout else None

@@ -23,7 +23,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class BenchModel:
     """A model on disk."""
 
     folder: str  # the folder or file where it lies
@@ -57,13 +57,13 @@ class Model:
         return self.needs_checkpoint()
 
 
-class SpeechModel(Model):
+class SpeechModel(BenchModel):
     """A Whisper."""
 
     modules = ("kvcast.audio.features",)
 
 
-class Seq2seqModel(Model):
+class Seq2seqModel(BenchModel):
     """A T5, whose folder others read as it is."""
 
     modules = ("kvcast.text.t5",)
@@ -79,7 +79,7 @@ class Seq2seqModel(Model):
         return self.needs_checkpoint() or reason
 
 
-class CausalModel(Model):
+class CausalModel(BenchModel):
     """A decoder-only model."""
 
     modules = ("kvcast.text.model",)

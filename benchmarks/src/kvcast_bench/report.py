@@ -19,7 +19,7 @@ from kvcast.machine.processor import machine_facts
 from kvcast_bench.backend import Backend
 from kvcast_bench.probes import ENCODE, STEP
 from kvcast_bench.runner import Runner
-from kvcast_bench.turns import Result, Results, Trial
+from kvcast_bench.turns import BackendResult, Results, Trial
 from kvcast_bench.workload import of_trial
 
 FORMAT = "kvcast.bench"
@@ -174,7 +174,7 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
     return {"median": median(values), "min": min(values), "max": max(values), "all": list(values)}
 
 
-def _ratio(result: Result, other: Result | None, metric: str) -> float | None:
+def _ratio(result: BackendResult, other: BackendResult | None, metric: str) -> float | None:
     """Return None where the other has none, or took no time that the clock shows."""
     if other is None or not other.stands or not (compared := median(other.series(metric))):
         return None
@@ -189,7 +189,7 @@ def _held(least: float | None, measured: float) -> dict[str, float]:
 
 
 def _broken_down(
-    benchmark: Benchmark, backend: Backend, trial: Trial, result: Result, floors: Floors
+    benchmark: Benchmark, backend: Backend, trial: Trial, result: BackendResult, floors: Floors
 ) -> dict[str, Any]:
     """Return a row of a breakdown, each part of which is held against its calls' work."""
     if not result.stands:

@@ -12,7 +12,7 @@ from kvcast_bench.backend import Samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ServerAnswer:
     """The answer to one request; times are of one clock, in seconds."""
 
     sent: float
@@ -34,12 +34,12 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServingTurn:
     """The answers to all clients of a turn."""
 
     seconds: float  # from the first request to the last answer
     processor: float  # seconds of a processor that the clients themselves used
-    answers: Sequence[Answer]  # the first client's first, in its order
+    answers: Sequence[ServerAnswer]  # the first client's first, in its order
 
 
 class TextServer(Protocol):
@@ -47,12 +47,14 @@ class TextServer(Protocol):
 
     turns: int  # that it has had: prompts differ from turn to turn
 
-    def serve_texts(self, prompts: Sequence[Sequence[str]], new: int) -> Served:
+    def serve_texts(self, prompts: Sequence[Sequence[str]], new: int) -> ServingTurn:
         """Continue each client's prompts by `new` tokens, the likeliest but for end tokens."""
 
 
 class SpeechServer(Protocol):
     """A backend that transcribes recordings for many clients."""
 
-    def serve_clips(self, clips: Sequence[Sequence[Samples]], language: str, beam: int) -> Served:
+    def serve_clips(
+        self, clips: Sequence[Sequence[Samples]], language: str, beam: int
+    ) -> ServingTurn:
         """Transcribe each client's clips, mono 16 kHz float32, in a language, given by its code."""

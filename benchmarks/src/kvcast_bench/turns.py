@@ -13,15 +13,15 @@ from kvcast_bench.idle import IdleGate
 
 Trial = Mapping[str, Any]
 """The task of a turn, the same for all backends; `measure` names its kind."""
-Answer = Mapping[str, Any]
+TurnAnswer = Mapping[str, Any]
 """Seconds by metric, and whatever else a workload wants to know of a turn."""
 
 
 @dataclass
-class Result:
+class BackendResult:
     """One backend in one trial: answers of the turns that count, and what surrounded them."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[TurnAnswer] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
     unsettled: int = 0
     failure: str | None = None
@@ -32,7 +32,7 @@ class Result:
         return self.failure is None
 
     @property
-    def last(self) -> Answer:
+    def last(self) -> TurnAnswer:
         """Of the last turn."""
         return self.answers[-1]
 
@@ -45,19 +45,19 @@ class Result:
         return {"others": max(self.others), "unsettled": self.unsettled}
 
 
-Results = list[tuple[Trial, dict[str, Result]]]
+Results = list[tuple[Trial, dict[str, BackendResult]]]
 """Of every trial, in order, the results by backend's name."""
 
 
 def take_turns(
-    players: Mapping[str, Callable[[], Answer]], gate: IdleGate, *, runs: int, what: str
-) -> dict[str, Result]:
+    players: Mapping[str, Callable[[], TurnAnswer]], gate: IdleGate, *, runs: int, what: str
+) -> dict[str, BackendResult]:
     """Let every player play once to warm up and `runs` times more, one after the other.
 
     A player that fails has no more turns, and its result says why. `what` it is about is said to
     a person at a terminal.
     """
-    results = {name: Result() for name in players}
+    results = {name: BackendResult() for name in players}
     for number in range(runs + 1):
         for name, play in players.items():
             result = results[name]

@@ -16,8 +16,8 @@ from kvcast.inspect.work import work_of
 from kvcast.inspect.work.base import Counted, Work
 from kvcast.inspect.work.floor import Stored
 from kvcast_bench.backend import Backend, Tokens
-from kvcast_bench.models import Model
-from kvcast_bench.turns import Answer, Result, Results, Trial
+from kvcast_bench.models import BenchModel
+from kvcast_bench.turns import BackendResult, Results, Trial, TurnAnswer
 
 ResultT = TypeVar("ResultT")
 Numbers = Mapping[str, tuple[Any, str]]
@@ -52,7 +52,7 @@ class Workload(Protocol):
 
     name: ClassVar[str]  # in the JSON object
     kind: ClassVar[str] = ""  # name of its models, in the plural
-    model: ClassVar[type[Model]] = Model  # of the model that backends are given
+    model: ClassVar[type[BenchModel]] = BenchModel  # of the model that backends are given
     options: ClassVar[Numbers] = {}  # of a command, which are its own
     words: ClassVar[Mapping[str, Any]] = {}  # own options that are no numbers, with their defaults
     # by measure, what is timed; seconds are in the answers under these names
@@ -80,7 +80,7 @@ class Workload(Protocol):
     def tables(self) -> Sequence[Table]:
         """List what is measured, in order, and how it is shown."""
 
-    def run(self, backend: Any, trial: Trial) -> Answer:
+    def run(self, backend: Any, trial: Trial) -> TurnAnswer:
         """Do a trial on a loaded backend; return the seconds of each metric and what came of it.
 
         Raises KvcastError for a backend that did less than it was asked.
@@ -132,6 +132,6 @@ def check_tokens(texts: Sequence[Tokens], rows: int, tokens: int) -> None:
         raise KvcastError(f"gave {lengths} tokens where {rows} x {tokens} were asked")
 
 
-def of_trial(results: Results, trial: Trial) -> Mapping[str, Result]:
+def of_trial(results: Results, trial: Trial) -> Mapping[str, BackendResult]:
     """Return the results of one trial by backend's name; empty if there was none."""
     return next((by_name for other, by_name in results if other == trial), {})

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
-from kvcast_bench.models import CausalModel, Model, Seq2seqModel, SpeechModel, installed_versions
+from kvcast_bench.models import (
+    BenchModel,
+    CausalModel,
+    Seq2seqModel,
+    SpeechModel,
+    installed_versions,
+)
 from kvcast_bench.peers.kvcast import PRECISIONS, RUNTIMES, Kvcast
 from kvcast_bench.peers.table import CAUSAL, SEQ2SEQ, SPEECH
 from kvcast_bench.writing.huggingface import write_huggingface
 from tiny_models import TINY, tiny_checkpoint
 
-TABLES: Mapping[str, tuple[Mapping[str, Any], type[Model]]] = {
+TABLES: Mapping[str, tuple[Mapping[str, Any], type[BenchModel]]] = {
     "speech": (SPEECH, SpeechModel),
     "causal": (CAUSAL, CausalModel),
     "seq2seq": (SEQ2SEQ, Seq2seqModel),
@@ -66,7 +72,7 @@ def test_a_precision_that_a_runtime_lacks_has_a_reason():
         ours.name: ours.unfit()
         for runtime in RUNTIMES
         for precision in PRECISIONS
-        if (ours := Kvcast(Model(folder="x", threads=1), runtime, precision))
+        if (ours := Kvcast(BenchModel(folder="x", threads=1), runtime, precision))
         and precision in ("fp32", "bf16")
     }
     assert "drop --dtype bf16" in reasons["onnx-bf16"]

@@ -18,7 +18,7 @@ from kvcast.errors import KvcastError
 from kvcast_bench.models import CausalModel, SpeechModel
 from kvcast_bench.peers import servers
 from kvcast_bench.peers.kvcast import Kvcast
-from kvcast_bench.peers.servers import KvcastServer, LlamaServer, _Server
+from kvcast_bench.peers.servers import KvcastServer, LlamaServer, _ServerProcess
 from kvcast_bench.peers.table import SERVED_SPEECH, SERVED_TEXTS
 from kvcast_bench.peers.wrapper import create
 
@@ -36,7 +36,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), It).serve_forever()
 """
 
 
-class Started(_Server):
+class Started(_ServerProcess):
     """Runs a script."""
 
     script = READY

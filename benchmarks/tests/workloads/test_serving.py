@@ -8,8 +8,8 @@ import pytest
 
 from kit.dimensions import SMALL
 from kvcast.errors import KvcastError, UsageError
-from kvcast_bench.serving import Answer, Served
-from kvcast_bench.turns import Result
+from kvcast_bench.serving import ServerAnswer, ServingTurn
+from kvcast_bench.turns import BackendResult
 from kvcast_bench.workloads.serving import CLIP, GAP, TOKEN, ServedSpeech, ServedTexts
 from tiny_models import TINY
 
@@ -25,23 +25,23 @@ class Fake:
     turns: int = 0
     asked: list[Any] = field(default_factory=list)
 
-    def serve_texts(self, prompts: Any, new: int) -> Served:
+    def serve_texts(self, prompts: Any, new: int) -> ServingTurn:
         self.asked.append(prompts)
         times = [11.0 + 0.5 * token for token in range(4)]
-        answer = Answer(
+        answer = ServerAnswer(
             sent=10, times=times, text="a", tokens=self.tokens, prompt_tokens=13, cached_tokens=8
         )
         answers = [answer for own in prompts for _ in own]
-        return Served(seconds=8.0, processor=0.4, answers=answers)
+        return ServingTurn(seconds=8.0, processor=0.4, answers=answers)
 
-    def serve_clips(self, clips: Any, language: str, beam: int) -> Served:
+    def serve_clips(self, clips: Any, language: str, beam: int) -> ServingTurn:
         self.asked.append([[len(clip) for clip in own] for own in clips])
         answers = [
-            Answer(sent=0, times=[2.0], text=f"clip{round(abs(clip[0]))}")
+            ServerAnswer(sent=0, times=[2.0], text=f"clip{round(abs(clip[0]))}")
             for own in clips
             for clip in own
         ]
-        return Served(seconds=4.0, processor=0.1, answers=answers)
+        return ServingTurn(seconds=4.0, processor=0.1, answers=answers)
 
 
 def test_prompts_share_their_beginning_and_nothing_else():
@@ -67,7 +67,7 @@ def test_throughput_and_waits_of_texts():
     answer = TEXTS.run(Fake(), trial)
     assert answer[TOKEN] == pytest.approx(8.0 / (6 * 4))
     assert answer[GAP] == pytest.approx(0.5)
-    facts = TEXTS.facts(trial, "it", [(trial, {"it": Result([answer, answer])})])
+    facts = TEXTS.facts(trial, "it", [(trial, {"it": BackendResult([answer, answer])})])
     assert facts["tokens_per_second"] == pytest.approx(3.0)
     assert facts["first_p50"] == facts["first_p99"] == 1.0
     assert facts["between_p50"] == facts["between_p99"] == 0.5
@@ -144,7 +144,7 @@ def test_throughput_and_word_error_of_clips():
     workload = speech(sounding(3, 3), references=["clip0 clip1"])
     answer = workload.run(Fake(), TRIAL)
     assert answer[CLIP] == 1.0
-    facts = workload.facts(TRIAL, "it", [(TRIAL, {"it": Result([answer])})])
+    facts = workload.facts(TRIAL, "it", [(TRIAL, {"it": BackendResult([answer])})])
     assert facts["speed"] == pytest.approx(12 / 4)
     assert facts["first_p50"] == 2.0
     assert facts["text"] == "clip0 clip0"  # the second clip begins in the first one's silence

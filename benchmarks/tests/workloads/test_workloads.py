@@ -12,7 +12,7 @@ from kvcast_bench.workload import random_tokens
 from kvcast_bench.workloads import causal
 from kvcast_bench.workloads.causal import Causal
 from kvcast_bench.workloads.seq2seq import Seq2seq
-from kvcast_bench.workloads.speech import Speech
+from kvcast_bench.workloads.speech import SpeechWorkload
 from scripted_backend import Scripted
 from tiny_models import TINY, TINY_T5
 
@@ -21,7 +21,7 @@ SEQ2SEQ = Seq2seq(dimensions=TINY_T5, source=5, target=4, batch=[2], beam=[3])
 
 
 def test_recordings_are_transcribed_with_each_beam():
-    speech = Speech(
+    speech = SpeechWorkload(
         dimensions=SMALL,
         language="de",
         recordings=[np.zeros(7, np.float32), np.zeros(9, np.float32)],
@@ -37,7 +37,7 @@ def test_recordings_are_transcribed_with_each_beam():
 
 def test_a_position_beyond_the_decoder_is_wrong_usage():
     with pytest.raises(UsageError, match="position must be below 32"):
-        Speech(dimensions=SMALL, language="en", recordings=[], audio={}, position=32)
+        SpeechWorkload(dimensions=SMALL, language="en", recordings=[], audio={}, position=32)
 
 
 def test_a_continued_text_answers_with_times_and_tokens():

@@ -70,8 +70,8 @@ def find_speech(audio: AudioSource, listener: Listener, params: VoiceParams) -> 
 
     """
     checked = CheckedAudio(audio)
-    heard = [listener(blocks) for blocks in _in_blocks(checked.blocks())]
-    probabilities_n = np.concatenate([np.zeros(0, np.float32), *heard])
+    probabilities = [listener(blocks) for blocks in _in_blocks(checked.blocks())]
+    probabilities_n = np.concatenate([np.zeros(0, np.float32), *probabilities])
     return Speech(
         parts=speech_parts(probabilities_n, checked.samples, params),
         samples=checked.samples,
@@ -135,10 +135,10 @@ def speech_parts(
     is_cut = BLOCK * (pauses.last - pauses.start) >= SAMPLE_RATE * params.min_silence
     is_long = BLOCK * (pauses.end - pauses.start) > SAMPLE_RATE * _CUTTABLE
     cuts, audible = pauses.where(is_cut), pauses.where(is_cut | is_long)
-    heard = len(probabilities_n)
-    if len(pauses.end) and pauses.end[-1] == heard:  # what ends in a pause is not heard in it
-        heard = int(pauses.start[-1])
-    stretches = _spoken(loud, audible, heard)
+    length = len(probabilities_n)
+    if len(pauses.end) and pauses.end[-1] == length:  # what ends in a pause is not heard in it
+        length = int(pauses.start[-1])
+    stretches = _spoken(loud, audible, length)
     sustained = [(a, b) for a, b in stretches if BLOCK * (b - a) >= SAMPLE_RATE * _SHORTEST]
     pieces = [
         piece

@@ -182,8 +182,8 @@ class ToolCallParser:
 
     def _told(self, *, final: bool) -> list[str | ToolCall]:
         parts: list[str | ToolCall] = []
-        while self._text and (told := self._step(final)) is not None:
-            parts += told
+        while self._text and (step_parts := self._step(final)) is not None:
+            parts += step_parts
         return parts
 
     # A step returns what it has found, and None where it needs more text.
@@ -238,7 +238,7 @@ class ToolCallParser:
     def _no_call(self, length: int) -> list[str | ToolCall]:
         self._json, self._step = None, self._content
         self._may_be_bare = False
-        return [told] if (told := self._taken(length)) else []
+        return [text] if (text := self._taken(length)) else []
 
     def _closing(self, final: bool) -> list[str | ToolCall] | None:
         self._text, closing = self._text.lstrip(), self._form.closing
@@ -258,8 +258,8 @@ class ToolCallParser:
         return []
 
     def _taken(self, length: int) -> str:
-        told, self._text = self._text[:length], self._text[length:]
-        return told
+        text, self._text = self._text[:length], self._text[length:]
+        return text
 
     def _calls(self, head: re.Match[str], written: str) -> list[ToolCall]:
         """Return the calls that a JSON value is; none if it is not one."""
@@ -279,8 +279,8 @@ class ToolCallParser:
                 if isinstance(arguments, str):
                     arguments = json.loads(arguments, parse_constant=_refuse)
                 if isinstance(arguments, dict):
-                    told = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-                    return ToolCall(name=name, arguments=told)
+                    arguments_text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+                    return ToolCall(name=name, arguments=arguments_text)
         raise ValueError("no call")
 
 

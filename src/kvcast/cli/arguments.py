@@ -74,13 +74,13 @@ def keywords(args: argparse.Namespace, params: type[Params]) -> dict[str, Any]:
 
 def _settings(option: Declared) -> dict[str, Any]:
     """Return argparse's settings for an option, besides its spellings."""
-    told = option.help.replace("%", "%%")
+    text = option.help.replace("%", "%%")
     if option.kind is bool and not option.default:
-        return {"action": "store_true", "help": told}
-    told += f" (default: {option.default_in_words.replace('%', '%%')})"
+        return {"action": "store_true", "help": text}
+    text += f" (default: {option.default_in_words.replace('%', '%%')})"
     if option.kind is bool:
-        return {"action": argparse.BooleanOptionalAction, "default": True, "help": told}
-    settings: dict[str, Any] = {"default": option.default, "help": told}
+        return {"action": argparse.BooleanOptionalAction, "default": True, "help": text}
+    settings: dict[str, Any] = {"default": option.default, "help": text}
     if isinstance(option.option.check, Choice):
         return settings | {"choices": tuple(option.option.check.words())}
     settings["metavar"] = option.option.metavar

@@ -30,7 +30,7 @@ from kvcast.whisper.writers import TranscriptDocument
 
 if TYPE_CHECKING:
     from kvcast.cluster.recordings import Opened
-    from kvcast.whisper.folders.run import FolderRun, Result, Summary
+    from kvcast.whisper.folders.run import FileResult, FolderRun, Summary
     from kvcast.whisper.folders.working import FolderTranscript, Outcome, QueuedRecording, Watch
 
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
@@ -48,18 +48,18 @@ def folder_of(args: argparse.Namespace) -> Path | None:
     params = FolderParams(**keywords(args, FolderParams))
     folders = [source for source in args.audio if _is_folder(source)]
     cluster = ClusterParams(**keywords(args, ClusterParams))
-    asked = [name for name in params.changed(FOLDERS) if getattr(params, name)]
-    asked += cluster.changed(CLUSTER)
+    changed = [name for name in params.changed(FOLDERS) if getattr(params, name)]
+    changed += cluster.changed(CLUSTER)
     if folders and len(args.audio) > 1:
         raise UsageError(f"{folders[0]} is a folder: transcribe it in a run of its own")
     if folders and args.output_dir is None:
         raise UsageError(f"{folders[0]} is a folder: add --output-dir for its transcripts")
     if folders:
         return Path(folders[0])
-    if asked and not any(source == "-" or os.path.lexists(source) for source in args.audio):
+    if changed and not any(source == "-" or os.path.lexists(source) for source in args.audio):
         raise InputMissingError(f"{args.audio[0]}: there is no such folder")
-    if asked:
-        raise UsageError(f"--{asked[0]} is for a folder, and {args.audio[0]} is none")
+    if changed:
+        raise UsageError(f"--{changed[0]} is for a folder, and {args.audio[0]} is none")
     return None
 
 
@@ -130,12 +130,12 @@ class _Course:
         self._outputs = outputs
         self._watcher = watcher
         self._work = work
-        self._results: list[Result] = list(work.kept)
+        self._results: list[FileResult] = list(work.kept)
         self._runtime: str | None = None
         self._seconds = 0.0
         self.failures: list[int] = []
 
-    def ended(self, result: "Result") -> None:
+    def ended(self, result: "FileResult") -> None:
         """Take a result; a failure is told at once."""
         self._results.append(result)
         if result.error is not None:
@@ -296,8 +296,8 @@ def _table(summary: "Summary") -> Iterable[str]:
     for file in summary.files:
         if file.reason:
             named = file.path in file.reason
-            told = file.reason if named else f"{file.path}: {file.reason}"
-            yield f"{console.one_line(told)}\n"
+            line = file.reason if named else f"{file.path}: {file.reason}"
+            yield f"{console.one_line(line)}\n"
 
 
 def _clock(seconds: float) -> str:

@@ -133,21 +133,21 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--ray is for many prompts: give them with --prompts")
     _read_grammars(args)
     params = PromptParams(**keywords(args, PromptParams))
-    asked = _prompts(args)
+    lines = _prompts(args)
     if args.output is not None:
         _prepare(args.output, source=args.prompts or args.prompt_file)
     watcher = progress(quiet=args.quiet)
     if cluster.ray is not None:
-        texts = _write_from_cluster(asked, args, watcher)
+        texts = _write_from_cluster(lines, args, watcher)
         return _told(texts, args)
     with watcher.waiting(f"loading {args.model}") as on_phase:
         model, runtime = _load(args, on_phase)
     if in_json:
-        texts = _write_json(_generate(model, asked, args, watcher), runtime, asked, args)
+        texts = _write_json(_generate(model, lines, args, watcher), runtime, lines, args)
     elif params.is_one_text:
-        texts = [_stream(model, asked[0], args)]
+        texts = [_stream(model, lines[0], args)]
     else:
-        texts = _write_texts(model, asked, args, watcher)
+        texts = _write_texts(model, lines, args, watcher)
     return _told(texts, args)
 
 
@@ -187,7 +187,7 @@ def _prompts(args: argparse.Namespace) -> list[PromptLine]:
         lines = [prompts.read_prompt(STANDARD_INPUT)]
     else:
         lines = [prompts.given(args.prompt)]
-    return [prompt.told(args.system) for prompt in lines]
+    return [prompt.with_system(args.system) for prompt in lines]
 
 
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, str]":
@@ -219,10 +219,10 @@ def _stream(
 
 
 def _write_texts(
-    model: "TextGenerator", asked: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
+    model: "TextGenerator", lines: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
 ) -> "list[TextGeneration]":
     """Print the texts of one prompt, under headings if there are several."""
-    (texts,) = _generate(model, asked, args, watcher)
+    (texts,) = _generate(model, lines, args, watcher)
     for number, text in enumerate(texts, start=1):
         heading = f"--- {number} of {len(texts)} ---\n" if args.n > 1 else ""
         console.emit(f"{heading}{text.text}\n")
@@ -232,26 +232,26 @@ def _write_texts(
 def _write_json(
     answers: "Iterator[list[TextGeneration]]",
     runtime: str,
-    asked: Sequence[PromptLine],
+    lines: Sequence[PromptLine],
     args: argparse.Namespace,
 ) -> "list[TextGeneration]":
     """Print one document per prompt as soon as its turn is done, or save them all at the end."""
     written: list[TextGeneration] = []
-    lines: list[str] = []
-    for prompt, texts in zip(asked, answers, strict=True):
+    documents: list[str] = []
+    for prompt, texts in zip(lines, answers, strict=True):
         document = _document(prompt, texts, args, runtime)
         line = json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
         if args.output is None:
             console.emit(line)
-        lines.append(line)
+        documents.append(line)
         written += texts
     if args.output is not None:
-        save(args.output, "".join(lines))
+        save(args.output, "".join(documents))
     return written
 
 
 def _write_from_cluster(
-    asked: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
+    lines: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
 ) -> "list[TextGeneration]":
     """Write documents as `_write_json` does, of texts that the machines of a cluster generate."""
     from kvcast.cluster.connection import connected
@@ -263,20 +263,20 @@ def _write_from_cluster(
         with watcher.waiting(f"connecting to Ray at {args.ray}"):
             held.enter_context(connected(args.ray))
         with watcher.waiting("checking prompts"):
-            runtime, keys = computed(functools.partial(examined, own, asked), cores=cores)
+            runtime, keys = computed(functools.partial(examined, own, lines), cores=cores)
         answers = answered(
             functools.partial(answering, own),
-            asked,
+            lines,
             keys,
             together=args.batch,
             actors=args.actors,
             cores=cores,
         )
-        return _write_json(_watched(answers, len(asked), watcher), runtime, asked, args)
+        return _write_json(_watched(answers, len(lines), watcher), runtime, lines, args)
 
 
 def examined(
-    args: argparse.Namespace, asked: Sequence[PromptLine]
+    args: argparse.Namespace, lines: Sequence[PromptLine]
 ) -> tuple[str, list[tuple[int, bytes]]]:
     """Check all prompts, in a process of a cluster.
 
@@ -284,9 +284,9 @@ def examined(
     tokens. Raises as generating does where a prompt is at fault.
     """
     model, runtime = _load(args, ignore_phase)
-    _begun(model, asked, args)
+    _begun(model, lines, args)
     keys = []
-    for number, call in enumerate(_calls(asked)):
+    for number, call in enumerate(_calls(lines)):
         params = PromptParams(**_options(call[0], args))
         for prompt in call:
             tokens = model.prompt_tokens(prompt.text, params)
@@ -303,10 +303,10 @@ def answering(
 
 
 def _generate(
-    model: "TextGenerator", asked: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
+    model: "TextGenerator", lines: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
 ) -> "Iterator[list[TextGeneration]]":
     """Return the texts of each prompt, in order."""
-    return _watched(_begun(model, asked, args), len(asked), watcher)
+    return _watched(_begun(model, lines, args), len(lines), watcher)
 
 
 def _watched(
@@ -319,7 +319,7 @@ def _watched(
 
 
 def _begun(
-    model: "TextGenerator", asked: Sequence[PromptLine], args: argparse.Namespace
+    model: "TextGenerator", lines: Sequence[PromptLine], args: argparse.Namespace
 ) -> "Iterator[list[TextGeneration]]":
     """Return the texts of each prompt, in order; raises now if a prompt is at fault."""
 
@@ -331,18 +331,18 @@ def _begun(
 
     # A call has one system text. All calls begin, and check their prompts, before any goes on.
     try:
-        return chain.from_iterable([begin(call) for call in _calls(asked)])
+        return chain.from_iterable([begin(call) for call in _calls(lines)])
     except KvcastError as error:
-        raise _placed(error, asked, begin) from None
+        raise _placed(error, lines, begin) from None
 
 
-def _calls(asked: Sequence[PromptLine]) -> list[list[PromptLine]]:
-    return [list(call) for _, call in groupby(asked, key=lambda prompt: prompt.system)]
+def _calls(lines: Sequence[PromptLine]) -> list[list[PromptLine]]:
+    return [list(call) for _, call in groupby(lines, key=lambda prompt: prompt.system)]
 
 
 def _placed(
     error: KvcastError,
-    asked: Sequence[PromptLine],
+    lines: Sequence[PromptLine],
     begin: "Callable[[Sequence[PromptLine]], Iterator[list[TextGeneration]]]",
 ) -> KvcastError:
     """Return the error of the first prompt at fault, with its place.
@@ -350,12 +350,12 @@ def _placed(
     Where no prompt can be served, the options are at fault: the error stays as it is.
     """
     faults: list[KvcastError] = []
-    for prompt in asked:
+    for prompt in lines:
         try:
             begin([prompt])  # nothing is computed until a text is taken
         except KvcastError as fault:
             faults.append(type(fault)(f"{prompt.place}: {fault}"))
-    return faults[0] if 0 < len(faults) < len(asked) else error
+    return faults[0] if 0 < len(faults) < len(lines) else error
 
 
 def _options(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any]:

@@ -282,7 +282,7 @@ def _machine(
             raise UsageError("--no-measure prints no times: drop it, or --bandwidth and --rate")
         return None
     with progress(quiet=args.json).waiting("measuring this machine"):
-        return MachineRates.found(
+        return MachineRates.measure(
             **given,
             threads=args.threads,
             step_bytes=question.step_bytes(model),

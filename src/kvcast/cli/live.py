@@ -283,7 +283,7 @@ def transcribe(
     if not quiet:
         for notice in live.notices:
             console.say(notice, about=shown(STANDARD_INPUT))
-    told = quiet
+    warned = quiet
     sound = SoundStream(sample_rate)
     failure: InputOutputError | None = None
     with screen(as_json=as_json) as place, _stopped_by_interrupt(intake):
@@ -292,8 +292,8 @@ def transcribe(
                 before = live.duration
                 for data, at in pieces:
                     live.take(sound.feed(data), at)
-                if count and not told and live.duration - before > _LATE:
-                    told = True
+                if count and not warned and live.duration - before > _LATE:
+                    warned = True
                     console.say(_BEHIND, about=shown(STANDARD_INPUT))
                 place.show(live.update())
             if live.duration or not intake.was_stopped:  # who stops at once has no empty input

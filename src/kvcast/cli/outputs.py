@@ -44,10 +44,10 @@ class Outputs:
     ) -> Self:
         """Combine the options, and prepare the folder; raises UsageError, InputOutputError."""
         if subtitles.are_chosen and format not in {*writers.SUBTITLES, ALL}:
-            asked = subtitles.changed(SUBTITLES)
-            shape = "shapes" if len(asked) == 1 else "shape"
+            changed = subtitles.changed(SUBTITLES)
+            shape = "shapes" if len(changed) == 1 else "shape"
             raise UsageError(
-                f"{' and '.join(asked)} {shape} subtitles: add --format srt or --format vtt"
+                f"{' and '.join(changed)} {shape} subtitles: add --format srt or --format vtt"
             )
         if output_dir is None:
             alone = _printed_alone(format, json=json, several=len(sources) > 1)

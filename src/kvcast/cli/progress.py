@@ -149,8 +149,8 @@ class DrawnProgress(Progress):
             task = bar.add_task(f"0 of {files} recordings", total=size)
 
             def show(finished: int, done: float) -> None:
-                told = f"{finished} of {files} recordings"
-                bar.update(task, description=told, completed=done)
+                description = f"{finished} of {files} recordings"
+                bar.update(task, description=description, completed=done)
 
             yield Coverage(show)
 

@@ -26,7 +26,7 @@ class PromptLine:
     system: str | None = None
     place: str = ""
 
-    def told(self, system: str | None) -> "PromptLine":
+    def with_system(self, system: str | None) -> "PromptLine":
         """Return it with this system text, unless it has its own."""
         return self if self.system is not None else replace(self, system=system)
 

@@ -28,7 +28,7 @@ KEY_VARIABLE = "KVCAST_API_KEY"
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores. Each model has its folder's or file's name, or
-an --alias. SIGTERM lets requests under way end within --drain seconds; a second one does not.
+an --alias. SIGTERM lets running requests end within --drain seconds; a second one does not.
 
 exit codes:
   0    ended by SIGTERM or Ctrl-C
@@ -166,8 +166,8 @@ def _cache_memory(params: ServeParams, before: Sequence["Engine"]) -> int:
     """Return the bytes that the cache of the next engine may take."""
     from kvcast.engine import share_of_memory
 
-    asked = params.cache_memory
-    return share_of_memory(before) if asked is None else asked << 20
+    megabytes = params.cache_memory
+    return share_of_memory(before) if megabytes is None else megabytes << 20
 
 
 def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[str]]:

@@ -94,12 +94,12 @@ class Gateway:
             await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = ProxiedRequest(
+        request = ProxiedRequest(
             scope={name: scope[name] for name in _HANDED_ON if name in scope},
             body=await _whole(receive),
         )
         begun = asyncio.Event()
-        passing = asyncio.ensure_future(self._pass(asked, send, begun))
+        passing = asyncio.ensure_future(self._pass(request, send, begun))
         leaving = asyncio.ensure_future(gone(receive))
         either = partial(asyncio.wait, {passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -115,13 +115,13 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(passing, leaving, return_exceptions=True)
 
-    async def _pass(self, asked: ProxiedRequest, send: Send, begun: asyncio.Event) -> None:
+    async def _pass(self, request: ProxiedRequest, send: Send, begun: asyncio.Event) -> None:
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(PAUSE * attempt)
             answer = _ProxiedAnswer(send, begun)
             try:
-                async with aclosing(self._ask(asked)) as messages:
+                async with aclosing(self._ask(request)) as messages:
                     async for some in messages:
                         for message in some:
                             await answer.take(message)
@@ -170,8 +170,8 @@ class _ProxiedAnswer:
             return
         if not self._streams:
             raise LostError
-        told = event(_lost().document).encode()
-        await self._send({"type": "http.response.body", "body": told, "more_body": False})
+        last = event(_lost().document).encode()
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def _lost() -> ApiError:
@@ -202,14 +202,14 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def answered(app: ASGIApp, asked: ProxiedRequest) -> AsyncGenerator[list[Message]]:
+async def answered(app: ASGIApp, request: ProxiedRequest) -> AsyncGenerator[list[Message]]:
     """Yield the messages of an application's answer, as many at once as there are.
 
     Closed before the end, it tells the application that the client has left.
     """
     messages: asyncio.Queue[Message] = asyncio.Queue(_AHEAD)
     left = asyncio.Event()
-    bodies = [asked.body]
+    bodies = [request.body]
 
     async def receive() -> Message:
         if bodies:
@@ -217,7 +217,7 @@ async def answered(app: ASGIApp, asked: ProxiedRequest) -> AsyncGenerator[list[M
         await left.wait()
         return {"type": "http.disconnect"}
 
-    working = asyncio.ensure_future(app({**asked.scope, "state": {}}, receive, messages.put))
+    working = asyncio.ensure_future(app({**request.scope, "state": {}}, receive, messages.put))
     try:
         while not (working.done() and messages.empty()):
             some = [messages.get_nowait() for _ in range(messages.qsize())]

@@ -84,10 +84,10 @@ def _whose(named: dict[str, str]) -> str:
     import ray
 
     try:
-        told: str = ray.get(ray.get_actor(**named).whose.remote(), timeout=_PATIENCE)
+        name: str = ray.get(ray.get_actor(**named).whose.remote(), timeout=_PATIENCE)
     except Exception:
         return "another command"
-    return told
+    return name
 
 
 def _client() -> Any:

@@ -35,12 +35,12 @@ def answered(
     """
     jobs = [[(i, prompts[i]) for i in some] for some in packed(keys, together)]
     waiting: dict[int, R] = {}
-    told = 0
+    place = 0
     for answers in mapped(_PromptActor(make), jobs, actors=actors, cores=cores):
         waiting.update(answers)
-        while told in waiting:
-            yield waiting.pop(told)
-            told += 1
+        while place in waiting:
+            yield waiting.pop(place)
+            place += 1
 
 
 def packed(keys: Sequence[tuple[Hashable, Hashable]], together: int) -> list[list[int]]:

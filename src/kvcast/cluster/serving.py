@@ -211,9 +211,9 @@ class Replica:
         self._models: Models = open_models()
         self._app = create(self._models, params)
 
-    async def __call__(self, asked: ProxiedRequest) -> AsyncGenerator[list[Message]]:
+    async def __call__(self, request: ProxiedRequest) -> AsyncGenerator[list[Message]]:
         """Yield the messages of an answer."""
-        async with contextlib.aclosing(answered(self._app, asked)) as messages:
+        async with contextlib.aclosing(answered(self._app, request)) as messages:
             async for some in messages:
                 yield some
 
@@ -237,8 +237,8 @@ def _asking(handle: Any) -> Ask:
         *(DeploymentUnavailableError, ReplicaUnavailableError),
     )
 
-    async def ask(asked: ProxiedRequest) -> AsyncGenerator[list[Message]]:
-        response = handle.remote(asked)
+    async def ask(request: ProxiedRequest) -> AsyncGenerator[list[Message]]:
+        response = handle.remote(request)
         try:
             async for messages in response:
                 yield messages
@@ -273,12 +273,12 @@ def _run(application: Any) -> None:
     try:
         ray_serve.run(application, name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
-        told = [
+        messages = [
             deployment.message
             for deployment in ray_serve.status().applications[APPLICATION].deployments.values()
             if deployment.message
         ]
-        known = re.search(r"^kvcast\.errors\.\w+: (.+)$", "\n".join(told), re.MULTILINE)
+        known = re.search(r"^kvcast\.errors\.\w+: (.+)$", "\n".join(messages), re.MULTILINE)
         raise KvcastError(
             known[1] if known else f"a replica failed to start: {in_one_line(error)}"
         ) from None

@@ -15,7 +15,7 @@ from kvcast.engine.callers import JobCaller
 _THREADS = 2
 """Each takes a processor, and steps go on meanwhile."""
 
-Told: TypeAlias = Callable[[Exception | None], None]
+Report: TypeAlias = Callable[[Exception | None], None]
 
 
 class Openings:
@@ -24,13 +24,13 @@ class Openings:
     def __init__(self, most: int) -> None:
         """Open at most `most` at once."""
         self._most = most
-        self._waiting: deque[tuple[JobCaller, Told]] = deque()
+        self._waiting: deque[tuple[JobCaller, Report]] = deque()
         self._open: set[JobCaller] = set()
         self._turns = threading.Semaphore(_THREADS)
 
-    def add(self, caller: JobCaller, told: Told) -> None:
-        """Open a caller when its turn comes; another thread calls `told`, with an error or None."""
-        self._waiting.append((caller, told))
+    def add(self, caller: JobCaller, report: Report) -> None:
+        """Open a caller in its turn; another thread calls `report`, with an error or None."""
+        self._waiting.append((caller, report))
         self._go_on()
 
     def over(self, caller: object) -> None:
@@ -41,18 +41,18 @@ class Openings:
 
     def _go_on(self) -> None:
         while self._waiting and len(self._open) < self._most:
-            caller, told = self._waiting.popleft()
+            caller, report = self._waiting.popleft()
             self._open.add(caller)
             work = threading.Thread(
-                target=self._work, args=(caller, told), name="kvcast-opening", daemon=True
+                target=self._work, args=(caller, report), name="kvcast-opening", daemon=True
             )
             work.start()
 
-    def _work(self, caller: JobCaller, told: Told) -> None:
+    def _work(self, caller: JobCaller, report: Report) -> None:
         with self._turns:
             try:
                 caller.open()
             except Exception as error:  # it is the caller's
-                told(error)
+                report(error)
             else:
-                told(None)
+                report(None)

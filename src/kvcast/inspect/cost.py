@@ -187,17 +187,17 @@ def _calls(cost: Mapping[str, Any]) -> Iterator[str]:
             (f"all {cost['new']:,}, cached", calls["all"]["cached"]),
             ("recomputed", calls["all"]["recomputed"]),
         ]
-    titles, told = [title for title, _ in columns], [way for _, way in columns]
+    titles, ways = [title for title, _ in columns], [way for _, way in columns]
     lines = [
-        [_NAMES[part], *(prefixed(way["flop"][part]) for way in told)]
+        [_NAMES[part], *(prefixed(way["flop"][part]) for way in ways)]
         for part in PARTS
-        if any(way["flop"][part] for way in told)
+        if any(way["flop"][part] for way in ways)
     ]
-    lines.append(["all FLOP", *(prefixed(way["flop"]["total"]) for way in told)])
+    lines.append(["all FLOP", *(prefixed(way["flop"]["total"]) for way in ways)])
     for kind in ("weights", "cache"):
-        lines.append([f"{kind} read", *(size(way["bytes"][kind]) for way in told)])
+        lines.append([f"{kind} read", *(size(way["bytes"][kind]) for way in ways)])
     if cost["machine"] is not None:
-        lines.append(["least time", *(duration(way["seconds"]) for way in told)])
+        lines.append(["least time", *(duration(way["seconds"]) for way in ways)])
     yield from _table(["FLOP", *titles], lines)
     yield from _summary(cost)
 

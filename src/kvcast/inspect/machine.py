@@ -35,7 +35,7 @@ class MachineRates:
     rate_from: str = GIVEN
 
     @classmethod
-    def found(
+    def measure(
         cls,
         *,
         bandwidth: float | None,

@@ -262,8 +262,8 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
 
 def _ask(*question: str) -> tuple[Any, str]:
     """Return a child process's answer, and its problem in one line, empty if there is none."""
-    told = ask(f"{__name__}:answer", *question, seconds=_SECONDS)
-    return told.result, told.problem
+    answer = ask(f"{__name__}:answer", *question, seconds=_SECONDS)
+    return answer.result, answer.problem
 
 
 def _runtime(name: str) -> Runtime:
@@ -310,8 +310,8 @@ def _part(name: str, modules: Iterable[str], use: str, extra: str) -> OptionalPa
 
 def _library() -> NativeLibrary:
     facts, problem = _ask("library")
-    told = {"origin": "none", "problem": problem} | (facts or {})
-    return NativeLibrary(**told, threads=available_cores())
+    details = {"origin": "none", "problem": problem} | (facts or {})
+    return NativeLibrary(**details, threads=available_cores())
 
 
 def _cuda() -> Cuda:

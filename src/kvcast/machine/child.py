@@ -44,8 +44,8 @@ def ask(function: str, *words: str, seconds: float) -> Answer:
     The child is killed after `seconds`.
     """
     # Import the same modules as here, and none that happens to lie in the working folder.
-    asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = json.dumps([part for part in (*asked, *sys.path) if part])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = json.dumps([part for part in (*given, *sys.path) if part])
     try:
         done = subprocess.run(  # noqa: S603 - this package
             [sys.executable, "-P", "-W", "ignore", "-c", _START, path, function, *words],
@@ -62,14 +62,14 @@ def ask(function: str, *words: str, seconds: float) -> Answer:
     except (OSError, TypeError) as error:  # a program that embeds Python may have no interpreter
         reason = getattr(error, "strerror", None) or error
         return Answer(problem=f"cannot start {sys.executable}: {reason}")
-    told = done.stdout.splitlines()
+    lines = done.stdout.splitlines()
     with contextlib.suppress(ValueError, IndexError, AttributeError):
-        answer = json.loads(told[-1])
+        answer = json.loads(lines[-1])
         return Answer(
             result=answer.get("result"), problem=" ".join(answer.get("problem", "").split())
         )
     ending = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
-    return Answer(problem=f"its process ended with {ending}", ended=told[:1] == [_READY])
+    return Answer(problem=f"its process ended with {ending}", ended=lines[:1] == [_READY])
 
 
 def reply(function: str, *words: str) -> None:
@@ -80,13 +80,13 @@ def reply(function: str, *words: str) -> None:
     print(_READY, file=answers, flush=True)
     module, _, name = function.partition(":")
     try:
-        told = {"result": getattr(import_module(module), name)(*words)}
+        answer = {"result": getattr(import_module(module), name)(*words)}
     except KvcastError as error:
-        told = {"problem": str(error)}
+        answer = {"problem": str(error)}
     except ModuleNotFoundError as error:
-        told = {"problem": f"{error.name} is not installed"}
+        answer = {"problem": f"{error.name} is not installed"}
     except Exception as error:  # whatever a broken package raises
-        told = {"problem": f"{type(error).__name__}: {error}"}
-    print("\n" + json.dumps(told), file=answers, flush=True)
+        answer = {"problem": f"{type(error).__name__}: {error}"}
+    print("\n" + json.dumps(answer), file=answers, flush=True)
     # Skip the interpreter's shutdown, where a broken package may fail once more.
     os._exit(0)

@@ -34,7 +34,7 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
 
     @abstractmethod
     def read(
-        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: TokenProbabilityQuery | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, scored: TokenProbabilityQuery | None
     ) -> tuple[Float32, Float32]:
         """Run the program as `decode` does, on one row.
 
@@ -48,12 +48,12 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
         tokens_s: Int64,
         cache: CacheHandle,
         row: int,
-        asked: TokenProbabilityQuery | None = None,
+        scored: TokenProbabilityQuery | None = None,
     ) -> Alignment:
         if not self.alignment_heads:
             raise ValueError("the model has no alignment heads")
         cache.append([row], [tokens_s])  # refuses what does not fit
-        probabilities_p, queries_sx = self.read(tokens_s, cache, row, asked)
+        probabilities_p, queries_sx = self.read(tokens_s, cache, row, scored)
         return Alignment(self.scores(queries_sx, cache, row), probabilities_p)
 
     @abstractmethod
@@ -76,11 +76,11 @@ class NumpyAligningRuntime(AligningRuntime):
 
     @override
     def read(
-        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: TokenProbabilityQuery | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, scored: TokenProbabilityQuery | None
     ) -> tuple[Float32, Float32]:
-        positions = [-1] if asked is None else asked.positions
+        positions = [-1] if scored is None else scored.positions
         logits_pv, queries_sx = self.query(tokens_s, cache, row, positions)
-        probabilities_p = _NONE if asked is None else _probabilities(logits_pv, asked)
+        probabilities_p = _NONE if scored is None else _probabilities(logits_pv, scored)
         return probabilities_p, queries_sx
 
     @abstractmethod
@@ -112,12 +112,12 @@ class NumpyAligningRuntime(AligningRuntime):
         return dtw(weights_nt)
 
 
-def _probabilities(logits_pv: Float32, asked: TokenProbabilityQuery) -> Float32:
+def _probabilities(logits_pv: Float32, scored: TokenProbabilityQuery) -> Float32:
     """Return the softmax of the logits, which are overwritten, at the tokens asked for, [p]."""
-    logits_pv += asked.among_v
+    logits_pv += scored.among_v
     logits_pv -= logits_pv.max(axis=1, keepdims=True)
     np.exp(logits_pv, out=logits_pv)
-    chosen_p = logits_pv[np.arange(len(logits_pv)), asked.tokens_p]
+    chosen_p = logits_pv[np.arange(len(logits_pv)), scored.tokens_p]
     probabilities_p: Float32 = chosen_p / logits_pv.sum(axis=1)
     return probabilities_p
 

@@ -171,7 +171,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         """
 
     def align(
-        self, tokens_s: Int64, cache: CacheT, row: int, asked: TokenProbabilityQuery | None = None
+        self, tokens_s: Int64, cache: CacheT, row: int, scored: TokenProbabilityQuery | None = None
     ) -> Alignment:
         """Return how tokens after what a row holds attend to its input: Whisper's alone.
 
@@ -181,7 +181,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
             tokens_s: [s], s >= 1.
             cache: in which `row` reads an input.
             row: which.
-            asked: one token or more whose probabilities are wanted; None if none are.
+            scored: one token or more whose probabilities are wanted; None if none are.
 
         Raises:
             ValueError: the model has no alignment heads.

@@ -61,8 +61,8 @@ _TYPES = {
 """The system's own table may have others, and browsers insist on these."""
 _FORM = Form(media_type="multipart/form-data")
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": told}
-    for status, told in {
+    status: {"description": description}
+    for status, description in {
         400: "The request is wrong; `param` says where.",
         401: "The API key is missing or wrong.",
         404: "There is no such model.",
@@ -120,10 +120,10 @@ def _add_errors(app: FastAPI) -> None:
         cause = error.__cause__
         if isinstance(error, GoneError) or isinstance(cause, GoneError):
             return Response(status_code=499)
-        told = _told(error, cause)
-        request.state.error = told.code or told.kind
+        answer = _told(error, cause)
+        request.state.error = answer.code or answer.kind
         headers = getattr(error, "headers", None) or {}  # of a 405, what is allowed
-        return JSONResponse(told.document, told.status, {**headers, **told.headers})
+        return JSONResponse(answer.document, answer.status, {**headers, **answer.headers})
 
     known = (ApiError, GoneError, HTTPException, RequestValidationError, KvcastError)
     for kind in (*known, CancelledError, Exception):

@@ -49,13 +49,13 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
     answer = _ChatAnswer(served, body, tools)
     if body.stream:
 
-        def told(delta: TextDelta) -> list[str]:
-            return [text for copy in copies.deltas(delta) for text in answer.told(copy)]
+        def events(delta: TextDelta) -> list[str]:
+            return [text for copy in copies.deltas(delta) for text in answer.events(copy)]
 
         def ended(result: Any, cached: int) -> list[str]:
             return answer.ended(copies.texts(state.wrote(request, result)), cached)
 
-        return await streamed(state.calls, request, job, told, ended)
+        return await streamed(state.calls, request, job, events, ended)
     texts = copies.texts(state.wrote(request, await state.calls.result(request, job)))
     return JSONResponse(answer.whole(texts, job.cached_tokens))
 
@@ -67,15 +67,15 @@ def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     elif body.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
-    held = shape(body)
-    if tools.form is not None and held:
+    shaped = shape(body)
+    if tools.form is not None and shaped:
         raise ApiError(
             400,
             "a text is a call of a tool or of a format, not both: leave out response_format, or "
             'give tool_choice "none"',
             param="response_format",
         )
-    return options | held | ({} if tools.grammar is None else {"grammar": tools.grammar})
+    return options | shaped | ({} if tools.grammar is None else {"grammar": tools.grammar})
 
 
 @dataclass
@@ -97,7 +97,7 @@ class _ChatAnswer:
             "usage": usage(texts, cached),
         }
 
-    def told(self, delta: TextDelta) -> list[str]:
+    def events(self, delta: TextDelta) -> list[str]:
         """Return the events for a step's delta."""
         reader = self.readers.get(delta.index)
         begun = reader is not None

@@ -56,13 +56,13 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
             raise ApiError(400, "a stream is of one prompt", param="prompt")
         job = await begin(prompts[0])
 
-        def told(delta: TextDelta) -> list[str]:
-            return [text for copy in copies.deltas(delta) for text in answer.told(copy)]
+        def events(delta: TextDelta) -> list[str]:
+            return [text for copy in copies.deltas(delta) for text in answer.events(copy)]
 
         def ended(result: Any, cached: int) -> list[str]:
             return answer.ended(copies.texts(state.wrote(request, result)), cached)
 
-        return await streamed(state.calls, request, job, told, ended)
+        return await streamed(state.calls, request, job, events, ended)
     jobs = await state.calls.all_begun([partial(begin, prompt) for prompt in prompts])
     results = await state.calls.results(request, jobs)
     texts = [copies.texts(state.wrote(request, result)) for result in results]
@@ -108,7 +108,7 @@ class _CompletionAnswer:
         numbered = [{"index": index, **choice} for index, choice in enumerate(choices)]
         return self._head | {"choices": numbered, "usage": total}
 
-    def told(self, delta: TextDelta) -> list[str]:
+    def events(self, delta: TextDelta) -> list[str]:
         """Return the events for a step's delta."""
         if not (delta.text or delta.finish_reason or self._body.logprobs is not None):
             return []

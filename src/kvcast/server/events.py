@@ -46,7 +46,7 @@ async def streamed(
     calls: Calls,
     request: Request,
     job: Job[Any, Any],
-    told: Callable[[Any], Sequence[str]],
+    of_item: Callable[[Any], Sequence[str]],
     end: Callable[[Any, int], Sequence[str]],
 ) -> Events:
     """Return the answer that tells of a job's items, once there is news of it.
@@ -55,7 +55,7 @@ async def streamed(
         calls: hands requests to engines.
         request: whose body was read.
         job: just begun.
-        told: the events of an item.
+        of_item: the events of an item.
         end: the events of the result, and of how many of its prompt's tokens were found.
 
     Raises the job's errors before its first item, and GoneError.
@@ -68,7 +68,7 @@ async def streamed(
         try:
             while items:
                 for item in items:
-                    for text in told(item):
+                    for text in of_item(item):
                         yield text
                 # Nothing above waits while items are there: others have their turn here.
                 await asyncio.sleep(0)

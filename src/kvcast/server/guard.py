@@ -99,7 +99,7 @@ class Guard:
                 raise  # too late for another answer
             await self._refuse(error, scope, receive, sending)
         finally:
-            self._told(scope, under)
+            self._length(scope, under)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let in a WebSocket, or answer that it is refused."""
@@ -119,7 +119,7 @@ class Guard:
         else:
             await self._app(scope, receive, sending)
         finally:
-            self._told(scope, under)
+            self._length(scope, under)
 
     def _check_socket(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -149,11 +149,13 @@ class Guard:
         return (limits.max_upload if scope["path"] in UPLOADS else limits.max_body) << 20
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-        told = api_error(error)
-        scope["state"]["error"] = told.code or told.kind
-        await JSONResponse(told.document, told.status, dict(told.headers))(scope, receive, send)
+        failure = api_error(error)
+        scope["state"]["error"] = failure.code or failure.kind
+        await JSONResponse(failure.document, failure.status, dict(failure.headers))(
+            scope, receive, send
+        )
 
-    def _told(self, scope: Scope, under: _Under) -> None:
+    def _length(self, scope: Scope, under: _Under) -> None:
         status, kind = under.status or 499, scope["state"].get("error")
         route = getattr(scope.get("route"), "path", None)
         method = scope.get("method", "WS")
@@ -242,12 +244,14 @@ class _Body:
         self._began = time.monotonic()
         self._state = scope["state"]
         self._size = 0
-        self._told = int(told) if (told := headers.get("content-length", "0")).isdecimal() else 0
-        self.whole = not self._told and "transfer-encoding" not in headers
+        self._declared = (
+            int(declared) if (declared := headers.get("content-length", "0")).isdecimal() else 0
+        )
+        self.whole = not self._declared and "transfer-encoding" not in headers
 
     def check_length(self) -> None:
         """Raise ApiError for a length that is told beforehand and too large."""
-        if self._told > self._most:
+        if self._declared > self._most:
             raise self._too_large()
 
     async def receive(self) -> Message:

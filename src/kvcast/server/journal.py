@@ -48,8 +48,8 @@ class RequestLog:
             "error": kind,
             "content": scope["state"].get("content"),
         }
-        told = {name: value for name, value in fields.items() if value is not None}
-        _LOG.info("request", extra={"fields": told})
+        known = {name: value for name, value in fields.items() if value is not None}
+        _LOG.info("request", extra={"fields": known})
 
 
 class LogFormatter(logging.Formatter):

@@ -56,10 +56,10 @@ class _Engines(Collector):
         for served in self._models:
             names.setdefault(served.engine, served.name)
         statuses = [(name, engine.status()) for engine, name in names.items()]
-        for name, (told, value) in _GAUGES.items():
-            yield _filled(GaugeMetricFamily(name, told, labels=["model_name"]), statuses, value)
-        for name, (told, value) in _COUNTERS.items():
-            yield _filled(CounterMetricFamily(name, told, labels=["model_name"]), statuses, value)
+        for name, (text, value) in _GAUGES.items():
+            yield _filled(GaugeMetricFamily(name, text, labels=["model_name"]), statuses, value)
+        for name, (text, value) in _COUNTERS.items():
+            yield _filled(CounterMetricFamily(name, text, labels=["model_name"]), statuses, value)
         ended = CounterMetricFamily(
             "vllm:request_success",
             "Requests that are over, by how they ended.",
@@ -84,8 +84,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_Engines(models))
 
-        def histogram(name: str, told: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, told, ["model_name"], buckets=buckets, registry=self.registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
 
         self._first = histogram(
             "vllm:time_to_first_token_seconds", "Until a text's first token.", _FIRST

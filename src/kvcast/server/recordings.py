@@ -70,7 +70,7 @@ class Recordings:
         """Take note of samples in memory; raises ApiError if there are too many."""
         with self._lock:
             if samples > self._room:
-                raise busy("too many recordings are under way: try again later")
+                raise busy("too many recordings are waiting: try again later")
             self._room -= samples
 
 

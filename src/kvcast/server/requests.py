@@ -147,8 +147,8 @@ class Sampled(Body):
 
     def sampling(self) -> dict[str, Any]:
         """Return the keywords of `generate` that were given."""
-        asked = ((name, getattr(self, name)) for name in Sampled.model_fields.keys() & _OPTIONS)
-        given = {name: value for name, value in asked if value is not None}
+        values = ((name, getattr(self, name)) for name in Sampled.model_fields.keys() & _OPTIONS)
+        given = {name: value for name, value in values if value is not None}
         return given | ({} if self.seed is None else {"seed": self.seed % 2**31})
 
 

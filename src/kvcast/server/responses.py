@@ -59,7 +59,7 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
         def ended(result: Any, cached: int) -> list[str]:
             return answer.ended(state.wrote(request, result), cached)
 
-        return await streamed(state.calls, request, job, answer.told, ended)
+        return await streamed(state.calls, request, job, answer.events, ended)
     [text] = state.wrote(request, await state.calls.result(request, job))
     return JSONResponse(answer.whole(text, job.cached_tokens))
 
@@ -70,8 +70,8 @@ def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, 
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if tools.grammar is not None:
         options["grammar"] = tools.grammar
-    asked = body.text.format if body.text is not None else None
-    shape = {} if asked is None else structure(asked.type, asked.schema_, param="text")
+    form = body.text.format if body.text is not None else None
+    shape = {} if form is None else structure(form.type, form.schema_, param="text")
     if tools.form is not None and shape:
         raise ApiError(400, "a text is a call of a tool or of a format, not both", param="text")
     return options | shape
@@ -159,7 +159,7 @@ class _ResponseAnswer:
         self._items += map(_call_item, calls)
         return self._finished(text, cached)
 
-    def told(self, delta: TextDelta) -> list[str]:
+    def events(self, delta: TextDelta) -> list[str]:
         """Return the events for a step's delta."""
         return list(self._told(delta))
 

@@ -26,7 +26,7 @@ _TELLING = 5
 """Seconds after the drain in which clients are told that their requests were ended."""
 
 
-class _Server(uvicorn.Server):
+class _DrainingServer(uvicorn.Server):
     """Ends as asked by signals: the first waits for requests, the second does not."""
 
     def __init__(
@@ -136,7 +136,7 @@ def run(
             threading.Thread(target=engine.close, daemon=True).start()
 
     config = configuration(create(models, params, draining), params)
-    server = _Server(config, started, drain)
+    server = _DrainingServer(config, started, drain)
     try:
         _listen(listening, params, config.backlog)
         server.run(sockets=[listening])

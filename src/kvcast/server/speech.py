@@ -77,7 +77,7 @@ async def speech(
             state.journal.content(request, answer=_text(transcript.segments))
             return answer.ended(transcript)
 
-        return await streamed(state.calls, request, job, answer.told, ended)
+        return await streamed(state.calls, request, job, answer.events, ended)
     transcript = await state.calls.result(request, job)
     state.journal.content(request, answer=_text(transcript.segments))
     return answer.whole(transcript)
@@ -86,8 +86,8 @@ async def speech(
 def _options(form: SpeechForm, task: str) -> tuple[dict[str, Any], bool]:
     """Return the keywords of `transcribe`, and whether words are asked for."""
     detailed = form.response_format == "verbose_json"
-    asked = form.timestamp_granularities if isinstance(form, TranscriptionForm) else []
-    if asked and not detailed:
+    granularities = form.timestamp_granularities if isinstance(form, TranscriptionForm) else []
+    if granularities and not detailed:
         raise ApiError(
             400,
             "timestamp_granularities needs the response_format verbose_json",
@@ -108,7 +108,7 @@ def _options(form: SpeechForm, task: str) -> tuple[dict[str, Any], bool]:
         options["beam"] = form.beam
     if form.vad:
         options["vad"] = True
-    words = "word" in asked
+    words = "word" in granularities
     return options | ({"word_timestamps": True} if words else {}), words
 
 
@@ -134,7 +134,7 @@ class _TranscriptAnswer:
                 return JSONResponse(self._verbose(transcript))
         return JSONResponse({"text": _text(transcript.segments), "usage": _usage(transcript)})
 
-    def told(self, segment: Segment) -> list[str]:
+    def events(self, segment: Segment) -> list[str]:
         """Return the events of a segment."""
         text = segment.text if self._begun else segment.text.lstrip()
         self._begun = self._begun or bool(text)

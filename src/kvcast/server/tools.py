@@ -98,10 +98,10 @@ def _called(
                 "tool_choice must be auto, none, required or a function",
                 param="tool_choice",
             )
-    found = [tool for known, tool in named if known == name]
-    if not found:
+    chosen = [tool for known, tool in named if known == name]
+    if not chosen:
         raise ApiError(400, f"tool_choice names {name!r}, no tool of these", param="tool_choice")
-    return found
+    return chosen
 
 
 def _name(tool: Mapping[str, Any]) -> str:
@@ -150,11 +150,11 @@ class Reader:
         """Take a piece; return content and calls that are certain now."""
         if self._parser is None:
             return piece, []
-        found = self._parser.push(piece)
+        parts = self._parser.push(piece)
         if last:
-            found += self._parser.finish()
-        content = "".join(part for part in found if isinstance(part, str))
-        fresh = [self._called(part) for part in found if isinstance(part, ToolCall)]
+            parts += self._parser.finish()
+        content = "".join(part for part in parts if isinstance(part, str))
+        fresh = [self._called(part) for part in parts if isinstance(part, ToolCall)]
         if not self.tools.parallel:
             fresh = fresh[: 1 - len(self.calls)]
         self.calls += fresh

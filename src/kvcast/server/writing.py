@@ -59,9 +59,9 @@ def copied(options: dict[str, Any]) -> tuple[dict[str, Any], Copies]:
 def shape(body: Shaped) -> dict[str, Any]:
     """Return the keywords that hold a text to the format of the request."""
     shaped: dict[str, Any] = {} if body.regex is None else {"regex": body.regex}
-    if (asked := body.response_format) is not None:
-        schema = None if asked.json_schema is None else asked.json_schema.schema_
-        shaped |= structure(asked.type, schema, param="response_format")
+    if (form := body.response_format) is not None:
+        schema = None if form.json_schema is None else form.json_schema.schema_
+        shaped |= structure(form.type, schema, param="response_format")
     return shaped
 
 

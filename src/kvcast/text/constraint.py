@@ -192,8 +192,8 @@ def matcher(library: "LLTokenizer", grammar: Grammar, spaces: int = 0) -> "LLMat
 def refused(grammar: Grammar, problem: str) -> UsageError:
     """Return the error for a grammar that cannot be used, from the library's message."""
     lines = problem.replace("<non-verbose/>", "").splitlines() or [problem]
-    told = [line.strip().removeprefix("error: ") for line in lines if "error: " in line]
-    return UsageError(f"{grammar.kind} cannot be used: {in_one_line((told or lines)[0])}")
+    problems = [line.strip().removeprefix("error: ") for line in lines if "error: " in line]
+    return UsageError(f"{grammar.kind} cannot be used: {in_one_line((problems or lines)[0])}")
 
 
 def _limits() -> "LLParserLimits":

@@ -57,20 +57,20 @@ def detect(
 
     """
     totals: Counter[str] = Counter()
-    weight, heard = 0, 0
-    for heard in range(1, params.language_detection_segments + 1):
-        seek = (heard - 1) * WINDOW_FRAMES
+    weight, windows = 0, 0
+    for windows in range(1, params.language_detection_segments + 1):
+        seek = (windows - 1) * WINDOW_FRAMES
         frames = max(min(WINDOW_FRAMES, recording.content_frames - seek), 1)  # also of no speech
         features_mt = recording.window(seek) if seek else recording.first_window()
         probabilities = yield from requests.languages(Features(features_mt))
         if max(probabilities.values()) > params.language_detection_threshold:
-            return _ranked(probabilities, heard, recording.notices)
+            return _ranked(probabilities, windows, recording.notices)
         totals.update({code: frames * value for code, value in probabilities.items()})
         weight += frames
         if seek + WINDOW_FRAMES >= recording.content_frames:
             break
     mean = {code: total / weight for code, total in totals.items()}
-    return _ranked(mean, heard, recording.notices)
+    return _ranked(mean, windows, recording.notices)
 
 
 def _ranked(

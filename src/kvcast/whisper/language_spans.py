@@ -93,7 +93,7 @@ class LanguageSpans:
         self._sound = sound
         self._begin, self._end = clip  # of what is not in a span yet
         self._detect = detect
-        self._heard: _Piece | None = None  # the last piece
+        self._last: _Piece | None = None  # the last piece
         self._seek = self._begin  # its end
         self._undecided: _Piece | None = None
         self._decided: LanguageSpan | None = None  # whose end may be corrected
@@ -134,9 +134,11 @@ class LanguageSpans:
         pause = start + max(pauses, default=(0, cut - start))[1]
         if abs(pause - cut) < _LEAST:
             return cut
-        heard = yield from self._detect(self._sound.window(min(pause, cut), max(pause, cut)))
+        probabilities = yield from self._detect(
+            self._sound.window(min(pause, cut), max(pause, cut))
+        )
         expected, other = (before, after) if pause > cut else (after, before)
-        return pause if heard[expected.language] > heard[other.language] else cut
+        return pause if probabilities[expected.language] > probabilities[other.language] else cut
 
     def _next_decided(self) -> Policy[LanguageSpan | None]:
         """Hear the next piece and decide on its language; a doubtful one has a neighbour's.
@@ -156,7 +158,7 @@ class LanguageSpans:
         """Hear a piece: a long one only where it surely is in the language before."""
         if self._seek >= self._end:
             return None
-        before = self._heard
+        before = self._last
         window_mt = self._sound.window(self._seek, self._end)
         left = self._end - self._seek
         short = piece_frames(window_mt, left, _SHORT)
@@ -169,13 +171,13 @@ class LanguageSpans:
                 piece = None
         if piece is None:
             piece = yield from self._piece(window_mt, short)
-        self._heard, self._seek = piece, piece.end
+        self._last, self._seek = piece, piece.end
         return piece
 
     def _piece(self, window_mt: NDArray[np.float32], frames: int) -> Policy[_Piece]:
-        heard_mt = window_mt.copy()
-        heard_mt[:, frames:] = 0
-        probabilities = yield from self._detect(heard_mt)
+        piece_mt = window_mt.copy()
+        piece_mt[:, frames:] = 0
+        probabilities = yield from self._detect(piece_mt)
         return _Piece(self._seek + frames, probabilities)
 
 

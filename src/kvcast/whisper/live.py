@@ -186,7 +186,7 @@ class LiveTranscription:
                 self._is_speech = True
             elif change is Change.END:
                 updates += self._end(self._window.end - self._endpoints.pause)
-        if self._is_speech and self._window.end - self._window.heard_to >= self._step:
+        if self._is_speech and self._window.end - self._window.decoded_to >= self._step:
             updates += self._updates(self._window.listen())
         return updates
 

@@ -325,8 +325,8 @@ class WhisperModel:
         """Return how to decode a window first, and after each rejection."""
         spoken = params.language
         language = None if spoken is None else self.tokenizer.language_code(spoken)
-        asked = params.values(WindowParams)
-        cold = DecodingOptions(**asked | {"language": language, "temperature": 0.0, "best_of": 1})
+        options = params.values(WindowParams)
+        cold = DecodingOptions(**options | {"language": language, "temperature": 0.0, "best_of": 1})
         cold.check(self.tokenizer, self.dimensions.target_positions)
         if params.multilingual and not self.is_multilingual:
             raise UsageError("this model knows English only: leave out multilingual")

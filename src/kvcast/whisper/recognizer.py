@@ -27,7 +27,7 @@ from kvcast.whisper.windows import WindowRequests
 from kvcast.whisper.word_split import TokenWord, split_words
 
 
-class _Heard(NamedTuple):
+class _WindowInput(NamedTuple):
     """The decoder's input, and how many of its frames are sound."""
 
     features: Features
@@ -62,7 +62,7 @@ class WhisperRecognizer(Recognizer):
         self._n_mels = n_mels
         self._attempts = attempts
         self._params = params
-        self._heard = 0
+        self._windows = 0
         self._language = attempts[0].language or "en"
         self._detects = attempts[0].language is None and self._tokenizer.is_multilingual
 
@@ -81,15 +81,15 @@ class WhisperRecognizer(Recognizer):
         self._detects = False
 
     @override
-    def listen(self, samples: NDArray[np.float32]) -> _Heard:
-        self._heard += 1
+    def listen(self, samples: NDArray[np.float32]) -> _WindowInput:
+        self._windows += 1
         features = Features(window_features(samples, self._n_mels))
-        return _Heard(features, len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE)
+        return _WindowInput(features, len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE)
 
     @override
     def decode(
         self,
-        heard: _Heard,
+        window: _WindowInput,
         *,
         prompt: Sequence[int],
         written: Sequence[Unit],
@@ -100,11 +100,11 @@ class WhisperRecognizer(Recognizer):
         for options in self._attempts if thoroughly else self._attempts[:1]:
             result: DecodingResult = self._answer(
                 self._requests.decode(
-                    heard.features,
+                    window.features,
                     replace(options, language=language),
                     prompt=tuple(prompt),
                     written=tuple(token for unit in written for token in unit.spelled(begin)),
-                    stream=self._heard,
+                    stream=self._windows,
                 )
             )
             self._language = language = result.language
@@ -119,18 +119,18 @@ class WhisperRecognizer(Recognizer):
         )
 
     @override
-    def places(self, heard: _Heard, units: Sequence[Unit]) -> list[Place]:
+    def places(self, window: _WindowInput, units: Sequence[Unit]) -> list[Place]:
         text = [token for unit in units for token in unit.tokens]
         ends = list(accumulate(len(unit.tokens) for unit in units))
         if not text:
             return [Place(0, 1.0) for _ in units]
         times: TokenTimes = self._answer(
             self._requests.align(
-                heard.features,
+                window.features,
                 text,
                 language=self._language,
                 task=self._params.task,
-                frames=heard.frames,
+                frames=window.frames,
             )
         )
         return [

@@ -80,14 +80,14 @@ class Recognizer(Protocol):
         """Return the decoder's input for up to 30 s of sound."""
 
     def decode(
-        self, heard: Any, *, prompt: Sequence[int], written: Sequence[Unit], thoroughly: bool
+        self, window: Any, *, prompt: Sequence[int], written: Sequence[Unit], thoroughly: bool
     ) -> Hypothesis:
         """Write the text that begins with these units.
 
         `thoroughly` tries again if the text looks like a failure.
         """
 
-    def places(self, heard: Any, units: Sequence[Unit]) -> Sequence[Place]:
+    def places(self, window: Any, units: Sequence[Unit]) -> Sequence[Place]:
         """Return the place of each of these units, which are in order."""
 
 
@@ -116,7 +116,7 @@ class StreamingWindow:
 
     Attributes:
         start: of the window, in samples from the beginning of all sound.
-        heard_to: sample up to which the last hypothesis heard.
+        decoded_to: sample up to which the last hypothesis heard.
 
     """
 
@@ -133,7 +133,7 @@ class StreamingWindow:
                 two at least.
 
         """
-        self.start = self.heard_to = 0
+        self.start = self.decoded_to = 0
         self._recognizer = recognizer
         self._prompt = list(prompt)
         self._conditions = conditions
@@ -174,7 +174,7 @@ class StreamingWindow:
     def keep_last(self, samples: int) -> None:
         """Drop the sound before these samples; there are no unsettled words."""
         self._drop(max(0, self._length - samples))
-        self.heard_to = max(self.heard_to, self.start)
+        self.decoded_to = max(self.decoded_to, self.start)
 
     def skip(self, samples: NDArray[np.float32], kept: int) -> None:
         """Skip sound without speech, and keep the last samples of it."""
@@ -212,7 +212,7 @@ class StreamingWindow:
         conditions_next = True
         while True:
             units: Sequence[Unit] = self._supposed
-            if not self._proven or self.heard_to < min(speech_end + _AFTER, self.end):
+            if not self._proven or self.decoded_to < min(speech_end + _AFTER, self.end):
                 hypothesis = self._hypothesis(thoroughly=True)
                 units, conditions_next = hypothesis.units, hypothesis.conditions_next
             said_to = self._said_to
@@ -280,14 +280,14 @@ class StreamingWindow:
 
     def _hypothesis(self, *, thoroughly: bool) -> Hypothesis:
         """Decode the whole window, and return the words after the settled ones."""
-        heard = self._recognizer.listen(self._sound[: self._length])
-        self.heard_to = self.end
-        hypothesis = self._decode(heard, written=(), thoroughly=thoroughly)
+        window = self._recognizer.listen(self._sound[: self._length])
+        self.decoded_to = self.end
+        hypothesis = self._decode(window, written=(), thoroughly=thoroughly)
         if thoroughly or not hypothesis.doubtful:
             count = continued(self._settled, hypothesis.units)
             if count is None or (thoroughly and self._adds_nothing(hypothesis.units[count:])):
                 # It says something else, or may have stopped before the settled words were over.
-                hypothesis = self._decode(heard, written=self._settled, thoroughly=thoroughly)
+                hypothesis = self._decode(window, written=self._settled, thoroughly=thoroughly)
             else:
                 hypothesis = replace(hypothesis, units=hypothesis.units[count:])
         self._proven = thoroughly or not hypothesis.doubtful
@@ -297,15 +297,15 @@ class StreamingWindow:
         """Tell whether no word follows the settled ones, of which there are some."""
         return bool(self._settled) and not any(unit.tokens for unit in units)
 
-    def _decode(self, heard: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
+    def _decode(self, window: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
         """Return the text that follows the written units, with places where it is of use."""
         hypothesis = self._recognizer.decode(
-            heard, prompt=self._prompt, written=written, thoroughly=thoroughly
+            window, prompt=self._prompt, written=written, thoroughly=thoroughly
         )
         is_failure = hypothesis.doubtful and not thoroughly  # nothing of it settles
         if is_failure or not any(unit.tokens for unit in hypothesis.units):
             return hypothesis
-        places = self._recognizer.places(heard, [*written, *hypothesis.units])[len(written) :]
+        places = self._recognizer.places(window, [*written, *hypothesis.units])[len(written) :]
         placed = zip(hypothesis.units, places, strict=True)
         return replace(hypothesis, units=[replace(unit, place=place) for unit, place in placed])
 

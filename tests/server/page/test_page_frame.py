@@ -174,7 +174,7 @@ def test_the_engine_is_asked_only_while_it_is_shown(page: Any):
     button.click()
     assert not engine(page).is_visible()
     assert button.get_attribute("aria-expanded") == "false"
-    page.wait_for_timeout(300)  # for an answer under way
+    page.wait_for_timeout(300)  # for a running answer
     asked.clear()
     page.wait_for_timeout(1500)
     assert asked == []

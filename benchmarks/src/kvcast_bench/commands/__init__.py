@@ -15,7 +15,7 @@ from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading.components import dimensions_of
 from kvcast_bench.backend import Backend
-from kvcast_bench.models import Model
+from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.table import CAUSAL, SEQ2SEQ, SERVED_SPEECH, SERVED_TEXTS, SPEECH
 from kvcast_bench.recording import read_recordings
 from kvcast_bench.render import render
@@ -119,7 +119,7 @@ def _own_options(args: argparse.Namespace, workload: Any, kinds: Kinds) -> dict[
     return own | given
 
 
-def peers(args: argparse.Namespace, workload: Workload, model: Model) -> list[Backend]:
+def peers(args: argparse.Namespace, workload: Workload, model: BenchModel) -> list[Backend]:
     """Return the peers that are asked for; raises UsageError for those of another workload."""
     here = _PEERS[workload.name]
     names = list(here) if args.peers is None else args.peers
@@ -128,10 +128,10 @@ def peers(args: argparse.Namespace, workload: Workload, model: Model) -> list[Ba
     return [here[name](model=model) for name in names]
 
 
-def compare(command: str, args: argparse.Namespace, workload: Workload, **asked: Any) -> str:
-    """Measure; returns what to print. `asked` are further fields of `Benchmark`."""
+def compare(command: str, args: argparse.Namespace, workload: Workload, **facts: Any) -> str:
+    """Measure; returns what to print. `facts` are further fields of `Benchmark`."""
     runner = Runner(workload=workload, threads=args.threads, runs=args.runs)
-    benchmark = Benchmark(name=command, model=args.model, runner=runner, **asked)
+    benchmark = Benchmark(name=command, model=args.model, runner=runner, **facts)
     return shown(measure(benchmark), workload.tables())
 
 

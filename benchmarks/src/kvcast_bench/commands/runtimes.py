@@ -22,13 +22,13 @@ from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.inspect.work.base import Work
 from kvcast_bench.commands import Kinds, add_common, add_some, choose_workload, compare
-from kvcast_bench.models import Model
+from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.kvcast import ONNX, PRECISIONS, RUNTIMES, Kvcast
 from kvcast_bench.probes import ENCODE, STEP
 from kvcast_bench.recompute.backend import Recomputing
 from kvcast_bench.workload import Numbers, Table
 from kvcast_bench.workloads.causal import FIRST, Causal
-from kvcast_bench.workloads.speech import TRANSCRIBE, Speech
+from kvcast_bench.workloads.speech import TRANSCRIBE, SpeechWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class OneText(Causal):
         ]
 
 
-class Steps(Speech):
+class Steps(SpeechWorkload):
     """A recording, and one step and one encode of it alone."""
 
     options: ClassVar[Numbers] = {"position": (100, "of the step that is timed")}
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> str:
 
 def _find(name: str) -> Path:
     folder = locate(name)
-    if reason := Model(folder=str(folder), threads=1).needs_checkpoint():
+    if reason := BenchModel(folder=str(folder), threads=1).needs_checkpoint():
         raise KvcastError(f"{name} cannot be measured: bench runtimes {reason}")
     return folder
 

@@ -26,7 +26,7 @@ from kvcast_bench.commands import (
     require,
     shown,
 )
-from kvcast_bench.models import Model
+from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.kvcast import QUANTIZED, Kvcast, own_runtime
 from kvcast_bench.peers.servers import KvcastEngine, KvcastServer, LlamaServer
 from kvcast_bench.peers.table import SERVED_SPEECH, SERVED_TEXTS
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> str:
 
 def _find(name: str) -> Path:
     folder = locate(name)
-    if reason := Model(folder=str(folder), threads=1).needs_checkpoint():
+    if reason := BenchModel(folder=str(folder), threads=1).needs_checkpoint():
         raise KvcastError(f"{name} cannot be measured: bench serve {reason}")
     return folder
 

@@ -26,10 +26,10 @@ from kvcast_bench.commands import (
 )
 from kvcast_bench.peers.kvcast import QUANTIZED, Kvcast, own_runtime
 from kvcast_bench.peers.table import SPEECH
-from kvcast_bench.workloads.speech import Speech
+from kvcast_bench.workloads.speech import SpeechWorkload
 
 _KVCAST = "kvcast"
-_KINDS: Kinds = {WhisperDimensions: Speech}
+_KINDS: Kinds = {WhisperDimensions: SpeechWorkload}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -71,10 +71,10 @@ class CausalCTranslate2(_CTranslate2, Continuer):
 
     @override
     def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
-        told = count(1)
+        number = count(1)
 
         def on_token(_: Any) -> bool:
-            if next(told) % len(prompts) == 0:
+            if next(number) % len(prompts) == 0:
                 ticks.tick()
             return False
 

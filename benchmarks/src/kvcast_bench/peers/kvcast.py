@@ -33,7 +33,7 @@ from kvcast_bench.backend import (
     Way,
     Writer,
 )
-from kvcast_bench.models import CausalModel, Model
+from kvcast_bench.models import BenchModel, CausalModel
 from kvcast_bench.turns import Trial
 from kvcast_bench.workloads.causal import POSITION
 from kvcast_bench.writing.huggingface import write_huggingface
@@ -84,7 +84,9 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
     settings = "kvcast's programs and caches, with text and log-probabilities"
     draft: str | None = None
 
-    def __init__(self, model: Model, runtime: str, precision: str, name: str | None = None) -> None:
+    def __init__(
+        self, model: BenchModel, runtime: str, precision: str, name: str | None = None
+    ) -> None:
         quantize = _SCHEMES.get((runtime, precision), PRECISIONS[precision])
         dtype = "bf16" if precision == "bf16" else None
         usual = "fp32" if quantize == "none" else runtimes.RUNTIMES[runtime].quantized_dtype
@@ -97,19 +99,19 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
             arithmetic=Arithmetic(precision=precision, bf16_products=(dtype or usual) == "bf16"),
         )
         self.runtime = runtime
-        self.asked = PrecisionRequest(quantize=quantize, dtype=dtype)
+        self.request = PrecisionRequest(quantize=quantize, dtype=dtype)
         self.packages = RUNTIMES[runtime]
         self.modules = ("kvcast.loading.opening", *model.modules, f"kvcast.runtimes.{runtime}")
 
     @property
     def bundled(self) -> BundlePrecision:
         """The runtime's form of the precision; raises UsageError where it has none."""
-        return runtimes.RUNTIMES[self.runtime].choose_precision(self.asked)
+        return runtimes.RUNTIMES[self.runtime].choose_precision(self.request)
 
     @override
     def unfit(self) -> str | None:
         folder = Path(self.model.folder)
-        if is_bundle(folder) and (has := read_bundle(folder).quantize) != self.asked.quantize:
+        if is_bundle(folder) and (has := read_bundle(folder).quantize) != self.request.quantize:
             return f"the bundle was exported with --quantize {has}"
         try:
             precision = self.bundled
@@ -127,8 +129,8 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
             str(self.files()),
             runtime=self.runtime,
             # `unfit` has compared a bundle's, whose codes may be calibrated ones.
-            quantize=None if is_bundle(Path(self.model.folder)) else self.asked.quantize,
-            dtype=self.asked.dtype,
+            quantize=None if is_bundle(Path(self.model.folder)) else self.request.quantize,
+            dtype=self.request.dtype,
             threads=self.model.threads,
         )
 
@@ -188,7 +190,7 @@ class KvcastNgram(Kvcast):
 
     draft = NGRAM
 
-    def __init__(self, model: Model, precision: str) -> None:
+    def __init__(self, model: BenchModel, precision: str) -> None:
         runtime = own_runtime(Path(model.folder))
         super().__init__(model, runtime, precision, f"kvcast-{precision}-{NGRAM}")
         self.settings = f"{super().settings}; --draft {NGRAM}"

@@ -26,11 +26,11 @@ from kvcast.errors import KvcastError
 from kvcast.tokenizers.opening import open_text
 from kvcast_bench.backend import Backend, Samples
 from kvcast_bench.clients import Post, ask
-from kvcast_bench.models import CausalModel, Model
+from kvcast_bench.models import BenchModel, CausalModel
 from kvcast_bench.peers.ctranslate2 import FasterWhisper
 from kvcast_bench.peers.kvcast import Kvcast
 from kvcast_bench.peers.llamacpp import FILE, LlamaCpp
-from kvcast_bench.serving import Answer, Served, SpeechServer, TextServer
+from kvcast_bench.serving import ServerAnswer, ServingTurn, SpeechServer, TextServer
 from kvcast_bench.writing.gguf import write_gguf
 
 _RATE = 16_000
@@ -40,7 +40,7 @@ _PATIENCE = 300.0
 _HELD_BACK = -100
 
 
-class _Server(Backend, TextServer, SpeechServer):
+class _ServerProcess(Backend, TextServer, SpeechServer):
     """A process that speaks OpenAI's protocol."""
 
     turns = 0
@@ -84,7 +84,7 @@ class _Server(Backend, TextServer, SpeechServer):
             self._process.kill()
 
     @override
-    def serve_texts(self, prompts: Sequence[Sequence[str]], new: int) -> Served:
+    def serve_texts(self, prompts: Sequence[Sequence[str]], new: int) -> ServingTurn:
         common = {
             "model": self._model,
             "max_tokens": new,
@@ -105,14 +105,16 @@ class _Server(Backend, TextServer, SpeechServer):
         )
 
     @override
-    def serve_clips(self, clips: Sequence[Sequence[Samples]], language: str, beam: int) -> Served:
+    def serve_clips(
+        self, clips: Sequence[Sequence[Samples]], language: str, beam: int
+    ) -> ServingTurn:
         form = {"model": self._model, "language": language, "beam": str(beam)}
         path = "/v1/audio/transcriptions"
         return self._ask(
             [[Post(path=path, form=form, file=_wav(clip)) for clip in own] for own in clips]
         )
 
-    def _ask(self, posts: Sequence[Sequence[Post]]) -> Served:
+    def _ask(self, posts: Sequence[Sequence[Post]]) -> ServingTurn:
         try:
             return ask(self._url, posts)
         except KvcastError:
@@ -144,7 +146,7 @@ class _Server(Backend, TextServer, SpeechServer):
             )
 
 
-class KvcastServer(_Server):
+class KvcastServer(_ServerProcess):
     """`kvcast serve`, as anybody would start it."""
 
     packages = ("kvcast", "uvicorn")
@@ -166,7 +168,7 @@ class KvcastServer(_Server):
             "--port": port,
             "--threads": own.model.threads,
             "--runtime": own.runtime,
-            "--quantize": own.asked.quantize,
+            "--quantize": own.request.quantize,
         }
         words = [str(word) for option in options.items() for word in option]
         return [sys.executable, "-m", "kvcast", "serve", str(own.files()), "--quiet", *words]
@@ -193,14 +195,14 @@ class KvcastEngine(Kvcast, TextServer):
         self.engine = Engine(self.engine)
 
     @override
-    def serve_texts(self, prompts: Sequence[Sequence[str]], new: int) -> Served:
+    def serve_texts(self, prompts: Sequence[Sequence[str]], new: int) -> ServingTurn:
         ends = end_tokens(self.model)
         start, used = time.perf_counter(), time.thread_time()
         answers = [self._written(prompt, new, ends) for prompt in prompts[0]]
         seconds, used = time.perf_counter() - start, time.thread_time() - used
-        return Served(seconds=seconds, processor=used, answers=answers)
+        return ServingTurn(seconds=seconds, processor=used, answers=answers)
 
-    def _written(self, prompt: str, new: int, ends: Sequence[int]) -> Answer:
+    def _written(self, prompt: str, new: int, ends: Sequence[int]) -> ServerAnswer:
         sent, times = time.perf_counter(), list[float]()
         job = self.engine.submit(
             prompt,
@@ -212,7 +214,7 @@ class KvcastEngine(Kvcast, TextServer):
             if delta.text:
                 times.append(time.perf_counter())
         text = job.result()
-        return Answer(
+        return ServerAnswer(
             sent=sent,
             times=times,
             text=text.text,
@@ -222,7 +224,7 @@ class KvcastEngine(Kvcast, TextServer):
         )
 
 
-class LlamaServer(_Server):
+class LlamaServer(_ServerProcess):
     """llama.cpp's own server, which tokenises, from a GGUF file with the original's vocabulary."""
 
     packages = ("gguf",)
@@ -268,7 +270,7 @@ class LlamaServer(_Server):
         write_gguf(self.model.checkpoint(), self.kind, folder / FILE, text)
 
 
-class WrappedFasterWhisper(_Server):
+class WrappedFasterWhisper(_ServerProcess):
     """faster-whisper behind the smallest server, which answers one request at a time."""
 
     packages = (*FasterWhisper.packages, "fastapi", "uvicorn")
@@ -292,7 +294,7 @@ class WrappedFasterWhisper(_Server):
         return FasterWhisper(model=self.model, name=self.name)
 
 
-def end_tokens(model: Model) -> Sequence[int]:
+def end_tokens(model: BenchModel) -> Sequence[int]:
     """Return the tokens that end a text."""
     return open_text(model.checkpoint().text).end_tokens
 
@@ -306,8 +308,8 @@ def _version() -> str:
     """Return what llama.cpp's server calls itself: the number of its build."""
     if (server := _llama_server()) is None:
         return ""
-    told = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
-    version = re.search(r"version: (.*)", told.stderr + told.stdout)
+    process = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    version = re.search(r"version: (.*)", process.stderr + process.stdout)
     return version[1] if version else ""
 
 

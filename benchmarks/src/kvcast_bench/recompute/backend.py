@@ -16,7 +16,7 @@ from kvcast.loading.components import model_of, programs_of, quantize_eager
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
-from kvcast_bench.models import Model
+from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.kvcast import EAGER, PRECISIONS, Kvcast
 
 
@@ -25,7 +25,7 @@ class Recomputing(Kvcast):
 
     settings = "cross keys and values of every layer projected anew in every call"
 
-    def __init__(self, model: Model, runtime: str, precision: str) -> None:
+    def __init__(self, model: BenchModel, runtime: str, precision: str) -> None:
         super().__init__(model, runtime, precision, f"{runtime}-{precision}-recompute")
         self.recomputes = True
 

@@ -16,9 +16,9 @@ from kvcast.families.decoder import DecoderDimensions
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast_bench.backend import Backend, Ticks, Tokens
-from kvcast_bench.models import CausalModel, Model
+from kvcast_bench.models import BenchModel, CausalModel
 from kvcast_bench.probes import LOOP, PREFILL, STEP
-from kvcast_bench.turns import Answer, Results, Trial
+from kvcast_bench.turns import Results, Trial, TurnAnswer
 from kvcast_bench.workload import Numbers, Table, Workload, check_tokens, of_trial, random_tokens
 
 TEXT, REPEATED, POSITION = "text", "repeated", "position"
@@ -43,7 +43,7 @@ class Causal(Workload):
 
     name: ClassVar[str] = "causal"
     kind: ClassVar[str] = "decoder-only models"
-    model: ClassVar[type[Model]] = CausalModel
+    model: ClassVar[type[BenchModel]] = CausalModel
     options: ClassVar[Numbers] = {
         "prompt": (512, "tokens of each prompt"),
         "new": (128, "tokens after the first"),
@@ -118,7 +118,7 @@ class Causal(Workload):
         ]
 
     @override
-    def run(self, backend: Any, trial: Trial) -> Answer:
+    def run(self, backend: Any, trial: Trial) -> TurnAnswer:
         rows, new = trial["rows"], trial["steps"] + 1
         prompts = self._prompts(trial)
         ticks = Ticks()

@@ -17,7 +17,7 @@ from kvcast.errors import UsageError
 from kvcast.inspect.work import work_of
 from kvcast.inspect.work.base import Counted, Work
 from kvcast_bench.probes import STEP
-from kvcast_bench.turns import Answer, Results, Trial
+from kvcast_bench.turns import Results, Trial, TurnAnswer
 from kvcast_bench.workload import Table, Workload, of_trial
 
 STEPS = "steps"
@@ -95,7 +95,7 @@ class GpuSteps(Workload):
         ]
 
     @override
-    def run(self, backend: Any, trial: Trial) -> Answer:
+    def run(self, backend: Any, trial: Trial) -> TurnAnswer:
         seconds, tokens = backend.write()
         return {STEP: seconds / trial["new"], "tokens": tokens}
 

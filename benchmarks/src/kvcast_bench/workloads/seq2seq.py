@@ -16,9 +16,9 @@ from kvcast.families.t5 import T5Dimensions
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.t5 import T5Work
 from kvcast_bench.backend import Tokens
-from kvcast_bench.models import Model, Seq2seqModel
+from kvcast_bench.models import BenchModel, Seq2seqModel
 from kvcast_bench.probes import ENCODE, LOOP, PREFILL, REORDER, STEP
-from kvcast_bench.turns import Answer, Results, Trial
+from kvcast_bench.turns import Results, Trial, TurnAnswer
 from kvcast_bench.workload import (
     Numbers,
     Table,
@@ -46,7 +46,7 @@ class Seq2seq(Workload):
 
     name: ClassVar[str] = "seq2seq"
     kind: ClassVar[str] = "T5s"
-    model: ClassVar[type[Model]] = Seq2seqModel
+    model: ClassVar[type[BenchModel]] = Seq2seqModel
     options: ClassVar[Numbers] = {
         "source": (128, "tokens of each source"),
         "target": (64, "tokens to write for each"),
@@ -115,7 +115,7 @@ class Seq2seq(Workload):
         return [targets, lengths] if self.lengths else [targets]
 
     @override
-    def run(self, backend: Any, trial: Trial) -> Answer:
+    def run(self, backend: Any, trial: Trial) -> TurnAnswer:
         """Time a call that asks for one token, and one that asks for all.
 
         Beam search commits to no token until it ends. So the time to the first is that of a call

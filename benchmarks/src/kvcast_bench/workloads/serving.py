@@ -17,9 +17,9 @@ from kvcast.families.whisper import WhisperDimensions
 from kvcast.inspect.work.base import Work
 from kvcast_bench import turns
 from kvcast_bench.backend import Samples
-from kvcast_bench.models import CausalModel, Model, SpeechModel
+from kvcast_bench.models import BenchModel, CausalModel, SpeechModel
 from kvcast_bench.recording import word_error
-from kvcast_bench.serving import Answer, Served
+from kvcast_bench.serving import ServerAnswer, ServingTurn
 from kvcast_bench.turns import Results, Trial
 from kvcast_bench.workload import Numbers, Table, Workload, of_trial
 
@@ -76,7 +76,7 @@ class ServedTexts(_Serving):
 
     name: ClassVar[str] = "served-texts"
     kind: ClassVar[str] = "decoder-only models"
-    model: ClassVar[type[Model]] = CausalModel
+    model: ClassVar[type[BenchModel]] = CausalModel
     options: ClassVar[Numbers] = {
         "prompt": (512, "words of each prompt, which are about as many tokens"),
         "shared": (256, "of them at the beginning, the same in all prompts"),
@@ -130,10 +130,10 @@ class ServedTexts(_Serving):
         ]
 
     @override
-    def run(self, backend: Any, trial: Trial) -> turns.Answer:
+    def run(self, backend: Any, trial: Trial) -> turns.TurnAnswer:
         prompts = self._prompts(backend.turns, trial["clients"])
         backend.turns += 1
-        served: Served = backend.serve_texts(prompts, self.new)
+        served: ServingTurn = backend.serve_texts(prompts, self.new)
         counts = {answer.tokens for answer in served.answers}
         if counts != {self.new}:
             raise KvcastError(f"gave {sorted(counts)} tokens where {self.new} were asked")
@@ -189,7 +189,7 @@ class ServedSpeech(_Serving):
 
     name: ClassVar[str] = "served-speech"
     kind: ClassVar[str] = "Whispers"
-    model: ClassVar[type[Model]] = SpeechModel
+    model: ClassVar[type[BenchModel]] = SpeechModel
     options: ClassVar[Numbers] = {
         "clip": (10, "seconds of a clip at most"),
         "beam": (1, "beams; 1 is greedy"),
@@ -233,11 +233,11 @@ class ServedSpeech(_Serving):
         ]
 
     @override
-    def run(self, backend: Any, trial: Trial) -> turns.Answer:
+    def run(self, backend: Any, trial: Trial) -> turns.TurnAnswer:
         chosen = self._chosen(trial["clients"])
         clips = self._clips()
         given = [[clips[index] for index in own] for own in chosen]
-        served: Served = backend.serve_clips(given, self.language, self.beam)
+        served: ServingTurn = backend.serve_clips(given, self.language, self.beam)
         order = [index for own in chosen for index in own]
         texts = dict(zip(order, (answer.text for answer in served.answers), strict=True))
         return {
@@ -250,8 +250,8 @@ class ServedSpeech(_Serving):
     @override
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
         result = of_trial(results, trial)[name]
-        heard = {index for own in self._chosen(trial["clients"]) for index in own}
-        is_whole = self.references is not None and len(heard) == len(self._clips())
+        sent = {index for own in self._chosen(trial["clients"]) for index in own}
+        is_whole = self.references is not None and len(sent) == len(self._clips())
         text = result.last["text"]
         return {
             "speed": result.last["audio"] / median(result.series("seconds")),
@@ -288,7 +288,7 @@ def _cut(samples: Samples, seconds: int) -> Iterator[Samples]:
         yield samples
 
 
-def _times(served: Served) -> dict[str, Any]:
+def _times(served: ServingTurn) -> dict[str, Any]:
     return {
         "seconds": served.seconds,
         "processor": served.processor,
@@ -296,7 +296,7 @@ def _times(served: Served) -> dict[str, Any]:
     }
 
 
-def _mean_if_known(answers: Sequence[Answer]) -> float | None:
+def _mean_if_known(answers: Sequence[ServerAnswer]) -> float | None:
     known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     return mean(known) if known else None
 

@@ -13,17 +13,17 @@ from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.floor import Stored
 from kvcast_bench import probes
 from kvcast_bench.backend import Backend, Samples
-from kvcast_bench.models import Model, SpeechModel
+from kvcast_bench.models import BenchModel, SpeechModel
 from kvcast_bench.probes import ENCODE, LOOP, MEL, PREFILL, REORDER, STEP
 from kvcast_bench.recording import word_error
-from kvcast_bench.turns import Answer, Results, Trial
+from kvcast_bench.turns import Results, Trial, TurnAnswer
 from kvcast_bench.workload import Numbers, Table, Workload, of_trial, timed
 
 TRANSCRIBE = "transcribe"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speech(Workload):
+class SpeechWorkload(Workload):
     """One or more recordings for a Whisper."""
 
     dimensions: WhisperDimensions
@@ -37,7 +37,7 @@ class Speech(Workload):
 
     name: ClassVar[str] = "speech"
     kind: ClassVar[str] = "Whispers"
-    model: ClassVar[type[Model]] = SpeechModel
+    model: ClassVar[type[BenchModel]] = SpeechModel
     options: ClassVar[Numbers] = {"beam": ([1, 5], "beams; 1 is greedy")}
     words: ClassVar[Mapping[str, Any]] = {"audio": None, "reference": None, "language": "en"}
     metrics: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -91,7 +91,7 @@ class Speech(Workload):
         ]
 
     @override
-    def run(self, backend: Any, trial: Trial) -> Answer:
+    def run(self, backend: Any, trial: Trial) -> TurnAnswer:
         measure = trial["measure"]
         if measure == ENCODE:
             return {ENCODE: probes.encode_seconds(backend.engine, self.recordings[0])}

@@ -104,17 +104,17 @@ class PackedProgram:
         rows: list[int],
         counts: list[int],
         lengths: Tensor,
-        asked: Tensor,
+        offsets: Tensor,
         caches: Sequence[LayerCache],
     ) -> tuple[Tensor, Sequence[LayerCache]]:
         """Run `programs.decoder.DecodePacked`, asked for as many positions of every row."""
-        asked_rp = asked.view(len(rows), -1)
+        offsets_rp = offsets.view(len(rows), -1)
         logits, first, row = [], 0, 0
         for part, count in neighbours(rows, counts):
             size = part.stop - part.start
             tokens_rs = tokens_n[first : first + size * count].view(size, count)
             views = [(key[part], value[part]) for key, value in caches]
-            results = self._rows(tokens_rs, lengths[part], asked_rp[row] - first, views)
+            results = self._rows(tokens_rs, lengths[part], offsets_rp[row] - first, views)
             logits.append(results[0].flatten(0, 1))
             first, row = first + size * count, row + size
         return torch.cat(logits), caches

@@ -54,7 +54,7 @@ class EagerDecoderOnly(TorchRuntime):
         order = [i for run in plan.runs for i in run.index]
         counts = [len(tokens[i]) for i in order]
         ends = np.cumsum(counts)
-        asked = [
+        offsets = [
             end - new + position % new
             for end, new in zip(ends.tolist(), counts, strict=True)
             for position in positions
@@ -66,7 +66,7 @@ class EagerDecoderOnly(TorchRuntime):
             [place for run in plan.runs for place in run.places],
             counts,
             torch.from_numpy(lengths),
-            torch.tensor(asked),
+            torch.tensor(offsets),
             pairs(cache.memory.cells),
         )
         logits_rpv: Float32 = logits.unflatten(0, (len(tokens), -1)).numpy()

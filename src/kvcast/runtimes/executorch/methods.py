@@ -104,7 +104,7 @@ class DecodeMethod:
         self._methods = methods
         self._vocab = vocab
         self._chunk = shapes[_TOKENS][1]
-        self._most_asked = shapes[_OFFSETS][0]
+        self._most_offsets = shapes[_OFFSETS][0]
         # Each has positions on axis 1.
         self.cache_shapes = shapes[_FIRST_CACHE:]
 
@@ -133,15 +133,15 @@ class DecodeMethod:
                 tokens if they are wanted.
 
         """
-        asked = np.asarray(positions, np.int64) % len(tokens_s)
+        places = np.asarray(positions, np.int64) % len(tokens_s)
         first = 0
         while first < len(tokens_s):
             stop = min(first + self._chunk, len(tokens_s))
-            here = np.flatnonzero((asked >= first) & (asked < stop))
-            if len(here) > self._most_asked:
-                here = here[np.argsort(asked[here], kind="stable")[: self._most_asked]]
-                stop = int(asked[here[-1]]) + 1
-            offsets = asked[here] - first if len(here) else np.zeros(1, np.int64)
+            here = np.flatnonzero((places >= first) & (places < stop))
+            if len(here) > self._most_offsets:
+                here = here[np.argsort(places[here], kind="stable")[: self._most_offsets]]
+                stop = int(places[here[-1]]) + 1
+            offsets = places[here] - first if len(here) else np.zeros(1, np.int64)
             results = self.call(tokens_s[first:stop], length + first, offsets, caches)
             logits_pv[here] = results[0][0, : len(here)].numpy()
             if queries_sx is not None:

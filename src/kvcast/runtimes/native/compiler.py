@@ -89,12 +89,12 @@ def find_compiler() -> Compiler:
 
 def _chosen() -> list[str]:
     """Return the words of $CXX; none if it is not set."""
-    asked = os.environ.get("CXX", "")
+    words = os.environ.get("CXX", "")
     try:
-        return shlex.split(asked)
+        return shlex.split(words)
     except ValueError as error:
         raise LibraryMissingError(
-            f"CXX={in_one_line(asked)} cannot be read ({error}): correct it, or unset it"
+            f"CXX={in_one_line(words)} cannot be read ({error}): correct it, or unset it"
         ) from None
 
 
@@ -136,8 +136,8 @@ def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path)
         flags = (*_POSIX_FLAGS, *_LINK_FLAGS, "-shared")
         link = [*compiler.command, *flags, *map(str, objects), "-o", str(linked)]
         with ThreadPoolExecutor(available_cores()) as pool:
-            told = list(pool.map(_told, steps))
-        problems = [*filter(None, told)] or [*filter(None, [_told(link)])]
+            problems = list(pool.map(_failure, steps))
+        problems = [*filter(None, problems)] or [*filter(None, [_failure(link)])]
         if problems:
             log.write_text("\n".join(problems), encoding="utf-8")
             raise LibraryMissingError(
@@ -169,7 +169,7 @@ def _problem(command: Sequence[str]) -> str:
     return ""
 
 
-def _told(command: Sequence[str]) -> str:
+def _failure(command: Sequence[str]) -> str:
     """Run a compiler; returns the command and its messages if it failed, else nothing."""
     done = subprocess.run(  # noqa: S603 - the user's compiler
         command,

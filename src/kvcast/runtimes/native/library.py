@@ -79,12 +79,12 @@ def chosen_instructions() -> str:
     Raises UsageError for one that does not run here.
     """
     sets = instruction_sets()
-    asked = os.environ.get(CHOICE)
-    if not asked:
+    choice = os.environ.get(CHOICE)
+    if not choice:
         return sets[0]
-    if asked not in sets:
-        raise UsageError(f"{CHOICE} is {asked!r}: this processor runs {', '.join(sets)}")
-    return asked
+    if choice not in sets:
+        raise UsageError(f"{CHOICE} is {choice!r}: this processor runs {', '.join(sets)}")
+    return choice
 
 
 class Machine:

@@ -264,11 +264,11 @@ class NativeRuntime(CachedRuntime):
         run: Run,
     ) -> tuple[StepArrays, Call]:
         """Return a call that appends several tokens to each row of a run, and its arrays."""
-        memory, asked = cache.memory, len(positions)
-        key = ("chunk", run.places, run.slots, run.new, asked)
+        memory, count = cache.memory, len(positions)
+        key = ("chunk", run.places, run.slots, run.new, count)
         planned = memory.bound.get(key)
         if planned is None:
-            step = self._arrays(len(run.index), run.new, asked)
+            step = self._arrays(len(run.index), run.new, count)
             planned = step, self.planned(memory, run, step.given, {_LOGITS: step.logits})
             if run.new <= _OFTEN:
                 memory.bound[key] = planned
@@ -296,12 +296,12 @@ class NativeRuntime(CachedRuntime):
         call: Call = memory.bound[key]
         return call
 
-    def _arrays(self, rows: int, new: int, asked: int) -> StepArrays:
+    def _arrays(self, rows: int, new: int, count: int) -> StepArrays:
         return StepArrays(
             np.zeros((rows, new), np.int64),
             np.zeros(rows, np.int32),
-            np.zeros(asked, np.int64),
-            np.empty((rows, asked, self._vocab), np.float32),
+            np.zeros(count, np.int64),
+            np.empty((rows, count, self._vocab), np.float32),
         )
 
     def planned(
@@ -383,21 +383,21 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
 
     @override
     def read(
-        self, tokens_s: Int64, cache: CacheHandle, row: int, asked: TokenProbabilityQuery | None
+        self, tokens_s: Int64, cache: CacheHandle, row: int, scored: TokenProbabilityQuery | None
     ) -> tuple[Float32, Float32]:
         """Run the program without its last product: logits of many positions are many bytes."""
         (run,) = cache.plan([row], [tokens_s]).runs
         new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
-        positions = np.array(() if asked is None else asked.positions, np.int64)
+        positions = np.array(() if scored is None else scored.positions, np.int64)
         queries_rsx = np.empty((1, new, width), np.float32)
         name, table = self.interpreter.last_product("decode", _LOGITS)
         hidden_pd = np.empty((len(positions), table.inputs), np.float32)
-        results = {ALIGNMENT_QUERIES: queries_rsx} | ({} if asked is None else {name: hidden_pd})
+        results = {ALIGNMENT_QUERIES: queries_rsx} | ({} if scored is None else {name: hidden_pd})
         given = np.array(tokens_s)[None], cache.lengths[[row]], positions % new
         self.interpreter.run(self.planned(cache.memory, run, given, results))
         probabilities_p = np.empty(len(positions), np.float32)
-        if asked is not None:
-            last = hidden_pd, table, asked.tokens_p, asked.among_v, probabilities_p
+        if scored is not None:
+            last = hidden_pd, table, scored.tokens_p, scored.among_v, probabilities_p
             self.interpreter.run(Call(probabilities_plan(*last)))
         return probabilities_p, queries_rsx[0]
 

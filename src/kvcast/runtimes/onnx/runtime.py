@@ -114,9 +114,9 @@ class OnnxRuntime(CachedRuntime):
         """Append a few tokens to one row, through a binding that is kept for the next time."""
         key = ("chunk", run.places, run.slots, run.new, tuple(offsets.tolist()))
         if key not in memory.bound:
-            asked = len(offsets)
+            count = len(offsets)
             whole = memory.bound.setdefault("chunk", self._logits(_OFTEN))
-            step = StepBuffers(tokens_rs, lengths, offsets, whole[:, :asked])
+            step = StepBuffers(tokens_rs, lengths, offsets, whole[:, :count])
             given = (step.tokens_rs, step.lengths, step.offsets)
             memory.bound[key] = step, self._bind(memory, run, given, {_LOGITS: step.logits})
         step, binding = memory.bound[key]

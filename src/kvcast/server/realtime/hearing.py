@@ -24,27 +24,27 @@ STEP = 1.0
 """Seconds of new sound that are worth a hypothesis, as in `kvcast transcribe --live`."""
 
 
-class Asker:
-    """Asks engines one question at a time, until it is told to give up."""
+class PolicyRunner:
+    """Runs one policy at a time on engines, until it is cancelled."""
 
     def __init__(self, timeout: float) -> None:
         """Take the seconds that an answer may take."""
         self._timeout = timeout
-        self._asked: Job[Any, Any] | None = None
+        self._job: Job[Any, Any] | None = None
         self._over = False
 
-    def __call__(self, engine: Engine, question: Policy[Any]) -> Any:
+    def __call__(self, engine: Engine, policy: Policy[Any]) -> Any:
         """Return the answer; raises as `Job.result`."""
-        asked = self._asked = engine.submit(question, deadline=self._timeout)
+        job = self._job = engine.submit(policy, deadline=self._timeout)
         if self._over:  # since before there was something to give up
-            asked.cancel()
-        return asked.result()
+            job.cancel()
+        return job.result()
 
     def give_up(self) -> None:
         """Let nobody wait for an answer any more."""
         self._over = True
-        if (asked := self._asked) is not None:
-            asked.cancel()
+        if (job := self._job) is not None:
+            job.cancel()
 
 
 class SpokenTurn:
@@ -52,7 +52,7 @@ class SpokenTurn:
 
     Attributes:
         item: its id.
-        asked: how it is transcribed.
+        settings: how it is transcribed.
         samples: so far.
         text: so far; deltas never change.
         dropped: whether nobody wants it any more.
@@ -60,9 +60,9 @@ class SpokenTurn:
 
     """
 
-    def __init__(self, item: str, asked: TranscriptionSettings) -> None:
+    def __init__(self, item: str, settings: TranscriptionSettings) -> None:
         self.item = item
-        self.asked = asked
+        self.settings = settings
         self.samples = 0
         self.text = ""
         self.dropped = False
@@ -127,7 +127,7 @@ class TurnTranscriber:
         self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
         self._turns: deque[SpokenTurn] = deque()
         self._window: StreamingWindow | None = None
-        self._asked: TranscriptionSettings | None = None
+        self._settings: TranscriptionSettings | None = None
 
     def add(self, turn: SpokenTurn) -> None:
         """Queue a turn, after the turns before it."""
@@ -173,13 +173,13 @@ class TurnTranscriber:
     def _unheard(self) -> int:
         """Samples that the window has, and no hypothesis heard."""
         window = self._window
-        return 0 if window is None else window.end - window.heard_to
+        return 0 if window is None else window.end - window.decoded_to
 
     def _words(self, turn: SpokenTurn, samples: Samples, silence: int | None) -> list[Settled]:
         window = self._window
-        if window is None or self._asked != turn.asked:
-            window = self._window = self._opening(turn.asked)
-            self._asked = turn.asked
+        if window is None or self._settings != turn.settings:
+            window = self._window = self._opening(turn.settings)
+            self._settings = turn.settings
         words: list[Settled] = []
         while len(samples):
             if not window.room:
@@ -190,6 +190,6 @@ class TurnTranscriber:
         if silence is not None:
             words += window.conclude(window.end - silence)
             window.keep_last(0)
-        elif window.end - window.heard_to >= self._step:
+        elif window.end - window.decoded_to >= self._step:
             words += window.listen()
         return words

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kvcast.audio.endpoints import Listener
 from kvcast.server.errors import ApiError, busy
-from kvcast.server.realtime.hearing import Asker
+from kvcast.server.realtime.hearing import PolicyRunner
 from kvcast.server.realtime.session import Event, Session, encoded, failure
 from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.served import SPEECH, Models
@@ -89,20 +89,20 @@ class _Ears:
     def __init__(self, state: State, model: str | None) -> None:
         self.model = model or _first(state.models)
         self._models = state.models
-        self._asker = Asker(state.limits.timeout)
-        self.give_up = self._asker.give_up
+        self._runner = PolicyRunner(state.limits.timeout)
+        self.give_up = self._runner.give_up
 
-    def open(self, asked: TranscriptionSettings) -> StreamingWindow:
+    def open(self, settings: TranscriptionSettings) -> StreamingWindow:
         """Return the window that a client's settings ask for; raises for what cannot be served."""
-        served = self._models.listening(asked.model or self.model)
+        served = self._models.listening(settings.model or self.model)
         params = LiveParams(
-            language=asked.language or None,
-            initial_prompt=asked.prompt or None,
+            language=settings.language or None,
+            initial_prompt=settings.prompt or None,
             # Fallbacks draw several texts of a window, of which each needs a row.
             best_of=min(LiveParams().best_of, served.engine.status().rows),
         )
         window: StreamingWindow = served.model.streaming_window(
-            partial(self._asker, served.engine), params
+            partial(self._runner, served.engine), params
         )
         return window
 
@@ -124,7 +124,7 @@ class _Talk:
         self._receiving, self._hearing = receiving, hearing
         self._sending = anyio.Lock()  # what is told at once comes before what is heard of it
         self._arrived = anyio.Event()
-        self._heard = anyio.Event()
+        self._transcribed = anyio.Event()
         self._in_vain: anyio.Event | None = None
 
     async def run(self, give_up: Callable[[], None]) -> None:
@@ -153,11 +153,11 @@ class _Talk:
 
     async def _slow_down(self) -> None:
         """Wait for the transcription, if much sound waits."""
-        heard = self._heard
-        if self._session.waiting > _MUCH and heard is not self._in_vain:
+        transcribed = self._transcribed
+        if self._session.waiting > _MUCH and transcribed is not self._in_vain:
             with anyio.move_on_after(_PATIENCE):
-                await heard.wait()
-            self._in_vain = heard
+                await transcribed.wait()
+            self._in_vain = transcribed
 
     async def _next(self) -> str | None:
         """Return the client's next message; None if there is none for too long."""
@@ -176,16 +176,16 @@ class _Talk:
         with suppress(WebSocketDisconnect):
             while True:
                 while self._session.ready:
-                    told = await run_sync(self._session.hear, limiter=self._hearing)
-                    heard, self._heard = self._heard, anyio.Event()
-                    heard.set()
+                    events = await run_sync(self._session.hear, limiter=self._hearing)
+                    transcribed, self._transcribed = self._transcribed, anyio.Event()
+                    transcribed.set()
                     async with self._sending:
-                        await self._send(told)
+                        await self._send(events)
                 await self._arrived.wait()
                 self._arrived = anyio.Event()
 
-    async def _send(self, told: Iterable[Event]) -> None:
-        for message in told:
+    async def _send(self, events: Iterable[Event]) -> None:
+        for message in events:
             with anyio.move_on_after(self._idle) as limit:
                 await self._websocket.send_text(encoded(message))
             if limit.cancelled_caught:  # it reads nothing
@@ -194,9 +194,9 @@ class _Talk:
 
 async def _close(websocket: WebSocket, error: Exception, code: int) -> None:
     """Send a client an error, and close."""
-    told = failure(error)
-    await websocket.send_text(encoded(told))
-    reason = told["error"]["message"].encode()[:_LONGEST_REASON]
+    failed = failure(error)
+    await websocket.send_text(encoded(failed))
+    reason = failed["error"]["message"].encode()[:_LONGEST_REASON]
     await websocket.close(code, reason.decode(errors="ignore"))
 
 

@@ -57,8 +57,8 @@ def event(kind: str, **fields: Any) -> Event:
 
 
 def _told(error: Exception) -> dict[str, Any]:
-    told: dict[str, Any] = api_error(error).document["error"]
-    return told
+    document: dict[str, Any] = api_error(error).document["error"]
+    return document
 
 
 def _named(kind: str) -> str:
@@ -124,8 +124,8 @@ class Session:
     def hear(self) -> list[Event]:
         """Transcribe the waiting sound, and return the events. Takes a while."""
         news = self._hearing.hear()
-        self.transcripts += [heard.turn.text for heard in news if heard.done]
-        return [event for heard in news for event in _spoken(heard)]
+        self.transcripts += [update.turn.text for update in news if update.done]
+        return [event for update in news for event in _spoken(update)]
 
     def receive(self, message: str) -> list[Event]:
         """Take an event of the client, and return the events that answer it at once."""
@@ -305,19 +305,19 @@ def _milliseconds(samples: int) -> int:
     return samples * 1000 // SAMPLE_RATE
 
 
-def _spoken(heard: TurnUpdate) -> list[Event]:
+def _spoken(update: TurnUpdate) -> list[Event]:
     """Return the events for new text of a turn."""
-    turn = heard.turn
+    turn = update.turn
     place = {"item_id": turn.item, "content_index": 0}
-    events = [event(f"{_TEXT}.delta", **place, delta=heard.delta)] if heard.delta else []
-    if heard.done and turn.error is not None:
+    events = [event(f"{_TEXT}.delta", **place, delta=update.delta)] if update.delta else []
+    if update.done and turn.error is not None:
         events.append(event(f"{_TEXT}.failed", **place, error=_told(turn.error)))
-    elif heard.done:
+    elif update.done:
         usage = {"type": "duration", "seconds": turn.samples / SAMPLE_RATE}
         events.append(event(f"{_TEXT}.completed", **place, transcript=turn.text, usage=usage))
     return events
 
 
-def encoded(told: Event) -> str:
+def encoded(message: Event) -> str:
     """Return an event as a message."""
-    return json.dumps(told, ensure_ascii=False)
+    return json.dumps(message, ensure_ascii=False)

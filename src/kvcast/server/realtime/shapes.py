@@ -160,8 +160,8 @@ def from_beta(session: Any) -> Any:
     audio: dict[str, Any] = {}
     if (name := session.get("input_audio_format")) is not None:
         audio["format"] = {"type": _BETA.get(name, name) if isinstance(name, str) else name}
-    if (asked := session.get("input_audio_transcription")) is not None:
-        audio["transcription"] = asked
+    if (transcription := session.get("input_audio_transcription")) is not None:
+        audio["transcription"] = transcription
     if "turn_detection" in session:
         audio["turn_detection"] = session["turn_detection"]
     return {"audio": {"input": audio}, "include": session.get("include")}

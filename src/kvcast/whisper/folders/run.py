@@ -31,7 +31,7 @@ Render: TypeAlias = Callable[[str, FolderTranscript], Mapping[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class FileResult:
     """The result of a file.
 
     Attributes:
@@ -54,7 +54,7 @@ class Result:
     @property
     def reason(self) -> str:
         """Why it failed, in one line, or empty."""
-        return "" if self.error is None else told(self.error)
+        return "" if self.error is None else reason_of(self.error)
 
     def document(self) -> dict[str, Any]:
         """Return its entry in the summary's document."""
@@ -77,7 +77,7 @@ class Summary:
     model: str
     runtime: str | None
     seconds: float
-    files: tuple[Result, ...]
+    files: tuple[FileResult, ...]
 
     def count(self, status: str) -> int:
         """Return the number of files with this status."""
@@ -158,7 +158,7 @@ class FolderRun:
         self._names = named([recording.path for recording in recordings], given)
         before = journal.entries if params.resume else {}
         self.waiting: list[RecordingFile] = []
-        self.kept: list[Result] = []
+        self.kept: list[FileResult] = []
         for recording in recordings:
             entry = before.get(recording.path)
             if entry is not None and self._stands(entry, recording):
@@ -170,7 +170,7 @@ class FolderRun:
             for recording in self.waiting
         )
         self.problems = [
-            Result(path=problem.path, status="failed", error=InputOutputError(problem.reason))
+            FileResult(path=problem.path, status="failed", error=InputOutputError(problem.reason))
             for problem in self.listing.problems
         ]
 
@@ -181,7 +181,7 @@ class FolderRun:
                 recording=recording, source=str(self._folder / recording.path)
             ).as_it_is()
 
-    def finish(self, outcome: Outcome, render: Render) -> Result:
+    def finish(self, outcome: Outcome, render: Render) -> FileResult:
         """Save the transcripts of a recording, then record its outcome.
 
         Raises InputOutputError if the journal cannot be written. Every other error is the
@@ -208,7 +208,7 @@ class FolderRun:
             except KvcastError as failure:
                 error = failure
         if error is not None:
-            entry = replace(entry, reason=told(error))
+            entry = replace(entry, reason=reason_of(error))
         self._journal.append(entry)
         return _result(entry, entry.status, error)
 
@@ -282,7 +282,7 @@ class FolderRun:
         )
 
 
-def told(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return an error's message in one line."""
     if isinstance(error, KvcastError):
         return str(error)
@@ -291,8 +291,8 @@ def told(error: Exception) -> str:
 
 def _result(
     entry: Entry, status: Literal["done", "kept", "failed"], error: Exception | None = None
-) -> Result:
-    return Result(
+) -> FileResult:
+    return FileResult(
         path=entry.path,
         status=status,
         error=error,

@@ -31,7 +31,7 @@ struct Range {
 };
 
 // One head's keys or values: position p lies in slot p % capacity.
-struct Lines {
+struct HeadLines {
   const void* data;
   Number number;
 
@@ -40,7 +40,7 @@ struct Lines {
   }
 };
 
-Lines head_of(const Heads& heads, int n, int head) {
+HeadLines head_of(const Heads& heads, int n, int head) {
   const size_t first = n * heads.stride + head * heads.head_stride;
   return {bytes(heads.data) + first * size_of(heads.number), heads.number};
 }
@@ -49,8 +49,8 @@ Lines head_of(const Heads& heads, int n, int head) {
 struct Source {
   int groups, queries, head_dim, capacity;
 
-  virtual Lines keys(int group) const = 0;
-  virtual Lines values(int group) const = 0;
+  virtual HeadLines keys(int group) const = 0;
+  virtual HeadLines values(int group) const = 0;
   virtual Range sees(int group, int query) const = 0;
   virtual void pack(int group, int query, float* to) const = 0;           // times the scale
   virtual const float* bias(int group, int query) const = 0;              // of position 0; null: none
@@ -240,7 +240,7 @@ class Attending {
     Part part{};
     part.head_dim = d;
     part.queries = queries.count();
-    const Lines keys = source_.keys(group), values = source_.values(group);
+    const HeadLines keys = source_.keys(group), values = source_.values(group);
     part.key_number = keys.number;
     part.value_number = values.number;
     part.begin = all.first;
@@ -291,8 +291,8 @@ struct SelfSource final : Source {
   int head(int group, int query) const { return key_head(group) * shared() + query % shared(); }
   size_t line(int group, int position) const { return static_cast<size_t>(row(group)) * of.new_positions + position; }
 
-  Lines keys(int group) const override { return head_of(of.key_cache, row(group), key_head(group)); }
-  Lines values(int group) const override { return head_of(of.value_cache, row(group), key_head(group)); }
+  HeadLines keys(int group) const override { return head_of(of.key_cache, row(group), key_head(group)); }
+  HeadLines values(int group) const override { return head_of(of.value_cache, row(group), key_head(group)); }
 
   Range sees(int group, int query) const override {
     const int length = of.lengths[row(group)];
@@ -344,7 +344,7 @@ struct SelfSource final : Source {
     }
   }
 
-  void put(const float* x, const Lines& to, int slot) const {
+  void put(const float* x, const HeadLines& to, int slot) const {
     with.store(x, head_dim, to.number, const_cast<void*>(to.slot(slot, head_dim)));
   }
 };
@@ -364,8 +364,8 @@ struct CrossSource final : Source {
   size_t line(int group, int query) const { return static_cast<size_t>(input(group)) * of.queries_each + query; }
   size_t offset(int group) const { return static_cast<size_t>(head(group)) * head_dim; }
 
-  Lines keys(int group) const override { return head_of(of.key, input(group), head(group)); }
-  Lines values(int group) const override { return head_of(of.value, input(group), head(group)); }
+  HeadLines keys(int group) const override { return head_of(of.key, input(group), head(group)); }
+  HeadLines values(int group) const override { return head_of(of.value, input(group), head(group)); }
 
   Range sees(int group, int) const override {
     return {0, of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input(group)], of.positions)};
@@ -404,8 +404,8 @@ struct WholeSource final : Source {
   size_t offset(int group) const { return static_cast<size_t>(head(group)) * head_dim; }
   size_t part(int group) const { return static_cast<size_t>(group) * of.positions * head_dim; }
 
-  Lines keys(int group) const override { return {key + part(group), Number::F32}; }
-  Lines values(int group) const override { return {value + part(group), Number::F32}; }
+  HeadLines keys(int group) const override { return {key + part(group), Number::F32}; }
+  HeadLines values(int group) const override { return {value + part(group), Number::F32}; }
 
   int length(int group) const {
     return of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input(group)], of.positions);
@@ -511,7 +511,7 @@ void store(Machine& machine, const Storing& of) {
   machine.threads.run(of.count * of.heads * pieces, [&](int unit) {
     const int first = unit % pieces * WRITTEN_AT_ONCE, last = std::min(first + WRITTEN_AT_ONCE, of.positions);
     const int head = unit / pieces % of.heads, n = unit / pieces / of.heads;
-    const Lines to = head_of(of.to, n, head);
+    const HeadLines to = head_of(of.to, n, head);
     const float* x = of.x + n * of.stride + head * of.head_stride;
     for (int t = first; t < last; t++)
       machine.with.attention.store(x + t * of.position_stride, of.head_dim, to.number,

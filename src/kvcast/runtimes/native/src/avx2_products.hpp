@@ -42,16 +42,16 @@ void round(const float* x, int count, const Rounded& to) {
   round_vectors(v, to);
 }
 
-void finish(const float* x, int count, const Ending& ending) {
-  with_activation(ending.activation, [&](auto f) {
+void finish(const float* x, int count, const Epilogue& epilogue) {
+  with_activation(epilogue.activation, [&](auto f) {
     __m256 v[VECTORS];
     for (int z = 0; z < VECTORS; z++) {
       const int there = count - 8 * z;
       v[z] = f(load(x + 8 * z, there));
-      if (ending.residual) v[z] = _mm256_add_ps(v[z], load(ending.residual + 8 * z, there));
-      if (ending.out) store(ending.out + 8 * z, there, v[z]);
+      if (epilogue.residual) v[z] = _mm256_add_ps(v[z], load(epilogue.residual + 8 * z, there));
+      if (epilogue.out) store(epilogue.out + 8 * z, there, v[z]);
     }
-    if (ending.to) round_vectors(v, *ending.to);
+    if (epilogue.to) round_vectors(v, *epilogue.to);
   });
 }
 

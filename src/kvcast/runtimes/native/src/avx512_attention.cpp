@@ -103,17 +103,17 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
         }
       }
     }
-    const __m512 found = totals(sums);
-    if (QUERIES == 1) _mm512_storeu_ps(scores + t, found);
+    const __m512 scored = totals(sums);
+    if (QUERIES == 1) _mm512_storeu_ps(scores + t, scored);
     if (QUERIES == 2) {
-      _mm256_storeu_ps(scores + t, _mm512_castps512_ps256(found));
-      _mm256_storeu_ps(scores + SCORES + t, _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(found), 1)));
+      _mm256_storeu_ps(scores + t, _mm512_castps512_ps256(scored));
+      _mm256_storeu_ps(scores + SCORES + t, _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(scored), 1)));
     }
     if (QUERIES > 2) {
-      _mm_storeu_ps(scores + t, _mm512_castps512_ps128(found));
-      _mm_storeu_ps(scores + SCORES + t, _mm512_extractf32x4_ps(found, 1));
-      _mm_storeu_ps(scores + 2 * SCORES + t, _mm512_extractf32x4_ps(found, 2));
-      if (QUERIES > 3) _mm_storeu_ps(scores + 3 * SCORES + t, _mm512_extractf32x4_ps(found, 3));
+      _mm_storeu_ps(scores + t, _mm512_castps512_ps128(scored));
+      _mm_storeu_ps(scores + SCORES + t, _mm512_extractf32x4_ps(scored, 1));
+      _mm_storeu_ps(scores + 2 * SCORES + t, _mm512_extractf32x4_ps(scored, 2));
+      if (QUERIES > 3) _mm_storeu_ps(scores + 3 * SCORES + t, _mm512_extractf32x4_ps(scored, 3));
     }
   }
 }

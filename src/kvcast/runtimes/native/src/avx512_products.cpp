@@ -41,16 +41,16 @@ void round(const float* x, int count, const Rounded& to) {
   round_vectors(v, to);
 }
 
-void finish(const float* x, int count, const Ending& ending) {
-  with_activation(ending.activation, [&](auto f) {
+void finish(const float* x, int count, const Epilogue& epilogue) {
+  with_activation(epilogue.activation, [&](auto f) {
     __m512 v[VECTORS];
     for (int z = 0; z < VECTORS; z++) {
       const __mmask16 there = first(count - 16 * z);
       v[z] = f(_mm512_maskz_loadu_ps(there, x + 16 * z));
-      if (ending.residual) v[z] = _mm512_add_ps(v[z], _mm512_maskz_loadu_ps(there, ending.residual + 16 * z));
-      if (ending.out) _mm512_mask_storeu_ps(ending.out + 16 * z, there, v[z]);
+      if (epilogue.residual) v[z] = _mm512_add_ps(v[z], _mm512_maskz_loadu_ps(there, epilogue.residual + 16 * z));
+      if (epilogue.out) _mm512_mask_storeu_ps(epilogue.out + 16 * z, there, v[z]);
     }
-    if (ending.to) round_vectors(v, *ending.to);
+    if (epilogue.to) round_vectors(v, *epilogue.to);
   });
 }
 

@@ -50,9 +50,9 @@ struct Routes {
 };
 
 // Places of one kind after another, for lines as floats or rounded.
-class Lines {
+class LineBuffer {
  public:
-  Lines(Format format, int count, int width) : width_(width), is_float_(format == Format::F32) {
+  LineBuffer(Format format, int count, int width) : width_(width), is_float_(format == Format::F32) {
     const size_t floats = static_cast<size_t>(count) * width * sizeof(float);
     bytes = is_float_ ? (floats + 63) / 64 * 64 : rounded_bytes(count, width);
     count_ = count;
@@ -83,17 +83,17 @@ void copy_row(const Rounded& from, const Rounded& to) {
   std::memcpy(to.offsets, from.offsets, from.inputs / GROUP * sizeof(int32_t));
 }
 
-void product(Machine& machine, const Matrix& matrix, int rows, const Lines& in, int first, float* out) {
-  Product one{};
-  one.matrix = matrix;
-  one.rows = rows;
-  one.x = in.floats(first);
-  one.stride = matrix.inputs;
-  one.in = in.codes(first);
-  one.activation = Activation::NONE;
-  one.out = out;
-  one.out_stride = matrix.outputs;
-  multiply(machine, one);
+void product(Machine& machine, const Matrix& matrix, int rows, const LineBuffer& in, int first, float* out) {
+  Product call{};
+  call.matrix = matrix;
+  call.rows = rows;
+  call.x = in.floats(first);
+  call.stride = matrix.inputs;
+  call.in = in.codes(first);
+  call.activation = Activation::NONE;
+  call.out = out;
+  call.out_stride = matrix.outputs;
+  multiply(machine, call);
 }
 
 }  // namespace
@@ -103,8 +103,8 @@ void mix_experts(Machine& machine, const Mixture& of) {
   const Routes routes(of);
   const int lines = of.tokens * of.each, width = of.gate_up.inputs, inner = of.down.inputs;
   const size_t hidden_bytes = (static_cast<size_t>(routes.most) * 2 * inner * sizeof(float) + 63) / 64 * 64;
-  Lines in(of.gate_up.format, lines, width), gated_lines(of.down.format, routes.most, inner);
-  Lines answers(Format::F32, lines, width);
+  LineBuffer in(of.gate_up.format, lines, width), gated_lines(of.down.format, routes.most, inner);
+  LineBuffer answers(Format::F32, lines, width);
   uint8_t* space = machine.space.of(hidden_bytes + in.bytes + gated_lines.bytes + answers.bytes);
   float* hidden = reinterpret_cast<float*>(space);
   in.place(space += hidden_bytes);

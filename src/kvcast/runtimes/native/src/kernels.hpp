@@ -67,7 +67,7 @@ struct Tiles {
 };
 
 // The end of a product, for a row's results of one tile: the activation, then + residual; stored and rounded.
-struct Ending {
+struct Epilogue {
   Activation activation;
   const float* residual;  // [count]; null: none
   float* out;             // [count], may be the residual; null: none
@@ -80,7 +80,7 @@ struct Products {
   void (*round)(const float* x, int count, const Rounded& to);
 
   // x [BLOCK], of which the first `count` are results.
-  void (*finish)(const float* x, int count, const Ending& ending);
+  void (*finish)(const float* x, int count, const Epilogue& epilogue);
 
   Tiles tiles[FORMATS];
 

@@ -59,17 +59,17 @@ EXPORT int kvcast_abi() { return 3; }
 
 // The name of the i-th instruction set that runs here, fastest first; null past the last.
 EXPORT const char* kvcast_instructions(int i) {
-  for (const Instructions* one : ALL)
-    if (one->run_here() && i-- == 0) return one->name;
+  for (const Instructions* set : ALL)
+    if (set->run_here() && i-- == 0) return set->name;
   return nullptr;
 }
 
 // Null for instructions that are unknown or do not run here, and where no thread is to be had.
 EXPORT kvcast_machine* kvcast_open(const char* instructions, int threads) {
-  for (const Instructions* one : ALL) {
-    if (std::strcmp(one->name, instructions) != 0 || !one->run_here()) continue;
+  for (const Instructions* set : ALL) {
+    if (std::strcmp(set->name, instructions) != 0 || !set->run_here()) continue;
     try {
-      return new kvcast_machine(*one, threads);
+      return new kvcast_machine(*set, threads);
     } catch (const std::exception&) {
       return nullptr;
     }

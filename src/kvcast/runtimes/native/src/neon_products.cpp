@@ -47,8 +47,8 @@ struct Dots {
   static constexpr int LINES = ROWS;
 
   static INLINE int8x16_t load(const int8_t* codes, size_t stride, int line) {
-    const int8x8_t one = eight(codes + line * stride);
-    return vcombine_s8(one, one);
+    const int8x8_t row = eight(codes + line * stride);
+    return vcombine_s8(row, row);
   }
   static INLINE int32x4_t add(int32x4_t sum, int8x16_t codes, int8x16_t weights) { return sdot(sum, codes, weights); }
   static INLINE int32x4_t of(const int32x4_t sums[LINES][TWOS], int row, int z) {
@@ -101,16 +101,16 @@ void round(const float* x, int count, const Rounded& to) {
   round_vectors(v, to);
 }
 
-void finish(const float* x, int count, const Ending& ending) {
-  with_activation(ending.activation, [&](auto f) {
+void finish(const float* x, int count, const Epilogue& epilogue) {
+  with_activation(epilogue.activation, [&](auto f) {
     float32x4_t v[VECTORS];
     for (int z = 0; z < VECTORS; z++) {
       const int there = count - LANES * z;
       v[z] = there > 0 ? f(load(x + LANES * z, there)) : vdupq_n_f32(0.f);
-      if (ending.residual) v[z] = vaddq_f32(v[z], load(ending.residual + LANES * z, there));
-      if (ending.out) store(ending.out + LANES * z, there, v[z]);
+      if (epilogue.residual) v[z] = vaddq_f32(v[z], load(epilogue.residual + LANES * z, there));
+      if (epilogue.out) store(epilogue.out + LANES * z, there, v[z]);
     }
-    if (ending.to) round_vectors(v, *ending.to);
+    if (epilogue.to) round_vectors(v, *epilogue.to);
   });
 }
 
@@ -238,8 +238,8 @@ struct Strip {
       for (int m = 0; m < ROWS; m++) {
         const float s = in.scales[m * blocks + g / 2];
         for (int z = 0; z < QUADS; z++) {
-          const float32x4_t found = vmulq_n_f32(vcvtq_f32_s32(Sums::of(sums, m, z)), s);
-          totals[m][z] = vfmaq_f32(totals[m][z], found, halves(tile, z));
+          const float32x4_t scaled = vmulq_n_f32(vcvtq_f32_s32(Sums::of(sums, m, z)), s);
+          totals[m][z] = vfmaq_f32(totals[m][z], scaled, halves(tile, z));
           totals[m][z] = Group::add_least(totals[m][z], tile, z, in.offsets[m * blocks * 2 + g], s);
         }
       }

@@ -46,8 +46,8 @@ Matrix described(const kvcast_matrix& matrix) {
 }
 
 Stack stack(const kvcast_matrix& matrix) {
-  const Matrix one = described(matrix);
-  return {one.format, one.outputs, one.inputs, static_cast<const int64_t*>(matrix.tiles)};
+  const Matrix all = described(matrix);
+  return {all.format, all.outputs, all.inputs, static_cast<const int64_t*>(matrix.tiles)};
 }
 
 // 1 if `work` throws: no exception goes through code that others compiled.
@@ -67,17 +67,17 @@ int multiply_packed(const kvcast_matrix* matrix, const float* x, int64_t stride,
   if (rows < 0 || rows > INT_MAX) return 1;
   return without_exceptions([&] {
     Caller& with = caller(*matrix->with, *lent);
-    Product one{};
-    one.matrix = described(*matrix);
-    one.rows = static_cast<int>(rows);
-    const Operand in = with.operand(one.matrix.format, one.matrix.inputs, x, stride, one.rows);
-    one.x = in.x;
-    one.stride = in.stride;
-    one.in = in.rounded;
-    one.activation = Activation::NONE;
-    one.out = out;
-    one.out_stride = one.matrix.outputs;
-    multiply(with.machine, one);
+    Product product{};
+    product.matrix = described(*matrix);
+    product.rows = static_cast<int>(rows);
+    const Operand in = with.operand(product.matrix.format, product.matrix.inputs, x, stride, product.rows);
+    product.x = in.x;
+    product.stride = in.stride;
+    product.in = in.rounded;
+    product.activation = Activation::NONE;
+    product.out = out;
+    product.out_stride = product.matrix.outputs;
+    multiply(with.machine, product);
   });
 }
 
@@ -98,22 +98,22 @@ int mix(const kvcast_matrix* gate_up, const kvcast_matrix* down, const float* x,
   if (!fits || rows < 0 || rows > INT_MAX / each) return 1;
   return without_exceptions([&] {
     Caller& with = caller(*gate_up->with, *lent);
-    Mixture one{};
-    one.tokens = static_cast<int>(rows);
-    one.experts = static_cast<int>(gate_up->count);
-    one.each = static_cast<int>(each);
-    one.logits = logits;
-    one.logits_stride = logits_stride;
-    one.gate_up = stack(*gate_up);
-    one.down = stack(*down);
-    const Operand in = with.operand(one.gate_up.format, one.gate_up.inputs, x, stride, one.tokens);
-    one.x = in.x;
-    one.stride = in.stride;
-    one.in = in.rounded;
-    one.activation = Activation::SILU;
-    one.out = out;
-    one.out_stride = one.gate_up.inputs;
-    mix_experts(with.machine, one);
+    Mixture mixture{};
+    mixture.tokens = static_cast<int>(rows);
+    mixture.experts = static_cast<int>(gate_up->count);
+    mixture.each = static_cast<int>(each);
+    mixture.logits = logits;
+    mixture.logits_stride = logits_stride;
+    mixture.gate_up = stack(*gate_up);
+    mixture.down = stack(*down);
+    const Operand in = with.operand(mixture.gate_up.format, mixture.gate_up.inputs, x, stride, mixture.tokens);
+    mixture.x = in.x;
+    mixture.stride = in.stride;
+    mixture.in = in.rounded;
+    mixture.activation = Activation::SILU;
+    mixture.out = out;
+    mixture.out_stride = mixture.gate_up.inputs;
+    mix_experts(with.machine, mixture);
   });
 }
 

@@ -28,14 +28,14 @@ void round(const float* x, int count, const Rounded& to) {
   }
 }
 
-void finish(const float* x, int count, const Ending& ending) {
+void finish(const float* x, int count, const Epilogue& epilogue) {
   float results[BLOCK];
   for (int i = 0; i < count; i++) {
-    results[i] = activated(ending.activation, x[i]);
-    if (ending.residual) results[i] += ending.residual[i];
+    results[i] = activated(epilogue.activation, x[i]);
+    if (epilogue.residual) results[i] += epilogue.residual[i];
   }
-  if (ending.out) std::copy_n(results, count, ending.out);
-  if (ending.to) round(results, count, *ending.to);
+  if (epilogue.out) std::copy_n(results, count, epilogue.out);
+  if (epilogue.to) round(results, count, *epilogue.to);
 }
 
 // Copies count numbers, and zeros up to BLOCK of them.

@@ -87,15 +87,15 @@ void multiply(Machine& machine, const Product& product) {
 
   const auto finish = [&](const float* sums, int m, int tile) {
     const size_t first = static_cast<size_t>(tile) * BLOCK;
-    Ending ending = {product.gated ? Activation::NONE : product.activation};
+    Epilogue epilogue = {product.gated ? Activation::NONE : product.activation};
     Rounded to;
-    if (product.residual) ending.residual = product.residual + m * product.residual_stride + first;
-    if (product.out) ending.out = product.out + m * product.out_stride + first;
+    if (product.residual) epilogue.residual = product.residual + m * product.residual_stride + first;
+    if (product.out) epilogue.out = product.out + m * product.out_stride + first;
     if (product.to) {
       to = product.to->row(m).block(tile);
-      ending.to = &to;
+      epilogue.to = &to;
     }
-    with.finish(sums, std::min(BLOCK, outputs - tile * BLOCK), ending);
+    with.finish(sums, std::min(BLOCK, outputs - tile * BLOCK), epilogue);
   };
   // What results are added to and written to comes to the second cache while they are computed: the first one
   // holds what is multiplied.

@@ -38,26 +38,26 @@ X86 find() {
   constexpr int AVX_VNNI = 4, AVX512_BF16 = 5;  // leaf 7, second part, a
   constexpr int SSE_STATE = 1, AVX_STATE = 2, MASKS = 5, UPPER_HALVES = 6, UPPER_REGISTERS = 7;
   constexpr int TILE_SHAPES = 17, TILES = 18;
-  X86 found;
-  const Registers one(1, 0), seven(7, 0);
-  if (!has(one.c, {OSXSAVE})) return found;
-  const unsigned more = seven.a >= 1 ? Registers(7, 1).a : 0;
+  X86 features;
+  const Registers leaf_1(1, 0), leaf_7(7, 0);
+  if (!has(leaf_1.c, {OSXSAVE})) return features;
+  const unsigned more = leaf_7.a >= 1 ? Registers(7, 1).a : 0;
   const uint64_t kept = kept_registers();
-  found.avx2 = has(kept, {SSE_STATE, AVX_STATE}) && has(one.c, {FMA, F16C}) && has(seven.b, {AVX2});
-  found.avx_vnni = found.avx2 && has(more, {AVX_VNNI});
-  found.avx512 = found.avx2 && has(kept, {MASKS, UPPER_HALVES, UPPER_REGISTERS}) &&
-                 has(seven.b, {AVX512F, AVX512BW, AVX512VL});
-  found.avx512_vnni = found.avx512 && has(seven.c, {AVX512_VNNI});
-  found.avx512_bf16 = found.avx512 && has(more, {AVX512_BF16});
-  found.amx = has(kept, {TILE_SHAPES, TILES}) && has(seven.d, {AMX_BF16, AMX_TILE, AMX_INT8});
-  return found;
+  features.avx2 = has(kept, {SSE_STATE, AVX_STATE}) && has(leaf_1.c, {FMA, F16C}) && has(leaf_7.b, {AVX2});
+  features.avx_vnni = features.avx2 && has(more, {AVX_VNNI});
+  features.avx512 = features.avx2 && has(kept, {MASKS, UPPER_HALVES, UPPER_REGISTERS}) &&
+                 has(leaf_7.b, {AVX512F, AVX512BW, AVX512VL});
+  features.avx512_vnni = features.avx512 && has(leaf_7.c, {AVX512_VNNI});
+  features.avx512_bf16 = features.avx512 && has(more, {AVX512_BF16});
+  features.amx = has(kept, {TILE_SHAPES, TILES}) && has(leaf_7.d, {AMX_BF16, AMX_TILE, AMX_INT8});
+  return features;
 }
 
 }  // namespace
 
 const X86& x86() {
-  static const X86 found = find();
-  return found;
+  static const X86 features = find();
+  return features;
 }
 
 }  // namespace kvcast
