@@ -59,7 +59,6 @@ OWN = {
 }
 SHARED = (
     "families.table",
-    "checkpoints.huggingface",
     "checkpoints.bert4keras",
     "checkpoints.ctranslate2",
 )

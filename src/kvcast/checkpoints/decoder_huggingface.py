@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.tables import changed, fill_decoder, same
 from kvcast.checkpoints.text_huggingface import end_tokens, token_text, tokenizer_settings
@@ -197,7 +198,6 @@ _TYPES: Mapping[str, _Type] = {
     "gemma3_text": _GEMMA,
     "gemma3": _GEMMA,
 }
-MODEL_TYPES = tuple(_TYPES)
 
 
 def read_decoder(
@@ -206,7 +206,7 @@ def read_decoder(
     stored: Mapping[str, StoredTensor],
     content_hash: str,
 ) -> Checkpoint:
-    """Return the checkpoint for a `config` whose model_type is one of MODEL_TYPES.
+    """Return the checkpoint for a configuration with a model_type of this family.
 
     `stored` maps the names in the files to tensors. Raises KvcastError with one line for an
     unsupported configuration, and for tensors that are missing, unknown or of the wrong shape.
@@ -232,7 +232,7 @@ def read_decoder(
 
 
 def decoder_dimensions(config: Mapping[str, Any], what: str) -> DecoderDimensions:
-    """Read a configuration alone; its model_type is one of MODEL_TYPES."""
+    """Read a configuration alone, with a model_type of this family."""
     kind = _TYPES[config["model_type"]]
     return _dimensions(_fields(config, kind, what), kind, config["model_type"])
 
@@ -332,3 +332,14 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> bytes | None:
         template = named[0].get("template") if named else None
     # JSON may contain lone surrogates, which cannot be encoded.
     return template.encode(errors="replace") if isinstance(template, str) else None
+
+
+DECODER = HuggingFaceFamily(
+    model_types=tuple(_TYPES),
+    dimensions=decoder_dimensions,
+    read=read_decoder,
+    required={
+        "tokenizer.json": "vocab.json and merges.txt alone are not read; "
+        "save the tokenizer with transformers' save_pretrained, or copy the base model's"
+    },
+)

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.tables import fill_evenly, same
 from kvcast.checkpoints.text_huggingface import (
     end_tokens,
@@ -61,7 +62,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "feed_forward_proj": "gated-gelu",
     },
 }
-MODEL_TYPES = tuple(_DEFAULTS)
 
 _ACTIVATIONS = {
     "relu": "relu",
@@ -118,7 +118,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 def read_t5(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
 ) -> Checkpoint:
-    """Read a model whose model_type is one of MODEL_TYPES.
+    """Read a model with a model_type of this family.
 
     Raises KvcastError, naming the file, for what kvcast's T5 does not support and for tensors that
     do not belong to the configuration; InputMissingError without a tokenizer.
@@ -259,3 +259,10 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
             "ByT5 needs its tokenizer_config.json)"
         )
     return {**files, "text.json": json.dumps(about).encode()}
+
+
+T5 = HuggingFaceFamily(
+    model_types=tuple(_DEFAULTS),
+    dimensions=t5_dimensions,
+    read=read_t5,
+)

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, same
 from kvcast.checkpoints.wordpiece_huggingface import SEGMENTING, read_wordpiece
 from kvcast.errors import KvcastError
@@ -33,7 +34,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "roformer": _COMMON | {"vocab_size": 50_000, "max_position_embeddings": 1536},
     "bert": _COMMON | {"vocab_size": 30_522, "max_position_embeddings": 512},
 }
-MODEL_TYPES = tuple(_DEFAULTS)
 
 # Tokenizers that split text into words first; a RoFormer's does if it is not named.
 _SEGMENTED = {"roformer": (*SEGMENTING, None), "bert": SEGMENTING}
@@ -86,7 +86,7 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 def read_unilm(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
 ) -> Checkpoint:
-    """Read a model whose model_type is one of MODEL_TYPES.
+    """Read a model with a model_type of this family.
 
     Raises KvcastError, naming the file, for a model without a masked-LM head, for what kvcast's
     UniLM does not support and for tensors that do not belong to the configuration;
@@ -192,3 +192,11 @@ def _rotated_in_halves(
         for name, tensor in stored.items()
         if name != _ANGLES
     }
+
+
+UNILM = HuggingFaceFamily(
+    model_types=tuple(_DEFAULTS),
+    dimensions=unilm_dimensions,
+    read=read_unilm,
+    ignored="position_ids",  # 0, 1, 2, ... among an old BERT's weights
+)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints import huggingface
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.decoder_huggingface import NAMES, SIZES, decoder_dimensions
 from kvcast.checkpoints.tables import take_apart
+from kvcast.checkpoints.whisper_huggingface import DIMENSIONS as WHISPER_DIMENSIONS
+from kvcast.checkpoints.whisper_huggingface import NAMES as WHISPER_NAMES
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DecoderDimensions
 
@@ -68,7 +69,7 @@ def transformers_tensors(tensors: Mapping[str, NDArray[Any]]) -> Tensors:
 
     Raises KvcastError for a bias of keys that is not zero.
     """
-    for name, tensor in take_apart(tensors, huggingface.NAMES):
+    for name, tensor in take_apart(tensors, WHISPER_NAMES):
         if not name.endswith("k_proj.bias"):
             yield name, tensor
         elif tensor.any():
@@ -125,7 +126,7 @@ def _write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
             "model_type": "whisper",
             "architectures": ["WhisperForConditionalGeneration"],
             "dtype": "float32",
-            **{theirs: getattr(sizes, ours) for ours, theirs in huggingface.DIMENSIONS.items()},
+            **{theirs: getattr(sizes, ours) for ours, theirs in WHISPER_DIMENSIONS.items()},
             "encoder_ffn_dim": 4 * sizes.d_model,
             "decoder_ffn_dim": 4 * sizes.d_model,
             **special,

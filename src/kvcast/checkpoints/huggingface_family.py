@@ -1,0 +1,31 @@
+"""The record of a model family in Hugging Face layout.
+
+Knows no family and no file format.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvcast.checkpoints.base import Checkpoint, StoredTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceFamily:
+    """A family's interpretation of config.json, tensor names and text files.
+
+    Attributes:
+        model_types: values of config.json's `model_type`.
+        dimensions: reads a configuration alone; takes it and a name for it in messages.
+        read: takes the folder, its configuration, its tensors by name and the files' hash.
+        required: names of further files, each with advice for a folder without it.
+        ignored: last part of the names of tensors that hold no weights.
+
+    """
+
+    model_types: Sequence[str]
+    dimensions: Callable[[Mapping[str, Any], str], Any]
+    read: Callable[[Path, Mapping[str, Any], Mapping[str, StoredTensor], str], Checkpoint]
+    required: Mapping[str, str] = field(default_factory=dict)
+    ignored: str | None = None
