@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvcast.bundle.manifest import Graph, Manifest
+from kvcast.families.base import Interface
 from kvcast.families.caches import CacheLayers
+from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult
 from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase, ignore_phase
@@ -95,5 +97,9 @@ class Target(Protocol):
         """
         return True
 
+    def runtimes(self) -> Mapping[Interface, Any]:
+        """Import the classes that open bundles; return them by the interface of a family."""
+
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
         """Open a bundle whose checksums have been verified."""
+        return self.runtimes()[family_of(family).interface](folder, manifest, threads)

@@ -87,16 +87,19 @@ class AotiTarget(Target):
                 f"{folder} was compiled for a processor with {min(missing)}, which this one lacks: "
                 "export the model here"
             )
+        return super().open(family, folder, manifest, threads)
+
+    @override
+    def runtimes(self) -> Mapping[Interface, Any]:
         from kvcast.runtimes.aoti.decoder import AotiDecoderOnly
         from kvcast.runtimes.aoti.prefix import AotiPrefix
         from kvcast.runtimes.aoti.runtime import AotiEncoderDecoder
 
-        runtimes: Mapping[Interface, Any] = {
+        return {
             "decoder-only": AotiDecoderOnly,
             "encoder-decoder": AotiEncoderDecoder,
             "prefix": AotiPrefix,
         }
-        return runtimes[family_of(family).interface](folder, manifest, threads)
 
 
 def _check_cuda(precision: BundlePrecision) -> None:

@@ -3,17 +3,16 @@
 The programs come as an argument: this module knows their signatures and no model.
 """
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
+from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.eager.decoder import DecoderOnlyPrograms as DecoderPrograms
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.runtimes.eager.runtime import pairs
-from kvcast.runtimes.history import check_sources
+from kvcast.runtimes.prefix import EmbeddingRuntime
 
 
 class PrefixPrograms(DecoderPrograms, Protocol):
@@ -28,28 +27,28 @@ class PrefixPrograms(DecoderPrograms, Protocol):
         """First tokens' hidden states to vectors."""
 
 
-class EagerPrefix(EagerDecoderOnly):
+class EagerPrefix(EagerDecoderOnly, EmbeddingRuntime):
     """The first call of an empty row is its source."""
 
     _programs: PrefixPrograms
 
     def __init__(self, programs: PrefixPrograms) -> None:
         super().__init__(programs)
+        self.width: int = programs.dimensions.width
+        self.max_positions: int = programs.dimensions.max_positions
 
+    @override
     @torch.inference_mode()
-    def embed(self, sources: Sequence[Int64]) -> Float32:
-        """Return the pooled first token of each source, fp32 [len(sources), width].
-
-        Raises KvcastError for a source that is empty or longer than the model takes.
-        """
-        dimensions = self._programs.dimensions
-        check_sources(sources, dimensions.max_positions)
-        first_nx = torch.empty(len(sources), dimensions.width)
+    def first_hidden(self, tokens_s: Int64) -> Float32:
         empty, first = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-        for i, source in enumerate(sources):
-            tokens_rs = torch.from_numpy(np.asarray(source, np.int64))[None]
-            caches = pairs(self.new_cache(1, len(source)).memory.cells)
-            _, hidden, _ = self._programs.decode(tokens_rs, empty, first, caches)
-            first_nx[i] = hidden[0, 0]
-        pooled: Float32 = self._programs.pool(first_nx).numpy()
-        return pooled
+        caches = pairs(self.new_cache(1, len(tokens_s)).memory.cells)
+        _, hidden, _ = self._programs.decode(torch.from_numpy(tokens_s)[None], empty, first, caches)
+        first_x: Float32 = hidden[0, 0].cpu().numpy()
+        return first_x
+
+    @override
+    @torch.inference_mode()
+    def pool(self, hidden_nx: Float32) -> Float32:
+        # A copy in torch's alignment, on which the order of additions may depend.
+        pooled_nx: Float32 = self._programs.pool(torch.from_numpy(hidden_nx).clone()).numpy()
+        return pooled_nx

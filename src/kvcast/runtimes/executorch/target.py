@@ -7,7 +7,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.families.base import Interface
 from kvcast.families.table import family_of
@@ -61,13 +60,12 @@ class ExecutorchTarget(Target):
         return ()
 
     @override
-    def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+    def runtimes(self) -> Mapping[Interface, Any]:
         from kvcast.runtimes.executorch.prefix import ExecutorchPrefix
         from kvcast.runtimes.executorch.runtime import ExecutorchEncoderDecoder, ExecutorchRuntime
 
-        runtimes: Mapping[Interface, Any] = {
+        return {
             "decoder-only": ExecutorchRuntime,
             "encoder-decoder": ExecutorchEncoderDecoder,
             "prefix": ExecutorchPrefix,
         }
-        return runtimes[family_of(family).interface](folder, manifest, threads)

@@ -19,10 +19,10 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.families.caches import CacheLayers
 from kvcast.families.programs import ALIGNMENT_QUERIES
-from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import AligningRuntime
-from kvcast.runtimes.base import Float32, Int32, Int64, TokenProbabilityQuery, Tokens
-from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
+from kvcast.runtimes.base import Float32, Int64, TokenProbabilityQuery, Tokens
+from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk
+from kvcast.runtimes.cache import CacheHandle, Run
 from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
 from kvcast.runtimes.native.alignment import (
@@ -38,12 +38,8 @@ from kvcast.runtimes.native.matrices import packed_experts, packed_matrix
 from kvcast.runtimes.native.programs import WEIGHTS, Constant, Program
 from kvcast.runtimes.opening import naming
 
-_NEW = ("tokens", "lengths", "offsets")
-_LOGITS = "logits"
 # The places of cosines and sines among self-attention's arguments.
 _ANGLES = slice(9, 11)
-# Plans of calls with up to so many new tokens recur: steps, and checks of drafts.
-_OFTEN = 16
 # Plans that are kept for calls of the same sizes over other arrays.
 _PLANS = 64
 
@@ -173,21 +169,6 @@ class Interpreter:
 
 
 @dataclass(frozen=True)
-class StepArrays:
-    """Arrays of a call: tokens [rows, s], lengths [rows], logits [rows, offsets, vocab]."""
-
-    tokens_rs: Int64
-    lengths: Int32
-    offsets: Int64
-    logits: Float32
-
-    @property
-    def given(self) -> Sequence[NDArray[Any]]:
-        """The inputs of the call, but for caches."""
-        return self.tokens_rs, self.lengths, self.offsets
-
-
-@dataclass(frozen=True)
 class Encoding:
     """A planned call of `encode` and its arrays."""
 
@@ -214,109 +195,50 @@ class Encodings:
     by_place: dict[int, Encoding] = field(default_factory=dict)
 
 
-class NativeRuntime(CachedRuntime):
+class NativeRuntime(BoundRuntime):
     """The program `decode` over caches in NumPy arrays: all that a decoder-only model has."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self.interpreter = Interpreter(folder, manifest, threads)
-        self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
-        self._vocab: int = manifest.dimensions["vocab_size"]
+        super().__init__(manifest, self.interpreter.run)
         self.longest = self.interpreter.angles()
-        names = manifest.graph("decode").inputs
-        self._past = [name for name in names if name.startswith("past_")]
-        self.encoded = [name for name in names if name not in {*_NEW, *self._past}]
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
         return [_layer(run, capacity) for run in self._layers for _ in range(2 * run.layers)]
 
     @override
-    def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        return growing_zeros(shape, dtype)
-
-    @override
-    def run(
-        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
-    ) -> Float32:
-        plan = cache.plan(rows, tokens)
-        if len(positions) > 1 or not plan.is_step:
-            logits = []
-            for run in plan.runs:
-                chunk, call = self._chunk(tokens, cache, rows, positions, run)
-                self.interpreter.run(call)
-                logits.append(chunk.logits.copy() if run.new <= _OFTEN else chunk.logits)
-            return plan.in_order(logits)
-        step = self._step(cache.memory)
-        if plan.bound is None:
-            plan.bound = [self._step_call(cache.memory, step, run) for run in plan.runs]
-        step.tokens_rs[plan.places] = tokens
-        step.lengths[plan.places] = cache.lengths[rows]
-        for call in plan.bound:
-            self.interpreter.run(call)
-        return step.logits[plan.places]
-
-    def _chunk(
+    def chunk(
         self,
         tokens: Tokens,
         cache: CacheHandle,
         rows: list[int],
         positions: Sequence[int],
         run: Run,
-    ) -> tuple[StepArrays, Call]:
-        """Return a call that appends several tokens to each row of a run, and its arrays."""
+    ) -> Chunk:
         memory, count = cache.memory, len(positions)
         key = ("chunk", run.places, run.slots, run.new, count)
-        planned = memory.bound.get(key)
-        if planned is None:
-            step = self._arrays(len(run.index), run.new, count)
-            planned = step, self.planned(memory, run, step.given, {_LOGITS: step.logits})
-            if run.new <= _OFTEN:
-                memory.bound[key] = planned
-        step, call = planned
+        bound = memory.bound.get(key)
+        if bound is None:
+            step = self.arrays(len(run.index), run.new, count)
+            bound = step, self.bind(memory, run, step.given, {LOGITS: step.logits})
+            if run.new <= OFTEN:
+                memory.bound[key] = bound
+        step, call = bound
         step.tokens_rs[...] = np.stack([tokens[i] for i in run.index])
         step.lengths[...] = cache.lengths[[rows[i] for i in run.index]]
         step.offsets[...] = np.asarray(positions, np.int64) % run.new
-        return step, call
+        return Chunk([call], step.logits, kept=run.new <= OFTEN)
 
-    def _step(self, memory: Memory) -> StepArrays:
-        """Return buffers of one new token for every row, by its place."""
-        if "step" not in memory.bound:
-            memory.bound["step"] = self._arrays(len(memory.places), 1, 1)
-        step: StepArrays = memory.bound["step"]
-        return step
-
-    def _step_call(self, memory: Memory, step: StepArrays, run: Run) -> Call:
-        key = ("step", run.places, run.slots)
-        if key not in memory.bound:
-            part = slice(run.places.start, run.places.stop)
-            own = StepArrays(
-                step.tokens_rs[part], step.lengths[part], step.offsets, step.logits[part]
-            )
-            memory.bound[key] = self.planned(memory, run, own.given, {_LOGITS: own.logits})
-        call: Call = memory.bound[key]
-        return call
-
-    def _arrays(self, rows: int, new: int, count: int) -> StepArrays:
-        return StepArrays(
-            np.zeros((rows, new), np.int64),
-            np.zeros(rows, np.int32),
-            np.zeros(count, np.int64),
-            np.empty((rows, count, self._vocab), np.float32),
-        )
-
-    def planned(
+    @override
+    def bind(
         self,
         memory: Memory,
         run: Run,
         given: Sequence[NDArray[Any]],
         results: Mapping[str, Float32],
     ) -> Call:
-        """Plan a call of `decode` that fills arrays, by the names of its results."""
-        cells, encoded = memory.views(run.places, run.slots)
-        values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
-        values |= zip(self._past, cells, strict=True)
-        values |= zip(self.encoded, encoded, strict=True)
-        return self.interpreter.call("decode", values, results)
+        return self.interpreter.call("decode", self.arguments(memory, run, given), results)
 
 
 class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
@@ -390,11 +312,11 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
         positions = np.array(() if scored is None else scored.positions, np.int64)
         queries_rsx = np.empty((1, new, width), np.float32)
-        name, table = self.interpreter.last_product("decode", _LOGITS)
+        name, table = self.interpreter.last_product("decode", LOGITS)
         hidden_pd = np.empty((len(positions), table.inputs), np.float32)
         results = {ALIGNMENT_QUERIES: queries_rsx} | ({} if scored is None else {name: hidden_pd})
         given = np.array(tokens_s)[None], cache.lengths[[row]], positions % new
-        self.interpreter.run(self.planned(cache.memory, run, given, results))
+        self.interpreter.run(self.bind(cache.memory, run, given, results))
         probabilities_p = np.empty(len(positions), np.float32)
         if scored is not None:
             last = hidden_pd, table, scored.tokens_p, scored.among_v, probabilities_p

@@ -10,7 +10,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.bundle.manifest import Manifest
 from kvcast.families.base import Interface
 from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
@@ -63,13 +62,12 @@ class NativeTarget(Target):
         return is_there(lambda: on_phase("compiling kernels")) and len(instruction_sets()) > 1
 
     @override
-    def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+    def runtimes(self) -> Mapping[Interface, Any]:
         from kvcast.runtimes.native.prefix import NativePrefix
         from kvcast.runtimes.native.runtime import NativeEncoderDecoder, NativeRuntime
 
-        runtimes: Mapping[Interface, Any] = {
+        return {
             "decoder-only": NativeRuntime,
             "encoder-decoder": NativeEncoderDecoder,
             "prefix": NativePrefix,
         }
-        return runtimes[family_of(family).interface](folder, manifest, threads)

@@ -16,24 +16,19 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.families.caches import CacheLayers
 from kvcast.families.programs import ALIGNMENT_QUERIES
-from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
-from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
+from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk, StepArrays
+from kvcast.runtimes.cache import CacheHandle, Run
 from kvcast.runtimes.memory import CompactedRing, Layer, Memory
 from kvcast.runtimes.onnx.graph import OnnxGraph, check_graphs
-from kvcast.runtimes.onnx.session import StepBuffers, bind, onnx_session, ort_value
+from kvcast.runtimes.onnx.session import bind, onnx_session, ort_value
 
 # A full ring is compacted once in this many steps.
 _SPARE = 128
-# Calls of one row with up to so many new tokens, such as those that check drafts, recur: their
-# bindings are kept.
-_OFTEN = 16
-_NEW = ("tokens", "lengths", "offsets")
-_LOGITS = "logits"
 
 
-class OnnxRuntime(CachedRuntime):
+class OnnxRuntime(BoundRuntime):
     """The graph `decode` over caches in NumPy arrays: all that a decoder-only model has."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int, **others: OnnxGraph) -> None:
@@ -41,10 +36,7 @@ class OnnxRuntime(CachedRuntime):
         self._graph = manifest.graph("decode")
         self._session = onnx_session(folder / self._graph.file, threads)
         check_graphs(manifest, {"decode": self._session, **others})
-        self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
-        self._vocab: int = manifest.dimensions["vocab_size"]
-        self._past = [name for name in self._graph.inputs if name.startswith("past_")]
-        self.encoded = [name for name in self._graph.inputs if name not in {*_NEW, *self._past}]
+        super().__init__(manifest, self._session.run_with_iobinding)
         # Only then are cross caches bound as outputs too.
         self._cross_is_quantized = any(
             buffer.startswith("cross_") for buffer in self._graph.aliases.values()
@@ -65,82 +57,50 @@ class OnnxRuntime(CachedRuntime):
         ]
 
     @override
-    def make(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        return growing_zeros(shape, dtype)
-
-    @override
-    def run(
-        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
-    ) -> Float32:
-        plan = cache.plan(rows, tokens)
-        if len(positions) > 1 or not plan.is_step:
-            logits = [self._chunk(tokens, cache, rows, positions, run) for run in plan.runs]
-            return plan.in_order(logits)
-        step = self._step(cache.memory)
-        if plan.bound is None:
-            calls = (call for run in plan.runs for call in self._calls(run, empty=False))
-            plan.bound = [self._step_binding(cache.memory, step, call) for call in calls]
-        step.tokens_rs[plan.places] = tokens
-        step.lengths[plan.places] = cache.lengths[rows]
-        for binding in plan.bound:
-            self._session.run_with_iobinding(binding)
-        return step.logits[plan.places]
-
-    def _chunk(
+    def chunk(
         self,
         tokens: Tokens,
         cache: CacheHandle,
         rows: list[int],
         positions: Sequence[int],
         run: Run,
-    ) -> Float32:
-        """Append several tokens to each row of a run; return logits [rows, positions, vocab]."""
+    ) -> Chunk:
         tokens_rs = np.stack([tokens[i] for i in run.index])
         lengths = cache.lengths[[rows[i] for i in run.index]]
         offsets = np.asarray(positions, np.int64) % run.new
-        if len(rows) == 1 and run.new <= _OFTEN:
+        if len(rows) == 1 and run.new <= OFTEN:
             return self._short_chunk(cache.memory, run, tokens_rs, lengths, offsets)
         logits = np.empty((len(run.index), len(offsets), self._vocab), np.float32)
-        first = run.places.start
-        for call in self._calls(run, empty=not lengths.any()):
+        first, calls = run.places.start, []
+        for call in self._divided(run, empty=not lengths.any()):
             part = slice(call.places.start - first, call.places.stop - first)
             given = (tokens_rs[part], lengths[part], offsets)
-            self.run_once(cache.memory, call, given, {_LOGITS: logits[part]})
-        return logits
+            calls.append(self.bind(cache.memory, call, given, {LOGITS: logits[part]}))
+        return Chunk(calls, logits)
 
     def _short_chunk(
         self, memory: Memory, run: Run, tokens_rs: Int64, lengths: Int32, offsets: Int64
-    ) -> Float32:
+    ) -> Chunk:
         """Append a few tokens to one row, through a binding that is kept for the next time."""
         key = ("chunk", run.places, run.slots, run.new, tuple(offsets.tolist()))
         if key not in memory.bound:
-            count = len(offsets)
-            whole = memory.bound.setdefault("chunk", self._logits(_OFTEN))
-            step = StepBuffers(tokens_rs, lengths, offsets, whole[:, :count])
-            given = (step.tokens_rs, step.lengths, step.offsets)
-            memory.bound[key] = step, self._bind(memory, run, given, {_LOGITS: step.logits})
+            whole = memory.bound.setdefault("chunk", self._logits(OFTEN))
+            step = StepArrays(tokens_rs, lengths, offsets, whole[:, : len(offsets)])
+            memory.bound[key] = step, self.bind(memory, run, step.given, {LOGITS: step.logits})
         step, binding = memory.bound[key]
         step.tokens_rs[...] = tokens_rs
         step.lengths[...] = lengths
-        self._session.run_with_iobinding(binding)
-        logits: Float32 = step.logits
-        return logits
+        return Chunk([binding], step.logits)
 
     def _logits(self, positions: int) -> Float32:
         return np.empty((1, positions, self._vocab), np.float32)
 
-    def run_once(
-        self,
-        memory: Memory,
-        call: Run,
-        given: tuple[Int64, Int32, Int64],
-        results: Mapping[str, Float32],
-    ) -> None:
-        """Run the graph on tokens, lengths and offsets; fill arrays by the names of its results."""
-        self._session.run_with_iobinding(self._bind(memory, call, given, results))
+    @override
+    def divided(self, run: Run) -> Iterator[Run]:
+        return self._divided(run, empty=False)
 
-    def _calls(self, run: Run, *, empty: bool) -> Iterator[Run]:
-        """Cut a run into pieces that GroupQueryAttention takes at once.
+    def _divided(self, run: Run, *, empty: bool) -> Iterator[Run]:
+        """Divide a run into pieces that GroupQueryAttention takes at once.
 
         With several queries an input over keys that are there, be they beams over a quantised
         cross cache or a chunk over a self cache, it takes one input or row at a time. Prompts of
@@ -153,39 +113,15 @@ class OnnxRuntime(CachedRuntime):
             return run.split(run.rows_each)
         return iter([run])
 
-    def _step(self, memory: Memory) -> StepBuffers:
-        """Return buffers of one new token for every row, by its place."""
-        if "step" not in memory.bound:
-            rows = len(memory.places)
-            memory.bound["step"] = StepBuffers(
-                np.zeros((rows, 1), np.int64),
-                np.zeros(rows, np.int32),
-                np.zeros(1, np.int64),
-                np.empty((rows, 1, self._vocab), np.float32),
-            )
-        step: StepBuffers = memory.bound["step"]
-        return step
-
-    def _step_binding(self, memory: Memory, step: StepBuffers, call: Run) -> Any:
-        key = ("step", call.places, call.slots)
-        if key not in memory.bound:
-            part = slice(call.places.start, call.places.stop)
-            given = (step.tokens_rs[part], step.lengths[part], step.offsets)
-            memory.bound[key] = self._bind(memory, call, given, {_LOGITS: step.logits[part]})
-        return memory.bound[key]
-
-    def _bind(
+    @override
+    def bind(
         self,
         memory: Memory,
-        call: Run,
-        given: tuple[Int64, Int32, Int64],
+        run: Run,
+        given: Sequence[NDArray[Any]],
         results: Mapping[str, Float32],
     ) -> Any:
-        cells, encoded = memory.views(call.places, call.slots)
-        values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
-        values |= zip(self._past, cells, strict=True)
-        values |= zip(self.encoded, encoded, strict=True)
-        return bind(self._session, self._graph, values, results)
+        return bind(self._session, self._graph, self.arguments(memory, run, given), results)
 
 
 class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
@@ -223,12 +159,9 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
         offsets = np.asarray(positions, np.int64) % new
         logits_rpv = self._kept_logits(cache, len(offsets))
         queries_rsx = np.empty((1, new, width), np.float32)
-        self.run_once(
-            cache.memory,
-            run,
-            (np.array(tokens_s, np.int64)[None], cache.lengths[[row]], offsets),
-            {_LOGITS: logits_rpv, ALIGNMENT_QUERIES: queries_rsx},
-        )
+        given = np.array(tokens_s, np.int64)[None], cache.lengths[[row]], offsets
+        results = {LOGITS: logits_rpv, ALIGNMENT_QUERIES: queries_rsx}
+        self._session.run_with_iobinding(self.bind(cache.memory, run, given, results))
         return logits_rpv[0], queries_rsx[0]
 
     def _kept_logits(self, cache: CacheHandle, positions: int) -> Float32:

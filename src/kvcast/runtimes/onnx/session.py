@@ -7,7 +7,6 @@ row, on views of the batch's buffers. Knows no model.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 import onnxruntime as ort
 
 from kvcast.bundle.manifest import Graph
-from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.runtimes.onnx.graph import OnnxGraph
 
 _ERRORS_ONLY = 3  # ONNX Runtime's warnings are about optimisations of no interest to a user
@@ -63,16 +61,6 @@ def products_saturate() -> bool:
     largest = {"x": np.full((1, 2), 255, np.uint8), "w": np.full((2, 1), 127, np.int8)}
     ((product,),) = session.run(None, largest)[0].tolist()
     return bool(product != 2 * 255 * 127)
-
-
-@dataclass(frozen=True)
-class StepBuffers:
-    """Buffers of one new token for each of some rows."""
-
-    tokens_rs: Int64
-    lengths: Int32
-    offsets: Int64
-    logits: Float32
 
 
 def bind(

@@ -10,7 +10,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.bundle.manifest import Manifest
 from kvcast.families.base import Interface
 from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult, double_on_onnx, versions
@@ -52,13 +51,12 @@ class OnnxTarget(Target):
         return ()
 
     @override
-    def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+    def runtimes(self) -> Mapping[Interface, Any]:
         from kvcast.runtimes.onnx.prefix import OnnxPrefix
         from kvcast.runtimes.onnx.runtime import OnnxEncoderDecoder, OnnxRuntime
 
-        runtimes: Mapping[Interface, Any] = {
+        return {
             "decoder-only": OnnxRuntime,
             "encoder-decoder": OnnxEncoderDecoder,
             "prefix": OnnxPrefix,
         }
-        return runtimes[family_of(family).interface](folder, manifest, threads)
