@@ -85,18 +85,18 @@ void hold_norms(Machine& with, Machine& oracle, Random& random) {
   fill(random, gain);
   fill(random, shift);
   hold(with, oracle, random, rows, width, 1e-4f, [&](Machine& machine, Results& to) {
-    layer_norm(machine, x.row(0), x.stride, rows, width, gain.data(), shift.data(), 1e-3f, to.floats.row(0), to.floats.stride,
-               &to.codes.rounded);
+    layer_norm(machine, {x.row(0), x.stride, rows, width, to.floats.row(0), to.floats.stride, &to.codes.rounded},
+               gain.data(), shift.data(), 1e-3f);
   });
   hold(with, oracle, random, rows, width, 1e-5f, [&](Machine& machine, Results& to) {
-    rms_norm(machine, x.row(0), x.stride, rows, width, gain.data(), 1e-5f, to.floats.row(0), to.floats.stride,
-             &to.codes.rounded);
+    rms_norm(machine, {x.row(0), x.stride, rows, width, to.floats.row(0), to.floats.stride, &to.codes.rounded},
+             gain.data(), 1e-5f);
   });
   // As codes alone they are those of the floats.
   Codes alone(rows, width), codes(rows, width);
   Table floats(random, rows, width);
-  rms_norm(with, x.row(0), x.stride, rows, width, nullptr, 1e-5f, nullptr, 0, &alone.rounded);
-  rms_norm(with, x.row(0), x.stride, rows, width, nullptr, 1e-5f, floats.row(0), floats.stride, &codes.rounded);
+  rms_norm(with, {x.row(0), x.stride, rows, width, nullptr, 0, &alone.rounded}, nullptr, 1e-5f);
+  rms_norm(with, {x.row(0), x.stride, rows, width, floats.row(0), floats.stride, &codes.rounded}, nullptr, 1e-5f);
   alone.check(codes);
 }
 
@@ -108,8 +108,8 @@ void hold_gates(Machine& with, Machine& oracle, Random& random) {
   both.filled(random, 3);
   const Activation activation = any_activation(random);
   hold(with, oracle, random, rows, width, 1e-5f, [&](Machine& machine, Results& to) {
-    gated(machine, both.row(0), both.row(0) + width, both.stride, rows, width, activation, to.floats.row(0), to.floats.stride,
-          &to.codes.rounded);
+    gated(machine, {both.row(0), both.stride, rows, width, to.floats.row(0), to.floats.stride, &to.codes.rounded},
+          both.row(0) + width, activation);
   });
 }
 

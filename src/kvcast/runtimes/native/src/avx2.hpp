@@ -52,6 +52,7 @@ INLINE __m256 load(const float* from, int count) {
   return count >= 8 ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, first(count));
 }
 
+INLINE void store(float* to, __m256 x) { _mm256_storeu_ps(to, x); }
 INLINE void store(float* to, int count, __m256 x) {
   if (count >= 8)
     _mm256_storeu_ps(to, x);
@@ -81,6 +82,23 @@ INLINE __m256 load(const int8_t* from, int count) {
 }
 
 INLINE __m256 magnitude(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), x); }
+
+// Arithmetic under the names that shared code has for it.
+using Vector = __m256;
+constexpr int FLOATS = 8;  // of a Vector
+
+INLINE Vector all(float x) { return _mm256_set1_ps(x); }
+INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+INLINE Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
+INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+INLINE Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE Vector greater(Vector a, Vector b) { return _mm256_max_ps(a, b); }
+INLINE Vector positive(Vector x) { return _mm256_max_ps(x, _mm256_setzero_ps()); }  // of NaN 0, as everywhere
+INLINE Vector by_sign(Vector x, Vector negative, Vector other) { return _mm256_blendv_ps(other, negative, x); }
+INLINE Vector if_less(Vector a, Vector b, Vector less, Vector other) {
+  return _mm256_blendv_ps(other, less, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
 
 // Horizontal ones, each in one fixed order.
 INLINE float total(__m256 x) {
@@ -132,6 +150,11 @@ INLINE void multiply_strips(const float* w, size_t apart, int inputs, const floa
       for (int z = 0; z < STRIPS * PAIR; z++) sums[m][z] = _mm256_fmadd_ps(x[z], y, sums[m][z]);
     }
   }
+}
+
+template <int ROWS>
+INLINE void multiply_strip(const float* w, int inputs, const float* a, size_t stride, Vector sums[ROWS][PAIR]) {
+  multiply_strips<ROWS, 1>(w, 0, inputs, a, stride, sums);
 }
 
 AVX2_END

@@ -45,6 +45,24 @@ INLINE __mmask16 first(int count) {
   return count >= 16 ? 0xffff : count > 0 ? static_cast<__mmask16>((1u << count) - 1) : 0;
 }
 
+// Arithmetic under the names that shared code has for it.
+using Vector = __m512;
+
+INLINE Vector all(float x) { return _mm512_set1_ps(x); }
+INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+INLINE Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
+INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+INLINE Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE Vector magnitude(Vector x) { return _mm512_abs_ps(x); }
+INLINE Vector positive(Vector x) { return _mm512_max_ps(x, _mm512_setzero_ps()); }  // of NaN 0, as everywhere
+INLINE Vector if_less(Vector a, Vector b, Vector less, Vector other) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), other, less);
+}
+INLINE Vector by_sign(Vector x, Vector negative, Vector other) {
+  return if_less(x, _mm512_setzero_ps(), negative, other);
+}
+
 // 2^x to 2e-7 relative; far below 0 nearly 0; NaN stays. Cephes' exp2f.
 INLINE __m512 exp2(__m512 x) {
   x = _mm512_max_ps(_mm512_set1_ps(-126.f), x);  // of two numbers of which one is NaN, the second is taken

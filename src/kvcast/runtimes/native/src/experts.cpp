@@ -123,8 +123,9 @@ void mix_experts(Machine& machine, const Mixture& of) {
     product(machine, matrix_of(of.gate_up, expert), count, in, first, hidden);
     const Rounded codes = gated_lines.codes(0);
     float* floats = gated_lines.floats(0);
-    gated(machine, hidden, hidden + inner, 2 * static_cast<size_t>(inner), count, inner, of.activation, floats, inner,
-          floats ? nullptr : &codes);
+    const size_t stride = 2 * static_cast<size_t>(inner), out_stride = inner;
+    const RowRange gate = {hidden, stride, count, inner, floats, out_stride, floats ? nullptr : &codes};
+    gated(machine, gate, hidden + inner, of.activation);
     product(machine, matrix_of(of.down, expert), count, gated_lines, 0, answers.floats(first));
   }
   for_rows(machine, of.tokens, width, [&](int token) {

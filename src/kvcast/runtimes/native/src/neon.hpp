@@ -35,6 +35,7 @@ INLINE float32x4_t load(const float* from, int count) {
   return vld1q_f32(numbers);
 }
 
+INLINE void store(float* to, float32x4_t x) { vst1q_f32(to, x); }
 INLINE void store(float* to, int count, float32x4_t x) {
   if (count >= LANES) return vst1q_f32(to, x);
   float numbers[LANES];
@@ -68,6 +69,24 @@ INLINE uint32x4_t first(int count) {
   constexpr int32_t PLACES[LANES] = {0, 1, 2, 3};
   return vcgtq_s32(vdupq_n_s32(count), vld1q_s32(PLACES));
 }
+
+// Arithmetic under the names that shared code has for it.
+using Vector = float32x4_t;
+constexpr int FLOATS = LANES;
+
+INLINE Vector all(float x) { return vdupq_n_f32(x); }
+INLINE Vector add(Vector a, Vector b) { return vaddq_f32(a, b); }
+INLINE Vector subtract(Vector a, Vector b) { return vsubq_f32(a, b); }
+INLINE Vector multiply(Vector a, Vector b) { return vmulq_f32(a, b); }
+INLINE Vector divide(Vector a, Vector b) { return vdivq_f32(a, b); }
+INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+INLINE Vector magnitude(Vector x) { return vabsq_f32(x); }
+INLINE Vector greater(Vector a, Vector b) { return vmaxq_f32(a, b); }
+INLINE Vector positive(Vector x) { return vmaxnmq_f32(x, vdupq_n_f32(0.f)); }  // of NaN 0, as everywhere
+INLINE Vector by_sign(Vector x, Vector negative, Vector other) {
+  return vbslq_f32(vcltzq_s32(vreinterpretq_s32_f32(x)), negative, other);
+}
+INLINE Vector if_less(Vector a, Vector b, Vector less, Vector other) { return vbslq_f32(vcltq_f32(a, b), less, other); }
 
 // Horizontal ones, each in one fixed order.
 INLINE float total(float32x4_t x) { return vaddvq_f32(x); }

@@ -126,17 +126,17 @@ void execute(Machine& machine, const RoundWords& w) {
 
 void execute(Machine& machine, const LayerNormWords& w) {
   const MaybeRounded to(w.rounded_out, w.rows, w.width);
-  layer_norm(machine, w.x, w.stride, w.rows, w.width, w.gain, w.bias, w.epsilon, w.out, w.out_stride, to.pointer());
+  layer_norm(machine, {w.x, w.stride, w.rows, w.width, w.out, w.out_stride, to.pointer()}, w.gain, w.bias, w.epsilon);
 }
 
 void execute(Machine& machine, const RmsNormWords& w) {
   const MaybeRounded to(w.rounded_out, w.rows, w.width);
-  rms_norm(machine, w.x, w.stride, w.rows, w.width, w.gain, w.epsilon, w.out, w.out_stride, to.pointer());
+  rms_norm(machine, {w.x, w.stride, w.rows, w.width, w.out, w.out_stride, to.pointer()}, w.gain, w.epsilon);
 }
 
 void execute(Machine& machine, const GatedWords& w) {
   const MaybeRounded to(w.rounded_out, w.rows, w.width);
-  gated(machine, w.gate, w.up, w.stride, w.rows, w.width, w.activation, w.out, w.out_stride, to.pointer());
+  gated(machine, {w.gate, w.stride, w.rows, w.width, w.out, w.out_stride, to.pointer()}, w.up, w.activation);
 }
 
 void execute(Machine& machine, const EmbeddingWords& w) {

@@ -5,16 +5,16 @@
 namespace kvcast {
 namespace {
 
-// Calls work(m, row) for each row, where `row` is the row's place in out, or one that is kept for the
+// Calls work(x, row) for each row, where `row` is the row's place in out, or one that is kept for the
 // thread; then rounds it.
 template <class Work>
-void write_rows(Machine& machine, int rows, int width, float* out, size_t stride, const Rounded* to, Work&& work) {
-  for_rows(machine, rows, width, [&](int m) {
+void write_rows(Machine& machine, const RowRange& of, Work&& work) {
+  for_rows(machine, of.rows, of.width, [&](int m) {
     thread_local std::vector<float> space;
-    if (out == nullptr && space.size() < static_cast<size_t>(width)) space.resize(width);
-    float* row = out ? out + m * stride : space.data();
-    work(m, row);
-    if (to) round_row(machine.with, row, width, to->row(m));
+    if (of.out == nullptr && space.size() < static_cast<size_t>(of.width)) space.resize(of.width);
+    float* row = of.out ? of.out + m * of.out_stride : space.data();
+    work(of.x + m * of.stride, row);
+    if (of.to) round_row(machine.with, row, of.width, of.to->row(m));
   });
 }
 
@@ -25,24 +25,21 @@ void round_row(const Instructions& with, const float* x, int width, const Rounde
     with.products.round(x + i, std::min(BLOCK, width - i), to.block(i / BLOCK));
 }
 
-void layer_norm(Machine& machine, const float* x, size_t stride, int rows, int width, const float* gain,
-                const float* bias, float epsilon, float* out, size_t out_stride, const Rounded* to) {
-  write_rows(machine, rows, width, out, out_stride, to, [&](int m, float* row) {
-    machine.with.rows.layer_norm(x + m * stride, gain, bias, epsilon, width, row);
+void layer_norm(Machine& machine, const RowRange& of, const float* gain, const float* bias, float epsilon) {
+  write_rows(machine, of, [&](const float* x, float* row) {
+    machine.with.rows.layer_norm(x, gain, bias, epsilon, of.width, row);
   });
 }
 
-void rms_norm(Machine& machine, const float* x, size_t stride, int rows, int width, const float* gain, float epsilon,
-              float* out, size_t out_stride, const Rounded* to) {
-  write_rows(machine, rows, width, out, out_stride, to, [&](int m, float* row) {
-    machine.with.rows.rms_norm(x + m * stride, gain, epsilon, width, row);
+void rms_norm(Machine& machine, const RowRange& of, const float* gain, float epsilon) {
+  write_rows(machine, of, [&](const float* x, float* row) {
+    machine.with.rows.rms_norm(x, gain, epsilon, of.width, row);
   });
 }
 
-void gated(Machine& machine, const float* gate, const float* up, size_t stride, int rows, int width,
-           Activation activation, float* out, size_t out_stride, const Rounded* to) {
-  write_rows(machine, rows, width, out, out_stride, to, [&](int m, float* row) {
-    machine.with.rows.gate(activation, gate + m * stride, up + m * stride, width, row);
+void gated(Machine& machine, const RowRange& gate, const float* up, Activation activation) {
+  write_rows(machine, gate, [&](const float* x, float* row) {
+    machine.with.rows.gate(activation, x, up + (x - gate.x), gate.width, row);
   });
 }
 

@@ -28,16 +28,21 @@ void for_rows(Machine& machine, int rows, int width, Work&& work) {
 // x [width] to a row of int8.
 void round_row(const Instructions&, const float* x, int width, const Rounded& to);
 
-// x [rows, width] with a stride; `out` or `to` may be null, and `out` may be x. Gain and bias may be null.
-void layer_norm(Machine&, const float* x, size_t stride, int rows, int width, const float* gain, const float* bias,
-                float epsilon, float* out, size_t out_stride, const Rounded* to);
+// Rows of an operation: x [rows, width] with a stride. `out` or `to` may be null, and `out` may be x.
+struct RowRange {
+  const float* x;
+  size_t stride;
+  int rows, width;
+  float* out;
+  size_t out_stride;
+  const Rounded* to;
+};
 
-// `gain` may be null.
-void rms_norm(Machine&, const float* x, size_t stride, int rows, int width, const float* gain, float epsilon,
-              float* out, size_t out_stride, const Rounded* to);
+// Gain and bias [width] may be null.
+void layer_norm(Machine&, const RowRange&, const float* gain, const float* bias, float epsilon);
+void rms_norm(Machine&, const RowRange&, const float* gain, float epsilon);
 
 // activation(gate) * up; both have the same stride.
-void gated(Machine&, const float* gate, const float* up, size_t stride, int rows, int width, Activation, float* out,
-           size_t out_stride, const Rounded* to);
+void gated(Machine&, const RowRange& gate, const float* up, Activation);
 
 }  // namespace kvcast
