@@ -492,7 +492,7 @@ def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(
     assert printed == b""
     count = re.fullmatch(
         rb"kvcast: (\d) of 4 recordings are finished; the same command with --resume does the "
-        rb"others\nkvcast: (?:interrupted|terminated)\n",
+        rb"rest\nkvcast: (?:interrupted|terminated)\n",
         err,
     )
     assert 0 <= int(count[1]) < 4

@@ -61,7 +61,7 @@ def test_a_cluster_is_for_folders_and_files_of_prompts(folder, capsys):
     code, err = refused(capsys, "transcribe", file, "--model", "demo", "--ray", "local")
     assert (code, "--ray is for a folder" in err) == (2, True)
     code, err = refused(capsys, "transcribe", "-", "--live", "--model", "demo", "--ray", "local")
-    assert (code, "--live is heard on one machine: drop --ray" in err) == (2, True)
+    assert (code, "--live runs on one machine: drop --ray" in err) == (2, True)
     code, err = refused(capsys, "generate", "a", "--ray", "local")
     assert (code, "--ray is for many prompts: give them with --prompts" in err) == (2, True)
 

@@ -120,7 +120,7 @@ def test_a_run_that_is_terminated_is_resumed(tmp_path):
     written = len(journal(out))
     assert finished in {
         f"kvcast: {count} of 13 recordings are finished; the same command with --resume does the "
-        "others"
+        "rest"
         for count in (written - 1, written)
     }
     assert ended == "kvcast: terminated"

@@ -1,7 +1,7 @@
 """Opens a sound file, standard input or an array, and yields it as mono 16 kHz float32 in blocks.
 
 All error messages about sound files come from here, with the file's name and in one line. Knows
-nothing of what the samples are used for.
+nothing of the samples' use.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ class AudioSource(Protocol):
     """Its name in messages: printable, one line."""
 
     notices: tuple[str, ...]
-    """What the user should know after a complete pass, one line each."""
+    """Notices for the user after a complete pass, one line each."""
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the recording from its start, mono float32 [samples] at 16 kHz."""
         ...
 
     def close(self) -> None:
-        """Release what this object opened."""
+        """Close the files that this object opened."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Where utterances begin and end in sound that is still arriving.
 
-Whoever gives the probabilities of speech is called and not known here: Silero (`kvcast.audio.vad`),
+The source of the probabilities of speech is an argument: Silero (`kvcast.audio.vad`),
 or `Loudness`, which needs no model. Knows nothing of words.
 """
 
@@ -20,7 +20,7 @@ BLOCK = 512
 Listener: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Given the next blocks of a recording [n, BLOCK], returns the probability of speech in each, [n]:
 
-it remembers what it heard before, so every recording needs a listener of its own.
+it has a state, so every recording needs a listener of its own.
 """
 
 HYSTERESIS = 0.15
@@ -29,7 +29,7 @@ HYSTERESIS = 0.15
 ONSET = 3
 """Blocks of speech in a row that begin an utterance: a click is shorter, the shortest word longer.
 
-Whoever listens keeps some sound before them."""
+Callers keep some sound before them."""
 
 
 class Change(Enum):
@@ -52,7 +52,7 @@ class Endpoints:
         """Begin in silence.
 
         Args:
-            listener: tells speech from other sound.
+            listener: gives the probability of speech.
             threshold: probability from which on a block is speech.
             pause: seconds without speech that end an utterance.
 

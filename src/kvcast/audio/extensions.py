@@ -1,4 +1,4 @@
-"""Names under which people keep recordings: the extensions of what `kvcast.audio.decode` opens.
+"""Extensions of the recordings that `kvcast.audio.decode` opens.
 
 A file is opened by its content. Names only tell the recordings in a folder from everything else
 that lies there. Knows no library.
@@ -13,7 +13,7 @@ PYAV = (
     *("3gp", "aac", "ac3", "amr", "asf", "avi", "flv", "m4a", "m4b", "m4v", "mka", "mkv", "mov"),
     *("mp4", "spx", "weba", "webm", "wma", "wmv"),
 )
-"""Also where PyAV is not installed: the reader's message then says what to install."""
+"""Also without PyAV: the reader's message then names the extra to install."""
 
 EXTENSIONS = frozenset((*LIBSNDFILE, *PYAV))
 """In lower case, without the dot."""

@@ -80,16 +80,17 @@ class MelWindows:
     """Length of the recording in seconds."""
 
     timeline: Timeline
-    """Tells what seconds of the sound are in the recording."""
+    """Maps seconds of the sound to seconds of the recording."""
 
     skipped: tuple[Part, ...] | None = None
-    """What was left out because it is no speech; None if nobody looked for that."""
+    """Parts left out as no speech; None without voice activity detection."""
 
     silent: bool
-    """Whether no sample exceeds SILENT_PEAK: there is nothing to transcribe, as a notice says."""
+    """Whether no sample exceeds SILENT_PEAK, so that there is nothing to transcribe; see
+    `notices`."""
 
     notices: tuple[str, ...]
-    """What the user should know about this recording, one line each."""
+    """Notices for the user about this recording, one line each."""
 
     def __init__(self, audio: AudioSource, n_mels: int) -> None:
         self._audio = audio
@@ -247,7 +248,7 @@ def window_features(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.flo
     """Return the encoder's input for up to 30 s of sound that may go on.
 
     As at the end of a recording, values past the sound are 0.0. Values are floored at 8 below the
-    maximum of this sound, as nobody knows how loud the rest will be.
+    maximum of this sound, as the loudness of the rest is unknown.
 
     Args:
         samples: float32 [n] at 16 kHz.

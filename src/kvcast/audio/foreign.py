@@ -1,8 +1,8 @@
-"""What else than raw PCM and WAV a stream may be, by its first bytes: as samples it would be noise.
+"""Detects formats besides raw PCM and WAV by a stream's first bytes: as samples they are noise.
 
-Any bytes can be raw samples. So a format is only named for what samples hardly ever begin with: a
-frame of MPEG audio begins with few bits that are always the same, and counts if another one like it
-follows where it ends. Decodes nothing.
+Any bytes can be raw samples. So a format is only named for bytes that samples hardly ever begin
+with: a frame of MPEG audio begins with few bits that are always the same, and counts if another one
+like it follows where it ends. Decodes nothing.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ _RATES = (44_100, 48_000, 32_000)
 
 
 class _Frame(NamedTuple):
-    """A frame's name, its bytes, and what the next one has in common with it."""
+    """A frame's name, its bytes, and the part that the next one repeats."""
 
     format: str
     length: int

@@ -15,11 +15,11 @@ BLOCK_VALUES = 2**15
 
 
 class UnreadableError(Exception):
-    """The reader's library does not know this format or refuses its header; the text says why."""
+    """The reader's library does not know the format or refuses its header; the text says why."""
 
 
 class DamagedError(Exception):
-    """The stream ended early or is damaged; what came before is good. The text follows the name."""
+    """The stream ended early or is damaged; earlier samples are good. The text follows the name."""
 
 
 class SoundReader(Protocol):

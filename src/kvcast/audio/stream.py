@@ -1,7 +1,7 @@
-"""Sound as it arrives: raw PCM, or WAV whose length nobody knows yet.
+"""Sound as it arrives: raw PCM, or WAV of unknown length.
 
 `kvcast.audio.decode` reads recordings that lie somewhere; this takes bytes as they come, of any
-number, and keeps none. Knows neither where they come from nor what the samples are used for.
+number, and keeps none. Knows neither the samples' source nor their use.
 """
 
 import struct

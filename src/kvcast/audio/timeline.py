@@ -35,7 +35,7 @@ def between(parts: Sequence[Part], samples: int) -> tuple[Part, ...]:
 
 
 def common(parts: Iterable[Part], others: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the overlap of a part with the others; both are in order and disjoint."""
+    """Return the overlap of a part with other parts, which are in order and disjoint."""
     shared = (
         Part(max(part.start, other.start), min(part.end, other.end))
         for part in parts
@@ -45,7 +45,7 @@ def common(parts: Iterable[Part], others: Sequence[Part]) -> tuple[Part, ...]:
 
 
 class Timeline:
-    """Maps seconds of a recording's parts, one right after the other, to the recording's own.
+    """Maps seconds of a recording's joined parts to the recording's own.
 
     Where a part ends and the next one begins, one moment of the parts is two of the recording. So
     a time alone is not enough: what begins there belongs to the next part, and what ends there to
@@ -60,7 +60,7 @@ class Timeline:
 
         Args:
             parts: in order, disjoint, none of them empty; they may touch.
-            slack: seconds at the edges of parts that hold nothing of interest, such as padding.
+            slack: seconds of padding at the edges of parts.
 
         """
         self.joints = _ends(parts)[:-1]
@@ -71,7 +71,7 @@ class Timeline:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether times are others in the recording; without parts they are not."""
+        """Whether times in the recording differ; without parts they do not."""
         return bool(self._parts)
 
     @property

@@ -1,8 +1,8 @@
-"""Which parts of a recording are speech, and the recording without the others.
+"""Voice activity detection: the parts of a recording that are speech, and these parts alone.
 
 From probabilities of speech to parts as Silero's `get_speech_timestamps` does it (snakers4/
 silero-vad, utils_vad.py), in arrays. A part without 0.2 s of speech in one go is dropped: chords
-and tones sound like speech for up to 0.16 s. Whoever gives the probabilities is called and not
+and tones sound like speech for up to 0.16 s. The source of the probabilities is called and not
 known here.
 """
 
@@ -24,7 +24,7 @@ from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between, common
 
 _LEAST_PROBABILITY = 0.01
-"""Below this it is never speech, whatever the threshold."""
+"""Below this it is never speech, for any threshold."""
 
 _CUTTABLE = 0.098
 """Seconds of a pause at which speech that is too long may be cut, as in Silero."""
@@ -46,7 +46,7 @@ class Speech:
     """The speech in a recording.
 
     Attributes:
-        parts: those with speech, in order and disjoint; they may touch.
+        parts: with speech, in order and disjoint; they may touch.
         samples: of the whole recording.
         likeliest: the highest probability of speech anywhere in it.
 
@@ -117,7 +117,7 @@ def speech_parts(
 
     Speech begins with a block at the threshold, and ends before the first block that is clearly
     below it, if from there on no block reaches the threshold for `min_silence`. Parts without any
-    stretch of _SHORTEST are no speech. Parts that exceed `max_speech` are cut at their longest
+    run of _SHORTEST are no speech. Parts that exceed `max_speech` are cut at their longest
     pause, or where none is, at `max_speech`. Then every part is padded; parts closer than two
     paddings meet halfway.
 
@@ -188,7 +188,7 @@ def _cut(start: int, end: int, pauses: _Pauses, params: VoiceParams) -> Iterator
 
 
 def _padded(parts: Sequence[Part], pad: int, samples: int) -> tuple[Part, ...]:
-    """Widen parts by `pad` samples on each side; those that would overlap meet halfway."""
+    """Widen parts by `pad` samples on each side; parts that would overlap meet halfway."""
     if not parts:
         return ()
     starts, ends = np.array(parts).T
@@ -201,7 +201,7 @@ def _padded(parts: Sequence[Part], pad: int, samples: int) -> tuple[Part, ...]:
 
 
 class SpeechOnly(AudioSource):
-    """Parts of a recording, one right after the other."""
+    """The joined parts of a recording."""
 
     def __init__(self, audio: AudioSource, parts: Sequence[Part]) -> None:
         self.name = audio.name
@@ -237,7 +237,7 @@ def _closable(pieces: Iterator[NDArray[np.float32]]) -> Generator[NDArray[np.flo
 class SpokenWindows(MelWindows):
     """The speech of a recording, in windows.
 
-    If there is none, `content_frames` is 0, and a notice says how much anything sounded like it.
+    Without speech `content_frames` is 0, and a notice gives the highest probability.
     """
 
     def __init__(
@@ -254,9 +254,9 @@ class SpokenWindows(MelWindows):
         Args:
             audio: the recording; closed when this is.
             n_mels: number of mel bands.
-            listener: a new one, which tells speech from other sound.
+            listener: a new one; gives the probability of speech.
             params: the parameters of the detection.
-            clips: parts of the recording that may be heard, in order and disjoint.
+            clips: parts of the recording to transcribe, in order and disjoint.
 
         Raises:
             InputOutputError: it cannot be decoded, or is not sound.

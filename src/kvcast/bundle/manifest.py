@@ -68,7 +68,7 @@ class Manifest:
 
     `dtype` is the dtype of everything that is not quantised, `device` where the graphs run.
     `processor` lists the instructions that native code in the bundle needs; empty if there is none.
-    `calibration` tells how int4's codes were calibrated; empty without calibration.
+    `calibration` describes the calibration of int4's codes; empty without calibration.
     """
 
     family: str
@@ -207,7 +207,7 @@ def check_files(
 ) -> None:
     """Raise KvcastError unless every file exists, is unchanged and lies inside the folder.
 
-    Files named by `anew` are hashed whatever is remembered of them (`kvcast.spec.digests`).
+    Files named by `anew` are hashed even if their digests are remembered (`kvcast.spec.digests`).
     """
     for name, record in files.items():
         _check_file(folder, name, record, _hash if name in anew else sha256_of)

@@ -3,7 +3,7 @@
 An export also writes the bundle's manifest, without the package's own checksum, into the package:
 as one more record of a .pt2, which is a ZIP archive, and as an archive appended to a .pte, whose
 reader knows where it ends. A description inside the package cannot prove that the package is
-unchanged, so only users who trust it should open it by that. Nothing is unpacked or run here.
+unchanged, so only users who trust a package should open it so. Nothing is unpacked or run here.
 """
 
 import lzma
@@ -31,7 +31,7 @@ _MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day: a fixed date makes equal packa
 
 
 def describe_packages(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, with checksums of all other files, into the packages of `folder`."""
+    """Write the manifest, with checksums of all further files, into the packages of `folder`."""
     for name in PACKAGES:
         if not (folder / name).is_file():
             continue
@@ -73,7 +73,7 @@ def unvouched_package(path: Path, runtime: str | None) -> Path | None:
 def read_on_trust(package: Path) -> Manifest:
     """Return the description inside a package whose folder has no manifest.
 
-    The package itself is not verified; the files beside it must be those of its export.
+    The package itself is not verified; the files beside it must be its export's.
 
     Raises:
         KvcastError: it has no description, or one that is malformed or of another version, or

@@ -1,7 +1,7 @@
 """Conversations as OpenAI's chat completions write them, checked, in the form that templates take.
 
-Templates turn roles and names into control text, so these must not be arbitrary; what else users
-write is text, wherever it stands. Knows no template and no tokens.
+Templates turn roles and names into control text, so these must not be arbitrary; all else that
+users write is text, wherever it stands. Knows no template and no tokens.
 """
 
 import json

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MOST = 4
-"""Processes that wait for more at a time; of others, the one used longest ago is ended."""
+"""Maximum idle processes; beyond it, the one used longest ago is ended."""
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
 

@@ -1,7 +1,7 @@
 """Chat templates, which format conversations as a model expects them. Knows no tokens.
 
 A template comes with a model and is a program in Jinja2's language. So it runs in a process of its
-own (template_worker.py), and whatever it does, the worst outcome is a one-line error.
+own (template_worker.py), so the worst outcome is a one-line error.
 """
 
 import weakref

@@ -1,7 +1,7 @@
 """Calls of tools in the text that a model writes, in the forms that open models were trained on.
 
-Which form a model has, its chat template says: it formats earlier calls in the same way. A parser
-takes text in pieces and gives back what is content and what is a call. Knows no tokens.
+A model's form follows from its chat template, which formats earlier calls in the same way. A parser
+takes text in pieces and returns content and calls. Knows no tokens.
 """
 
 import json
@@ -14,7 +14,7 @@ NO_TOOLS = "this model's template knows no tools"
 UNKNOWN_FORM = "this model's template calls tools in a form that kvcast does not know"
 
 _LONGEST_HEAD = 256
-"""Characters between what opens a call and its JSON."""
+"""Maximum characters between the opening of a call and its JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ def _terms(text: str, markers: Sequence[str], special: Mapping[str, int]) -> str
 
 
 class ToolCallParser:
-    """Tells content from calls in one text, however it is split into pieces.
+    """Divides one text into content and calls, however it is split into pieces.
 
     White space around calls is left out. Text that only looks like a call is content, as it was
     written.
@@ -208,7 +208,7 @@ class ToolCallParser:
         return [self._taken(certain)]
 
     def _certain(self, text: str) -> int:
-        """Return the length of the part that is content whatever comes."""
+        """Return the length of the part that is certainly content."""
         opening = self._form.opening
         for length in range(min(len(text), len(opening) - 1), 0, -1):
             if text.endswith(opening[:length]):

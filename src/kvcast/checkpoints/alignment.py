@@ -63,8 +63,8 @@ def alignment_heads(dimensions: WhisperDimensions, named: object, model: str = "
 
     Args:
         dimensions: the model's.
-        named: what its files list, [[layer, head], ...]; None if they list nothing.
-        model: what its files call it, such as "openai/whisper-large-v2".
+        named: the list in its files, [[layer, head], ...]; None without a list.
+        model: its name in its files, such as "openai/whisper-large-v2".
 
     Raises:
         KvcastError: `named` is no list of pairs of numbers.

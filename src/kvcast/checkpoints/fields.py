@@ -66,7 +66,7 @@ class Fields:
             raise self.error(str(error)) from None
 
     def error(self, reason: str) -> KvcastError:
-        """Return the error that says what is wrong with these fields."""
+        """Return an error about these fields."""
         return KvcastError(f"{self.what}: {reason}")
 
     def _value(self, name: str, default: object) -> Any:

@@ -1,6 +1,6 @@
 """Reads GGUF files: Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and Gemma 3 as llama.cpp converts them.
 
-llama.cpp's conversion/llama.py and gemma.py show what the conversion changes. In the `llama`
+llama.cpp's conversion/llama.py and gemma.py define the conversion. In the `llama`
 architecture, rotary pairs of queries and keys are neighbouring rows of a head, so its rows are in
 another order; Gemma's norms are stored as they multiply, not minus one; Llama 3's rotary scaling is
 a tensor of divisors. Knows nothing of the container's bytes or of the tokenizer.
@@ -95,7 +95,7 @@ class _Values:
         return self.fields.positive(self._full(name), default)
 
     def plain(self, name: str) -> Any:
-        """Return the value, whatever its type."""
+        """Return the value, of any type."""
         return self.fields.values.get(self._full(name))
 
     def text(self, name: str, default: str) -> str:

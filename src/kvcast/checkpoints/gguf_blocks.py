@@ -9,7 +9,7 @@ The layouts, from ggml's ggml-common.h; a half is a float16, a nibble 4 bits:
     Q4_K, 256 numbers: half scale, half least value, 8 scales and 8 least values in 6 bits each, in
                        12 bytes, that those are multiplied by; 128 bytes: each 32 hold two blocks
 
-Knows nothing of files and of what matrices are for.
+Knows nothing of files and of the use of matrices.
 """
 
 from collections.abc import Callable, Mapping

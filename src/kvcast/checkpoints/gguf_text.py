@@ -47,7 +47,7 @@ class _Words:
     """How text is split before byte-level BPE.
 
     `patterns`: applied in order; each splits the pieces that the one before left.
-    `whole`: a word that is a token becomes that token, whatever its merges (`ignore_merges`).
+    `whole`: a word that is a token becomes that token, regardless of merges (`ignore_merges`).
     `starts`: whether texts start with the beginning-of-text token, if the file does not say.
     `composed`: whether text is normalised to NFC first.
     """

@@ -1,7 +1,7 @@
 """Downloads models by hub id, with huggingface_hub: HF_HOME, HF_HUB_OFFLINE and HF_TOKEN apply.
 
 Downloads only the files that a reader or a bundle needs, and turns every failure into one line.
-Knows nothing of what the files mean.
+Knows nothing of the files' contents.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Models that come as data files of Python packages, including kvcast's own.
 
 Other packages are pinned to a version, found through their installed metadata and never imported.
-Every file is checked against its SHA-256. Knows nothing of what the files mean.
+Every file is checked against its SHA-256. Knows nothing of the files' contents.
 """
 
 import shutil

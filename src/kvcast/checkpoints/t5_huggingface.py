@@ -78,7 +78,7 @@ _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 
 
 def _stack_names(stack: str, cross: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Return names of the encoder's or decoder's tensors; `cross`: those of cross-attention."""
+    """Return names of the encoder's or decoder's tensors; `cross`: names of cross-attention's."""
     block = f"{stack}.block.{{i}}.layer"
     own, dense = f"{block}.0.SelfAttention", f"{block}.{2 if cross else 1}.DenseReluDense"
     layer: dict[str, Sequence[str]] = {

@@ -16,7 +16,7 @@ tensor_bundle.proto: a BundleHeaderProto for the first, empty key, and BundleEnt
 others. `x.data-00000-of-0000n` are the shards. TensorFlow writes indexes without compression. The
 index's checksums are verified. Those of the tensors are not, since that would take minutes in
 Python for a large model. Everything else is checked against the files before it is used. Knows
-nothing of what tensors mean.
+nothing of the tensors' meaning.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Reads what a Hugging Face model's files say about its text, for any family.
+"""Reads the text settings of a Hugging Face model's files, for any family.
 
 Knows no tokenizer: each family knows the files of its own.
 """

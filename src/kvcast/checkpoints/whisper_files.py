@@ -8,7 +8,7 @@ A tokenizer is the first of these that a folder has, and always becomes a tokeni
                                  that fine-tuning added
     vocabulary.json or .txt      CTranslate2's list of all tokens, in the order of their ids
 
-preprocessor_config.json is not needed, but it tells a model that hears otherwise than Whisper does.
+preprocessor_config.json is not needed, but it shows models with other features than Whisper's.
 Knows no weights.
 """
 
@@ -49,7 +49,7 @@ def tokenizer_json(folder: Path) -> bytes:
 
 
 def check_preprocessor(folder: Path, dimensions: WhisperDimensions) -> None:
-    """Raise KvcastError if preprocessor_config.json says that the model hears other features."""
+    """Raise KvcastError if preprocessor_config.json declares other features."""
     path = folder / _PREPROCESSOR
     if not path.is_file():
         return
@@ -126,7 +126,7 @@ _LAYOUTS = (
 
 
 def _from_list(tokens: Any, path: Path) -> bytes:
-    """Read a list of all tokens: text up to the end of text, then those that steer and added ones.
+    """Read a list of all tokens: text up to the end of text, then control tokens and added ones.
 
     The list has no merges, but tokens are numbered in the order in which they were learned.
     """

@@ -24,7 +24,7 @@ def whisper_dimensions(
 ) -> WhisperDimensions:
     """Return the dimensions; raises KvcastError, naming `what`, for impossible ones.
 
-    `named` and `model` are what files say of alignment heads; see `alignment_heads`.
+    `named` and `model` are the files' facts about alignment heads; see `alignment_heads`.
     """
     try:
         dimensions = WhisperDimensions(**sizes)

@@ -16,7 +16,7 @@ from kvcast.checkpoints.vocabularies import BEGIN, END, UNKNOWN, token_ids, voca
 PLAIN = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast")
 """Names in tokenizer_config.json of tokenizers that split into characters and pieces."""
 SEGMENTING = ("RoFormerTokenizer", "RoFormerTokenizerFast", "T5PegasusTokenizer")
-"""Names of those that split into words first."""
+"""Names of tokenizers that split into words first."""
 
 _SPECIAL = {"cls_token": BEGIN, "sep_token": END, "unk_token": UNKNOWN}
 # Two of the characters that BERT splits apart unless text is split into words before.
@@ -27,7 +27,7 @@ def read_wordpiece(folder: Path, segmented: Collection[str | None]) -> dict[str,
     """Return the files that `kvcast.tokenizers.opening.open_text` reads: a vocabulary and settings.
 
     `segmented`: names of tokenizers that split text into words; None: if no name is given. A
-    vocabulary without words is character-based, whatever the tokenizer is called. Raises
+    vocabulary without words is character-based, under every tokenizer's name. Raises
     InputMissingError without a vocabulary, KvcastError for a tokenizer other than BERT's and
     RoFormer's or a vocabulary without their special tokens.
     """

@@ -85,7 +85,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "serve": ("offer models over HTTP, with OpenAI's interface", _add_serve),
     "export": ("turn a model into a bundle for one of the runtimes", _add_export),
     "inspect": ("show how caching works: masks, caches, costs", _add_inspect),
-    "doctor": ("tell which runtimes work here, and why others do not", _add_doctor),
+    "doctor": ("show which runtimes work here, and why the rest do not", _add_doctor),
     "bench": ("time kvcast against other programs", _add_bench),
 }
 

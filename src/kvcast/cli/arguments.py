@@ -23,7 +23,7 @@ SWITCHES = {
 }
 """Options that take no value here and True or False in Whisper's command line.
 
-Each with what stands for False; None is leaving it out.
+Each with its word for False; None leaves the option out.
 """
 
 
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         emit(self.format_help())
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError; argparse calls this for whatever it cannot accept."""
+        """Raise UsageError; argparse calls this for every word that it rejects."""
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
@@ -122,7 +122,7 @@ def normalise(words: Sequence[str]) -> list[str]:
 
     `--best_of 3` becomes `--best-of 3`; `--suppress-tokens -1,7` becomes one word, or argparse
     would take -1,7 for an option; `--condition_on_previous_text False` becomes
-    `--no-condition-on-previous-text`. What follows a lone `--` is left alone.
+    `--no-condition-on-previous-text`. Words after a lone `--` stay as they are.
     """
     end = words.index("--") if "--" in words else len(words)
     spelled: list[str] = []

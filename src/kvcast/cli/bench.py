@@ -1,4 +1,4 @@
-"""`kvcast bench …`: hands the words to kvcast_bench, a package of its own, and says how to get it.
+"""`kvcast bench …`: runs kvcast_bench, a separate package, or prints how to install it.
 
 Knows no benchmark and no option.
 """

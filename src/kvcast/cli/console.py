@@ -1,6 +1,6 @@
-"""The two streams of a command: what goes to standard output, and one line per problem.
+"""The two streams of a command: results, and one line per problem.
 
-Standard output is UTF-8 whatever the locale says. Every problem becomes one line on standard
+Standard output is UTF-8 in every locale. Every problem becomes one line on standard
 error and an exit code; a traceback is shown only with KVCAST_DEBUG=1. Knows no command.
 """
 
@@ -42,7 +42,7 @@ def prepare_output() -> None:
 def emit(text: str) -> None:
     """Write to standard output and flush, so that a reader sees each piece when it is there.
 
-    A terminal is shown control characters as escapes: a model, or who made its files, may have put
+    A terminal gets control characters as escapes: a model, or its files' author, may have put
     them there. Files and pipes get the text as it is.
 
     Raises ClosedPipeError or OutputStreamError; unwritten output is dropped.
@@ -95,7 +95,7 @@ def report(error: Exception, *, about: str | None = None) -> int:
 
 @contextlib.contextmanager
 def own_error_stream() -> Iterator[None]:
-    """Write to standard error through a file descriptor that nobody else points elsewhere.
+    """Write to standard error through a private file descriptor, which no library redirects.
 
     Readers of sound keep their libraries quiet by sending descriptor 2 nowhere for a moment. From
     another thread, this module's lines would go the same way.
@@ -120,7 +120,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for whatever is no visible character or space."""
+    """Return the text with escapes for all but visible characters and spaces."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

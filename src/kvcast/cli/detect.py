@@ -25,7 +25,7 @@ EPILOG = """\
 One row for each recording: its name, the language's code and name, how probable it is, and what
 else it may be. docs/language.schema.json describes the documents that --json prints.
 
-""" + recordings.EXIT_CODES.format(done="the others are printed", kept="rows already printed stay")
+""" + recordings.EXIT_CODES.format(done="the rest are printed", kept="rows already printed stay")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`kvcast export MODEL --output DIR`: exports and tells what was written.
+"""`kvcast export MODEL --output DIR`: exports and lists the written files.
 
 Knows no format of models or bundles, and not which destinations may be replaced.
 """

@@ -1,4 +1,4 @@
-"""Names of result files: after their input, never in each other's way.
+"""Names of result files: after their input, without collisions.
 
 Knows no format and no model.
 """

@@ -1,4 +1,4 @@
-"""`kvcast transcribe DIR`: a folder's recordings, what is said of each, and the summary.
+"""`kvcast transcribe DIR`: a folder's recordings, a line for each, and the summary.
 
 Knows no decoding, and nothing of how a run survives its end: see `kvcast.whisper.folders`.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvcast.whisper.folders.working import FolderTranscript, Outcome, QueuedRecording, Watch
 
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
-"""Begins to transcribe; takes what is told how far each recording is."""
+"""Starts transcribing; takes a callback for each recording's progress."""
 
 _WITHOUT_EFFECT = frozenset({"audio", "output_dir", "json", "quiet", "run", "threads", "trust"})
 """Arguments that a transcript does not depend on, besides those of folders."""
@@ -136,7 +136,7 @@ class _Course:
         self.failures: list[int] = []
 
     def ended(self, result: "FileResult") -> None:
-        """Take a result; a failure is told at once."""
+        """Take a result; report a failure at once."""
         self._results.append(result)
         if result.error is not None:
             with self._watcher.aside():
@@ -200,7 +200,7 @@ class _Course:
             except (KeyboardInterrupt, Terminated):
                 console.say(
                     f"{finished} of {len(waiting)} recordings are finished; the same command with "
-                    "--resume does the others"
+                    "--resume does the rest"
                 )
                 raise
         self._seconds = time.monotonic() - begun
@@ -270,15 +270,13 @@ def _refuse_nothing(folder: Path, work: "FolderRun", params: FolderParams) -> No
         return
     hints = [] if params.recursive else ["add --recursive for those in its folders"]
     hints.append("give another --glob" if params.patterns else "name files with --glob")
-    raise InputMissingError(
-        f"{folder} holds no recordings that were asked for: {', or '.join(hints)}"
-    )
+    raise InputMissingError(f"{folder} holds no matching recordings: {', or '.join(hints)}")
 
 
 def _notices(work: "FolderRun") -> Iterable[str]:
     """Yield notices for the user before work begins."""
     if work.damaged:
-        yield f"damaged lines of the journal: {work.damaged}; what they were about is done again"
+        yield f"damaged lines of the journal: {work.damaged}; their recordings are done again"
     if work.tried_again:
         yield f"recordings that failed before and are tried again: {work.tried_again}"
     if links := work.listing.links:

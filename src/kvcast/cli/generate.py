@@ -52,7 +52,7 @@ exit codes:
   2    wrong usage, an empty prompt, a prompt that is too long for the model
   66   input missing
   74   input cannot be read, or output cannot be written
-  130  interrupted; what was printed stays
+  130  interrupted; printed text stays
   141  the reader of standard output left early
   143  terminated; as 130
 """

@@ -30,7 +30,7 @@ _EXAMPLE: dict[str, Any] = {
     "capacity": None,
 }
 
-EPILOG = "docs/inspect.md explains what is shown, on one worked example."
+EPILOG = "docs/inspect.md explains the output on one example."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     views = parser.add_subparsers(title="views", metavar="VIEW", required=True)
     for name, summary, declare in (
-        ("masks", "draw who sees whom in each chunk and step", _add_masks),
-        ("cache", "show what each slot holds after each chunk and step", _add_cache),
+        ("masks", "draw the attention masks of each chunk and step", _add_masks),
+        ("cache", "show the contents of each slot after each chunk and step", _add_cache),
         (
             "bias",
             "show T5's relative position bias, or the rows of it that a call needs",
             _add_bias,
         ),
-        ("cost", "count what a model computes and reads, with a cache and without", _add_cost),
+        ("cost", "count a model's operations and bytes read, with and without a cache", _add_cost),
     ):
         declare(views.add_parser(name, help=summary, description=f"{summary.capitalize()}."))
 
@@ -76,7 +76,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    """Declare a schedule's arguments; those that are not given have no value at all."""
+    """Declare a schedule's arguments; omitted ones have no value at all."""
     for name, read, meaning in (
         ("lengths", several(whole_number(1)), "tokens of each prompt (default: 4,1,3)"),
         ("window", _window, "positions that a query sees, itself included, or none (default: 3)"),

@@ -1,7 +1,7 @@
 """`kvcast transcribe --live -`: sound from standard input, text as it settles.
 
 Knows no decoding: `kvcast.whisper.live` hears and settles. A thread reads, so that sound which
-arrives meanwhile is heard in one piece; it stops reading when much has piled up.
+arrives meanwhile is decoded in one piece; it stops reading when much has piled up.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SAMPLE_RATE = 16_000
 _PIECE = 1 << 16  # as much as a pipe holds
 _MOST_PILED_UP = 1 << 22  # bytes: two minutes of 16-bit sound at 16 kHz
 _LATE = 10.0
-"""Seconds of sound that piled up while others were heard, from which on a user is told."""
+"""Backlog of sound, in seconds, from which the user gets a warning."""
 
 _BEHIND = (
     f"sound arrives faster than this machine decodes it: text settles more than {_LATE:.0f} s "
@@ -86,7 +86,7 @@ def check(args: argparse.Namespace) -> None:
     if args.output_dir is not None:
         raise UsageError("--live prints its text and saves none: drop --output-dir")
     if args.ray is not None:
-        raise UsageError("--live is heard on one machine: drop --ray")
+        raise UsageError("--live runs on one machine: drop --ray")
     if folders := _given(args, FolderParams, FOLDERS):
         raise UsageError(f"--live reads no folder: drop {folders[0]}")
     if subtitles := _given(args, SubtitleParams, SUBTITLES):
@@ -118,7 +118,7 @@ class Intake:
 
         Args:
             read: returns at most as many bytes as soon as there are some; none at the end.
-            clock: tells when they arrived.
+            clock: gives the time of their arrival.
 
         """
         self._read = read
@@ -206,7 +206,7 @@ class JsonScreen(Screen):
 
 
 class Terminal(Screen, AbstractContextManager["Terminal"]):
-    """Settled text, and behind it in grey what may follow."""
+    """Settled text, followed by interim text in grey."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -269,7 +269,7 @@ def document(segment: "LiveSegment") -> dict[str, object]:
 
 
 def standard_input() -> Callable[[int], bytes]:
-    """Return what reads standard input; its buffer's lock would be in the way at exit."""
+    """Return a reader of standard input; its buffer's lock would be in the way at exit."""
     descriptor = sys.stdin.fileno()
     return lambda most: os.read(descriptor, most)
 
@@ -277,7 +277,7 @@ def standard_input() -> Callable[[int], bytes]:
 def transcribe(
     live: "LiveTranscription", intake: Intake, *, sample_rate: int, as_json: bool, quiet: bool
 ) -> None:
-    """Transcribe what is taken in until it ends or Ctrl-C is pressed; a second one interrupts."""
+    """Transcribe incoming sound until it ends or Ctrl-C is pressed; a second Ctrl-C interrupts."""
     from kvcast.whisper.live import SoundStream
 
     if not quiet:
@@ -324,7 +324,7 @@ def _summary(live: "LiveTranscription") -> str:
 
 @contextmanager
 def _stopped_by_interrupt(intake: Intake) -> Iterator[None]:
-    """Let Ctrl-C end the stream; from the second one on it does what it did before.
+    """Let the first Ctrl-C end the stream; further ones interrupt.
 
     A program that calls kvcast from another thread is left alone.
     """

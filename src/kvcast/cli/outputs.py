@@ -59,7 +59,7 @@ class Outputs:
         return cls(printed=printed, saved=saved, folder=output_dir, subtitles=subtitles)
 
     def pieces(self, segments: "Iterable[Segment]") -> Iterator[str]:
-        """Return the printed text as segments come: all of them are taken, whatever the format."""
+        """Return the printed text as segments come; takes all of them in every format."""
         write = writers.STREAMED.get(self.printed or "", _no_pieces)
         return write(segments, self.subtitles)
 

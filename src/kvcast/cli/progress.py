@@ -25,7 +25,7 @@ class Progress(Protocol):
     def waiting(self, message: str) -> AbstractContextManager[Callable[[str], None]]:
         """Show work of unknown length.
 
-        Yields what shows, behind the message, which part of it has begun.
+        Yields a function that shows the current phase behind the message.
         """
 
     def measuring(self, name: str, total: float | None) -> AbstractContextManager[None]:
@@ -75,7 +75,7 @@ def progress(*, quiet: bool) -> Progress:
 
 
 class Silent(Progress):
-    """Progress that nobody watches."""
+    """Progress without display."""
 
     @override
     @contextmanager

@@ -19,7 +19,7 @@ PLAIN_LINES = frozenset({".txt"})
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLine:
-    """One prompt; `place` says where it stands, for messages, and is "" for an only one."""
+    """One prompt; `place` is its position in the file, for messages, and "" for a single prompt."""
 
     text: str
     id: str | int | None = None

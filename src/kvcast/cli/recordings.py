@@ -71,7 +71,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def present(sources: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Return the inputs that are there; report the others and return their exit codes."""
+    """Return the existing inputs; report the missing ones and return their exit codes."""
     missing = [source for source in sources if _is_missing(source)]
     failures = [
         console.report(InputMissingError("there is no such file"), about=source)
@@ -98,7 +98,7 @@ def exit_code(failures: Sequence[int], *, inputs: int) -> int:
 
 
 def _is_missing(source: str) -> bool:
-    """Tell before a model is loaded; what else may be wrong, the reader of audio finds."""
+    """Report missing files before a model is loaded; the audio reader finds all other faults."""
     try:
         return source != STANDARD_INPUT and not (source and Path(source).stat())
     except (FileNotFoundError, NotADirectoryError):

@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=filled,
         metavar="MODEL",
-        help="what --model of the other commands takes: a bundle, a folder, a GGUF file, a hub id, "
-        "or demo, demo-base, demo-chat, demo-t5 or demo-unilm",
+        help="as --model of the other commands: a bundle, a folder, a GGUF file, a hub id, or "
+        "demo, demo-base, demo-chat, demo-t5 or demo-unilm",
     )
     under = headings(parser, ADDRESS, LOADING, ENGINE, LIMITS, ACCESS, LOGS, CLUSTER)
     under[ADDRESS].add_argument(

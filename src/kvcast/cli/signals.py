@@ -10,7 +10,7 @@ TERMINATED = 143  # what a shell shows for a program ended by SIGTERM
 
 
 class Terminated(BaseException):
-    """The process was asked to end."""
+    """The process received SIGTERM."""
 
 
 @contextmanager

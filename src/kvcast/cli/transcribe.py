@@ -1,4 +1,4 @@
-"""`kvcast transcribe AUDIO…`: options into keywords, one input after the other, exit codes.
+"""`kvcast transcribe AUDIO…`: options into keywords, inputs in turn, exit codes.
 
 Knows no decoding: transcriptions yield segments, `Outputs` prints and saves them.
 """
@@ -41,7 +41,7 @@ AUDIO may also be one folder, which needs --output-dir; the options under "folde
 "many machines" are for it.
 
 """ + recordings.EXIT_CODES.format(
-    done="the others are done and saved", kept="files already complete stay"
+    done="the rest are done and saved", kept="files already complete stay"
 )
 
 

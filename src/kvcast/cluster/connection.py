@@ -1,7 +1,7 @@
 """A connection to a Ray cluster, for as long as a command needs it.
 
 Keeps Ray quiet: it prints to both streams, and takes SIGTERM for itself. Keeps signals for this
-process's group from what Ray starts. Knows no model.
+process's group from Ray's processes. Knows no model.
 """
 
 import contextlib
@@ -172,7 +172,7 @@ def _probe(address: str | None) -> None:
 
 
 def _silence() -> None:
-    """Keep what Ray has to say of machines and tasks off the streams, which are the command's."""
+    """Keep Ray's messages off the streams, which belong to the command."""
     from ray._private import worker
 
     # What it hears of a machine that dies, it prints on standard output; no option prevents that.

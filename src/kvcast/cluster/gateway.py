@@ -20,10 +20,10 @@ from kvcast.server.events import event
 from kvcast.server.guard import stopping
 
 TRIES = 4
-"""Replicas that are asked for one answer."""
+"""Attempts at one answer, each by another replica."""
 
 PAUSE = 0.5
-"""Seconds before another one is asked; a dead one is not known at once."""
+"""Seconds between attempts; a dead replica is not known at once."""
 
 _AHEAD = 64
 """Messages that an application may send before they are taken."""
@@ -53,7 +53,7 @@ Ask: TypeAlias = Callable[[ProxiedRequest], AsyncGenerator[list[Message]]]
 
 
 class Gateway:
-    """An application that others compute."""
+    """An application that replicas compute."""
 
     def __init__(self, ask: Ask, timeout: float) -> None:
         """Take the application to ask, and the seconds within which an answer must begin."""
@@ -138,7 +138,7 @@ class _ProxiedAnswer:
     """A running answer; its head waits for the first part of the body."""
 
     def __init__(self, send: Send, begun: asyncio.Event) -> None:
-        """Take what is set before the first message is passed on."""
+        """Take the status and headers that are set before the first message is passed on."""
         self._send = send
         self._begun = begun
         self._head: Message | None = None

@@ -1,4 +1,4 @@
-"""kvcast's application on a cluster's Ray Serve, which others may use as well.
+"""kvcast's application on a cluster's Ray Serve, which may have further applications.
 
 One command at a time serves from a cluster. It owns an actor that Ray ends with it, however it
 ends; the next command removes a killed one's application. Serve is begun where it does not
@@ -19,10 +19,10 @@ from kvcast.server.running import bound
 APPLICATION = "kvcast"
 
 _HEAD = "node:__internal_head__"
-"""What only the head node has, as Ray calls it."""
+"""Ray's name for a resource of the head node alone."""
 
 _PATIENCE = 30.0
-"""Seconds that Ray may take to end what was asked to end."""
+"""Seconds that Ray may take to end an application."""
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def check_shared(http: Any, routes: dict[str, str | None], params: ServeParams) 
     Args:
         http: Serve's options.
         routes: of its applications.
-        params: the address that is asked for.
+        params: the address to serve at.
 
     """
     if http.host is None:
@@ -176,7 +176,7 @@ def _head_is_here() -> bool:
 
 
 def _end(*, begun: bool) -> None:
-    """Remove the application, and Serve as well if it was begun for it and nobody else uses it."""
+    """Remove the application, and Serve too if it was started for it and is unused otherwise."""
     from ray import serve
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException

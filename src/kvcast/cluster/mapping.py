@@ -1,4 +1,4 @@
-"""A function over many items, on the processes of a cluster: what it needs is made once in each.
+"""A function over many items, on the processes of a cluster, each of which prepares once.
 
 Every item is a block of Ray Data of its own. With several in one, what is done of them would be
 lost with the machine, as a block's results count only together. An item that was running on a
@@ -135,7 +135,7 @@ def _check_version(version: str) -> None:
 
 
 def portable(error: Exception | None) -> Exception | None:
-    """Return an error that arrives as it is elsewhere, or else one that says the same."""
+    """Return the error if it can be pickled, or else one with the same message."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
     except Exception:

@@ -25,7 +25,7 @@ def answered(
     Args:
         make: is called once in each process; returns the function that answers several prompts.
         prompts: of which each is answered once.
-        keys: of each prompt its call and what it says, for `packed`.
+        keys: of each prompt its call and its text, for `packed`.
         together: prompts that are answered in one call, at least, where there are so many.
         actors: processes at most.
         cores: of each.
@@ -47,10 +47,10 @@ def packed(keys: Sequence[tuple[Hashable, Hashable]], together: int) -> list[lis
     """Return which prompts are answered together, by their places.
 
     Prompts of one call that say the same stay together and in order: the random numbers of a text
-    depend on how often the same prompt came before it in its call, and on no other prompt.
+    depend on the number of equal prompts before it in its call, and on no other prompt.
 
     Args:
-        keys: of each prompt its call, and what it says. Those of a call follow each other.
+        keys: of each prompt its call and its text. Prompts of a call follow each other.
         together: prompts of one call are packed until there are at least so many.
 
     """

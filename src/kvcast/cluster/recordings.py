@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvcast.whisper.model import WhisperModel
 
 Opened: TypeAlias = "tuple[WhisperModel, str, Mapping[str, Any]]"
-"""A model, the name of what runs it, and the options of `WhisperModel.transcribe`."""
+"""A model, its runtime's name, and the options of `WhisperModel.transcribe`."""
 
 
 def transcribed(

@@ -38,7 +38,7 @@ from kvcast.server.state import State
 REPLICAS, GATEWAYS = "Replicas", "Gateways"
 
 _SLACK = 10.0
-"""Seconds that a gateway may take besides those of the drain."""
+"""Seconds that a gateway may take after the drain."""
 
 
 def serve(
@@ -102,7 +102,7 @@ def _drain(seconds: float) -> None:
 
 
 def _leave_with_cluster() -> None:
-    """From now on end at once if the cluster of this machine alone does: nobody is served then.
+    """From now on end at once with the cluster of this machine alone, which serves all requests.
 
     Ray itself would wait for it, for a minute.
     """

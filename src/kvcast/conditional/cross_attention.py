@@ -30,12 +30,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvcast.conditional.operators import fill, keep
 from kvcast.errors import KvcastError, UsageError
 
-_ANOTHER_SOURCE = "these encoder states are not those that the keys were computed from: reset first"
+_ANOTHER_SOURCE = "the keys were computed from other encoder states: reset first"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    """Names of an attention module's parts, and what it returns beside its result."""
+    """Names of an attention module's parts, and its further results."""
 
     query: str
     key: str
@@ -142,7 +142,8 @@ class CachedCrossAttention(nn.Module):
             given: transformers' other arguments, of which only the mask is used.
 
         Returns:
-            [r, s, x], and what transformers expects beside it; attention weights are None.
+            [r, s, x], and the further results that transformers expects; attention weights are
+            None.
 
         Raises:
             UsageError: there are more rows, or a longer source, than the buffers hold.

@@ -1,4 +1,4 @@
-"""Drafters: they guess how a sequence goes on, so that a model checks several tokens in one call.
+"""Drafters guess a sequence's next tokens, so that a model checks several in one call.
 
 A guess costs time if it is wrong and changes nothing else; `kvcast.decoding.speculation` decides
 when one is worth asking for. Knows runtimes' caches, and no meaning of tokens.
@@ -20,7 +20,7 @@ SURE = 0.4
 
 
 class Guess(NamedTuple):
-    """Tokens that may come next; guesses of one kind are right about as often as each other."""
+    """Tokens that may come next; guesses of one kind have about the same acceptance rate."""
 
     tokens: Sequence[int]
     kind: int = 0
@@ -54,7 +54,7 @@ class Drafting(Protocol):
 
 
 class PromptLookup(Drafter):
-    """The longest suffix of the text that occurred before goes on as it did then.
+    """Prompt lookup: the longest suffix that occurred before continues as it did then.
 
     Text that quotes its prompt or repeats itself is guessed well (A. Saxena, "Prompt Lookup
     Decoding", 2023). Places are found as LZ77 compressors find them: by a chain of the places that
@@ -80,7 +80,7 @@ class PromptLookup(Drafter):
         return Guess([history[place + i % period] for i in range(most)], kind=length.bit_length())
 
     def _match(self, history: Sequence[int]) -> tuple[int, int]:
-        """Return where the longest match goes on, and its length; 0 if there is none."""
+        """Return the place after the longest match, and its length; 0 if there is none."""
         for end in range(len(self._before), len(history)):
             pair = history[end - 1], history[end]
             self._before.append(self._last.get(pair, -1))
@@ -121,14 +121,14 @@ class ModelDrafting(Drafting):
 
     Attributes:
         vocabulary: number of tokens that both models have.
-        exclusive: to be held while the model is asked and its logits are read.
+        exclusive: lock for calls of the model, until their logits are read.
 
     """
 
     def __init__(
         self, runtime: Runtime, *, longest: int, vocabulary: int, chunk: int | None = None
     ) -> None:
-        """Prepare; memory is taken when a drafter is asked first.
+        """Prepare; memory is allocated by a drafter's first guess.
 
         Args:
             runtime: runs the smaller model.

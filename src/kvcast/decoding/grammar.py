@@ -14,7 +14,7 @@ from kvcast.errors import UsageError
 
 Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "tool_call"]
 JsonSchema: TypeAlias = str | Mapping[str, Any]
-"""A JSON Schema: its text, or what `json.loads` makes of it."""
+"""A JSON Schema: its text or its parsed value."""
 
 # Without \u: llguidance takes an escaped key for another one than that which it stands for. What
 # lies between values is fixed, for a model that may write any white space may write it for ever.
@@ -79,7 +79,7 @@ class Grammar:
     def tool_call(cls, calls: Sequence[EnforcedCall], special: Mapping[str, int]) -> "Grammar":
         """Return the grammar of one of these calls, which a tokenizer's `tool_form` makes of tools.
 
-        `special` has the tokens of their markers, as the tokenizer's `control_tokens` tells.
+        `special` has the tokens of their markers, from the tokenizer's `control_tokens`.
         """
         if not calls:
             raise UsageError("tool_call has no tool: give at least one")

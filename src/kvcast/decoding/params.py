@@ -320,7 +320,7 @@ class SamplingParams(Params):
 
     @property
     def is_one_text(self) -> bool:
-        """Whether one text is asked for, found without a search, so that it can be streamed."""
+        """Whether there is one text, found without a search, so that it can be streamed."""
         return not set(self.changed(SEVERAL)) - {"batch"}
 
     def check_one_text(self) -> None:

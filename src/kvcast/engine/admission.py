@@ -1,7 +1,7 @@
 """Admission: gives a request rows of a cache, and a slot for its encoded input.
 
 A slot that no request reads keeps its input until another one needs the slot, so a later
-request for the same input finds it encoded. Knows neither runtimes nor what requests write.
+request for the same input finds it encoded. Knows neither runtimes nor texts.
 """
 
 from collections.abc import Sequence

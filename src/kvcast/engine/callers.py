@@ -21,8 +21,8 @@ Policy: TypeAlias = Generator[Request | None, None, Result]
 """Decides which requests follow from the results of earlier ones.
 
 It yields a request and goes on when that is done; if the request failed, its error is raised at the
-yield. It yields None where it has told its consumer something and goes on with work of its own,
-such as reading a file, so that the consumer hears of it first. It returns its result.
+yield. It yields None after news for its consumer, before work of its own such as reading a file, so
+that the news arrives first. It returns its result.
 """
 
 
@@ -95,7 +95,7 @@ class JobCaller(Caller):
     @property
     @abstractmethod
     def ending(self) -> str | None:
-        """How it ended, as `Status.finished` counts it; None while it goes on."""
+        """How it ended, as `Status.finished` counts it; None while it runs."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -161,7 +161,7 @@ class PolicyCaller(Caller):
         self._running: dict[Request, Policy[Any]] = {}
 
     def start(self, policy: Policy[Any]) -> None:
-        """Let a policy take part; it goes on when a request is asked for."""
+        """Let a policy take part; it continues when the scheduler asks for a request."""
         self._next.append((policy, None))
 
     @override
@@ -192,7 +192,7 @@ class PolicyCaller(Caller):
             self._next.append((policy, request))
 
     def paused(self, policy: Policy[Any]) -> None:
-        """Decide about a policy that has yielded None: it goes on when a request is asked for."""
+        """Keep a policy that has yielded None until the scheduler asks for a request."""
         self._next.append((policy, None))
 
     @abstractmethod

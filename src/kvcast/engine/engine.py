@@ -403,7 +403,7 @@ class Engine:
 
 
 def share_of_memory(beside: Iterable[Engine] = ()) -> int:
-    """Return the bytes that a cache may take by default, beside those of other engines.
+    """Return the bytes that a cache may take by default, beside the caches of other engines.
 
     Caches take their memory as they are filled, so the part that other caches may still take is
     not available.

@@ -124,7 +124,7 @@ class Job(Generic[Item, Result]):
         return self._awaited().__await__()
 
     def put(self, item: Item) -> None:
-        """Add an item; `wake` tells the consumer."""
+        """Add an item; `wake` notifies the consumer."""
         self._items.append(item)
 
     def finish(self, result: Result) -> None:

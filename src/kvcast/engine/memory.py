@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvcast.errors import UsageError
 
 ROWS = 16
-"""Rows where no other number is asked for: kvcast's kernels multiply so many columns at once."""
+"""Default number of rows: kvcast's kernels multiply so many columns at once."""
 
 _SHORT = 2048
 """Fewer rows are better than rows shorter than this, if the model takes as much."""

@@ -1,4 +1,4 @@
-"""Requests: sequences to write token by token, whatever the family of models.
+"""Requests: sequences to write token by token, for every family of models.
 
 A request has one row of a cache, or several that a search follows. `kvcast.engine.scheduler` feeds
 its prompt, hands it logits, and lets its rows go on as it says. Knows a runtime's caches, and
@@ -18,7 +18,7 @@ from kvcast.runtimes.exclusive import exclusive
 
 
 class Input(ABC):
-    """What an encoder reads for one or more requests. Two inputs are equal if they are the same.
+    """An encoder's input for one or more requests. Inputs are compared by identity.
 
     Attributes:
         most_together: how many are encoded in one call; None is any number.
@@ -225,8 +225,8 @@ class Request(ABC):
             logits_rv: [rows, vocab], of its rows that went on, ascending; may be overwritten.
 
         Returns:
-            The rows that go on. The others are free for other requests from then on, so a request
-            with several rows returns all of them the first time. `OVER`, with none, ends the
-            request.
+            The rows that continue. All other rows are free for other requests from then on, so a
+            request with several rows returns all of them the first time. `OVER`, with none, ends
+            the request.
 
         """

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class _Pulled(NamedTuple):
-    """The request whose turn it is, and its caller."""
+    """The next request to admit, and its caller."""
 
     caller: Caller
     request: Request
@@ -218,7 +218,7 @@ class Scheduler:
         return over
 
     def _pull(self, over: dict[Caller, None]) -> _Pulled | None:
-        """Take the request whose turn it is, and note the callers that are over."""
+        """Take the next request to admit, and note the finished callers."""
         for caller in sorted(self._callers, key=_precedence):
             request = None
             try:
@@ -450,7 +450,7 @@ class Scheduler:
         return advanced
 
     def _change(self, changes: Sequence[tuple[Running, Continuations]]) -> None:
-        """Let rows continue others, or end."""
+        """Let rows continue their parents, or end."""
         parents = list(range(self.rows))
         emptied: list[int] = []
         for running, chosen in changes:

@@ -1,1 +1,1 @@
-"""Model families: dimensions, caches and everything else that tells them apart."""
+"""Model families: dimensions, caches and all other differences."""

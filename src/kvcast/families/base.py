@@ -1,4 +1,4 @@
-"""The record of a model family: everything in which it differs from other families.
+"""The record of a model family: all its differences from other families.
 
 Exporting, loading, lowering, proofs and counting ask it, so that none of them lists families. Parts
 that need a higher layer or a tensor library are named `module:attribute`, and imported on use by

@@ -1,4 +1,4 @@
-"""Layout of caches, whatever the runtime. Knows sizes and no family."""
+"""Layout of caches, for every runtime. Knows sizes and no family."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ class DecoderDimensions:
         head_dim: size of a head, even.
         windows: how many positions a query of each layer sees, including its own; None: all.
         max_positions: length of the longest sequence.
-        rotary: for layers without a window, and for the others unless `window_rotary` is given.
+        rotary: for layers without a window, and for all layers unless `window_rotary` is given.
         window_rotary: for layers with a window (Gemma 3).
         norm_eps: of every RMS norm.
         activation: of the gate, one of ACTIVATIONS.

@@ -1,7 +1,7 @@
 """Shows the content of every slot after every chunk and step.
 
 A slot shows the token at its position: `a3` is position 3 of the first row, `3:fox` the word given
-for it. `*` marks what the call has just written, `.` an empty slot. Knows no model and no masks.
+for it. `*` marks the call's own writes, `.` an empty slot. Knows no model and no masks.
 """
 
 from collections.abc import Iterator, Sequence

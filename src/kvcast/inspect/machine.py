@@ -46,7 +46,7 @@ class MachineRates:
         width: int,
         bytes_per_weight: float,
     ) -> Self:
-        """Use the given figures, and measure the others with that many threads.
+        """Use the given figures, and measure the rest with that many threads.
 
         `kvcast.machine.rates` measures at the model's sizes, of which `step_bytes` are what one
         step reads. The best figure counts, since it yields a lower bound on the time: the fastest

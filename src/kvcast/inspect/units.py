@@ -1,6 +1,6 @@
 """Formats numbers for people, with three digits and a decimal prefix.
 
-Knows nothing of what is counted.
+Knows nothing of the counted things.
 """
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")

@@ -1,4 +1,4 @@
-"""Tests which parts of kvcast work on this machine, and tells why the rest do not.
+"""Tests which parts of kvcast work on this machine, and reports why the rest do not.
 
 A runtime counts as usable once it has passed its self-test in a child process with a time limit,
 since a broken package may end its process or hang. Knows nothing of how findings are displayed.
@@ -73,11 +73,11 @@ class NativeLibrary:
 
     Attributes:
         origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
-            `problem` tells why it is not available.
+            `problem` is the reason if it is not available.
         path: where it is; empty if it is not there.
         instructions: sets of its kernels that run on this processor; it uses the first, unless
             there is a problem. The rest follow, fastest first.
-        threads: how many it runs with unless told otherwise.
+        threads: its default number of threads.
         problem: why it cannot be compiled or loaded, or is refused by the environment's setting.
 
     """
@@ -198,7 +198,7 @@ def processor(instructions: Sequence[str]) -> Processor:
 
 
 def answer(question: str, *words: str) -> Any:
-    """Answer a question of `examine`, in a child process; raises whatever a broken part raises."""
+    """Answer a question of `examine`, in a child process; a broken part may raise anything."""
     return _ANSWERS[question](*words)
 
 

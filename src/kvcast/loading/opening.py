@@ -67,7 +67,7 @@ class OpenedModel:
 def load(model: str | Path, params: LoadParams) -> Model:
     """Open a model, exporting it first if necessary.
 
-    A Whisper model transcribes, any other generates, as its `task` tells.
+    A Whisper model transcribes, any other generates: see its `task`.
 
     Args:
         model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral or bert4keras
@@ -222,7 +222,7 @@ _CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "in
 
 
 def _quantize(manifest: Manifest) -> str:
-    """Return the quantisation that an export was asked for."""
+    """Return the quantisation of an export."""
     return CALIBRATED if manifest.calibration else manifest.quantize
 
 

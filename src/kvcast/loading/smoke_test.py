@@ -16,7 +16,7 @@ _PROMPTS = ("The quick brown fox jumps over the lazy dog. " * 4, "fox", "的")
 
 
 def open_and_call(bundle: str, runtime: str, trust: str = "") -> None:
-    """Open a bundle and call it; raises KvcastError, or whatever a broken package raises."""
+    """Open a bundle and call it; raises KvcastError, and a broken package may raise anything."""
     params = LoadParams(runtime=runtime, threads=1, trust=bool(trust))
     opened = open_model(bundle, params, isolate=False)
     call_once(opened.model)

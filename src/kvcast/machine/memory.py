@@ -23,7 +23,8 @@ def growing_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return zeros that take memory where they are written, a page of some kilobytes at a time.
 
     NumPy asks the system for huge pages, so the first number written to a large array takes two
-    megabytes, and the time to clear them. Only this process sees what is written, a fork a copy.
+    megabytes, and the time to clear them. Writes are seen by this process alone; a fork sees a
+    copy.
 
     Raises MemoryError if there is no room for their addresses.
     """

@@ -24,7 +24,7 @@ _TELLING = (
 def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUOTA) -> int:
     """Count the physical cores within this process's affinity and its container's CPU quota.
 
-    Hyper-threads of one core count once. Where the system tells nothing, every logical
+    Hyper-threads of one core count once. Where the system has no such information, every logical
     processor counts.
     """
     allowed = _allowed_processors()

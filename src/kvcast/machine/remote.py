@@ -2,7 +2,7 @@
 
 Between calls the process is blocked in a read and does nothing, its threads aside; its memory and
 its imports are its own, which `multiprocessing` would share with the main module. Objects,
-arguments and results are pickled. Knows nothing of what the object does.
+arguments and results are pickled. Knows nothing of the object.
 """
 
 import os
@@ -109,7 +109,7 @@ def _one_line(error: Exception) -> str:
 def serve() -> None:
     """Answer the near side's requests, of which the first is the object, until there are no more.
 
-    Answers take over standard output: what libraries print there goes to standard error instead.
+    Answers take over standard output: output of libraries goes to standard error instead.
     """
     served: Any = None
     requests: Any = sys.stdin.buffer

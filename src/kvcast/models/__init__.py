@@ -1,1 +1,1 @@
-"""Model definitions; each family has a module with what is particular to it."""
+"""Model definitions; each family has a module of its own."""

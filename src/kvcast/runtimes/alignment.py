@@ -2,7 +2,7 @@
 
 Only a few heads of a decoder follow the speech. Its program gives their queries beside the logits,
 and their keys lie in the cache, so the rest is a small product, for which no graph is needed. Knows
-no runtime, and not what scores are for.
+no runtime, and no use of scores.
 """
 
 from abc import abstractmethod
@@ -38,7 +38,7 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
     ) -> tuple[Float32, Float32]:
         """Run the program as `decode` does, on one row.
 
-        Returns the probabilities [p] that are asked for, and of the alignment heads the queries
+        Returns the requested probabilities [p], and of the alignment heads the queries
         fp32 [s, heads * d].
         """
 
@@ -113,7 +113,7 @@ class NumpyAligningRuntime(AligningRuntime):
 
 
 def _probabilities(logits_pv: Float32, scored: TokenProbabilityQuery) -> Float32:
-    """Return the softmax of the logits, which are overwritten, at the tokens asked for, [p]."""
+    """Return the softmax of the logits, which are overwritten, at the requested tokens, [p]."""
     logits_pv += scored.among_v
     logits_pv -= logits_pv.max(axis=1, keepdims=True)
     np.exp(logits_pv, out=logits_pv)

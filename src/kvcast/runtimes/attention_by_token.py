@@ -1,7 +1,7 @@
 """How much each token of a window stands out at each frame, from scores of cross-attention heads.
 
-The normalisation of `find_alignment` in openai/whisper's timing.py, in NumPy: what runtimes without
-kernels for it use, and what those kernels are compared with. Knows no runtime.
+The normalisation of `find_alignment` in openai/whisper's timing.py, in NumPy: for runtimes without
+kernels for it, and the reference of such kernels. Knows no runtime.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The interface that every runtime meets, for all families of models.
 
-The cache contract in short: a cache goes in and a cache comes out. What is valid follows from
+The cache contract in short: a cache goes in and a cache comes out. Validity follows from
 `lengths` alone, so a fresh sequence is `lengths = 0` and stale contents never matter. Handles
 are immutable; the buffers behind them are written in place, so only the newest handle of a
 sequence, or an older and shorter one to roll back to, may be used.
@@ -22,14 +22,14 @@ Tokens: TypeAlias = Sequence[Int64] | Int64
 
 
 class TokenProbabilityQuery(NamedTuple):
-    """Tokens whose probabilities are asked for."""
+    """A request for the probabilities of tokens."""
 
     positions: Sequence[int]
     """[p]: offsets of the tokens that come before them, as in `RuntimeOf.decode`."""
     tokens_p: Int64
-    """Each is one of those that count."""
+    """Each has a 0 in `among_v`."""
     among_v: Float32
-    """[vocab]: 0 for tokens that count, -inf for the others."""
+    """[vocab]: 0 for tokens that count, -inf for all other tokens."""
 
 
 class Alignment(NamedTuple):
@@ -41,7 +41,7 @@ class Alignment(NamedTuple):
     The runtime's own memory, valid until the cache's next alignment.
     """
     probabilities_p: Float32
-    """[p]: of the tokens that were asked for, after all tokens before them."""
+    """[p]: of the requested tokens, given all tokens before them."""
 
 
 class Cache(Protocol):
@@ -120,7 +120,7 @@ class RuntimeOf(Protocol[CacheT]):
         """
 
     def fork(self, cache: CacheT, parents: Sequence[int], capacity: int | None = None) -> CacheT:
-        """Return a cache of its own whose row i holds what row `parents[i]` holds.
+        """Return a new cache whose row i is a copy of row `parents[i]`.
 
         The old one stays as it is: a computed prefix can be continued many times. Decoder-only.
         """
@@ -128,9 +128,9 @@ class RuntimeOf(Protocol[CacheT]):
     def adopt(
         self, cache: CacheT, rows: Sequence[int], other: CacheT, parents: Sequence[int]
     ) -> CacheT:
-        """Return a cache whose row `rows[i]` holds what row `parents[i]` of another cache holds.
+        """Return a cache whose row `rows[i]` is a copy of row `parents[i]` of another cache.
 
-        The other one stays as it is. Decoder-only.
+        That cache stays as it is. Decoder-only.
         """
 
     def reset(
@@ -173,7 +173,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
     def align(
         self, tokens_s: Int64, cache: CacheT, row: int, scored: TokenProbabilityQuery | None = None
     ) -> Alignment:
-        """Return how tokens after what a row holds attend to its input: Whisper's alone.
+        """Return the attention of new tokens of a row to its input: Whisper's alone.
 
         The tokens are read in one call, and forgotten: the cache that was given stays the newest.
 
@@ -210,7 +210,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         taken.
 
         Args:
-            weights_nt: n rows one after the other of what `attention_by_token` gives.
+            weights_nt: n consecutive rows of a result of `attention_by_token`.
 
         """
 
@@ -222,7 +222,7 @@ class PrefixRuntimeOf(RuntimeOf[CacheT], Protocol[CacheT]):
     """
 
     def embed(self, sources: Sequence[Int64]) -> Float32:
-        """Return what the model pools of each source, fp32 [len(sources), width].
+        """Return the pooled vector of each source, fp32 [len(sources), width].
 
         Raises KvcastError for a source that is empty or longer than the model takes.
         """

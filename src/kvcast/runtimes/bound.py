@@ -65,7 +65,7 @@ class BoundRuntime(CachedRuntime):
     """
 
     def __init__(self, manifest: Manifest, execute: Callable[[Any], object]) -> None:
-        """Take the manifest, and what runs a bound call."""
+        """Take the manifest, and a function that runs a bound call."""
         self._execute = execute
         self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
         self._vocab: int = manifest.dimensions["vocab_size"]
@@ -98,7 +98,7 @@ class BoundRuntime(CachedRuntime):
         """Bind the calls that append several tokens to each row of a run."""
 
     def divided(self, run: Run) -> Iterable[Run]:
-        """Divide a run of one new token each into what one call takes."""
+        """Divide a run of one new token each into runs that one call takes."""
         return (run,)
 
     @override

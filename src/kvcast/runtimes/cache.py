@@ -281,7 +281,7 @@ def _lie_together(places: Sequence[int], members: Sequence[int]) -> bool:
 
 
 def _ranged(places: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
-    """Return new places: a range for each group, one after the other from place 0 on.
+    """Return new places: a range for each group, consecutive from place 0 on.
 
     Members that are within their group's range stay, and so do all others if their place is free.
     """

@@ -1,4 +1,4 @@
-"""Lets one thread at a time work with a runtime, from a call to the last use of what it returned.
+"""Lets one thread at a time work with a runtime, from a call to the last use of its result.
 
 Logits are the runtime's own memory, so two threads that took turns by calls alone would read each
 other's. A forked process has none of the threads that held locks when it was forked, so such locks

@@ -64,7 +64,7 @@ class History:
         return type(self)(self.capacity, grown, self.shortest, self.parted_rr)
 
     def let_go(self, rows: Sequence[int], shortest: Sequence[int]) -> Self:
-        """Describe the cache after rings let go of what shorter rows would need."""
+        """Describe the cache after rings dropped positions that shorter rows would need."""
         raised = self.shortest.copy()
         raised[list(rows)] = np.maximum(raised[list(rows)], shortest)
         return replace(self, shortest=raised)

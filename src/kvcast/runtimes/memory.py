@@ -124,7 +124,7 @@ class Slots:
     def room(self, slots: Sequence[int], shapes: list[tuple[int, ...]]) -> list[Array] | None:
         """Return parts of the arrays, [len(slots), ...], for a caller to write inputs into.
 
-        None where there is no such array, or the slots do not lie beside each other: use `fill`.
+        None without such an array, or if the slots are not neighbours: use `fill`.
 
         Args:
             slots: empty ones.

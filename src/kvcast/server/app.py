@@ -58,7 +58,7 @@ _TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-"""The system's own table may have others, and browsers insist on these."""
+"""The system's own table may differ, and browsers insist on these."""
 _FORM = Form(media_type="multipart/form-data")
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": description}
@@ -81,7 +81,7 @@ def create(
     Args:
         models: opened.
         params: limits and access.
-        draining: tells whether new requests are refused, because the server stops.
+        draining: whether the server stops and refuses new requests.
 
     """
     state = State(

@@ -20,7 +20,7 @@ from kvcast.server.errors import ApiError, GoneError
 T = TypeVar("T")
 
 Check = Callable[[], None]
-"""Raises GoneError once nobody waits for what is being done."""
+"""Raises GoneError once no client waits for the work."""
 
 _PROMPTS = 32
 """Requests that are prepared at once: most wait, for a template's or a grammar's process."""
@@ -50,7 +50,7 @@ class Calls:
         Args:
             request: whose body was read.
             function: reads it, and calls its argument from time to time.
-            discard: takes a recording that nobody waits for.
+            discard: takes a recording whose client has left.
 
         """
         return await self._attended(request, self._recordings, function, discard)
@@ -93,7 +93,7 @@ class Calls:
         return jobs
 
     async def results(self, request: Request, jobs: Sequence[Job[Any, T]]) -> list[T]:
-        """Wait for the results of several jobs; as `result`, and one's error ends the others."""
+        """Wait for the results of several jobs; as `result`, and an error of one ends all."""
 
         async def wait() -> list[T]:
             return [await job for job in jobs]
@@ -182,7 +182,7 @@ def check_room(engine: Engine, count: int = 1) -> None:
 
 
 def cancel(jobs: Iterable[Job[Any, Any]]) -> None:
-    """Give up jobs; nothing happens to those that are over."""
+    """Cancel jobs; has no effect on finished ones."""
     for job in jobs:
         job.cancel()
 

@@ -151,7 +151,7 @@ class _CompletionAnswer:
 
 
 def _offsets(tokenizer: Any, tokens: Sequence[int], begun: int) -> list[int]:
-    """Return the character of the text that each token begins in, or goes on with."""
+    """Return each token's offset in the text, in characters."""
     whole = codecs.getincrementaldecoder("utf-8")(errors="ignore")
     lengths = [len(whole.decode(spelled(tokenizer, token))) for token in tokens]
     return [*accumulate(lengths[:-1], initial=begun)][: len(tokens)]

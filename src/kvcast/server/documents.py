@@ -1,6 +1,6 @@
 """JSON that clients send, read within bounds and strictly.
 
-Reading holds up everybody else (the interpreter's lock), so what would take long is refused unread.
+Reading holds the interpreter's lock, so documents that would take long are refused unread.
 Knows no endpoint.
 """
 
@@ -19,7 +19,8 @@ MOST_NAMES = 1 << 17
 """Names in its objects, at most, as colons are counted."""
 
 DEEPEST = 200
-"""Lists and objects within one another, at most: what answers repeat must be written again."""
+"""Maximum nesting of lists and objects: answers repeat parts of requests, which must be
+serialisable."""
 
 _MOST = {"values": MOST_VALUES, "lists and objects": MOST_NESTED, "names": MOST_NAMES}
 

@@ -72,7 +72,7 @@ class ApiError(Exception):
 
 
 class GoneError(Exception):
-    """The client has left: there is nobody to answer."""
+    """The client has left before its answer."""
 
 
 def busy(message: str) -> ApiError:
@@ -108,7 +108,7 @@ def _kinds(error: BaseException) -> Iterator[Any]:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return how a client is told of an error; errors of the server are logged."""
+    """Return an error as clients get it; errors of the server are logged."""
     if isinstance(error, ApiError):
         return error
     made = next(_kinds(error), None)

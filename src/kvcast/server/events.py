@@ -1,4 +1,4 @@
-"""Server-sent events of a job: the first is awaited, so that what fails at once has its status.
+"""Server-sent events of a job: the first is awaited, so immediate failures have a status.
 
 Source of the format: WHATWG HTML, 9.2. Knows no endpoint.
 """
@@ -49,7 +49,7 @@ async def streamed(
     of_item: Callable[[Any], Sequence[str]],
     end: Callable[[Any, int], Sequence[str]],
 ) -> Events:
-    """Return the answer that tells of a job's items, once there is news of it.
+    """Return the stream of a job's events, once the first has arrived.
 
     Args:
         calls: hands requests to engines.

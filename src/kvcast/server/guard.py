@@ -22,7 +22,7 @@ from kvcast.server.params import ServeParams
 from kvcast.server.state import State
 
 _OPEN = ("/", "/page", "/health", "/ready")
-"""What needs no key: it tells nothing of what others ask."""
+"""Paths without a key: they reveal nothing of other clients' requests."""
 
 STATUS = frozenset({"/health", "/ready", "/metrics"})
 
@@ -198,7 +198,7 @@ class Access:
             )
 
     def check_origin(self, headers: Headers) -> None:
-        """Raise ApiError for a page from elsewhere: browsers ask nobody before a WebSocket."""
+        """Raise ApiError for a page from elsewhere: browsers check no origin of a WebSocket."""
         origin = headers.get("origin")
         if origin is None or self._origins & {origin, "*"}:
             return
@@ -212,7 +212,7 @@ def stopping() -> ApiError:
 
 
 def _bearer(headers: Headers) -> str:
-    """Return the token of a request; empty for none, and for other schemes."""
+    """Return the bearer token of a request; empty without one."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
@@ -250,7 +250,7 @@ class _Body:
         self.whole = not self._declared and "transfer-encoding" not in headers
 
     def check_length(self) -> None:
-        """Raise ApiError for a length that is told beforehand and too large."""
+        """Raise ApiError for a declared length that is too large."""
         if self._declared > self._most:
             raise self._too_large()
 

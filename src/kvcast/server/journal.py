@@ -1,4 +1,4 @@
-"""The log: one line a request, with prompts and answers only where that is asked for.
+"""The log: one line a request, with prompts and answers only with --log-content.
 
 Knows no endpoint.
 """
@@ -34,7 +34,7 @@ class RequestLog:
             scope: of ASGI.
             status: of the answer; 499 for a client that left before it.
             began: by `time.perf_counter`.
-            kind: what went wrong, by OpenAI's type or code.
+            kind: OpenAI's type or code of the error.
 
         """
         client = scope.get("client") or ("-", 0)

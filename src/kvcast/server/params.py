@@ -189,7 +189,7 @@ class ServeParams(EngineParams):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys that are let in; none for everybody."""
+        """Accepted keys; none for an open server."""
         return _several(self.api_key)
 
     @property

@@ -32,7 +32,7 @@ class Recordings:
 
         Args:
             file: that was uploaded.
-            check: raises if nobody waits for it any more; called for each block.
+            check: raises if the client has left; called for each block.
 
         Raises:
             ApiError: it is too long, or there is no room for it now.

@@ -1,8 +1,8 @@
-"""What clients may ask of models that write texts: the fields of OpenAI's requests, and a few more.
+"""Requests to models that write texts: the fields of OpenAI's requests, and a few more.
 
-The bounds of an option of `generate` are those that `kvcast.text.params` declares, narrowed where a
-server must limit what others can ask of it. Lists have bounds, and their first mistake is enough:
-checking many values holds up everybody else. Knows no engine.
+An option of `generate` has the bounds that `kvcast.text.params` declares, narrowed where a server
+must limit its clients. Lists have bounds, and their first mistake is enough: checking many values
+would block all clients. Knows no engine.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ _Object: TypeAlias = dict[str, Any]
 _TEXT, _TEXTS, _OBJECT = "(text)", "(texts)", "(object)"
 _TOKENS, _TOKEN_LISTS = "(ids)", "(lists of ids)"
 KINDS = frozenset({_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS, _OBJECT})
-"""What a place in a body may have besides names and numbers: which kind of several it was."""
+"""Parts of an error's place besides names and numbers: the alternatives of a union."""
 
 
 def _one_or_several(given: Any) -> str | None:
@@ -91,7 +91,7 @@ def _text_or_object(given: Any) -> str | None:
 
 
 def _kind(tell: Callable[[Any], str | None], wanted: str) -> Discriminator:
-    """Return what chooses one of several types, so that a mistake is told of that one alone."""
+    """Return a discriminator of several types, so that errors name one of them alone."""
     return Discriminator(
         tell, custom_error_type="kind", custom_error_message=f"Input should be {wanted}"
     )
@@ -153,7 +153,7 @@ class Sampled(Body):
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells besides."""
+    """Further contents of a stream."""
 
     include_usage: bool | None = None
 
@@ -168,7 +168,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What the text must be."""
+    """The format of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -246,7 +246,7 @@ class EmbeddingsRequest(Body):
 
 
 class TextFormat(BaseModel):
-    """What a response's text must be."""
+    """The format of a response's text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = ""

@@ -23,11 +23,11 @@ from kvcast.server.params import ServeParams
 from kvcast.server.served import Models
 
 _TELLING = 5
-"""Seconds after the drain in which clients are told that their requests were ended."""
+"""Seconds after the drain for telling clients that their requests have ended."""
 
 
 class _DrainingServer(uvicorn.Server):
-    """Ends as asked by signals: the first waits for requests, the second does not."""
+    """Ends by signals: the first waits for requests, the second does not."""
 
     def __init__(
         self, config: uvicorn.Config, started: Callable[[], None], drain: Callable[[], None]
@@ -90,7 +90,7 @@ def bound(params: ServeParams) -> socket.socket:
 
 
 def _listen(bound_: socket.socket, params: ServeParams, backlog: int) -> None:
-    """Two may be bound to one port, but only one listens; raises InputOutputError in the other."""
+    """Listen; raises InputOutputError if another server listens on the port."""
     try:
         bound_.listen(backlog)
     except OSError as error:

@@ -112,7 +112,7 @@ class Models:
     def of_kind(self, name: str, kinds: Mapping[str, str]) -> Served:
         """Return the model of a name; raises ApiError unless its kind is one of these.
 
-        `kinds` names for each other kind the endpoint to use instead.
+        `kinds` maps each other kind to the endpoint for it.
         """
         model = self.named(name)
         if model.kind in kinds:

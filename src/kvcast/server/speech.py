@@ -84,7 +84,7 @@ async def speech(
 
 
 def _options(form: SpeechForm, task: str) -> tuple[dict[str, Any], bool]:
-    """Return the keywords of `transcribe`, and whether words are asked for."""
+    """Return the keywords of `transcribe`, and whether the answer has words."""
     detailed = form.response_format == "verbose_json"
     granularities = form.timestamp_granularities if isinstance(form, TranscriptionForm) else []
     if granularities and not detailed:

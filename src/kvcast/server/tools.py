@@ -1,4 +1,4 @@
-"""Tools in chat completions and responses: what a choice asks of the text, and calls in it.
+"""Tools in chat completions and responses: the grammar of a choice, and the calls in a text.
 
 Knows how OpenAI writes tools, not how models write calls: that is `kvcast.chat.tool_calls`.
 """
@@ -20,9 +20,9 @@ class Tools:
     """The tools of a request.
 
     Attributes:
-        offered: as OpenAI's chat completions describe them; those that the model may call.
+        offered: the tools that the model may call, as OpenAI's chat completions describe them.
         form: how the model writes calls; None without tools.
-        grammar: what the text must be, if it must be a call.
+        grammar: of the text, if it must be a call.
         parallel: whether it may call several.
 
     """
@@ -33,7 +33,7 @@ class Tools:
     parallel: bool = True
 
     def reader(self) -> "Reader":
-        """Return what reads one text."""
+        """Return a reader of one text."""
         return Reader(self)
 
 
@@ -129,7 +129,7 @@ class Called:
 
 @dataclass
 class Reader:
-    """Tells content from calls in one text, piece by piece.
+    """Divides one text into content and calls, piece by piece.
 
     Attributes:
         calls: found so far.

@@ -34,12 +34,12 @@ def keywords(
 
 @dataclass(frozen=True)
 class Copies:
-    """Texts at temperature 0 are equal: one is written, and told so many times."""
+    """Texts at temperature 0 are equal: one is written and copied."""
 
     count: int = 1
 
     def texts(self, texts: list[TextGeneration]) -> list[TextGeneration]:
-        """Return each written text as often as it was asked for."""
+        """Return each written text as often as requested."""
         return texts * self.count
 
     def deltas(self, delta: TextDelta) -> list[TextDelta]:
@@ -211,7 +211,7 @@ def spelled(tokenizer: Any, token: int) -> bytes:
 
 
 def readable(tokenizer: Any, token: int) -> str:
-    """Return a token's text, which must tell tokens of one alternative from each other."""
+    """Return a token's text, which must differ between the alternatives of one place."""
     said = spelled(tokenizer, token)
     try:
         return said.decode()
@@ -243,5 +243,5 @@ def logprobs(
 
 
 def finite(value: float) -> float:
-    """Return a log-probability that JSON can hold: OpenAI's -9999 for what cannot be."""
+    """Return a log-probability that JSON can hold: OpenAI's -9999 for minus infinity."""
     return float(value) if np.isfinite(value) else -9999.0

@@ -20,7 +20,7 @@ class CodedMatrix:
     Attributes:
         codes: int8, or 0 .. 15 as uint8 where there are least values, [outputs, inputs].
         scales: float16 [outputs, inputs / 32].
-        least: float16, likewise: what code 0 stands for; None for int8.
+        least: float16, likewise: the value of code 0; None for int8.
 
     """
 

@@ -1,7 +1,7 @@
 """SHA-256 of files, cached so that a large model is hashed once and not at each start.
 
 For a file of a megabyte or more, the cache folder keeps a note with its size, times, inode and
-digest. The digest is taken from the note as long as none of the others has changed. A file that
+digest. The digest is taken from the note as long as its other fields are unchanged. A file that
 changed within the last two seconds gets no note, since another write could still have the same
 times. So the only write that goes unnoticed is one that restores size, modification time and status
 time, for which the clock must be set back. Deleting the cache folder deletes all notes. Knows

@@ -1,4 +1,4 @@
-"""Imports what a table names as `module:attribute`, so that low layers can name higher ones."""
+"""Imports a table's `module:attribute`, so that low layers can name higher ones."""
 
 from importlib import import_module
 from typing import Any

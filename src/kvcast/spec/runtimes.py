@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvcast.errors import UsageError
 
 CALIBRATED = "int4-calibrated"
-"""int4 whose codes suit what matrices are given in a text that the model writes."""
+"""int4 whose codes suit the matrices' inputs in a text that the model writes."""
 _BLOCKS = ("none", "int8", "int4", CALIBRATED)
 
 
@@ -23,7 +23,7 @@ class BundlePrecision:
         quantize: how weight matrices are quantised: "none" or one of the target's schemes.
         dtype: of everything that is not quantised: "fp32", "bf16" or "fp16".
         cache: of self caches: the same as `dtype`, or "int8".
-        calibrated: whether int4's codes are found as `CALIBRATED` says.
+        calibrated: whether int4's codes are calibrated; see `CALIBRATED`.
 
     """
 
@@ -106,7 +106,7 @@ class RuntimeInfo:
         return BundlePrecision(quantize=stored, dtype=dtype, cache=cache, calibrated=calibrated)
 
     def offers(self, request: PrecisionRequest) -> bool:
-        """Tell whether the runtime has the precision that is asked for."""
+        """Return whether the runtime has the requested precision."""
         try:
             self.choose_precision(request)
         except UsageError:
@@ -176,10 +176,10 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
     ),
 }
 DEFAULT_RUNTIMES = ("native", "onnx")
-"""The first that suits the machine and has the precision asked for is the default."""
+"""The first that suits the machine and has the requested precision is the default."""
 
 THE_DEFAULT = "native where its library is or can be compiled, else onnx"
-"""What the documentation says of it."""
+"""Its description in the documentation."""
 
 
 def exported() -> tuple[str, ...]:
@@ -188,5 +188,5 @@ def exported() -> tuple[str, ...]:
 
 
 def is_native(name: str) -> bool:
-    """Tell whether a runtime's bundles can contain native code; those of an unknown one can."""
+    """Return whether a runtime's bundles can contain native code; an unknown runtime's can."""
     return name not in RUNTIMES or bool(RUNTIMES[name].package)

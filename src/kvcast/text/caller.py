@@ -25,8 +25,8 @@ class TextDelta:
         index: of the text among the prompt's n.
         text: that became certain, possibly empty.
         tokens: that were chosen, possibly none.
-        logprobs: of these tokens; None unless asked for.
-        top_logprobs: likeliest alternatives in their places; None unless asked for.
+        logprobs: of these tokens; None unless requested.
+        top_logprobs: likeliest alternatives in their places; None unless requested.
         finish_reason: "stop" or "length" with the last of a text; None before.
 
     """

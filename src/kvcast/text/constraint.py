@@ -1,8 +1,8 @@
 """Constrains texts to a grammar: tokens that it does not allow cannot be chosen.
 
-llguidance, an optional library, tells which tokens may come next. Every text, or beam, has a place
-in the grammar, which moves with each token. Knows no tokenizer's format and not how tokens are
-chosen.
+llguidance, an optional library, computes the tokens that may come next. Every text, or beam, has a
+place in the grammar, which moves with each token. Knows no tokenizer's format and not how tokens
+are chosen.
 """
 
 import json
@@ -197,7 +197,7 @@ def refused(grammar: Grammar, problem: str) -> UsageError:
 
 
 def _limits() -> "LLParserLimits":
-    """Return the library's bounds on what a grammar may cost; a lexer's state takes 2 kB."""
+    """Return the library's bounds on a grammar's cost; a lexer's state takes 2 kB."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)

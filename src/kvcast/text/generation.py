@@ -1,4 +1,4 @@
-"""Generating texts, whatever the family: prompts in, requests to a scheduler, texts out.
+"""Generates texts for every family: prompts in, requests to a scheduler, texts out.
 
 `kvcast.text.model` and `kvcast.text.sources` add how their families encode and read a prompt. Knows
 no checkpoint and no bundle.
@@ -185,7 +185,7 @@ class GenerationTask:
         return TextPieces(request, self._scheduler([request.spec], params))
 
     def requests(self, tokens: Int64, params: SamplingParams) -> list[TextRequest]:
-        """Return requests for the texts of one prompt, for a scheduler that others share.
+        """Return requests for the texts of one prompt, for a shared scheduler.
 
         Each reads the prompt itself, or finds it in a row. Raises as `each`.
         """

@@ -1,6 +1,6 @@
 """Grammars for one model: each is tried in a child process, compiled once, and kept.
 
-llguidance bounds what a grammar may cost, but not in all places: a hundred patterns that must hold
+llguidance bounds a grammar's cost, but not in all places: a hundred patterns that must hold
 together take it minutes, and a long chain of references ends the process that reads it. So a
 new grammar is first compiled in a child, which may fail. Knows no request.
 """

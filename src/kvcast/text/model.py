@@ -78,7 +78,7 @@ class TextModel(TextGenerator):
         return TextSession(self.generation, compute(self.runtime, Prompt(tokens), chunk))
 
     def score(self, text: TextPrompt, *, chunk: int = 128) -> NDArray[np.float32]:
-        """Return the log-probability of each token given those before it, [S - 1].
+        """Return the log-probability of each token given all tokens before it, [S - 1].
 
         Args:
             text: or its tokens, two or more.

@@ -166,8 +166,8 @@ class BeamHypothesis:
 
     Attributes:
         tokens: chosen.
-        logprobs: of each token, as the model gave it; None unless asked for.
-        tops: the likeliest alternatives to each token; none unless asked for.
+        logprobs: of each token, as the model gave it; None unless requested.
+        tops: the likeliest alternatives to each token; none unless requested.
         score: sum of the tokens' scores, over length ** length_penalty.
 
     """

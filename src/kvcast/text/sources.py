@@ -14,7 +14,7 @@ from kvcast.text.params import PromptParams
 class SourceTextModel(TextGenerator):
     """A model whose texts answer their sources.
 
-    Keywords are those of `kvcast.text.model.TextModel`, without the ones about conversations and
+    Takes the keywords of `kvcast.text.model.TextModel`, without the ones about conversations and
     chunks of prompts.
     """
 

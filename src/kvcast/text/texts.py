@@ -77,11 +77,11 @@ class TextGeneration:
 
     Attributes:
         text: without the stop string that ended it.
-        tokens: without the end token, but with those that spelled a stop string.
+        tokens: without the end token, but with the tokens of a stop string.
         logprobs: natural logarithm of the probability that the model gave each token, before
-            penalty, temperature and truncation; None unless asked for.
+            penalty, temperature and truncation; None unless requested.
         top_logprobs: for each token, the likeliest tokens in its place, best first, with
-            log-probabilities as above; None unless asked for.
+            log-probabilities as above; None unless requested.
         finish_reason: "stop" (an end token or a stop string came, or a grammar was complete) or
             "length".
         prompt_tokens: number of tokens of the prompt or source, with a session's prefix.
@@ -169,7 +169,7 @@ class WrittenText:
     """One text, from its first token to the reason why it ended.
 
     Attributes:
-        tokens: without the end token; with those that spelled a stop string.
+        tokens: without the end token, but with a stop string's.
         logprobs: of each token, where they are wanted.
         top_logprobs: of the likeliest tokens in the place of each, where they are wanted.
         pieces: of the text, as they became certain.
@@ -197,7 +197,7 @@ class WrittenText:
         top: Alternatives = (),
         ending: str | None = None,
     ) -> None:
-        """Append a token, unless it is an end token; `ending` says why it is the last, if it is."""
+        """Append a token, unless it is an end token; `ending` is the reason if it is the last."""
         if token in self._criteria.end_tokens:
             self._finish(STOP)
             return

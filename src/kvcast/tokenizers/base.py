@@ -19,7 +19,7 @@ class TextTokenizer(Protocol):
     """Tokens that end a generation: one or more."""
 
     decoder: TokenDecoder | None
-    """How tokens spell bytes; None where what a token says depends on its neighbours."""
+    """How tokens spell bytes; None where a token's text depends on its neighbours."""
 
     @property
     def vocab_size(self) -> int:
@@ -36,7 +36,7 @@ class TextTokenizer(Protocol):
     ) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Raises UsageError for what is no conversation, and tools that the model's template does not
+        Raises UsageError for an invalid conversation, and tools that the model's template does not
         know; KvcastError if the model has no chat template, or its template fails or tries to do
         more than format text.
         """
@@ -49,10 +49,10 @@ class TextTokenizer(Protocol):
         """
 
     def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
-        """Return the special tokens among these texts; others are spelt with ordinary ones."""
+        """Return the special tokens among these texts; the rest are spelt with ordinary ones."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, leaving out special ones but for those of `tool_form`."""
+        """Return the text of tokens without special ones, except for the tokens of `tool_form`."""
 
     def stream(self) -> TextStream:
         """Start decoding a text token by token."""

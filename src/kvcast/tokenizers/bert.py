@@ -3,7 +3,7 @@
 SimBERT and RoFormer-Sim's character models use the plain one. T5-PEGASUS and RoFormer look for
 Chinese words first: a word that jieba finds and the vocabulary contains is one token, and the rest
 is split as in BERT. jieba's rules and dictionary come from rjieba, an optional extra, which splits
-as jieba does, is maintained, and reads no cache from a folder that others may write to.
+as jieba does, is maintained, and reads no cache from a folder that other users may write to.
 
 Special tokens are never recognised in a text, since BERT splits off brackets. Knows no model and no
 file.

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 def ids_of(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
     """Return a text's tokens.
 
-    A batch of one: `encode` would keep the interpreter's lock, and with it everybody else, for as
+    A batch of one: `encode` would keep the interpreter's lock, and so block all threads, for as
     long as a text takes.
     """
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)

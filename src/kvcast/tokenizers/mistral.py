@@ -90,7 +90,7 @@ class MistralTokenizer(TextTokenizer):
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
         Raises KvcastError for a conversation that the tokenizer's version does not support, and
-        UsageError for what is none.
+        UsageError for an invalid one.
         """
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
@@ -133,7 +133,7 @@ def _sentencepiece_bytes(tokenizer: Any, token: int) -> bytes:
 
 
 def _form_of(version: str) -> ToolForm | None:
-    """Return how a version of Mistral's formats, such as v3, writes calls."""
+    """Return the form of calls in a version of Mistral's formats, such as v3."""
     number = int(version.removeprefix("v"))
     if number < 2:
         return None

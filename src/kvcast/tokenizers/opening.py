@@ -52,7 +52,7 @@ def open_text(files: _Files) -> TextTokenizer:
 
 
 def open_tokenizer(files: _Files, dimensions: object) -> TextTokenizer:  # noqa: ARG001
-    """Open a tokenizer as `open_text` does, whatever the dimensions."""
+    """Open a tokenizer as `open_text` does, for any dimensions."""
     return open_text(files)
 
 

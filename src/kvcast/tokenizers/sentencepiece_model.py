@@ -37,7 +37,7 @@ def to_tokenizer_json(content: bytes, extra_ids: int | None, what: str) -> bytes
     """Return the tokenizer.json for a spiece.model; it adds </s> after a text.
 
     `extra_ids`: number of sentinels after the pieces, with <extra_id_0> last, as in T5. None: T5's
-    100, or none if the pieces include sentinels, as mT5's do. Raises KvcastError, naming `what`,
+    100, or none if the pieces include sentinels, as in mT5. Raises KvcastError, naming `what`,
     for a file that is damaged or of another kind.
     """
     try:

@@ -13,4 +13,4 @@ class TextStream(Protocol):
         """
 
     def finish(self) -> str:
-        """Return what was held back, with U+FFFD for bytes that make no character."""
+        """Return the withheld text, with U+FFFD for bytes that make no character."""

@@ -1,6 +1,6 @@
 """Hugging Face tokenizers: tokenizer.json, through the tokenizers library.
 
-What users write never becomes a control token, although the library recognises special tokens
+Users' text never becomes a control token, although the library recognises special tokens
 wherever they are spelt out. If a prompt or a message spells one, the first character of that token
 is replaced by a stand-in from Unicode's private use area. Templates treat it like any other
 character. A twin of the tokenizer recognises special tokens first, and turns stand-ins back
@@ -227,7 +227,7 @@ class JsonTokenizer(TextTokenizer):
 
 @contextmanager
 def _one_line(problem: str) -> Iterator[None]:
-    """Raise KvcastError for whatever the tokenizers library raises: bare Exception, or a panic."""
+    """Raise KvcastError for every error of the tokenizers library: bare Exception, or a panic."""
     try:
         yield
     except KvcastError:

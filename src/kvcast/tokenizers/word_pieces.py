@@ -25,7 +25,7 @@ _CHINESE = (  # first and last character of each block
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
-"""What BERT takes for characters of Chinese (google-research/bert, tokenization.py)."""
+"""Characters of Chinese in BERT's sense (google-research/bert, tokenization.py)."""
 
 _WIDE_MARKS = (  # first and last character of each run
     (0xFF01, 0xFF0D),

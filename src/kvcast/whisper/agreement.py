@@ -2,7 +2,7 @@
 
 LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System"
 (arXiv:2307.14743): words that n successive hypotheses of a growing window of sound begin with are
-settled. Later hypotheses may spell settled words in other ways; the words after these are found by
+settled. Later hypotheses may spell settled words differently; the words after these are found by
 the least changes of letters. Knows no sound and no model.
 """
 

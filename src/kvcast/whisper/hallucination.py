@@ -1,4 +1,4 @@
-"""Text that a model made up in silence, told by its words' times and probabilities.
+"""Detects text that a model made up in silence, by its words' times and probabilities.
 
 Follows `hallucination_silence_threshold` in openai/whisper's transcribe.py. Knows no model.
 """
@@ -20,14 +20,15 @@ _WORDS_SCORED = 8
 _UNLIKELY = 0.15
 _SHORT, _LONG = 0.133, 2.0
 _NEAR = 2.0
-"""To the ends of a window, in seconds: what is beside it there may be cut off, so it is no word."""
+"""To the ends of a window, in seconds: a word beside an end may be cut off, so it does not
+count."""
 
 
 @dataclass(frozen=True)
 class Kept:
     """The segments kept of a window, and the frame at which the next window begins.
 
-    `skipped`: the window counts as not heard at all.
+    `skipped`: the window counts as not decoded.
     """
 
     spans: list[Span]

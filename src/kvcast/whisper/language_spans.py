@@ -23,16 +23,16 @@ AHEAD = 46 * FRAMES_PER_SECOND
 """Frames of 10 ms whose language is known ahead: no window's end depends on more."""
 
 _SHORT, _LONG = 16 * FRAMES_PER_SECOND, 28 * FRAMES_PER_SECOND
-"""Most frames of a piece that is heard at once, and of one in the language before it."""
+"""Maximum frames of a piece of sound, and of one in the language before it."""
 
 _SHORTEST = 6 * FRAMES_PER_SECOND
 """In less than this, models often hear another language."""
 
 _NEAR = 8 * FRAMES_PER_SECOND
-"""A change may be this far from the place where it was heard."""
+"""A change may be this far from the place where it was detected."""
 
 _LEAST = 1 * FRAMES_PER_SECOND
-"""Less than this is not heard alone."""
+"""Shorter pieces are not detected alone."""
 
 _PAUSE = 0.3 * FRAMES_PER_SECOND
 """A speaker who changes the language pauses for longer than this."""
@@ -74,7 +74,7 @@ class _Piece:
 
 
 class LanguageSpans:
-    """The languages of one clip; hears it once, as far as `at` is asked."""
+    """The languages of one clip; detects them once, as far as `at` needs."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LanguageSpans:
         clip: tuple[int, int],
         detect: Callable[[NDArray[np.float32]], Policy[Probabilities]],
     ) -> None:
-        """Prepare; nothing is heard yet.
+        """Prepare; detect nothing yet.
 
         Args:
             sound: the recording.
@@ -155,7 +155,7 @@ class LanguageSpans:
         return LanguageSpan(_language(piece, before, following), piece.end)
 
     def _next_piece(self) -> Policy[_Piece | None]:
-        """Hear a piece: a long one only where it surely is in the language before."""
+        """Detect a piece's language; a piece is long only if surely in the language before."""
         if self._seek >= self._end:
             return None
         before = self._last

@@ -1,9 +1,9 @@
 """Transcription of sound that is still arriving.
 
-Sound of an utterance is heard again every `step` seconds, and words on which successive hypotheses
-agree are settled (`kvcast.whisper.streaming_window`). A pause ends the utterance and settles the
-rest. Memory and work per second of sound are bounded: 30 s of sound at most are held and decoded at
-a time. Reads no stream and knows no terminal.
+Sound of an utterance is decoded again every `step` seconds, and words on which successive
+hypotheses agree are settled (`kvcast.whisper.streaming_window`). A pause ends the utterance and
+settles the rest. Memory and work per second of sound are bounded: 30 s of sound at most are held
+and decoded at a time. Reads no stream and knows no terminal.
 """
 
 import time
@@ -25,7 +25,7 @@ from kvcast.whisper.streaming_window import Settled, StreamingWindow
 __all__ = ["Delays", "LiveSegment", "LiveTranscription", "SoundStream", "Update"]
 
 _BEFORE = SAMPLE_RATE // 2
-"""Samples before an utterance that are heard with it: its onset, and some silence."""
+"""Samples before an utterance that are decoded with it: its onset, and some silence."""
 
 _LONGEST_LINE = 30.0
 """Seconds of a line that neither a pause nor the end of a segment ends: another one begins then."""
@@ -131,7 +131,7 @@ class LiveTranscription:
             endpoints: finds utterances.
             step: seconds of new sound that are worth a hypothesis.
             notices: for the user.
-            clock: tells when sound arrives and words settle, in seconds.
+            clock: gives the time, in seconds, at which sound arrives and words settle.
 
         """
         self.delays = Delays()

@@ -29,7 +29,7 @@ PROMPT_RESET_TEMPERATURE = 0.5
 
 
 class LongForm:
-    """Clips of a recording whose windows are decoded one after the other.
+    """Clips of a recording whose windows are decoded in sequence.
 
     Attributes:
         drafts: counts of drafted tokens, of each attempt that had some.

@@ -58,7 +58,7 @@ class WhisperModel:
 
     @property
     def is_multilingual(self) -> bool:
-        """Whether it knows other languages than English."""
+        """Whether it knows languages besides English."""
         return self.tokenizer.is_multilingual
 
     @property
@@ -80,7 +80,7 @@ class WhisperModel:
     def decoder(
         self, *attempts: DecodingOptions, windows: int = 1, draft: Any = None
     ) -> WindowDecoder:
-        """Return a decoder of `windows` windows at once, in the first way, or fewer in others.
+        """Return a decoder of `windows` windows at once; of fewer in attempts after the first.
 
         `draft` names the drafter; raises UsageError for one that does not fit.
         """
@@ -171,7 +171,7 @@ class WhisperModel:
         """Return an engine's scheduler; see `kvcast.engine.engine.Model`.
 
         `chunk` counts tokens of prompts, and a window's prompt is short: windows are encoded one at
-        a time between two steps whatever it says.
+        a time between two steps.
         """
         del chunk
         positions = self.dimensions.target_positions
@@ -266,8 +266,8 @@ class WhisperModel:
         """Turn sound into text while it arrives.
 
         Args:
-            listener: tells speech from other sound; Silero's voice activity detection if it is
-                installed, or else loudness, as `notices` says.
+            listener: gives probabilities of speech; Silero's voice activity detection if it is
+                installed, or else loudness, with a notice.
             params: given as keywords.
 
         Returns:

@@ -482,7 +482,7 @@ _OF_RECORDINGS = (
     *("vad", "min_silence", "speech_pad", "max_speech"),
     *("word_timestamps", "prepend_punctuations", "append_punctuations"),
 )
-"""What sound that is still arriving cannot be asked for."""
+"""Options that do not apply to sound that is still arriving."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ class WordPlacing:
     def place(self, said: Said, end: int) -> Policy[Kept]:
         """Find a window's spans with their words, and the next window's frame.
 
-        `end` is the frame after the last that is to be heard.
+        `end` is the frame after the last one to decode.
         """
         times, text = _NO_TOKENS, text_tokens(said.spans, self._requests.tokenizer)
         if text:

@@ -37,7 +37,7 @@ def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
 
     Args:
         tokens: of a window.
-        eot: ids below it are text; others, such as timestamps, may stand between.
+        eot: ids below it are text; timestamps and other tokens may stand between.
 
     """
     ids_n = np.asarray(tokens, np.int64)
@@ -67,7 +67,7 @@ def without_repetition(
     """Return the tokens to keep of a sequence that ends in a repetition.
 
     Where a segment was finished before it, everything before it: the window ends there, and the
-    rest can be heard again from there. Otherwise the first copy as well, with the timestamp that
+    rest can be decoded again from there. Otherwise the first copy as well, with the timestamp that
     closes it, if there is one.
     """
     tokens = tuple(tokens)

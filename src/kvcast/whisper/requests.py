@@ -69,7 +69,7 @@ class LanguageRequest(Request):
 
 @dataclass(frozen=True)
 class _Repetition:
-    """Tells whether the best text so far repeats itself.
+    """Returns whether the best text so far repeats itself.
 
     No method of the request, which would hold itself, and its window until Python looks for cycles.
     """
@@ -107,7 +107,7 @@ class WindowRequest(SearchRequest):
             language: code.
             tokenizer: of the model.
             room: most tokens.
-            stream: tells the random numbers of one window from another's.
+            stream: separates the random numbers of one window from another's.
             speculations: drafts tokens of a window that takes one row; None for no drafts.
 
         """

@@ -1,4 +1,4 @@
-"""Cuts a window's tokens into segments, and tells the frames to the next window.
+"""Cuts a window's tokens into segments, and counts the frames to the next window.
 
 The rules are those of `transcribe` in openai/whisper's transcribe.py. Knows no sound and no model.
 """
@@ -51,7 +51,7 @@ class Segment:
         compression_ratio: of the window's text; high if it repeats itself.
         no_speech_prob: probability that the window holds no speech.
         fallback: why each lower temperature was rejected, in the order tried.
-        words: in order, if they were asked for.
+        words: in order, with word timestamps.
 
     """
 

@@ -170,7 +170,7 @@ class SearchRequest(Request):
             eot: the token that ends a sequence.
             max_new_tokens: steps after which the search ends, 1 or more.
             probe: offset into the prompt whose logits to keep as the model gave them.
-            hopeless: tells now and then whether to give up on the candidates so far.
+            hopeless: called now and then; returns whether to give up on the candidates so far.
 
         """
         # The last token is chosen and never fed.
@@ -202,7 +202,7 @@ def _likeliest(logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -
 
 
 class _Draws:
-    """Draws tokens; a row's draws do not depend on the ends of others."""
+    """Draws tokens; a row's draws do not depend on when other rows end."""
 
     def __init__(self, temperature: float, rng: np.random.Generator, count: int) -> None:
         self._temperature = temperature

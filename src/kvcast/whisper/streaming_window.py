@@ -67,7 +67,7 @@ class Recognizer(Protocol):
 
     @property
     def language(self) -> str:
-        """Code of the language: asked for, or as last detected."""
+        """Code of the language: the given one, or the last detected."""
 
     @property
     def room(self) -> int:
@@ -116,7 +116,7 @@ class StreamingWindow:
 
     Attributes:
         start: of the window, in samples from the beginning of all sound.
-        decoded_to: sample up to which the last hypothesis heard.
+        decoded_to: sample up to which the last hypothesis reaches.
 
     """
 

@@ -25,7 +25,7 @@ class TokenTimes:
     probabilities_n: Float32
 
     def padded(self, count: int) -> Self:
-        """Return the times of `count` tokens; those without any have none left at the end."""
+        """Return the times of `count` tokens; the last ones may lack times."""
         rest = count - len(self.probabilities_n)
         return replace(
             self,

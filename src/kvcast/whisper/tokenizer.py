@@ -143,7 +143,7 @@ class WhisperTokenizer:
         return tuple(sequence)
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into ids; never returns special tokens, whatever the text says."""
+        """Turn text into ids; never returns special tokens, even for text that spells them."""
         # Lone surrogates, as in undecodable arguments, become U+FFFD, as in tiktoken.
         return ids_of(self._bpe, whole_characters(text), add_special_tokens=False)
 

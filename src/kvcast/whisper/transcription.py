@@ -273,7 +273,7 @@ class RecordingCaller(PolicyCaller):
 class Transcription(RecordingCaller, Iterator[Segment]):
     """Segments of one recording, decoded while they are taken; can be taken once.
 
-    Other recordings of its scheduler are decoded meanwhile.
+    The scheduler decodes other recordings meanwhile.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
         """Join the scheduler; nothing is opened or decoded yet.
 
         Args:
-            scheduler: decodes it, perhaps together with others.
+            scheduler: decodes it, perhaps together with other recordings.
             requests: makes the requests of windows.
             opening: opens the recording; called once at most.
             attempts: how to decode a window first, and after each rejection; one at least.
@@ -310,7 +310,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
 
     @property
     def language(self) -> str:
-        """Code of the language: the one asked for, or else detected in the first 30 seconds."""
+        """Code of the language: the given one, or else detected in the first 30 seconds."""
         while self._language is None:
             if self._error is not None:
                 raise self._error

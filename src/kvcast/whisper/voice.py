@@ -1,8 +1,8 @@
 """Opens recordings: whole, or the speech that Silero's voice activity detector finds.
 
 The detector is opened once a process. Its calls cannot be batched, because its state goes from
-block to block; strips heard side by side saved half of the time and changed one block in 300. Knows
-no text.
+block to block; strips processed side by side saved half of the time and changed one block in 300.
+Knows no text.
 """
 
 import sys

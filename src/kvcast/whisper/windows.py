@@ -149,7 +149,7 @@ class WindowRequests:
         return request.times().padded(len(text))
 
     def _text_alone(self) -> Float32:
-        """Return 0 for tokens of text and -inf for the others, [vocab]."""
+        """Return 0 for tokens of text and -inf for all other tokens, [vocab]."""
         among_v = np.full(self.tokenizer.vocab_size, -np.inf, np.float32)
         among_v[: self.tokenizer.eot] = 0
         among_v[list(self.tokenizer.added_text)] = 0

@@ -168,7 +168,7 @@ def _taken(timed: Sequence[_Timed], count: int) -> tuple[list[_Timed], list[_Tim
 
 
 def _fitted(span: Span, words: Sequence[_Timed], usual: _Usual, last_speech: float) -> Span:
-    """Return a span with its words; either may correct the other's ends."""
+    """Return a span with its words; either may correct the ends of the other."""
     first, last = words[0], words[-1]
     if first.end - last_speech > 2 * usual.most:
         _shorten_after_pause(words, usual)

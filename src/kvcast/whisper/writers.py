@@ -89,7 +89,7 @@ EXTENSIONS = {"text": "txt", "srt": "srt", "vtt": "vtt", "tsv": "tsv", "json": "
 
 
 SUBTITLES = frozenset({"srt", "vtt"})
-"""Formats that `SubtitleParams` shape; the others ignore them."""
+"""Formats that `SubtitleParams` shape; the rest ignore them."""
 
 
 def render(

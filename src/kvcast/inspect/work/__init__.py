@@ -13,7 +13,7 @@ from kvcast.spec.entry_points import imported
 
 
 def work_of(dimensions: Any, **sizes: int) -> Counted:
-    """Return what counts the work of a model with these dimensions.
+    """Return the work counter of a model with these dimensions.
 
     `sizes` are what the family's class takes beside them.
     """

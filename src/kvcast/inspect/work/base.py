@@ -1,4 +1,4 @@
-"""Operations and numbers read: what counts have in common, for all families.
+"""Operations and numbers read: the common part of all families' counts.
 
 A multiplication and an addition are two operations (FLOP). Matrix products and attention are
 counted. Norms, activations, softmax and rotation are not, nor are embedding lookups, which read one

@@ -1,6 +1,6 @@
 """The least time that a machine with given rates could take for given work.
 
-What the other modules count becomes bytes, by how bundles of ONNX Runtime store numbers, and
+Counts become bytes, by the formats of ONNX Runtime's bundles, and
 seconds at the rates that `kvcast.machine.rates` measures, or that a user gives. Norms, activations,
 rotation and softmax count as nothing. Knows no clock.
 """
@@ -35,7 +35,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """How bundles of a family store what others of the same quantisation may store otherwise."""
+    """Formats in a family's bundles that other families of the same quantisation may lack."""
 
     int4_table: bool = False  # whether the head's table has 4 bits in an int4 bundle; else 8
     # whether cross caches have 8 bits where matrices are quantised; else fp32

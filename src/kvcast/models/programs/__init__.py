@@ -1,1 +1,1 @@
-"""The pure programs of each family: what is exported, and what eager runs."""
+"""The pure programs of each family, which exporters lower and eager runs."""

@@ -63,7 +63,7 @@ class RowsProgram:
     def __call__(
         self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, caches: Sequence[LayerCache]
     ) -> list[Tensor]:
-        """Return what the program gives at `offsets`, each [rows, len(offsets), ...]."""
+        """Return the program's results at `offsets`, each [rows, len(offsets), ...]."""
         flat = [part for layer in caches for part in layer]
         keys = [key for key, _ in caches]
         capacities = {kind: key.shape[2] for kind, key in zip(self._kinds, keys, strict=True)}
@@ -107,7 +107,7 @@ class PackedProgram:
         offsets: Tensor,
         caches: Sequence[LayerCache],
     ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """Run `programs.decoder.DecodePacked`, asked for as many positions of every row."""
+        """Run `programs.decoder.DecodePacked`, for as many positions of every row."""
         offsets_rp = offsets.view(len(rows), -1)
         logits, first, row = [], 0, 0
         for part, count in neighbours(rows, counts):

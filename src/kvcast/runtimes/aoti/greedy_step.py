@@ -1,7 +1,7 @@
 """A program to one greedy step without branches, whose whole state lies on the device.
 
 The step takes its token from where the step before has put it, so a text is written by calling it
-again and again, and nothing returns to the host in between. That is what a CUDA graph can hold.
+repeatedly, and nothing returns to the host in between, so that a CUDA graph can hold it.
 
 How many slots a step reads is fixed when it is made: a power of two, as reading them all would
 cost a text of 500 tokens in a cache of 4,096 slots eight times what it holds, and a graph for each
@@ -106,7 +106,7 @@ def make_step(program: nn.Module, text: GreedyState, slots: int, products: str) 
 def _cut_before_products(module: GraphModule) -> None:
     """Make a summed product whose result is cut into equal parts a product for each part.
 
-    Sums over the same axis become one kernel with what combines them, so a gate is applied where
+    Sums over the same axis become one kernel with their combination, so a gate is applied where
     it is computed and not anew for each row of the next matrix.
     """
     for product in module.graph.find_nodes(op="call_function", target=summed):
@@ -135,7 +135,7 @@ def _is_row(hidden: Tensor) -> bool:
 
 
 def compiled(module: GraphModule, arguments: tuple[Any, ...]) -> StepFunction:
-    """Return the step as Inductor's kernels, which the host launches one after the other.
+    """Return the step as Inductor's kernels, which the host launches in sequence.
 
     Not by torch.compile, which would trace the exported graph once more: Dynamo refuses branches
     of torch.cond that write, and its guards would look at every weight before every step.

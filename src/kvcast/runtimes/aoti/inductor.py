@@ -6,8 +6,9 @@ Both trace programs with symbolic sizes. The speed of Inductor's code is easy to
   real ones.
 - With a dynamic number of threads it gives all of them to every loop, so a program for steps weighs
   the amount of work first (`short_loops_on_one_thread`).
-- It recomputes whatever is not marked `kept`: the mask that layers share, a query that is compared
-  with keys one by one, whatever int8 rounds. It also stores what should stay in registers, such as
+- It recomputes all that is not marked `kept`: the mask that layers share, a query that is compared
+with keys one by one, the input of int8 rounding. It also stores values that should stay in
+registers, such as
   a gate and its values before they are multiplied.
 - It confuses the order of axes when one of size 1 has the same stride as another; with the wrong
   layout of a mask, a step's softmax ran one number at a time.
@@ -97,7 +98,7 @@ def call_graph(
 ) -> torch.fx.GraphModule:
     """Return a graph of one node, a call of `program`, for `compile_program` to trace.
 
-    Inductor traces whatever it is given, so a graph of operators from torch.export would only be
+    Inductor traces its input, so a graph of operators from torch.export would only be
     traced twice; that took a seventh of an export.
 
     Args:
@@ -284,7 +285,7 @@ def remembered_strides() -> Iterator[None]:
 
     Its own caches have 128 entries, fewer than a layer needs: each layer evicts the one before,
     and simplifying the same expressions again took a quarter of an export. The propagation of
-    dtypes is a singleton that sets itself up anew whenever it is asked for.
+    dtypes is a singleton that sets itself up anew at every access.
     """
     remembered = {
         name: functools.cache(inspect.unwrap(getattr(sizevars, name)))

@@ -187,7 +187,7 @@ def export_program(
     packed: PackedMatrices | None = None,
     device: str = "cpu",
 ) -> tuple[torch.fx.GraphModule, tuple[Tensor, ...]]:
-    """Return what to compile and flat examples of its arguments: slots, then the program's own.
+    """Return a module to compile and flat examples of its arguments: slots, then the program's own.
 
     `traced` is `trace_program`'s; `name` is the form's: "prefill" is `decode` for many tokens.
     `packed` gets the matrices that are quantised to int4.

@@ -109,7 +109,7 @@ def _self_mask(positions_rs: Tensor, capacity: int, held: int, window: int, caus
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """Return the same tensor, stored once; Inductor recomputes whatever is not marked `kept`.
+    """Return the same tensor, stored once; Inductor recomputes all that is not marked `kept`.
 
     Only the last axis may have size 1: Inductor orders axes by their strides and confuses two that
     are equal, so the last axis would no longer be contiguous.

@@ -45,7 +45,7 @@ class PackedMatrices:
         self._packed: set[str] = set()
 
     def pack(self, module: GraphModule) -> None:
-        """Let a program's products and lookups be those of packed matrices, in place."""
+        """Replace a program's products and lookups by operators over packed matrices, in place."""
         for node in list(module.graph.nodes):
             if node.target in _FORMS:
                 with module.graph.inserting_before(node):

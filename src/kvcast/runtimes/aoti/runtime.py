@@ -54,7 +54,7 @@ class CompiledProgram:
         self._slots = torch.empty(0, dtype=torch.int8, device=device)
 
     def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
-        """Run; `slots` says for each kind of self cache how many slots are read.
+        """Run; `slots` is the number of slots to read, for each kind of self cache.
 
         Caches must be on the device, all else is brought there.
         """
@@ -129,7 +129,7 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
 
 @contextmanager
 def _loading(path: Path) -> Iterator[None]:
-    """Raise KvcastError for whatever a damaged archive makes its reader raise."""
+    """Raise KvcastError for every exception that a damaged archive causes in its reader."""
     try:
         yield
     except LibraryMissingError as error:

@@ -56,13 +56,13 @@ class TorchRuntime(CachedRuntime):
 
 
 class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
-    """Programs over flat lists of tensors; a slot has what they encoded and what that came with.
+    """Programs over flat lists of tensors; a slot has encoded tensors and kept inputs.
 
     That begins with key and value of each layer, [inputs, heads, t, d].
     """
 
     def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
-        """Return what `decode_tokens` takes of inputs, each [inputs, ...]."""
+        """Return the arguments of `decode_tokens` for inputs, each [inputs, ...]."""
         raise NotImplementedError
 
     def decode_tokens(

@@ -191,7 +191,7 @@ def save_methods(
     Args:
         methods: exported methods by name.
         program: their signatures.
-        facts: what a caller that reads only this file needs to know. Each becomes a method without
+        facts: for callers that read only this file. Each becomes a method without
             arguments that returns numbers or a text; `executorch/constants.json` has them too.
         folder: the bundle's folder.
 

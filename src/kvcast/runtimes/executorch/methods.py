@@ -56,7 +56,7 @@ class Methods:
             )
 
     def run(self, name: str, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Run a method; raises KvcastError, which names the file, for whatever goes wrong."""
+        """Run a method; raises KvcastError, which names the file, for every failure."""
         with naming(self._path), self._running:
             results: list[Tensor] = self._program.load_method(name).execute(arguments)
         return results
@@ -126,7 +126,7 @@ class DecodeMethod:
         Args:
             tokens_s: new tokens.
             length: positions that the row held before.
-            caches: as `cache_shapes`, with as many positions as they like.
+            caches: as `cache_shapes`, with any number of positions.
             positions: offsets into the new tokens; negative ones count from the end.
             logits_pv: fp32 [len(positions), vocab], is filled.
             queries_sx: fp32 [s, heads * d], is filled with the alignment heads' queries of all

@@ -6,7 +6,7 @@ packs them in tiles of 64 outputs, as the processor's instructions want them, a 
 huge pages. `programs` plans a call: with all sizes known, views are only strides, each operation
 emits instructions with addresses, and intermediate results share one arena. Plans of steps are kept
 with the cache, so a step writes its tokens and makes one call, in which `src/program.cpp` runs
-instructions one after the other. Threads claim tiles as they come, spin for some microseconds
+instructions in sequence. Threads claim tiles as they come, spin for some microseconds
 between instructions, and then sleep.
 
 - A row's results do not depend on its neighbours, bit for bit, whatever the batch, the chunk or the

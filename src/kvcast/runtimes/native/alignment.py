@@ -86,8 +86,8 @@ def probabilities_plan(
     Args:
         hidden_pd: [p, d], the input of the product with the vocabulary's matrix; contiguous.
         matrix: [vocab, d].
-        tokens_p: [p], each one of those that count.
-        among_v: [vocab], 0 for tokens that count and -inf for the others.
+        tokens_p: [p], each with a 0 in `among_v`.
+        among_v: [vocab], 0 for tokens that count and -inf for all other tokens.
         probabilities_p: [p].
 
     """

@@ -2,8 +2,8 @@
 
 A library counts only if it was made of the very sources that lie beside this module, and if it is
 whole: the process that opens one that was cut off is killed. A record beside it tells both. One in
-the cache folder is code that runs as the user, so nobody else may have been able to write it. Knows
-nothing of the library's functions but their version.
+the cache folder is code that runs as the user, so no other user may have been able to write it.
+Knows nothing of the library's functions but their version.
 """
 
 import contextlib
@@ -93,8 +93,8 @@ def find_library() -> Library | None:
     """Return the library if there is one that is whole; nothing is compiled.
 
     Compilers are started only where one is left of a compiler that is not there any more: it counts
-    if there is none now. Raises LibraryMissingError for one that others could have written, and for
-    a damaged one that came with kvcast.
+    if there is none now. Raises LibraryMissingError for one that other users could have written,
+    and for a damaged one that came with kvcast.
     """
     sources = sources_digest(SOURCES)
     shipped, record = SHIPPED / LIBRARY, read_record(SHIPPED / RECORD)
@@ -120,7 +120,7 @@ def check_compiler() -> None:
 def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
     """Tell whether a library loads, compiled first if it must be.
 
-    A compiler that failed is not asked again; `open_library` asks it.
+    A compiler that failed is not run again; `open_library` runs it.
     """
     try:
         existing = find_library()
@@ -180,7 +180,7 @@ def _places(sources: str) -> list[Path]:
 def _is_kept(path: Path) -> bool:
     """Tell whether a library is in the cache folder, whole.
 
-    Raises LibraryMissingError if others could have written it.
+    Raises LibraryMissingError if other users could have written it.
     """
     if not path.is_file():
         return False
@@ -233,7 +233,7 @@ def _only_compiler(path: Path) -> Iterator[None]:
 
 
 def _refuse_if_others_write(library: Path) -> None:
-    """Raise LibraryMissingError if anybody else could have put the library where it is.
+    """Raise LibraryMissingError if another user could have written the library.
 
     It and its folder must be the user's. In the folders above, others may add files, but not
     replace the user's.

@@ -278,7 +278,7 @@ def _array(value: Value, strides: Sequence[int]) -> list[Word]:
 def _joined(
     sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
-    """Join neighbouring axes that all arrays have one after the other."""
+    """Join neighbouring axes that are contiguous in all arrays."""
     kept_sizes: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(sizes):

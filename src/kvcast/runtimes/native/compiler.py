@@ -1,4 +1,4 @@
-"""Compiles the library from the sources that kvcast ships, with whatever C++ compiler is there.
+"""Compiles the library from the sources that kvcast ships, with an installed C++ compiler.
 
 Used on a library's first use and when a wheel is built. Knows nothing of where libraries are kept.
 """
@@ -60,7 +60,7 @@ class Compiler:
 
 
 def compilers() -> list[Compiler]:
-    """Return $CXX, or those of g++, clang++ and c++ that are there, whether they run or not.
+    """Return $CXX, or the installed ones of g++, clang++ and c++, whether they run or not.
 
     Raises LibraryMissingError for a $CXX that is no command.
     """
@@ -118,7 +118,7 @@ def sources_digest(sources: Path) -> str:
 def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path) -> None:
     """Compile `sources` to `library`, which appears at once and whole, or not at all.
 
-    Files are compiled side by side. What the compiler says goes to `log`, which is written only if
+    Files are compiled side by side. The compiler's messages go to `log`, which is written only if
     it fails. Raises LibraryMissingError, or OSError where the library's folder cannot be written.
     """
     with tempfile.TemporaryDirectory(

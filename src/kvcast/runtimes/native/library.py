@@ -32,7 +32,7 @@ TILE = 64
 
 
 class Format(IntEnum):
-    """How a matrix [outputs, inputs] is stored; numbers as in kernels.hpp, which says more."""
+    """Storage formats of a matrix [outputs, inputs]; kernels.hpp explains them."""
 
     F32 = 0
     INT8 = 1
@@ -111,7 +111,7 @@ class Machine:
         bias: NDArray[np.float32] | None = None,
         inputs: int | None = None,
     ) -> NDArray[np.uint8]:
-        """Return a matrix's tiles, for codes [outputs, inputs] as its format says.
+        """Return a matrix's tiles, for codes [outputs, inputs] of its format.
 
         KvcastError where the system has no threads left, as it may have for a forked process.
 
@@ -158,7 +158,7 @@ class Machine:
     def _take(self, size: int) -> NDArray[np.uint8]:
         """Return bytes beside those of earlier matrices, so that they lie in huge pages.
 
-        NumPy asks for such pages for large arrays alone; two threads read a quarter faster from
+        NumPy requests such pages for large arrays alone; two threads read a quarter faster from
         them.
         """
         if size > len(self._room):

@@ -40,7 +40,7 @@ def _linear(
     residual: Value | None = None,
     gate: str | None = None,
 ) -> Value:
-    """Multiply; with a gate, the activated first half of the results by the other."""
+    """Multiply; with a gate, multiply the activated first half of the results by the second."""
     _expect(x.sizes[-1] == matrix.inputs, "a product's inputs")
     _expect(gate is None or (matrix.outputs % 2 == 0 and residual is None), "a gate")
     whole_tiles = gate is not None and matrix.outputs % (2 * TILE) == 0
@@ -422,7 +422,7 @@ def _cache_sizes(cache: Value) -> tuple[int, ...]:
 
 
 def _is_cache(cache: Value) -> bool:
-    """Tell whether positions and numbers of a head lie one after the other."""
+    """Return whether positions and numbers of a head are contiguous."""
     is_known = cache.dtype in (Dtype.F32, Dtype.F16, Dtype.INT8) and _cache_sizes(cache)[-1] > 0
     return is_known and cache.strides[2:] == (cache.sizes[3], 1)
 

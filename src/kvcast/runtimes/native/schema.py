@@ -59,7 +59,7 @@ class Schema:
 
     @property
     def text(self) -> str:
-        """The contents as `kvcast_schema` of a library tells them."""
+        """The contents in the form of a library's `kvcast_schema`."""
         return "".join(self._told())
 
     def _told(self) -> Iterator[str]:

@@ -118,7 +118,7 @@ class _Shared:
 
 
 def _shared_inputs(graph: ir.Graph, cache: ir.Value) -> _Shared:
-    """Add what all layers need.
+    """Add the inputs that all layers share.
 
     Whether there are many queries; from where to where and along which axis those lie that the
     operator takes; empty new keys, the last position, the number of positions, and scales of one.
@@ -187,7 +187,7 @@ def _either(
     mixed: ir.Value,
     many: ir.Value,
 ) -> ir.Node:
-    """Return a node that gives what many queries read, computed by it alone, or `mixed`."""
+    """Return a node with the result for many queries, computed by it alone, or `mixed`."""
     casts = [ir.node("Cast", [cache], {"to": ir.DataType.FLOAT}) for cache in caches]
     attention = ir.node(
         "MultiHeadAttention",

@@ -1,4 +1,4 @@
-"""Edits exported ONNX graphs: adds constants, and puts nodes in the place of others.
+"""Edits exported ONNX graphs: adds constants and replaces nodes.
 
 Knows no operator.
 """

@@ -2,7 +2,7 @@
 
 A decoder-only layer becomes ten operators: one GroupQueryAttention, fed by one packed product,
 rotates, writes and attends; norms take the additions before them. Results do not change: each
-replacement computes what it replaces. Knows no model, only patterns that kvcast's own programs
+replacement computes the same. Knows no model, only patterns that kvcast's own programs
 export.
 """
 

@@ -102,7 +102,7 @@ def _quantize(
 
 
 def _multiplies_source(product: ir.Node) -> bool:
-    """Tell whether a product's input is what `encode` gave, where that is no cache."""
+    """Return whether a product's input is a result of `encode` that is no cache."""
     return product.inputs[0] is not None and (product.inputs[0].name or "").startswith("cross_")
 
 

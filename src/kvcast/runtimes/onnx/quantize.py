@@ -11,7 +11,7 @@ smaller than a workaround for that:
 - int4 matrices become blocks of 32 inputs with a scale and a least value each (`onnx_blocks`). A
   step reads the fewest bytes.
 - A tied embedding and head become one table in blocks of 8 bits.
-- What becomes blocks keeps the checkpoint's own codes, where it has any.
+- Matrices in blocks keep the checkpoint's own codes, where it has any.
 
 Knows nothing of models: it sees a graph's constant matrices and its tied table.
 """
@@ -58,9 +58,9 @@ def quantize_matrices(
     Args:
         model: changed in place.
         bits: 8 or 4.
-        in_blocks: says which products need int8 in blocks, because a single scale does not suit
+        in_blocks: selects products that need int8 in blocks, because a single scale does not suit
             their input. Ignored with 4 bits.
-        only: says which products are replaced.
+        only: selects the products to replace.
         blocks_of: the codes of matrices that are kept, where these become blocks.
 
     """
@@ -119,7 +119,7 @@ def _inputs(node: ir.Node) -> tuple[ir.Value, ir.Value]:
 def _in_blocks(name: str, weight_oi: NDArray[np.float32], bits: int, blocks_of: BlocksOf) -> Packed:
     """Return a matrix [outputs, inputs] with its own codes, or with so many bits.
 
-    Raises AssertionError if those are not of this matrix.
+    Raises AssertionError if the codes are not of this matrix.
     """
     own = blocks_of(name)
     if own is not None:
@@ -134,7 +134,7 @@ def _in_blocks(name: str, weight_oi: NDArray[np.float32], bits: int, blocks_of: 
 
 
 def _unflattened(node: ir.Node) -> tuple[ir.Value, ir.Node]:
-    """Return what a product can read, and the last node that it replaces.
+    """Return an input for a product, and the last node that the product replaces.
 
     A Gemm takes and gives two axes. Where its input was flattened for that, and its result gets the
     axes back, the product that replaces it leaves them: a result of the size of a vocabulary is

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime on the CPU, arrays as it takes them, and what a step is bound to.
+"""Sessions of ONNX Runtime on the CPU, its view of arrays, and bindings.
 
 Rings use GroupQueryAttention's `sliding_window_cache`: the kernel keeps the window contiguous at
 the start of the buffer and moves it when the buffer, 128 slots longer than the window, is full.
@@ -52,8 +52,8 @@ def products_saturate() -> bool:
     """Tell whether ONNX Runtime clips sums of two products of uint8 and int8 to 16 bits here.
 
     It does on x86 without VNNI, where that took the correlation of a small Mixtral's logits with
-    fp32's from 0.998 to 0.924. It is asked itself, by the largest of such sums, because it alone
-    knows which of its kernels it chose.
+    fp32's from 0.998 to 0.924. A test product with the largest of such sums shows it, because ONNX
+    Runtime alone knows its choice of kernels.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,7 +1,7 @@
 """Transcribes a session's turns: words on which hypotheses agree while they last, then the rest.
 
-The sound of a turn comes in on one thread and is heard on another, which may take its time. Knows
-no protocol, and not where turns begin and end.
+The sound of a turn arrives on one thread and is transcribed on another, which may take longer.
+Knows no protocol, and not where turns begin and end.
 """
 
 import threading
@@ -41,7 +41,7 @@ class PolicyRunner:
         return job.result()
 
     def give_up(self) -> None:
-        """Let nobody wait for an answer any more."""
+        """Cancel the running policy, and all later ones."""
         self._over = True
         if (job := self._job) is not None:
             job.cancel()
@@ -55,7 +55,7 @@ class SpokenTurn:
         settings: how it is transcribed.
         samples: so far.
         text: so far; deltas never change.
-        dropped: whether nobody wants it any more.
+        dropped: whether the client has deleted it.
         error: why it has no text, or no more of it.
 
     """
@@ -78,7 +78,7 @@ class SpokenTurn:
 
     @property
     def waiting(self) -> int:
-        """Samples that were not heard yet."""
+        """Samples that wait for transcription."""
         with self._lock:
             return sum(map(len, self._waiting))
 
@@ -110,7 +110,7 @@ class TurnUpdate:
 
 
 class TurnTranscriber:
-    """Transcribes turns one after the other."""
+    """Transcribes turns in order."""
 
     def __init__(
         self, opening: Callable[[TranscriptionSettings], StreamingWindow], step: float = STEP
@@ -135,7 +135,7 @@ class TurnTranscriber:
 
     @property
     def waiting(self) -> float:
-        """Seconds of sound that were not heard yet."""
+        """Seconds of sound that wait for transcription."""
         return sum(turn.waiting for turn in list(self._turns)) / SAMPLE_RATE
 
     @property
@@ -171,7 +171,7 @@ class TurnTranscriber:
 
     @property
     def _unheard(self) -> int:
-        """Samples that the window has, and no hypothesis heard."""
+        """Samples in the window after those of the last hypothesis."""
         window = self._window
         return 0 if window is None else window.end - window.decoded_to
 

@@ -1,4 +1,4 @@
-"""The WebSocket: messages to a session and back, for as long as somebody is there.
+"""The WebSocket: messages to a session and back, until the client leaves.
 
 Knows neither events nor sound.
 """
@@ -30,7 +30,7 @@ _LONGEST_REASON = 123
 """Bytes of a close frame's reason (RFC 6455, 5.5)."""
 
 _MUCH = 60.0
-"""Seconds of sound that wait to be heard, from which on a client who sends more waits, too."""
+"""Backlog of sound, in seconds, from which a client that sends more must wait."""
 
 _PATIENCE = 5.0
 """Seconds that it waits for one hearing: its pings stand in the same line."""
@@ -51,7 +51,7 @@ class Realtime:
         self._hearing = anyio.CapacityLimiter(max(1, self._most))
 
     async def serve(self, websocket: WebSocket) -> None:
-        """Serve a client until it leaves, or says nothing for too long."""
+        """Serve a client until it leaves or is silent for too long."""
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         with suppress(WebSocketDisconnect):
@@ -93,7 +93,7 @@ class _Ears:
         self.give_up = self._runner.give_up
 
     def open(self, settings: TranscriptionSettings) -> StreamingWindow:
-        """Return the window that a client's settings ask for; raises for what cannot be served."""
+        """Open a window with a client's settings; raises for settings that cannot be served."""
         served = self._models.listening(settings.model or self.model)
         params = LiveParams(
             language=settings.language or None,

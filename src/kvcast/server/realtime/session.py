@@ -36,7 +36,7 @@ _LEAST = SAMPLE_RATE // 10
 """Samples that a client may commit, at least: as OpenAI's."""
 
 _MOST_WAITING = 600.0
-"""Seconds of sound that wait to be heard, at most."""
+"""Maximum backlog of sound, in seconds."""
 
 _REMEMBERED = 1000
 """Transcripts that are kept, for the log."""
@@ -113,7 +113,7 @@ class Session:
 
     @property
     def waiting(self) -> float:
-        """Seconds of sound that wait to be heard."""
+        """Seconds of sound that wait for transcription."""
         return self._hearing.waiting
 
     @property

@@ -57,7 +57,7 @@ class TurnDetection(_Shape):
 
 
 class AudioInput(_Shape):
-    """Of a session, or what should change of it: the fields that are set."""
+    """Of a session, or of changes to it: the fields that are set."""
 
     format: AudioFormat = AudioFormat()
     transcription: TranscriptionSettings = TranscriptionSettings()
@@ -95,7 +95,7 @@ class Append(_Shape):
 
     @property
     def data(self) -> bytes:
-        """The bytes; raises ApiError for what is not base64."""
+        """The bytes; raises ApiError for text that is not base64."""
         try:
             return base64.b64decode(self.audio, validate=True)
         except (binascii.Error, ValueError):
@@ -129,7 +129,7 @@ def parsed(message: str) -> dict[str, Any]:
 
 
 def described(identity: str, audio: AudioInput) -> dict[str, Any]:
-    """Return a session as clients are told of it."""
+    """Return a session as clients get it."""
     return {
         "id": identity,
         "object": "realtime.transcription_session",

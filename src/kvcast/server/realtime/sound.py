@@ -1,6 +1,6 @@
 """Bytes that arrive piece by piece, as samples at 16 kHz.
 
-Unlike `kvcast.audio.stream` it is told how sound is coded, and guesses nothing from how it begins.
+Unlike `kvcast.audio.stream` it knows the coding of sound, and guesses nothing from its beginning.
 Knows no protocol.
 """
 

@@ -102,7 +102,7 @@ def is_inside(path: str) -> bool:
 
 @contextmanager
 def opened_journal(output: Path, recordings: Path) -> Iterator["Journal"]:
-    """Hold the journal of an existing output folder; no other run gets it meanwhile.
+    """Lock and open the journal of an existing output folder.
 
     Leftovers of a killed run are removed, and a damaged journal is written anew. A run that is
     refused leaves no journal where none was.
@@ -219,7 +219,7 @@ def sealed(record: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line that `sealed` made; None for any other line."""
+    """Return the record of a line made by `sealed`; None for any other line."""
     body, newline = line[:-1], line[-1:]
     seal = _SEAL.search(body)
     if newline != b"\n" or seal is None:
