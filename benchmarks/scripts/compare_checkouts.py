@@ -73,10 +73,10 @@ def measured(
             players = {
                 name: partial(remote.call, method, **arguments) for name, remote in remotes.items()
             }
-            what = " ".join([method, *(f"{name} {value}" for name, value in arguments.items())])
-            results = take_turns(players, gate, runs=runs, what=f"{model}, {what}")
+            label = " ".join([method, *(f"{name} {value}" for name, value in arguments.items())])
+            results = take_turns(players, gate, runs=runs, label=f"{model}, {label}")
             for metric in metrics:
-                yield from rows(what, metric, results)
+                yield from rows(label, metric, results)
 
 
 def opened(subject: Subject, checkout: Path, cache: Path, threads: int) -> Remote:
@@ -95,10 +95,10 @@ def opened(subject: Subject, checkout: Path, cache: Path, threads: int) -> Remot
     return remote
 
 
-def rows(what: str, metric: str, results: Mapping[str, BackendResult]) -> Iterator[str]:
+def rows(label: str, metric: str, results: Mapping[str, BackendResult]) -> Iterator[str]:
     """Yield a row for each checkout."""
     first = next(iter(results.values()))
-    title = what if metric in what else f"{what}, {metric}"
+    title = label if metric in label else f"{label}, {metric}"
     for name, result in results.items():
         if not (result.stands and first.stands):
             yield f"{title} | {name} | failed: {result.failure} | | "

@@ -39,13 +39,13 @@ class Scripted:
 def test_everybody_takes_turns_and_all_is_quiet_before_each():
     stage = Stage()
     players = {name: Scripted(stage, name, 1, 2, 3) for name in "abc"}
-    take_turns(players, stage, runs=2, what="beam 5")
+    take_turns(players, stage, runs=2, label="beam 5")
     assert stage.events == ["settle", "a", "settle", "b", "settle", "c"] * 3
 
 
 def test_the_warm_up_does_not_count():
     stage = Stage()
-    result = take_turns({"a": Scripted(stage, "a", 100, 3, 1, 2)}, stage, runs=3, what="beam 5")[
+    result = take_turns({"a": Scripted(stage, "a", 100, 3, 1, 2)}, stage, runs=3, label="beam 5")[
         "a"
     ]
     assert result.series("seconds") == [3, 1, 2]
@@ -56,7 +56,7 @@ def test_the_warm_up_does_not_count():
 def test_who_fails_has_no_more_turns_and_the_others_go_on():
     stage = Stage()
     players = {"a": Scripted(stage, "a", 1, None), "b": Scripted(stage, "b", 1, 1, 1)}
-    results = take_turns(players, stage, runs=2, what="beam 5")
+    results = take_turns(players, stage, runs=2, label="beam 5")
     assert [event for event in stage.events if event != "settle"] == ["a", "b", "a", "b", "b"]
     assert results["a"].failure == "out of breath"
     assert not results["a"].stands
@@ -67,7 +67,7 @@ def test_who_fails_has_no_more_turns_and_the_others_go_on():
 def test_turns_that_began_before_all_was_quiet_are_counted():
     stage = Stage(settles=False)
     assert (
-        take_turns({"a": Scripted(stage, "a", 1, 1, 1)}, stage, runs=2, what="beam 5")[
+        take_turns({"a": Scripted(stage, "a", 1, 1, 1)}, stage, runs=2, label="beam 5")[
             "a"
         ].unsettled
         == 2

@@ -53,7 +53,7 @@ def test_several_shards_are_found_by_the_index_alone():
     assert [path.name for path in shards] == [
         f"bert_model.ckpt.data-{i:05}-of-00004" for i in range(4)
     ]
-    used = {tensor.what.partition(":")[0] for tensor in read_checkpoint(INDEX["simbert"]).values()}
+    used = {tensor.label.partition(":")[0] for tensor in read_checkpoint(INDEX["simbert"]).values()}
     assert used == {str(path) for path in shards}
 
 

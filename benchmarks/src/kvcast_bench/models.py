@@ -36,11 +36,11 @@ class BenchModel:
         """Open the weights that all backends use."""
         return open_checkpoint(Path(self.folder))
 
-    def made(self, what: str, make: Callable[[Path], object], packages: Sequence[str] = ()) -> Path:
+    def made(self, kind: str, make: Callable[[Path], object], packages: Sequence[str] = ()) -> Path:
         """Return a folder that `make` fills by means of these packages, the first time."""
         versions = (installed_versions(packages) or {}).values()
         digest = fingerprint(Path(self.folder))[:24]
-        return made_once("-".join((digest, str(_FILES), what, *versions)), make)
+        return made_once("-".join((digest, str(_FILES), kind, *versions)), make)
 
     def needs_checkpoint(self) -> str | None:
         """Refuse a bundle, whose weights are ready for kvcast alone."""

@@ -76,8 +76,8 @@ class Runner:
                 for player in loaded
                 if player.backend.takes(trial)
             }
-            what = ", ".join(f"{name} {value}" for name, value in trial.items())
-            results.append((trial, take_turns(players, gate, runs=self.runs, what=what)))
+            label = ", ".join(f"{name} {value}" for name, value in trial.items())
+            results.append((trial, take_turns(players, gate, runs=self.runs, label=label)))
         return results
 
     def rates(self, step_bytes: int) -> dict[str, float] | None:

@@ -50,11 +50,11 @@ Results = list[tuple[Trial, dict[str, BackendResult]]]
 
 
 def take_turns(
-    players: Mapping[str, Callable[[], TurnAnswer]], gate: IdleGate, *, runs: int, what: str
+    players: Mapping[str, Callable[[], TurnAnswer]], gate: IdleGate, *, runs: int, label: str
 ) -> dict[str, BackendResult]:
     """Let every player play once to warm up and `runs` times more, one after the other.
 
-    A player that fails has no more turns, and its result says why. `what` it is about is said to
+    A player that fails has no more turns, and its result says why. `label` it is about is said to
     a person at a terminal.
     """
     results = {name: BackendResult() for name in players}
@@ -63,7 +63,7 @@ def take_turns(
             result = results[name]
             if result.failure is not None:
                 continue
-            say(f"{what}, {f'run {number} of {runs}' if number else 'warm-up'}: {name}")
+            say(f"{label}, {f'run {number} of {runs}' if number else 'warm-up'}: {name}")
             is_quiet = gate.settle()
             try:
                 answer, others = gate.watch(play)

@@ -43,8 +43,8 @@ def check_manifest(manifest: Manifest, dimensions: Any) -> None:
         )
 
 
-def _contradiction(what: str) -> KvcastError:
-    return KvcastError(f"{MANIFEST} contradicts itself: {what}; export it again")
+def _contradiction(label: str) -> KvcastError:
+    return KvcastError(f"{MANIFEST} contradicts itself: {label}; export it again")
 
 
 def _each(runs: Iterable[CacheLayers]) -> list[CacheLayers]:

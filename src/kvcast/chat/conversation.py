@@ -161,8 +161,8 @@ class _Turn:
             self._refuse(f"no call before it has the tool_call_id {call!r}")
         return call
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UsageError(f"{self._where}: {what}")
+    def _refuse(self, label: str) -> NoReturn:
+        raise UsageError(f"{self._where}: {label}")
 
 
 def _tool(where: str, tool: Tool) -> dict[str, Any]:

@@ -41,15 +41,15 @@ class StoredTensor:
 
 
 def tensor_from_bytes(
-    raw: NDArray[np.uint8], kind: str, shape: tuple[int, ...], what: str
+    raw: NDArray[np.uint8], kind: str, shape: tuple[int, ...], label: str
 ) -> StoredTensor:
     """Interpret `raw` (usually a slice of a memory-mapped file) as little-endian values.
 
-    Raises InputOutputError, naming `what`, if the number of bytes does not fit `shape`.
+    Raises InputOutputError, naming `label`, if the number of bytes does not fit `shape`.
     """
     dtype = _KINDS[kind]
     if raw.nbytes != math.prod(shape) * dtype.itemsize:
-        raise InputOutputError(f"{what} is damaged: {raw.nbytes} bytes do not make {kind} {shape}")
+        raise InputOutputError(f"{label} is damaged: {raw.nbytes} bytes do not make {kind} {shape}")
 
     def read() -> NDArray[Any]:
         # Files do not align their tensors; torch and BLAS need aligned memory.
@@ -154,11 +154,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def generation_settings(
-    fields: Mapping[str, Any], names: Mapping[str, str], what: str
+    fields: Mapping[str, Any], names: Mapping[str, str], label: str
 ) -> dict[str, Any]:
     """Pick settings out of a configuration; `names` maps their canonical names to the file's.
 
-    Raises InputOutputError, naming `what`, unless each is a list of ids or of pairs of numbers.
+    Raises InputOutputError, naming `label`, unless each is a list of ids or of pairs of numbers.
     """
     settings = {}
     for canonical, name in names.items():
@@ -166,7 +166,7 @@ def generation_settings(
         if value is None:
             continue
         if not _is_list_of_numbers(value):
-            raise InputOutputError(f"{what} is damaged: {name} is not a list of whole numbers")
+            raise InputOutputError(f"{label} is damaged: {name} is not a list of whole numbers")
         settings[canonical] = value
     return settings
 

@@ -206,7 +206,7 @@ def _transposed(tensor: StoredTensor) -> StoredTensor:
 
 
 def _unilm_tensors(
-    dimensions: UnilmDimensions, tensors: Mapping[str, TensorflowTensor], what: str
+    dimensions: UnilmDimensions, tensors: Mapping[str, TensorflowTensor], label: str
 ) -> Mapping[str, NDArray[Any]]:
     stored = _stored(tensors, ("bert/", "cls/"))
     if dimensions.rotary is not None:
@@ -217,15 +217,15 @@ def _unilm_tensors(
             if _ROTATED.search(name)
         }
     shapes = UNILM.tensor_shapes(dimensions)
-    return fill_evenly(shapes, _BERT_NAMES, stored, what, _model(dimensions.layers))
+    return fill_evenly(shapes, _BERT_NAMES, stored, label, _model(dimensions.layers))
 
 
 def _t5_tensors(
-    dimensions: T5Dimensions, tensors: Mapping[str, TensorflowTensor], what: str
+    dimensions: T5Dimensions, tensors: Mapping[str, TensorflowTensor], label: str
 ) -> Mapping[str, NDArray[Any]]:
     stored = _stored(tensors, (_SHARED, "encoder/", "decoder/"))
     shapes = T5.tensor_shapes(dimensions)
-    return fill_evenly(shapes, _T5_NAMES, stored, what, _model(dimensions.encoder_layers))
+    return fill_evenly(shapes, _T5_NAMES, stored, label, _model(dimensions.encoder_layers))
 
 
 def _model(layers: int) -> str:
@@ -270,7 +270,7 @@ def _text(vocabulary: Path, end_token: int, words: bool) -> dict[str, bytes]:
 
 def _read(folder: Path, content_hash: str) -> Checkpoint:
     path, index, vocabulary = _config(folder), _index(folder), _vocabulary(folder)
-    config = Fields(values=read_json_object(path), what=str(path))
+    config = Fields(values=read_json_object(path), label=str(path))
     for name in _OTHERS:
         if config.values.get(name):
             raise config.error(f"{name} is not supported")

@@ -118,30 +118,30 @@ class _ModelBinCursor:
     def damaged(self, reason: str) -> InputOutputError:
         return InputOutputError(f"{self._path} is damaged: {reason}; fetch or convert it again")
 
-    def take(self, count: int, what: str) -> NDArray[np.uint8]:
+    def take(self, count: int, label: str) -> NDArray[np.uint8]:
         if count > self.remaining:
-            raise self.damaged(f"it ends within {what}")
+            raise self.damaged(f"it ends within {label}")
         start = self._position
         self._position += count
         return self._data[start : self._position]
 
-    def numbers(self, layout: str, what: str) -> tuple[int, ...]:
+    def numbers(self, layout: str, label: str) -> tuple[int, ...]:
         packed = struct.Struct(f"<{layout}")
-        return packed.unpack(self.take(packed.size, what).tobytes())
+        return packed.unpack(self.take(packed.size, label).tobytes())
 
-    def count(self, smallest: int, what: str) -> int:
+    def count(self, smallest: int, label: str) -> int:
         """Read a u32 count of entries that take at least `smallest` bytes each."""
-        (count,) = self.numbers("I", what)
+        (count,) = self.numbers("I", label)
         if count * smallest > self.remaining:
-            raise self.damaged(f"it cannot hold {count} {what}")
+            raise self.damaged(f"it cannot hold {count} {label}")
         return count
 
-    def string(self, what: str) -> str:
-        (length,) = self.numbers("H", what)
-        text = self.take(length, what).tobytes().decode("ascii", errors="replace")
+    def string(self, label: str) -> str:
+        (length,) = self.numbers("H", label)
+        text = self.take(length, label).tobytes().decode("ascii", errors="replace")
         # Names end up in messages: no line breaks or terminal codes.
         if not text.endswith("\0") or not text[:-1].isprintable() or not text.isascii():
-            raise self.damaged(f"{what} is not text")
+            raise self.damaged(f"{label} is not text")
         return text[:-1]
 
     @property
@@ -198,29 +198,29 @@ def _parse_variable(cursor: _ModelBinCursor) -> tuple[str, Variable]:
     return name, Variable(kind=_KINDS[kind], shape=shape, raw=raw)
 
 
-def _tensors(variables: Mapping[str, Variable], what: str) -> dict[str, StoredTensor]:
+def _tensors(variables: Mapping[str, Variable], label: str) -> dict[str, StoredTensor]:
     """Return all variables but settings (scalars) and scales, as floating-point tensors."""
     scales = {f"{name}_scale" for name in variables}
     return {
-        name: _dequantised(variable, variables.get(f"{name}_scale"), f"{what}: tensor {name}")
+        name: _dequantised(variable, variables.get(f"{name}_scale"), f"{label}: tensor {name}")
         for name, variable in variables.items()
         if variable.shape and name not in scales
     }
 
 
-def _dequantised(variable: Variable, scale: Variable | None, what: str) -> StoredTensor:
+def _dequantised(variable: Variable, scale: Variable | None, label: str) -> StoredTensor:
     """Return `variable` as floating point, divided by a scale per row (int8) or by one (int16)."""
-    stored = tensor_from_bytes(variable.raw, variable.kind, variable.shape, what)
+    stored = tensor_from_bytes(variable.raw, variable.kind, variable.shape, label)
     if variable.kind in _FLOATS:
         return stored
     if scale is None or scale.kind not in _FLOATS:
-        raise KvcastError(f"{what} is {variable.kind} without a scale: convert it again")
+        raise KvcastError(f"{label} is {variable.kind} without a scale: convert it again")
     if scale.shape not in ((), (1,), variable.shape[:1]):
-        raise KvcastError(f"{what} has a scale of another shape, {list(scale.shape)}")
-    factors = tensor_from_bytes(scale.raw, scale.kind, scale.shape, what).read()
+        raise KvcastError(f"{label} has a scale of another shape, {list(scale.shape)}")
+    factors = tensor_from_bytes(scale.raw, scale.kind, scale.shape, label).read()
     factors = factors.astype(np.float32)
     if not np.all(np.isfinite(factors) & (factors > 0)):
-        raise InputOutputError(f"{what} is damaged: a scale is not a positive number")
+        raise InputOutputError(f"{label} is damaged: a scale is not a positive number")
     column = factors.reshape(-1, *[1] * (len(variable.shape) - 1))
 
     def read() -> NDArray[np.float32]:
@@ -232,7 +232,7 @@ def _dequantised(variable: Variable, scale: Variable | None, what: str) -> Store
     return StoredTensor(shape=variable.shape, read=read)
 
 
-def _dimensions(variables: Mapping[str, Variable], named: object, what: str) -> WhisperDimensions:
+def _dimensions(variables: Mapping[str, Variable], named: object, label: str) -> WhisperDimensions:
     """Derive sizes from the shapes; the number of heads is a variable of its own.
 
     `named` is what the configuration lists as alignment heads.
@@ -241,15 +241,15 @@ def _dimensions(variables: Mapping[str, Variable], named: object, what: str) -> 
     def size(name: str, axis: int, rank: int) -> int:
         if name not in variables or len(variables[name].shape) != rank:
             raise KvcastError(
-                f"{what} has no tensor {name} of {rank} axes: it is not a whole model"
+                f"{label} has no tensor {name} of {rank} axes: it is not a whole model"
             )
         return variables[name].shape[axis]
 
     def heads(name: str) -> int:
         variable = variables.get(name)
         if variable is None or variable.shape or variable.kind not in ("int8", "int16", "int32"):
-            raise KvcastError(f"{what} has no number {name}: it is not a whole model")
-        return int(tensor_from_bytes(variable.raw, variable.kind, (), what).read())
+            raise KvcastError(f"{label} has no number {name}: it is not a whole model")
+        return int(tensor_from_bytes(variable.raw, variable.kind, (), label).read())
 
     def layers(stack: str) -> int:
         count = 0
@@ -259,7 +259,7 @@ def _dimensions(variables: Mapping[str, Variable], named: object, what: str) -> 
 
     d_model = size("encoder/conv1/weight", 0, 3)
     return whisper_dimensions(
-        what,
+        label,
         named,
         n_mels=size("encoder/conv1/weight", 1, 3),
         vocab_size=size(_EMBEDDING, 0, 2),
@@ -278,20 +278,20 @@ def _dimensions(variables: Mapping[str, Variable], named: object, what: str) -> 
 
 
 def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> Checkpoint:
-    what = str(folder / "model.bin")
+    label = str(folder / "model.bin")
     config = folder / "config.json"
     fields = read_json_object(config) if config.is_file() else {}
     generation = generation_settings(fields, _GENERATION, str(config))
-    dimensions = _dimensions(model.variables, generation.get("alignment_heads"), what)
+    dimensions = _dimensions(model.variables, generation.get("alignment_heads"), label)
     check_preprocessor(folder, dimensions)
-    stored = _tensors(model.variables, what)
+    stored = _tensors(model.variables, label)
     stored.setdefault(_SOURCE_POSITIONS, sinusoids(dimensions.d_model))
     head = stored.pop(_HEAD, None)
     if head is not None and model.variables[_HEAD] is not model.variables[_EMBEDDING]:
-        check_tied(head, stored[_EMBEDDING], what)
+        check_tied(head, stored[_EMBEDDING], label)
     return Checkpoint(
         dimensions=dimensions,
-        tensors=assemble(dimensions, _NAMES, stored, what),
+        tensors=assemble(dimensions, _NAMES, stored, label),
         text={"tokenizer.json": tokenizer_json(folder)},
         generation=generation,
         source=f"CTranslate2 folder {folder}",

@@ -231,20 +231,20 @@ def read_decoder(
     )
 
 
-def decoder_dimensions(config: Mapping[str, Any], what: str) -> DecoderDimensions:
+def decoder_dimensions(config: Mapping[str, Any], label: str) -> DecoderDimensions:
     """Read a configuration alone, with a model_type of this family."""
     kind = _TYPES[config["model_type"]]
-    return _dimensions(_fields(config, kind, what), kind, config["model_type"])
+    return _dimensions(_fields(config, kind, label), kind, config["model_type"])
 
 
-def _fields(config: Mapping[str, Any], kind: _Type, what: str) -> Fields:
+def _fields(config: Mapping[str, Any], kind: _Type, label: str) -> Fields:
     """Return the configuration over its defaults; for a model with images, that of its decoder."""
-    outer = Fields(values=config, what=what)
+    outer = Fields(values=config, label=label)
     text = outer.group("text_config")
     if text is None:
-        return Fields(values={**kind.defaults, **config}, what=what)
+        return Fields(values={**kind.defaults, **config}, label=label)
     tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
-    return Fields(values={**kind.defaults, **text.values, **tied}, what=text.what)
+    return Fields(values={**kind.defaults, **text.values, **tied}, label=text.label)
 
 
 def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimensions:

@@ -20,7 +20,7 @@ class Fields:
     """A JSON object and its name in messages; every method raises KvcastError."""
 
     values: Mapping[str, Any]
-    what: str
+    label: str
 
     def whole(
         self, name: str, default: int | None = None, least: int = 1, most: int = _MOST
@@ -56,7 +56,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.error(f"{name} must be an object")
-        return Fields(values=value, what=f"{self.what}: {name}")
+        return Fields(values=value, label=f"{self.label}: {name}")
 
     def make(self, kind: Callable[..., _T], **values: Any) -> _T:
         """Call `kind`; report its complaints about values as complaints about these fields."""
@@ -67,7 +67,7 @@ class Fields:
 
     def error(self, reason: str) -> KvcastError:
         """Return an error about these fields."""
-        return KvcastError(f"{self.what}: {reason}")
+        return KvcastError(f"{self.label}: {reason}")
 
     def _value(self, name: str, default: object) -> Any:
         value = self.values.get(name)

@@ -161,9 +161,9 @@ def _read(source: Path, content_hash: str) -> Checkpoint:
     )
 
 
-def read_model(file: GgufFile, what: str) -> tuple[DecoderDimensions, LazyTensors]:
+def read_model(file: GgufFile, label: str) -> tuple[DecoderDimensions, LazyTensors]:
     """Return the dimensions, and tensors by canonical names; the tokenizer is read apart."""
-    fields = Fields(values=file.values, what=what)
+    fields = Fields(values=file.values, label=label)
     name = str(file.values.get("general.architecture"))
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
@@ -176,7 +176,7 @@ def read_model(file: GgufFile, what: str) -> tuple[DecoderDimensions, LazyTensor
     if architecture.neighbours:
         as_halves = partial(halves_from_pairs, head_dim=dimensions.head_dim)
         stored |= {name: reordered(stored[name], as_halves) for name in filter(is_rotated, stored)}
-    return dimensions, fill_decoder(dimensions, NAMES, stored, what)
+    return dimensions, fill_decoder(dimensions, NAMES, stored, label)
 
 
 def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) -> DecoderDimensions:

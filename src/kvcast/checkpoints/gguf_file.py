@@ -54,7 +54,7 @@ _QUANTISED = (
 class GgufTensor:
     """A tensor as stored; `raw` [bytes] is a view of the file."""
 
-    what: str
+    label: str
     type: "GGMLQuantizationType"
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
@@ -62,7 +62,7 @@ class GgufTensor:
     def stored(self) -> StoredTensor:
         """Read as float16 or float32: quantised types and bfloat16 are widened."""
         if self.type.name in _KINDS:
-            return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.what)
+            return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.label)
         blocks = partial(read_blocks, self.type.name, self.raw, self.shape, self._dequantised)
         is_matrix = len(self.shape) == _MATRIX
         return StoredTensor(
@@ -73,7 +73,7 @@ class GgufTensor:
         """Cut along the first axis."""
         rest = self.shape[1:]
         return [
-            GgufTensor(what=self.what, type=self.type, shape=rest, raw=raw)
+            GgufTensor(label=self.label, type=self.type, shape=rest, raw=raw)
             for raw in self.raw.reshape(self.shape[0], -1)
         ]
 
@@ -163,17 +163,17 @@ class _GgufCursor:
         dtype = np.dtype(kind)
         return self.take(dtype.itemsize).view(dtype)[0].item()
 
-    def string(self, what: str) -> str:
+    def string(self, label: str) -> str:
         try:
             return self.take(self.number("<u8")).tobytes().decode()
         except UnicodeDecodeError:
-            raise self.damaged(f"{what} is not text") from None
+            raise self.damaged(f"{label} is not text") from None
 
-    def name(self, what: str) -> str:
+    def name(self, label: str) -> str:
         """Read a string that may end up in a message: no line breaks, no terminal codes."""
-        name = self.string(f"the name of {what}")
+        name = self.string(f"the name of {label}")
         if not name.isprintable() or not 0 < len(name) <= 256:
-            raise self.damaged(f"the name of {what} is not text")
+            raise self.damaged(f"the name of {label} is not text")
         return name
 
     def value(self, kind: int, name: str) -> Any:
@@ -237,7 +237,7 @@ def _tensors(
             raise cursor.damaged(f"tensor {name} does not lie in its place in the file")
         end = offset + size
         raw = cursor.view(start + offset, size)
-        tensors[name] = GgufTensor(what=f"{path}: tensor {name}", type=kind, shape=shape, raw=raw)
+        tensors[name] = GgufTensor(label=f"{path}: tensor {name}", type=kind, shape=shape, raw=raw)
     return tensors
 
 

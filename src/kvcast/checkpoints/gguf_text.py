@@ -103,13 +103,13 @@ class _TokenizerKind:
     eos: int | None = None
 
 
-def read_text(values: Mapping[str, Any], what: str) -> dict[str, bytes]:
+def read_text(values: Mapping[str, Any], label: str) -> dict[str, bytes]:
     """Return tokenizer.json, text.json and, if there is one, chat_template.jinja.
 
     text.json: end_tokens (one or more ids), bos_token and eos_token (texts or null).
-    Raises KvcastError, naming `what`, for a tokenizer that is damaged or not supported.
+    Raises KvcastError, naming `label`, for a tokenizer that is damaged or not supported.
     """
-    fields = Fields(values=values, what=what)
+    fields = Fields(values=values, label=label)
     model = _MODELS.get(str(values.get("tokenizer.ggml.model")))
     if model is None:
         raise fields.error(

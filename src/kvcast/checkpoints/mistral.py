@@ -96,7 +96,7 @@ def _windows(params: Fields) -> tuple[int | None, ...]:
     cycle = given if isinstance(given, list) else [given]
     if not cycle or layers % len(cycle):
         raise params.error(f"sliding_window must list a window for each of {layers} layers")
-    each = [Fields(values={"sliding_window": window}, what=params.what) for window in cycle]
+    each = [Fields(values={"sliding_window": window}, label=params.label) for window in cycle]
     windows = [
         None if layer.values["sliding_window"] is None else layer.whole("sliding_window")
         for layer in each
@@ -159,7 +159,7 @@ def _tokenizer(folder: Path) -> Path:
 
 def read_dimensions(params_path: Path) -> DecoderDimensions:
     """Read a params.json alone."""
-    return _dimensions(Fields(values=read_json_object(params_path), what=str(params_path)))
+    return _dimensions(Fields(values=read_json_object(params_path), label=str(params_path)))
 
 
 def _read(folder: Path, content_hash: str) -> Checkpoint:

@@ -38,7 +38,7 @@ def read_rotary(fields: Fields, layers: str, base: str) -> Rotary:
 
 def _parameters(fields: Fields, layers: str) -> Fields:
     """Return the object for `layers`; an empty one means no scaling."""
-    none = Fields(values={}, what=fields.what)
+    none = Fields(values={}, label=fields.label)
     parameters = fields.group("rope_scaling") or fields.group("rope_parameters") or none
     if FULL in parameters.values or SLIDING in parameters.values:
         return parameters.group(layers) or none

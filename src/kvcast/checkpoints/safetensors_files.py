@@ -76,14 +76,14 @@ def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, Stored
             )
         if name.rpartition(".")[2] == ignored:
             continue
-        what = f"{path}: tensor {name}"
+        label = f"{path}: tensor {name}"
         if entry["dtype"] not in _KINDS:
             raise KvcastError(
-                f"{what} is {entry['dtype']}, not one of {', '.join(_KINDS)}: convert it first"
+                f"{label} is {entry['dtype']}, not one of {', '.join(_KINDS)}: convert it first"
             )
         begin, end = (start + offset for offset in entry["data_offsets"])
         kind, shape = _KINDS[entry["dtype"]], tuple(entry["shape"])
-        tensors[name] = tensor_from_bytes(data[begin:end], kind, shape, what)
+        tensors[name] = tensor_from_bytes(data[begin:end], kind, shape, label)
     return tensors
 
 

@@ -143,13 +143,13 @@ def read_t5(
     )
 
 
-def t5_dimensions(config: Mapping[str, Any], what: str) -> T5Dimensions:
+def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
     """Read a configuration, trusting it about the head.
 
-    Raises KvcastError, naming `what`, for what kvcast's T5 does not support.
+    Raises KvcastError, naming `label`, for what kvcast's T5 does not support.
     """
     kind = config["model_type"]
-    fields = Fields(values={**_DEFAULTS[kind], **config}, what=what)
+    fields = Fields(values={**_DEFAULTS[kind], **config}, label=label)
     width, layers = fields.whole("d_model"), fields.whole("num_layers", most=MOST_LAYERS)
     activation, gated = _feed_forward(fields)
     scaled = kind == "t5" and _scaled(fields)
@@ -198,13 +198,13 @@ def _feed_forward(fields: Fields) -> tuple[str, bool]:
     return _ACTIVATIONS[activation], fields.flag("is_gated_act", bool(gate))
 
 
-def _own_tensors(stored: Mapping[str, StoredTensor], what: str) -> dict[str, StoredTensor]:
+def _own_tensors(stored: Mapping[str, StoredTensor], label: str) -> dict[str, StoredTensor]:
     """Return tensors without copies of the embedding, which may have any of four names."""
     own = {name: tensor for name, tensor in stored.items() if name != _UNUSED}
     for name in _COPIES:
         copy = own.pop(name, None)
         if copy is not None and not same(copy, own.setdefault(_EMBEDDING, copy)):
-            raise KvcastError(f"{what}: tensor {name} differs from {_EMBEDDING}: not a T5")
+            raise KvcastError(f"{label}: tensor {name} differs from {_EMBEDDING}: not a T5")
     if _HEAD in own:
         own.setdefault(_EMBEDDING, own[_HEAD])
         if same(own[_HEAD], own[_EMBEDDING]):
@@ -218,8 +218,8 @@ def _start(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
     Conversions of T5-PEGASUS keep mT5's ids, with which no word-piece model was trained. An end
     token other than [SEP] shows that; such targets start with [CLS].
     """
-    what = str(folder / "generation_config.json")
-    generation = Fields(values=generation_fields(folder), what=what)
+    label = str(folder / "generation_config.json")
+    generation = Fields(values=generation_fields(folder), label=label)
     said = generation.values.get(_START) is not None
     named = {_START: generation.whole(_START, least=0)} if said else {}
     if not has_word_pieces(folder):
@@ -236,8 +236,8 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     if has_word_pieces(folder):
         # T5-PEGASUS's tokenizer is a BertTokenizer, to which its users' programs add words.
         return read_wordpiece(folder, (*PLAIN, *SEGMENTING, None))
-    what = str(folder / "tokenizer_config.json")
-    settings = Fields(values=tokenizer_settings(folder), what=what)
+    label = str(folder / "tokenizer_config.json")
+    settings = Fields(values=tokenizer_settings(folder), label=label)
     about: dict[str, Any] = {
         "end_tokens": end_tokens(folder, config) or _END_TOKENS,
         "bos_token": None,

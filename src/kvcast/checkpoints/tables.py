@@ -31,12 +31,12 @@ _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
 def fill(
-    entries: Iterable[Entry], stored: Mapping[str, StoredTensor], what: str, model: str
+    entries: Iterable[Entry], stored: Mapping[str, StoredTensor], label: str, model: str
 ) -> LazyTensors:
     """Fill canonical tensors from `stored`, checking every shape without reading values.
 
     Entries are consumed one by one, so a configuration that asks for too much fails at the first
-    missing tensor. Raises KvcastError, naming `what` and the tensor, for one that is missing, has
+    missing tensor. Raises KvcastError, naming `label` and the tensor, for one that is missing, has
     another shape, or does not belong to `model`.
     """
     filled: dict[str, list[StoredTensor]] = {}
@@ -45,10 +45,10 @@ def fill(
         tensors = []
         for name, expected in parts:
             if name not in stored:
-                raise KvcastError(f"{what} has no tensor {name}: it is not a whole model")
+                raise KvcastError(f"{label} has no tensor {name}: it is not a whole model")
             if stored[name].shape != expected:
                 raise KvcastError(
-                    f"{what}: tensor {name} has shape {list(stored[name].shape)}, "
+                    f"{label}: tensor {name} has shape {list(stored[name].shape)}, "
                     f"but the configuration asks for {list(expected)}"
                 )
             tensors.append(stored[name])
@@ -56,7 +56,7 @@ def fill(
         filled[canonical] = [_joined(tensors, shape)]
     foreign = sorted(stored.keys() - used)
     if foreign:
-        raise KvcastError(f"{what}: tensor {foreign[0]} has no place in {model}")
+        raise KvcastError(f"{label}: tensor {foreign[0]} has no place in {model}")
     return LazyTensors(filled)
 
 
@@ -64,22 +64,22 @@ def fill_decoder(
     dimensions: DecoderDimensions,
     table: NameTable,
     stored: Mapping[str, StoredTensor],
-    what: str,
+    label: str,
 ) -> LazyTensors:
     """Fill the canonical names of a decoder-only model from `stored` by `table`; see `fill`."""
     model = f"a {dimensions.architecture} model of {dimensions.layers} layers"
-    return fill(_decoder_entries(dimensions, table), stored, what, model)
+    return fill(_decoder_entries(dimensions, table), stored, label, model)
 
 
 def fill_evenly(
     shapes: Mapping[str, tuple[int, ...]],
     table: NameTable,
     stored: Mapping[str, StoredTensor],
-    what: str,
+    label: str,
     model: str,
 ) -> LazyTensors:
     """Fill the canonical `shapes` from `stored` by `table`, in parts of equal size; see `fill`."""
-    return fill(_even_entries(shapes, table), stored, what, model)
+    return fill(_even_entries(shapes, table), stored, label, model)
 
 
 def take_apart(

@@ -48,7 +48,7 @@ _KINDS = {1: "float32", 14: "bfloat16", 19: "float16"}
 class TensorflowTensor:
     """A tensor as stored; `raw` [bytes] is a view of its shard."""
 
-    what: str
+    label: str
     type: int
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
@@ -57,10 +57,10 @@ class TensorflowTensor:
         """Read as float16 or float32 (bfloat16 is widened); raises KvcastError for other types."""
         if self.type not in _KINDS:
             raise KvcastError(
-                f"{self.what} is of TensorFlow's type {self.type}, not {', '.join(_KINDS.values())}"
-                ": save the weights as one of them"
+                f"{self.label} is of TensorFlow's type {self.type}, not "
+                f"{', '.join(_KINDS.values())}: save the weights as one of them"
             )
-        return tensor_from_bytes(self.raw, _KINDS[self.type], self.shape, self.what)
+        return tensor_from_bytes(self.raw, _KINDS[self.type], self.shape, self.label)
 
 
 def shard_files(index: Path) -> list[Path]:
@@ -171,7 +171,7 @@ def _tensor(place: _Place, shard: Path, data: NDArray[np.uint8]) -> TensorflowTe
     if end > len(data):
         raise _damaged(shard, f"it ends within tensor {place.name}")
     return TensorflowTensor(
-        what=f"{shard}: tensor {place.name}",
+        label=f"{shard}: tensor {place.name}",
         type=place.type,
         shape=place.shape,
         raw=data[place.offset : end],

@@ -112,13 +112,13 @@ def read_unilm(
     )
 
 
-def unilm_dimensions(config: Mapping[str, Any], what: str) -> UnilmDimensions:
+def unilm_dimensions(config: Mapping[str, Any], label: str) -> UnilmDimensions:
     """Read a configuration, which does not say whether there is a pooler.
 
-    Raises KvcastError, naming `what`, for what kvcast's UniLM does not support.
+    Raises KvcastError, naming `label`, for what kvcast's UniLM does not support.
     """
     kind = config["model_type"]
-    fields = Fields(values={**_DEFAULTS[kind], **config}, what=what)
+    fields = Fields(values={**_DEFAULTS[kind], **config}, label=label)
     if fields.flag("rotary_value", False):
         raise fields.error("rotary_value is not supported: only queries and keys are rotated")
     if fields.values.get("position_embedding_type", "absolute") != "absolute":
@@ -146,7 +146,7 @@ def unilm_dimensions(config: Mapping[str, Any], what: str) -> UnilmDimensions:
 
 
 def _own_tensors(
-    stored: Mapping[str, StoredTensor], kind: str, what: str
+    stored: Mapping[str, StoredTensor], kind: str, label: str
 ) -> dict[str, StoredTensor]:
     """Return tensors without name prefixes and copies."""
     own = {
@@ -156,13 +156,13 @@ def _own_tensors(
     }
     if not any(name.startswith(f"{_HEAD}.") for name in own):
         raise KvcastError(
-            f"{what} has no masked-LM head ({_HEAD}.*), which a UniLM generates with: save the "
+            f"{label} has no masked-LM head ({_HEAD}.*), which a UniLM generates with: save the "
             f"model from {'RoFormer' if kind == 'roformer' else 'Bert'}ForMaskedLM"
         )
     for name, original in _COPIES.items():
         copy = own.pop(name, None)
         if copy is not None and not same(copy, own.setdefault(original, copy)):
-            raise KvcastError(f"{what}: tensor {name} differs from {original}: not a UniLM")
+            raise KvcastError(f"{label}: tensor {name} differs from {original}: not a UniLM")
     return own
 
 
@@ -175,14 +175,14 @@ def _plain(name: str, kind: str) -> str:
 
 
 def _rotated_in_halves(
-    stored: Mapping[str, StoredTensor], dimensions: UnilmDimensions, what: str
+    stored: Mapping[str, StoredTensor], dimensions: UnilmDimensions, label: str
 ) -> dict[str, StoredTensor]:
     """Reorder queries and keys, whose rotary pairs are neighbours, to pairs in halves of a head."""
     angles = stored.get(_ANGLES)
     expected = (dimensions.max_positions, dimensions.head_dim)
     if angles is not None and angles.shape != expected:
         raise KvcastError(
-            f"{what}: tensor {_ANGLES} has shape {list(angles.shape)}, "
+            f"{label}: tensor {_ANGLES} has shape {list(angles.shape)}, "
             f"but the configuration asks for {list(expected)}"
         )
     reorder = partial(halves_from_pairs, head_dim=dimensions.head_dim)

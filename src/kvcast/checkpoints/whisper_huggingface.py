@@ -82,16 +82,16 @@ _GENERATION = {
 }
 
 
-def _dimensions(config: Mapping[str, Any], what: str) -> WhisperDimensions:
+def _dimensions(config: Mapping[str, Any], label: str) -> WhisperDimensions:
     for name in DIMENSIONS.values():
         if type(config.get(name)) is not int:
-            raise KvcastError(f"{what}: {name} is missing or not a whole number")
+            raise KvcastError(f"{label}: {name} is missing or not a whole number")
     for name, value in _FIXED.items():
         if config.get(name, value) != value:
-            raise KvcastError(f"{what}: {name} must be {value!r}, not {config[name]!r}")
+            raise KvcastError(f"{label}: {name} must be {value!r}, not {config[name]!r}")
     sizes = {ours: config[theirs] for ours, theirs in DIMENSIONS.items()}
     model = str(config.get("_name_or_path", ""))
-    return whisper_dimensions(what, config.get("alignment_heads"), model, **sizes)
+    return whisper_dimensions(label, config.get("alignment_heads"), model, **sizes)
 
 
 def read_whisper(

@@ -20,9 +20,9 @@ SOURCE_POSITIONS = 1500
 
 
 def whisper_dimensions(
-    what: str, named: object, model: str = "", **sizes: Any
+    label: str, named: object, model: str = "", **sizes: Any
 ) -> WhisperDimensions:
-    """Return the dimensions; raises KvcastError, naming `what`, for impossible ones.
+    """Return the dimensions; raises KvcastError, naming `label`, for impossible ones.
 
     `named` and `model` are the files' facts about alignment heads; see `alignment_heads`.
     """
@@ -30,24 +30,24 @@ def whisper_dimensions(
         dimensions = WhisperDimensions(**sizes)
         return replace(dimensions, alignment_heads=alignment_heads(dimensions, named, model))
     except KvcastError as error:
-        raise KvcastError(f"{what}: {error}") from None
+        raise KvcastError(f"{label}: {error}") from None
 
 
 def assemble(
     dimensions: WhisperDimensions,
     table: NameTable,
     stored: Mapping[str, StoredTensor],
-    what: str,
+    label: str,
 ) -> LazyTensors:
     """Fill the canonical names from `stored` by `table`, in parts of equal size; see `fill`."""
     layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
-    return fill(_entries(dimensions, table), stored, what, f"a Whisper model of {layers}")
+    return fill(_entries(dimensions, table), stored, label, f"a Whisper model of {layers}")
 
 
-def check_tied(head: StoredTensor, embedding: StoredTensor, what: str) -> None:
+def check_tied(head: StoredTensor, embedding: StoredTensor, label: str) -> None:
     """Raise KvcastError unless the output head is the embedding, which kvcast relies on."""
     if not same(head, embedding):
-        raise KvcastError(f"{what}: the output head differs from the embedding: not a Whisper")
+        raise KvcastError(f"{label}: the output head differs from the embedding: not a Whisper")
 
 
 def sinusoids(width: int) -> StoredTensor:

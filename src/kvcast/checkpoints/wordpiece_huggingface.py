@@ -31,8 +31,8 @@ def read_wordpiece(folder: Path, segmented: Collection[str | None]) -> dict[str,
     InputMissingError without a vocabulary, KvcastError for a tokenizer other than BERT's and
     RoFormer's or a vocabulary without their special tokens.
     """
-    what = str(folder / "tokenizer_config.json")
-    settings = Fields(values=tokenizer_settings(folder), what=what)
+    label = str(folder / "tokenizer_config.json")
+    settings = Fields(values=tokenizer_settings(folder), label=label)
     name = settings.values.get("tokenizer_class")
     if name is not None and name not in PLAIN + SEGMENTING:
         supported = ", ".join(PLAIN + SEGMENTING)

@@ -146,13 +146,13 @@ def _add_cost(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--new", type=whole_number(1), default=100, metavar="N", help="tokens (default: 100)"
     )
-    for name, what in (("weight", "a weight"), ("cached", "a cached number")):
+    for name, label in (("weight", "a weight"), ("cached", "a cached number")):
         parser.add_argument(
             f"--bytes-per-{name}",
             type=number(maximum=8, above=0),
             default=2.0,
             metavar="N",
-            help=f"bytes that {what} takes (default: 2)",
+            help=f"bytes that {label} takes (default: 2)",
         )
     for name, unit in (("bandwidth", "GB/s"), ("rate", "TFLOP/s")):
         parser.add_argument(

@@ -87,31 +87,31 @@ class Grammar:
         return cls("tool_call", lark(kept, special))
 
 
-def _checked(what: str, schema: JsonSchema) -> dict[str, Any]:
+def _checked(label: str, schema: JsonSchema) -> dict[str, Any]:
     """Return a schema as a dictionary; raises UsageError for one that cannot be kept."""
     try:
         document = json.loads(schema) if isinstance(schema, str) else dict(schema)
         if not isinstance(document, dict):
-            raise UsageError(f"{what} must be a JSON object, as in {{}}")
-        prepared: dict[str, Any] = _prepared(what, document)
+            raise UsageError(f"{label} must be a JSON object, as in {{}}")
+        prepared: dict[str, Any] = _prepared(label, document)
     except (ValueError, RecursionError, TypeError, OverflowError):
         raise UsageError(
-            f"{what} is not JSON, nested too deeply, or has too large a number"
+            f"{label} is not JSON, nested too deeply, or has too large a number"
         ) from None
     # A user's own options could lift what is promised.
     prepared["x-guidance"] = _OPTIONS
-    if _ESCAPED_CONTROL.search(_dumped(what, prepared)):
-        raise UsageError(f"{what} has a control character that only \\u can write")
+    if _ESCAPED_CONTROL.search(_dumped(label, prepared)):
+        raise UsageError(f"{label} has a control character that only \\u can write")
     return prepared
 
 
-def _prepared(what: str, part: Any) -> Any:
+def _prepared(label: str, part: Any) -> Any:
     """Return a part of a schema so that the library keeps it to the letter.
 
     Raises UsageError for keywords that it would not keep.
     """
     if isinstance(part, list):
-        return [_prepared(what, subschema) for subschema in part]
+        return [_prepared(label, subschema) for subschema in part]
     if not isinstance(part, dict):
         return part
     made: dict[str, Any] = {}
@@ -119,27 +119,27 @@ def _prepared(what: str, part: Any) -> Any:
         if key in _DATA:
             made[key] = value
         elif key == "pattern" and isinstance(value, str):
-            made[key] = _pattern(what, value)
+            made[key] = _pattern(label, value)
         elif key == "patternProperties" and isinstance(value, dict):
             made[key] = {
-                _pattern(what, name): _prepared(what, subschema)
+                _pattern(label, name): _prepared(label, subschema)
                 for name, subschema in value.items()
             }
         elif key in _NAMED and isinstance(value, dict):
-            made[key] = {name: _prepared(what, subschema) for name, subschema in value.items()}
+            made[key] = {name: _prepared(label, subschema) for name, subschema in value.items()}
         else:
-            made[key] = _prepared(what, value)
-    _check(what, part)
+            made[key] = _prepared(label, value)
+    _check(label, part)
     return made
 
 
-def _check(what: str, part: Mapping[str, Any]) -> None:
+def _check(label: str, part: Mapping[str, Any]) -> None:
     """Raise UsageError for keywords that the library accepts and would not keep."""
     least, required = part.get("minProperties"), part.get("required")
     told = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least > max(1, told):
         raise UsageError(
-            f"{what} has minProperties {least}, but a text may repeat a key: name the properties "
+            f"{label} has minProperties {least}, but a text may repeat a key: name the properties "
             "under required"
         )
     for excluded in ("exclusiveMinimum", "exclusiveMaximum"):
@@ -147,7 +147,7 @@ def _check(what: str, part: Mapping[str, Any]) -> None:
             pair = part.get(excluded), part.get(other)
             if all(isinstance(bound, int | float) for bound in pair) and _within_one(*pair):
                 raise UsageError(
-                    f"{what} has {excluded} {pair[0]} and {other} {pair[1]}, which differ by less "
+                    f"{label} has {excluded} {pair[0]} and {other} {pair[1]}, which differ by less "
                     "than 1: give bounds that belong to the range"
                 )
 
@@ -167,7 +167,7 @@ _PATTERN_PARTS = re.compile(
 )
 
 
-def _pattern(what: str, pattern: str) -> str:
+def _pattern(label: str, pattern: str) -> str:
     r"""Return a pattern whose negated classes leave out NUL, which no text may hold in any case.
 
     A class that has all control characters lets llguidance write \" and \\, although it may not
@@ -176,7 +176,7 @@ def _pattern(what: str, pattern: str) -> str:
 
     def part(match: re.Match[str]) -> str:
         if match["control"]:
-            raise UsageError(f"{what} has a pattern with a control character: leave that out")
+            raise UsageError(f"{label} has a pattern with a control character: leave that out")
         if match["property"]:
             return rf"[^\x00\p{match['property']}]"
         if match["negated"]:
@@ -186,8 +186,8 @@ def _pattern(what: str, pattern: str) -> str:
     return _PATTERN_PARTS.sub(part, pattern)
 
 
-def _dumped(what: str, value: Any) -> str:
+def _dumped(label: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError, TypeError):
-        raise UsageError(f"{what} is not JSON") from None
+        raise UsageError(f"{label} is not JSON") from None

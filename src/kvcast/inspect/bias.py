@@ -71,15 +71,15 @@ class Bias:
         end = start + new
         _check(end)
         if new == 1:
-            what, rows = f"a step at position {start}", "That is the last row"
+            label, rows = f"a step at position {start}", "That is the last row"
         else:
-            what, rows = (
+            label, rows = (
                 f"a chunk at positions {start} to {end - 1}",
                 f"Those are the last {new} rows",
             )
         return "\n".join(
             [
-                *self._introduction(what),
+                *self._introduction(label),
                 *self._decoder_rows(range(start, end)),
                 "",
                 f"{rows} of the whole matrix of {plural(end, 'position')}, and all that "
@@ -88,9 +88,9 @@ class Bias:
             ]
         )
 
-    def _introduction(self, what: str) -> list[str]:
+    def _introduction(self, label: str) -> list[str]:
         return [
-            f"{self.title}; {what}",
+            f"{self.title}; {label}",
             f"rows: queries; columns: keys; {HIDDEN} is not seen",
             "",
         ]

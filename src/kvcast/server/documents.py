@@ -35,9 +35,9 @@ def parsed(content: bytes | str) -> Any:
     text = _decoded(content) if isinstance(content, bytes) else content
     opened = text.count("[") + text.count("{")
     counts = {"values": text.count(","), "lists and objects": opened, "names": text.count(":")}
-    for what, most in _MOST.items():
-        if counts[what] > most:
-            raise ValueError(f"has more than {most:,} {what}")
+    for label, most in _MOST.items():
+        if counts[label] > most:
+            raise ValueError(f"has more than {most:,} {label}")
     try:
         document = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
     except _NumberError:

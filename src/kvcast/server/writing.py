@@ -170,8 +170,8 @@ class _Longest:
         return longest, "the model"
 
     @staticmethod
-    def _error(what: str) -> ApiError:
-        return ApiError(400, f"{what}: shorten it", code="context_length_exceeded")
+    def _error(label: str) -> ApiError:
+        return ApiError(400, f"{label}: shorten it", code="context_length_exceeded")
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -33,17 +33,17 @@ _Message = Mapping[int, int | bytes]
 _Value = TypeVar("_Value", int, bytes)
 
 
-def to_tokenizer_json(content: bytes, extra_ids: int | None, what: str) -> bytes:
+def to_tokenizer_json(content: bytes, extra_ids: int | None, label: str) -> bytes:
     """Return the tokenizer.json for a spiece.model; it adds </s> after a text.
 
     `extra_ids`: number of sentinels after the pieces, with <extra_id_0> last, as in T5. None: T5's
-    100, or none if the pieces include sentinels, as in mT5. Raises KvcastError, naming `what`,
+    100, or none if the pieces include sentinels, as in mT5. Raises KvcastError, naming `label`,
     for a file that is damaged or of another kind.
     """
     try:
         model = _SentencePieceModel.read(content)
     except ValueError as error:
-        raise KvcastError(f"{what} cannot be read: {error}; fetch it again") from None
+        raise KvcastError(f"{label} cannot be read: {error}; fetch it again") from None
     return json.dumps(model.description(extra_ids)).encode()
 
 

@@ -72,5 +72,5 @@ class TextSettings:
         return value
 
 
-def _damaged(what: str) -> KvcastError:
-    return KvcastError(f"{SETTINGS} is damaged: {what}")
+def _damaged(label: str) -> KvcastError:
+    return KvcastError(f"{SETTINGS} is damaged: {label}")

@@ -52,15 +52,14 @@ class JsonTokenizer(TextTokenizer):
         tokenizer_json: bytes,
         end_tokens: Sequence[int],
         template: ChatTemplate | None,
-        what: str = "tokenizer.json",
+        label: str = "tokenizer.json",
     ) -> None:
-        """Read a tokenizer.json; `what`: the file that it was converted from.
+        """Read a tokenizer.json; `label`: the file that it was converted from.
 
-        Raises KvcastError, naming `what`, if it is damaged, or of a kind whose tokens are not plain
-        bytes.
+        Raises KvcastError, naming `label`, if it is damaged, or if its tokens are not plain bytes.
         """
-        self._what = what
-        with _one_line(f"{what} cannot be read"):
+        self._what = label
+        with _one_line(f"{label} cannot be read"):
             description = json.loads(tokenizer_json)
             check_bounds(description)
             _check(description)
@@ -79,7 +78,7 @@ class JsonTokenizer(TextTokenizer):
         self.end_tokens = tuple(end_tokens)
         if unknown := [t for t in end_tokens if self._tokenizer.id_to_token(t) is None]:
             raise KvcastError(
-                f"end token {unknown[0]} is not in {what}: the files belong to two models"
+                f"end token {unknown[0]} is not in {label}: the files belong to two models"
             )
 
     @property

@@ -23,8 +23,8 @@ def read_vocab_txt(content: bytes) -> dict[str, int]:
     vocabulary: dict[str, int] = {}
     for number, token in enumerate(lines):
         if not token or token in vocabulary:
-            what = "repeats a token" if token else "is empty"
-            raise KvcastError(f"vocab.txt is damaged: line {number + 1} {what}; fetch it again")
+            label = "repeats a token" if token else "is empty"
+            raise KvcastError(f"vocab.txt is damaged: line {number + 1} {label}; fetch it again")
         vocabulary[token] = number
     return vocabulary
 

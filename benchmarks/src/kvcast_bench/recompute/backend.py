@@ -33,8 +33,8 @@ class Recomputing(Kvcast):
     def files(self) -> Path:
         processor = ",".join(TARGETS[self.runtime].processor())
         made_for = hashlib.sha256(processor.encode()).hexdigest()[:8]
-        what = "-".join(("recompute", self.runtime, self.precision, made_for))
-        return self.model.made(what, self._lower, self.packages)
+        label = "-".join(("recompute", self.runtime, self.precision, made_for))
+        return self.model.made(label, self._lower, self.packages)
 
     @override
     def load(self) -> None:

@@ -64,13 +64,13 @@ class Seq2seq(Workload):
         for trial in self.trials():
             if trial["beams"] > sizes.vocab_size:
                 raise UsageError(f"{trial['beams']} beams are more than {sizes.vocab_size} tokens")
-            for what, tokens, most in (
+            for label, tokens, most in (
                 ("a source", trial["source"], sizes.source_positions),
                 ("a target", trial["target"], sizes.target_positions - 1),
             ):
                 if tokens > most:
                     raise UsageError(
-                        f"{tokens} tokens are more than the {most} of {what} that the model takes"
+                        f"{tokens} tokens are more than the {most} of {label} that the model takes"
                     )
 
     @property

@@ -83,7 +83,7 @@ class PackedMatrices:
         words = (self._words(module, weight, EXPERTS) for weight in (gate_up, down))
         return module.graph.call_function(packed_operators.mix, (hidden, logits, *words, each))
 
-    def _words(self, module: GraphModule, weight: Any, what: str) -> Node | None:
+    def _words(self, module: GraphModule, weight: Any, label: str) -> Node | None:
         """Return the node with a matrix's words; None for one that stays as it is."""
         name, owner = _name(weight), _owner(weight)
         kind = self._kinds.get(name, Kind.EXACT)
@@ -97,8 +97,8 @@ class PackedMatrices:
                 owner + part.removeprefix(name): torch.from_numpy(array)
                 for part, array in parts.items()
             }
-        module.set_submodule(owner, MatrixWords(what.removeprefix(".")))
-        return module.graph.get_attr(owner + what)
+        module.set_submodule(owner, MatrixWords(label.removeprefix(".")))
+        return module.graph.get_attr(owner + label)
 
     @staticmethod
     def _tensor(module: GraphModule, node: Any) -> Tensor:
