@@ -57,7 +57,7 @@ class Backend:
         return True
 
     def files(self) -> Path:
-        """Return what it loads; what has to be made of the model is made the first time."""
+        """Return the path to load; files that must be made of the model are made the first time."""
         return Path(self.model.folder)
 
     def load(self) -> None:
@@ -117,13 +117,13 @@ class Transcriber(Protocol):
         """
 
     def transcribe_all(self, recordings: Sequence[Samples], language: str, beam: int) -> list[str]:
-        """Turn recordings into texts: one after the other, unless the program has a better way."""
+        """Turn recordings into texts: in turn, unless the program has a better way."""
         return [self.transcribe(samples, language, beam) for samples in recordings]
 
 
 @dataclass
 class Ticks:
-    """A clock that begins when it is made, and is told whenever every row has one token more."""
+    """A clock that starts at once, and ticks whenever every row has one more token."""
 
     began: float = field(default_factory=time.perf_counter)
     times: list[float] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Continuer(Protocol):
     def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
         """Continue prompts of equal length by `new` tokens each, the likeliest, all rows in step.
 
-        End tokens end nothing. `ticks` is told when every row has one token more.
+        End tokens end nothing. `ticks` ticks when every row has one more token.
         """
 
 

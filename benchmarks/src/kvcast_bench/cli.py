@@ -20,7 +20,7 @@ _BENCHMARKS = {
     ),
     "runtimes": (
         runtimes,
-        "time a model on every runtime, beside recomputing what caches hold",
+        "time a model on every runtime, beside recomputing without caches",
     ),
     "serve": (
         serve,

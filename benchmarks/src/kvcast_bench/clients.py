@@ -1,6 +1,6 @@
-"""Clients over HTTP, all in this process; they keep what comes and read it when all is there.
+"""Clients over HTTP, all in this process; they keep answers and parse them when all are there.
 
-So reading takes no processor from a server on the same machine while anybody waits. Knows no
+So parsing takes no processor from a server on the same machine while a client waits. Knows no
 server by name.
 """
 
@@ -32,7 +32,7 @@ class Post:
     file: bytes | None = None  # the form's
 
     def body(self) -> Any:
-        """Return what aiohttp sends."""
+        """Return the body for aiohttp."""
         from aiohttp import FormData
 
         if self.file is None:
@@ -92,7 +92,7 @@ def _text(document: Any) -> str:
 
 
 def ask(url: str, posts: Sequence[Sequence[Post]]) -> ServingTurn:
-    """Let every client send its requests, one after the other, all clients at once.
+    """Let every client send its requests in turn, all clients at once.
 
     Raises KvcastError for a server that refuses one, ends, or gives no text.
     """

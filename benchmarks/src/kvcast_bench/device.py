@@ -51,7 +51,7 @@ def memory_rates(device: str, size: int = COPIED) -> dict[str, float]:
 
 
 def device_facts(device: str) -> dict[str, Any]:
-    """Return its name, and of a CUDA device what decides its speed; None for what is unknown."""
+    """Return its name, and a CUDA device's properties that decide its speed, None if unknown."""
     if not device.startswith("cuda"):
         return {"name": device, **dict.fromkeys(("capability", "memory_bytes", "driver", "cuda"))}
     properties = torch.cuda.get_device_properties(device)

@@ -1,7 +1,7 @@
 """Greedy steps of models with random weights on one device, in several variants.
 
 All variants of a model live in this process, so its weights lie on the device once. Time does not
-depend on what weights and caches hold, so nothing is downloaded, encoded or prefilled. Does not
+depend on the values of weights and caches, so nothing is downloaded, encoded or prefilled. Does not
 know how a step is compiled: the caller passes that in.
 """
 
@@ -187,7 +187,7 @@ class GpuVariant(Backend):
 def variants(
     name: str, model: RandomModel, compile_step: Compile, *, dtype: str
 ) -> Iterator[GpuVariant]:
-    """Yield the ways to write a model's text; those that cannot be on its device say why."""
+    """Yield the ways to write a model's text; ways that its device lacks have a reason."""
     text: GreedyState = tree_map(torch.clone, model.begun)
     programs = {"cached": (model.decode, text)}
     if (source := model.source) is not None:

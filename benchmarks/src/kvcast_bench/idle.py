@@ -1,9 +1,9 @@
-"""The idle gate: a turn begins when the machine is idle, and the load of others is measured.
+"""The idle gate: a turn begins when the machine is idle, and other programs' load is measured.
 
 The thread pools of OpenMP and ONNX Runtime spin for a while after their work is done, to be ready
 for more. A turn that begins too early shares its cores with the turn before. So a turn begins only
 when all threads have stopped and the machine is idle, and what the rest of the machine used during
-a turn is on record. Needs psutil. Knows nothing of what a turn does.
+a turn is on record. Needs psutil. Knows nothing of a turn's work.
 """
 
 import os
@@ -43,7 +43,7 @@ class IdleGate:
         return False
 
     def watch(self, turn: Callable[[], AnswerT]) -> tuple[AnswerT, float]:
-        """Take the turn, and return its answer and the share of the machine that others used."""
+        """Take the turn; return its answer and the share of the machine used by others."""
         import psutil
 
         psutil.cpu_percent()  # the next call answers for the time since this one

@@ -53,7 +53,7 @@ class BenchModel:
         return self.made("hf", lambda folder: write_huggingface(self.checkpoint(), folder))
 
     def unfit(self) -> str | None:
-        """Say why other programs cannot be fed with the model, or None."""
+        """Return the reason why other programs cannot read the model, or None."""
         return self.needs_checkpoint()
 
 
@@ -64,7 +64,7 @@ class SpeechModel(BenchModel):
 
 
 class Seq2seqModel(BenchModel):
-    """A T5, whose folder others read as it is."""
+    """A T5, whose folder other programs read as it is."""
 
     modules = ("kvcast.text.t5",)
 
@@ -92,7 +92,7 @@ class CausalModel(BenchModel):
         return reason
 
     def unlike_llama(self) -> str | None:
-        """Say why no file for other programs can be made of the model, or None."""
+        """Return the reason why no file for other programs can be made of the model, or None."""
         reason = self.needs_checkpoint()
         if reason is None and not is_like_llama(self.checkpoint().dimensions):
             reason = "kvcast can write files for other programs only for models like Llama"

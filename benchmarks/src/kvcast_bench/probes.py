@@ -30,7 +30,7 @@ _ENCODES, _STEPS, _UNCOUNTED = 3, 20, 2
 
 
 class Clock:
-    """Seconds by part, and what was called.
+    """Seconds by part, and the calls.
 
     `calls` has of every encode its inputs, and of every decode its part, rows, most new tokens,
     most tokens held before, and logits asked for.
@@ -48,13 +48,13 @@ class Clock:
         self.seconds[name] += time.perf_counter() - start
 
     def answer(self, parts: Sequence[str], whole: float) -> dict[str, Any]:
-        """Return what a breakdown says of a run that took `whole` seconds; LOOP is what is left."""
+        """Return the breakdown of a run that took `whole` seconds; LOOP is the remainder."""
         self.seconds[LOOP] = whole - sum(self.seconds[part] for part in parts if part != LOOP)
         return {"whole": whole, **{part: self.seconds[part] for part in parts}, "calls": self.calls}
 
 
 class Timed:
-    """An object with a clock around those of its methods that are a part's."""
+    """An object with a clock around its methods that belong to a part."""
 
     def __init__(self, timed: Any, clock: Clock, parts: Mapping[str, str]) -> None:
         self._timed = timed
@@ -62,7 +62,7 @@ class Timed:
         self._parts = parts
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the object has, timed if it is a part's method."""
+        """Return an attribute of the object, timed if it is a part's method."""
         attribute = getattr(self._timed, name)
         if name not in self._parts:
             return attribute
@@ -119,14 +119,14 @@ def timed_model(model: Any, clock: Clock) -> Iterator[Any]:
 
 
 def encode_seconds(model: Any, samples: NDArray[np.float32]) -> float:
-    """Return what a Whisper takes to encode the first window."""
+    """Return the seconds of encoding the first window."""
     features, runtime = _first_window(model, samples), model.runtime
     cache = runtime.new_cache(1, 1, 1)
     return _typical(lambda: runtime.encode(cache, [0], features), _ENCODES)
 
 
 def step_seconds(model: Any, samples: NDArray[np.float32], position: int) -> float:
-    """Return what one step of one row takes a Whisper at a position of the first window's text.
+    """Return the seconds of one row's step at a position of the first window's text.
 
     The same step is taken over and over: a handle of a linear cache stays valid.
     """

@@ -1,6 +1,6 @@
 """T5s of published sizes with random weights, as Hugging Face folders: no hub is needed.
 
-What a token costs does not depend on what the weights are; the seed is fixed. Needs `safetensors`
+A token's cost does not depend on the weights' values; the seed is fixed. Needs `safetensors`
 but not transformers. Knows no workload.
 """
 

@@ -20,7 +20,7 @@ _SPOKEN = {"mr": "mister", "mrs": "missus", "dr": "doctor"}
 
 
 def read_reference(path: Path) -> str:
-    """Read what is spoken; raises KvcastError with one line."""
+    """Read a reference text; raises KvcastError with one line."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -33,7 +33,7 @@ def read_reference(path: Path) -> str:
 
 
 def read_recordings(sources: Sequence[str], references: Sequence[Path]) -> dict[str, Any]:
-    """Read recordings and what is spoken in them, as `workloads.speech.SpeechWorkload` takes them.
+    """Read recordings and their reference texts, as `workloads.speech.SpeechWorkload` takes them.
 
     Several files make one long recording, in their order, and so do their references. A folder has
     recordings of its own each: every file beside which a `.txt` of the same name says what is

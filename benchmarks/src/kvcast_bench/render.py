@@ -15,7 +15,7 @@ from rich.table import Table as Drawn
 from kvcast_bench.workload import Table
 
 BUSY = 0.05
-"""Share of the machine that others may use before a figure is marked."""
+"""Share of the machine that other programs may use before a figure is marked."""
 
 Document = Mapping[str, Any]
 """The JSON object, or a part of it."""
@@ -136,7 +136,7 @@ def _breakdown(document: Document, places: Document) -> Drawn:
 def _floors(document: Document, places: Document, tables: Sequence[Table]) -> Drawn:
     """Show what each part could take at least, and each measured row that has a limit.
 
-    The last column says what cross keys would cost if each step computed them again.
+    The last column is the cost of cross keys if each step computed them again.
     """
     drawn = _table("floor", "of", *places.values(), *_LIMITS, "cross keys again ms")
     for row in document["breakdown"]:
@@ -167,7 +167,7 @@ def _limit(held: Document) -> list[str]:
 
 
 def _rates(document: Document) -> str:
-    """Say what the machine can do: memory and products, or a device's memory."""
+    """Describe the machine's speed: memory and products, or a device's memory."""
     rates, step = document["rates"], f"a step's {document['step_bytes'] / 1e6:.0f} MB"
     if "copy" in rates:
         return (
@@ -184,12 +184,12 @@ def _rates(document: Document) -> str:
 
 
 def _mark(row: Document) -> str:
-    """Mark what was measured while others were busy."""
+    """Mark figures that were measured while other programs were busy."""
     return " *" if row["others"] > BUSY or row["unsettled"] else ""
 
 
 def _remarks(document: Document) -> Iterator[str]:
-    """Say what the marks mean, where there are any."""
+    """Explain the marks, if there are any."""
     rows = [row for row in (*document["rows"], *document["breakdown"]) if "failure" not in row]
     worst = max((row["others"] for row in rows), default=0.0)
     if worst > BUSY:

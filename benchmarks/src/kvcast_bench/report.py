@@ -41,7 +41,7 @@ class Floors:
 
     @property
     def rates(self) -> list[dict[str, Any]] | None:
-        """The best of what was measured, or None where nothing could be, though it should."""
+        """The best measurement, or None where it should exist and does not."""
         if self._step_bytes and not self._measured:
             return None
         return [
@@ -175,7 +175,7 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _ratio(result: BackendResult, other: BackendResult | None, metric: str) -> float | None:
-    """Return None where the other has none, or took no time that the clock shows."""
+    """Return None where the other has no figure, or took no time that the clock shows."""
     if other is None or not other.stands or not (compared := median(other.series(metric))):
         return None
     return median(result.series(metric)) / compared

@@ -44,7 +44,7 @@ class Runner:
 
     @contextmanager
     def loaded(self, backends: Sequence[Backend]) -> Iterator[tuple[list[Loaded], dict[str, str]]]:
-        """Give the backends that are loaded, and why each of the others is not."""
+        """Yield the loaded backends, and the reason why each of the rest is not loaded."""
         loaded: list[Loaded] = []
         absent: dict[str, str] = {}
         with ExitStack() as stack:
@@ -62,9 +62,9 @@ class Runner:
     def turns(
         self, loaded: Sequence[Loaded], trials: Sequence[Trial], method: str = "run"
     ) -> Results:
-        """Let those that take part in each trial take turns while all are quiet.
+        """Let the backends of each trial take turns while all are quiet.
 
-        `method` is the Worker's: what a turn is.
+        `method` is the Worker's method for a turn.
         """
         gate = IdleGate(
             [pid for player in loaded for pid in (player.remote.pid, *player.processes)]

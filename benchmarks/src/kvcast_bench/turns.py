@@ -1,6 +1,6 @@
 """Backends take turns: A B C, A B C, and so on, each with the machine to itself.
 
-Knows backends by what they answer, and nothing of processes or of what a turn is about.
+Knows backends by their answers, and nothing of processes or of a turn's task.
 """
 
 import sys
@@ -14,12 +14,12 @@ from kvcast_bench.idle import IdleGate
 Trial = Mapping[str, Any]
 """The task of a turn, the same for all backends; `measure` names its kind."""
 TurnAnswer = Mapping[str, Any]
-"""Seconds by metric, and whatever else a workload wants to know of a turn."""
+"""Seconds by metric, and a workload's further facts about a turn."""
 
 
 @dataclass
 class BackendResult:
-    """One backend in one trial: answers of the turns that count, and what surrounded them."""
+    """One backend in one trial: answers of the turns that count, and the machine's other load."""
 
     answers: list[TurnAnswer] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class BackendResult:
         return [answer[name] for answer in self.answers]
 
     def surroundings(self) -> dict[str, Any]:
-        """Return what others did meanwhile, for the JSON object."""
+        """Return the load of other programs meanwhile, for the JSON object."""
         return {"others": max(self.others), "unsettled": self.unsettled}
 
 
@@ -52,10 +52,10 @@ Results = list[tuple[Trial, dict[str, BackendResult]]]
 def take_turns(
     players: Mapping[str, Callable[[], TurnAnswer]], gate: IdleGate, *, runs: int, label: str
 ) -> dict[str, BackendResult]:
-    """Let every player play once to warm up and `runs` times more, one after the other.
+    """Let every player play once to warm up and `runs` times more, in turn.
 
-    A player that fails has no more turns, and its result says why. `label` it is about is said to
-    a person at a terminal.
+    A player that fails has no more turns, and its result has the reason. `label` appears in the
+    progress at a terminal.
     """
     results = {name: BackendResult() for name in players}
     for number in range(runs + 1):
@@ -78,6 +78,6 @@ def take_turns(
 
 
 def say(message: str) -> None:
-    """Tell a person at a terminal what is going on."""
+    """Show progress at a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\x1b[K{message}", end="", file=sys.stderr, flush=True)

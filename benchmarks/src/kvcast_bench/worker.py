@@ -1,6 +1,6 @@
 """A workload and one backend, in a process of their own; see `kvcast.machine.remote`.
 
-Imports nothing of its own accord but the standard library: what it imports counts as its backend's.
+Imports nothing of its own accord but the standard library: its imports count as its backend's.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """The protocol of workloads: trials, metrics and tables of one kind of model.
 
 A workload lists trials, does one on a loaded backend and times it, counts what the trial
-multiplies and reads, and says what tables show of it. Knows no process and draws nothing.
+multiplies and reads, and describes its tables. Knows no process and draws nothing.
 """
 
 import time
@@ -78,19 +78,19 @@ class Workload(Protocol):
         """One step, whose bytes `read_again` reads, and the tokens of the largest product."""
 
     def tables(self) -> Sequence[Table]:
-        """List what is measured, in order, and how it is shown."""
+        """List the metrics, in order, and how they are shown."""
 
     def run(self, backend: Any, trial: Trial) -> TurnAnswer:
-        """Do a trial on a loaded backend; return the seconds of each metric and what came of it.
+        """Do a trial on a loaded backend; return the seconds of each metric and its results.
 
-        Raises KvcastError for a backend that did less than it was asked.
+        Raises KvcastError for a backend that did less than the trial.
         """
 
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:
-        """Return what is said of a backend's result in a trial beside seconds."""
+        """Return the facts, besides seconds, about a backend's result in a trial."""
 
     def trials(self) -> list[Trial]:
-        """List what is to be done, in order, each once."""
+        """List the trials, in order, each once."""
         shown = [trial for table in self.tables() for trial in table.trials]
         return [trial for index, trial in enumerate(shown) if trial not in shown[:index]]
 
@@ -99,7 +99,7 @@ class Workload(Protocol):
         return self.run(backend, trial)
 
     def counted(self, trial: Trial) -> Counted:  # noqa: ARG002 - of all trials, unless overridden
-        """Return what counts the work of a trial's model."""
+        """Return the work counter of a trial's model."""
         return work_of(self.dimensions)
 
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:  # noqa: ARG002 - as above
@@ -108,7 +108,7 @@ class Workload(Protocol):
 
 
 def timed(act: Callable[[], ResultT]) -> tuple[float, ResultT]:
-    """Return the seconds that something takes, and what comes of it."""
+    """Return the seconds that a call takes, and its result."""
     start = time.perf_counter()
     result = act()
     return time.perf_counter() - start, result
@@ -117,8 +117,7 @@ def timed(act: Callable[[], ResultT]) -> tuple[float, ResultT]:
 def random_tokens(rows: int, length: int, vocab_size: int) -> list[Tokens]:
     """Return rows of random tokens, the same for all backends.
 
-    What a token costs does not depend on which it is, and a row does not depend on how many there
-    are.
+    A token's cost does not depend on its value, and a row does not depend on the number of rows.
     """
     return [
         np.random.default_rng(row).integers(vocab_size, size=length).tolist() for row in range(rows)

@@ -1,4 +1,4 @@
-"""`kvcast bench …`: one module a command, and here what they share.
+"""`kvcast bench …`: one module a command, and here their common part.
 
 A command chooses a workload by the model's dimensions, and backends by its options.
 Does not know how anything is measured.
@@ -48,7 +48,7 @@ def add_numbers(parser: Any, numbers: Numbers, *, absent: bool = False) -> None:
 
 
 def add_common(parser: argparse.ArgumentParser, model: str, words: str, kinds: Kinds) -> None:
-    """Declare what all commands have: the model, and the numbers of all and of each workload."""
+    """Declare the common arguments: the model, and the numbers of all and of each workload."""
     parser.add_argument("--model", default=model, help=f"{words} (default: {model})")
     add_numbers(parser, {"threads": (2, "for each program"), "runs": (5, "after one to warm up")})
     for workload in kinds.values():
@@ -120,7 +120,7 @@ def _own_options(args: argparse.Namespace, workload: Any, kinds: Kinds) -> dict[
 
 
 def peers(args: argparse.Namespace, workload: Workload, model: BenchModel) -> list[Backend]:
-    """Return the peers that are asked for; raises UsageError for those of another workload."""
+    """Return the requested peers; raises UsageError for peers of another workload."""
     here = _PEERS[workload.name]
     names = list(here) if args.peers is None else args.peers
     if others := [name for name in names if name not in here]:
@@ -129,7 +129,7 @@ def peers(args: argparse.Namespace, workload: Workload, model: BenchModel) -> li
 
 
 def compare(command: str, args: argparse.Namespace, workload: Workload, **facts: Any) -> str:
-    """Measure; returns what to print. `facts` are further fields of `Benchmark`."""
+    """Measure; returns the output. `facts` are further fields of `Benchmark`."""
     runner = Runner(workload=workload, threads=args.threads, runs=args.runs)
     benchmark = Benchmark(name=command, model=args.model, runner=runner, **facts)
     return shown(measure(benchmark), workload.tables())

@@ -5,7 +5,7 @@ Decoder-only models continue prompts, one and several at once: it times the firs
 after it, and steps at far positions. T5s write targets of sources: it times the first token and a
 step, greedy and with beams, and with sources of several lengths. Prints tables, then where
 kvcast's time goes and how near it comes to the machine's limits; the last line is one JSON object.
-docs/bench.md says how it measures and what every figure means.
+docs/bench.md explains the method and every figure.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _KINDS: Kinds = {DecoderDimensions: Causal, T5Dimensions: Seq2seq}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; those of one kind of model alone have no default here."""
+    """Declare the command's arguments; arguments of one kind of model have no default here."""
     words = "a checkpoint folder, GGUF file, hub id, bundle, demo-chat, demo-t5 or "
     words += f"{', '.join(RANDOM)} (random weights)"
     add_common(parser, "demo-chat", words, _KINDS)
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> str:
-    """Measure; returns what to print."""
+    """Measure; returns the output."""
     workload, model = choose_workload(args, _KINDS, "generate", _find, batch=args.batch)
     precisions = [QUANTIZED[quantize] for quantize in dict.fromkeys(args.quantize)]
     runtime = own_runtime(Path(model.folder))

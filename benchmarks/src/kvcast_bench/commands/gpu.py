@@ -3,7 +3,7 @@
 Whisper large-v3-turbo runs with its cross keys projected at every step, with torch.cond, as two
 programs, and as two programs in CUDA graphs; Mistral 7B runs in the last two ways. Prints tables
 that say how near each comes to the rate of the device's memory; the last line is one JSON object.
-docs/bench-gpu.md says how it measures and what every figure means.
+docs/bench-gpu.md explains the method and every figure.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> str:
-    """Measure; returns what to print."""
+    """Measure; returns the output."""
     require("gpu", "torch")
     import torch
 

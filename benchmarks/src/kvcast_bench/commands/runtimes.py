@@ -3,9 +3,9 @@
 Every variant runs in a process of its own and they take turns, each with the machine to itself.
 Of a Whisper it times one step of the decoder, one encode, and a recording end to end, and beside
 each variant a baseline that projects cross keys and values anew in every call, as most exports do.
-Of a decoder-only model it times the first token and a token after it. Prints tables with what the
-machine could do at best; the last line is one JSON object. docs/bench.md says how it measures and
-what every figure means.
+Of a decoder-only model it times the first token and a token after it. Prints tables with the
+machine's limits; the last line is one JSON object. docs/bench.md explains the method and every
+figure.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from kvcast_bench.workloads.speech import TRANSCRIBE, SpeechWorkload
 
 @dataclass(frozen=True, kw_only=True)
 class OneText(Causal):
-    """One prompt and what follows it, shown with what the machine could do at best."""
+    """One prompt and its continuation, shown with the machine's limits."""
 
     options: ClassVar[Numbers] = {
         "prompt": (512, "tokens of the prompt"),
@@ -98,7 +98,7 @@ _BACKENDS: Mapping[type, Sequence[type[Kvcast]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; those of one kind of model alone have no default here."""
+    """Declare the command's arguments; arguments of one kind of model have no default here."""
     parser.add_argument("audio", metavar="AUDIO", nargs="*", help="for a Whisper: a recording")
     words = "a Whisper or a decoder-only model: a checkpoint folder, GGUF file, hub id, demo, "
     words += "demo-base or demo-chat"
@@ -106,13 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_some(parser, "--runtimes", RUNTIMES, "each takes part")
     add_some(parser, "--quantize", PRECISIONS, "int8 and int4 are 8da8w and 8da4w on ExecuTorch")
     parser.add_argument(
-        "--reference", type=Path, nargs="+", metavar="FILE", help="what a Whisper hears"
+        "--reference", type=Path, nargs="+", metavar="FILE", help="recordings for a Whisper"
     )
-    parser.add_argument("--language", help="code of what a Whisper hears (default: en)")
+    parser.add_argument("--language", help="code of a Whisper's language (default: en)")
 
 
 def run(args: argparse.Namespace) -> str:
-    """Measure; returns what to print."""
+    """Measure; returns the output."""
     args.audio = args.audio or None
     workload, model = choose_workload(args, _KINDS, "runtimes", _find)
     runtimes, precisions = map(list, map(dict.fromkeys, (args.runtimes, args.quantize)))

@@ -3,8 +3,8 @@
 Every server runs in a process of its own, and so do its clients; they take turns, each with the
 machine to itself. A decoder-only model continues prompts that begin with the same text, and a
 Whisper transcribes short clips. Prints throughput, how long clients wait for the first token and
-between tokens; the last line is one JSON object. docs/bench.md says how it measures and what every
-figure means.
+between tokens; the last line is one JSON object. docs/bench.md explains the method and every
+figure.
 """
 
 import argparse
@@ -41,14 +41,14 @@ _OVER = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments; those of one kind of model alone have no default here."""
+    """Declare the command's arguments; arguments of one kind of model have no default here."""
     parser.add_argument("audio", metavar="AUDIO", nargs="*", help="for a Whisper: a recording")
     words = "a Whisper or a decoder-only model: a checkpoint folder, GGUF file, hub id, demo, "
     words += "demo-base or demo-chat"
     add_common(parser, "demo-chat", words, _KINDS)
     numbers = {
         "clients": ([1, 4, 16], "at once"),
-        "requests": (1, "of each client in a turn, one after the other"),
+        "requests": (1, "of each client in a turn, in sequence"),
         "slots": (8, "texts that llama.cpp's server decodes at once"),
     }
     add_numbers(parser, numbers)
@@ -59,13 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline", choices=[_ENGINE], help="also kvcast.Engine without a server, with one client"
     )
     parser.add_argument(
-        "--reference", type=Path, nargs="+", metavar="FILE", help="what a Whisper hears"
+        "--reference", type=Path, nargs="+", metavar="FILE", help="recordings for a Whisper"
     )
-    parser.add_argument("--language", help="code of what a Whisper hears (default: en)")
+    parser.add_argument("--language", help="code of a Whisper's language (default: en)")
 
 
 def run(args: argparse.Namespace) -> str:
-    """Measure; returns what to print."""
+    """Measure; returns the output."""
     require("serve", "aiohttp", "fastapi", "uvicorn")
     args.audio = args.audio or None
     workload, model = choose_workload(

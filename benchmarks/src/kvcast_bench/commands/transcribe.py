@@ -1,11 +1,11 @@
 """Time transcription against the installed peers, on the same audio, with the same weights.
 
 Of one recording, which several files may make together, or of a folder of them. Every program that
-can do more, such as decode several windows at once, has a row for each way it is asked to go.
+can do more, such as decode several windows at once, has a row for each of its ways.
 
 Every program runs in a process of its own and they take turns, each with the machine to itself.
 Prints a table, then where kvcast's time goes and how near it comes to the machine's limits; the
-last line is one JSON object. docs/bench.md says how it measures and what every figure means.
+last line is one JSON object. docs/bench.md explains the method and every figure.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     words = "a checkpoint folder, hub id, bundle, demo or demo-base"
     add_common(parser, "demo", words, _KINDS)
-    parser.add_argument("--language", help="code of what is spoken (default: en)")
+    parser.add_argument("--language", help="code of the spoken language (default: en)")
     add_some(parser, "--peers", SPEECH, "none for kvcast alone", nargs="*")
     parser.add_argument(
         "--batch",
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> str:
-    """Measure; returns what to print."""
+    """Measure; returns the output."""
     speech, model = choose_workload(args, _KINDS, "transcribe")
     folder = Path(model.folder)
     quantize = read_bundle(folder).quantize if is_bundle(folder) else "int8"

@@ -63,7 +63,7 @@ class _CTranslate2(Backend):
 
 
 class CausalCTranslate2(_CTranslate2, Continuer):
-    """Continues prompts; steps are told by its callback."""
+    """Continues prompts; its callback reports steps."""
 
     settings = "beam 1, prompts forwarded at once, min_length = max_length"
     runner = "Generator"
@@ -112,8 +112,8 @@ class Seq2seqCTranslate2(_CTranslate2, Writer):
 class FasterWhisper(Backend, Transcriber):
     """int8 is its fastest on a CPU.
 
-    Its batches are made of what its voice activity filter finds, and have no timestamps within
-    windows unless they are asked for, which is slower.
+    Its batches are made of the results of its voice activity filter, and have no timestamps within
+    windows by default; with them it is slower.
     """
 
     packages = ("faster-whisper", "ctranslate2")

@@ -1,4 +1,4 @@
-"""kvcast itself, through its public API, as anybody would use it.
+"""kvcast itself, through its public API, as users use it.
 
 Says what each pair of a runtime and a precision is called and how to ask for it. Does not know
 which pairs exist: `kvcast.spec.runtimes` does.

@@ -1,4 +1,4 @@
-"""Programs that listen, each started here on a port of its own, and asked over HTTP.
+"""Servers, each started here on a port of its own and used over HTTP.
 
 What a worker's process holds of them is the clients. Knows no workload.
 """
@@ -47,11 +47,11 @@ class _ServerProcess(Backend, TextServer, SpeechServer):
     _process: subprocess.Popen[bytes]
 
     def command(self, port: int) -> list[str]:
-        """Return what starts it, listening on this port."""
+        """Return the command that starts it, listening on this port."""
         raise NotImplementedError
 
     def given(self) -> bytes:
-        """Return what it reads from its standard input."""
+        """Return its standard input."""
         return b""
 
     @override
@@ -147,7 +147,7 @@ class _ServerProcess(Backend, TextServer, SpeechServer):
 
 
 class KvcastServer(_ServerProcess):
-    """`kvcast serve`, as anybody would start it."""
+    """`kvcast serve`, as users start it."""
 
     packages = ("kvcast", "uvicorn")
     modules = ()
@@ -175,7 +175,7 @@ class KvcastServer(_ServerProcess):
 
 
 class KvcastEngine(Kvcast, TextServer):
-    """`kvcast.Engine` in the client's own process, for one client: what the server adds to."""
+    """`kvcast.Engine` in the client's own process, for one client: the baseline of the server."""
 
     turns = 0
 
@@ -305,7 +305,7 @@ def _llama_server() -> str | None:
 
 
 def _version() -> str:
-    """Return what llama.cpp's server calls itself: the number of its build."""
+    """Return the version of llama.cpp's server: the number of its build."""
     if (server := _llama_server()) is None:
         return ""
     process = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)  # noqa: S603

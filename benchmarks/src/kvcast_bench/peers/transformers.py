@@ -177,7 +177,7 @@ class WhisperTransformers(_Transformers, Transcriber):
 
 
 def _rules(tokenizer: WhisperTokenizer) -> dict[str, Any]:
-    """Return what generation_config.json of a published Whisper says of its tokens."""
+    """Return the tokens of a published Whisper's generation_config.json."""
     rules = {
         **{f"{role}_token_id": tokenizer.eot for role in ("bos", "eos", "pad")},
         "decoder_start_token_id": tokenizer.sot,

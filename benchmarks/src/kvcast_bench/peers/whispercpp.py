@@ -20,7 +20,7 @@ class WhisperCpp(Backend, Transcriber):
 
     packages = ("pywhispercpp", "gguf")
     modules = ("pywhispercpp.model",)
-    settings = "flash attention, non-speech tokens suppressed as by the others"
+    settings = "flash attention, non-speech tokens suppressed as by the rest"
 
     _search = ("en", 1)
 

@@ -19,7 +19,7 @@ from kvcast.runtimes.target import LoweringJob
 
 STATES = "cross_states"
 LayOut = Callable[[Tensor, Tensor], LayerCache]
-"""A layer's key and value [batch, heads, t, d], to what a target's attention takes."""
+"""A layer's key and value [batch, heads, t, d], as arguments of a target's attention."""
 
 
 class EncodeStates(WhisperEncode):

@@ -1,4 +1,4 @@
-"""Decoder-only models: prompts and what follows them, and steps far in a text.
+"""Decoder-only models: prompts and their continuations, and steps far in a text.
 
 Knows no backend by name.
 """
@@ -78,7 +78,7 @@ class Causal(Workload):
             "window": self.window,
             "decoding": "greedy",
             "end_tokens": "ignored",
-            "prompts": "random tokens, the same for everybody",
+            "prompts": "random tokens, the same for all backends",
         }
 
     @property

@@ -84,7 +84,7 @@ class Seq2seq(Workload):
             "lengths": list(self.lengths),
             "decoding": "1 beam: greedy; more: the best of all, length penalty 1",
             "end_tokens": "held back until a target has all its tokens",
-            "sources": "random tokens, the same for everybody",
+            "sources": "random tokens, the same for all backends",
         }
 
     @property

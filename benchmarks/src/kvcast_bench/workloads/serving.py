@@ -57,7 +57,7 @@ class _Serving(Workload):
         raise NotImplementedError  # a server's work has no floor
 
     def _facts(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what is said of every server: of all runs together."""
+        """Return the facts about a server, of all runs together."""
         return {
             **_percentiles("first", [first for answer in answers for first in answer["firsts"]]),
             "clients_share": sum(answer["processor"] for answer in answers)
@@ -106,7 +106,7 @@ class ServedTexts(_Serving):
             "new": self.new,
             "decoding": "greedy",
             "end_tokens": "held back",
-            "prompts": "words, new ones in each turn, the same for everybody",
+            "prompts": "words, new ones in each turn, the same for all servers",
         }
 
     @override

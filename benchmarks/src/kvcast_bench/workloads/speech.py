@@ -27,7 +27,7 @@ class SpeechWorkload(Workload):
     """One or more recordings for a Whisper."""
 
     dimensions: WhisperDimensions
-    language: str  # code of what is spoken
+    language: str  # code of the spoken language
     recordings: Sequence[Samples]  # each mono, 16 kHz
     audio: Mapping[str, Any]  # `name`, `recordings` (how many) and `seconds`, of all together
     references: Sequence[str] | None = None  # what is spoken in each, if that is known

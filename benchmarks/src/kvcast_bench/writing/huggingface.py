@@ -1,8 +1,8 @@
 """Writes Hugging Face folders of Whispers and of decoder-only models, for programs that read them.
 
-It inverts the readers by their own tables. Decoder-only models are those whose configuration is
+It inverts the readers by their own tables. Decoder-only models must have a configuration that is
 like Llama's: dense ones without scaled rotation, as Llama, Mistral, Qwen 2 and Qwen 3 are. Tensors
-are written in fp32. Knows nothing of other formats.
+are written in fp32. Knows no other format.
 """
 
 import json
@@ -49,7 +49,7 @@ def write_folder(
 
 
 def model_type(dimensions: DecoderDimensions) -> str:
-    """Return what Hugging Face calls a model of these dimensions, if it `is_like_llama`."""
+    """Return Hugging Face's model_type for these dimensions, if they are `is_like_llama`."""
     if dimensions.query_key_norm:
         return "qwen3"
     if dimensions.qkv_bias and not dimensions.out_bias:
