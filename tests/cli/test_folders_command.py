@@ -397,9 +397,9 @@ def test_a_journal_that_cannot_be_written_ends_the_run(model, folder, monkeypatc
     [
         (["in"], "in is a folder: add --output-dir"),
         (["in", "x.wav", "-o", "out"], "in is a folder: transcribe it in a run of its own"),
-        (["x.wav", "--resume"], "--resume is for a folder, and x.wav is none"),
-        (["x.wav", "--glob", "*.wav"], "--glob is for a folder, and x.wav is none"),
-        (["in", "-o", "out", "--newer", "gone"], "gone is no date such as 2026-01-31"),
+        (["x.wav", "--resume"], "--resume is for a folder, and x.wav is a file"),
+        (["x.wav", "--glob", "*.wav"], "--glob is for a folder, and x.wav is a file"),
+        (["in", "-o", "out", "--newer", "gone"], "gone is not a date such as 2026-01-31"),
         (["in", "-o", "out", "--glob", "/x"], "glob: /x is no pattern"),
         (["in", "-o", "out", "--workers", "0"], "--workers"),
         (["in", "-o", "out", "--workers", "2", "--batch", "4"], "drop it or --workers"),

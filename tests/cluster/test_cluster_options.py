@@ -114,7 +114,7 @@ def test_replicas_that_are_none(capsys, words: str):
 
 def test_replicas_are_of_a_cluster(capsys):
     code, err = refused(capsys, "serve", "demo", "--replicas", "2")
-    assert (code, "--replicas are of a cluster: add --ray" in err) == (2, True)
+    assert (code, "--replicas is for a cluster: add --ray" in err) == (2, True)
 
 
 def test_a_port_that_is_taken(capsys):

@@ -173,7 +173,7 @@ def _line(model: bytes) -> str:
 @pytest.mark.parametrize("kind", ["bpe", "char", "word"])
 def test_another_kind_of_model_is_one_line(kind: str):
     assert _line(spiece_model(model_type=kind)) == (
-        "spiece.model cannot be read: it is not a Unigram model, and only those are supported; "
+        "spiece.model cannot be read: it is not a Unigram model, the only kind that is supported; "
         "fetch it again"
     )
 

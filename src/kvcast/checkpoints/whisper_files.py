@@ -58,7 +58,7 @@ def check_preprocessor(folder: Path, dimensions: WhisperDimensions) -> None:
         if fields.get(name, expected) != expected:
             raise KvcastError(
                 f"{path}: {name} is {fields[name]!r}, and this model needs {expected}: it is "
-                "another model's file, or the model hears otherwise than Whisper does"
+                "another model's file, or the model has other features than Whisper"
             )
 
 

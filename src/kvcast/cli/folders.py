@@ -59,7 +59,7 @@ def folder_of(args: argparse.Namespace) -> Path | None:
     if changed and not any(source == "-" or os.path.lexists(source) for source in args.audio):
         raise InputMissingError(f"{args.audio[0]}: there is no such folder")
     if changed:
-        raise UsageError(f"--{changed[0]} is for a folder, and {args.audio[0]} is none")
+        raise UsageError(f"--{changed[0]} is for a folder, and {args.audio[0]} is a file")
     return None
 
 

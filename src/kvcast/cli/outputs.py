@@ -93,7 +93,7 @@ def _printed_alone(chosen: str | None, *, json: bool, several: bool) -> str:
         raise UsageError("--format all makes several files and needs --output-dir")
     if json and chosen not in {None, "json"}:
         raise UsageError(
-            f"--json and --format {chosen} both want standard output: "
+            f"--json and --format {chosen} both use standard output: "
             f"add --output-dir to save the {chosen}, or drop one"
         )
     if several and chosen in {"srt", "vtt", "tsv"}:

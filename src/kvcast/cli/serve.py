@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     params = ServeParams(**keywords(args, ServeParams))
     replicas = ReplicaParams(**keywords(args, ReplicaParams)).replicas
     if args.ray is None and replicas != ReplicaParams.replicas:
-        raise UsageError("--replicas are of a cluster: add --ray")
+        raise UsageError("--replicas is for a cluster: add --ray")
     if not params.keys and (key := os.environ.get(KEY_VARIABLE)):
         params = replace(params, api_key=key)
     try:
@@ -178,7 +178,7 @@ def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[
     for alias, model in aliases:
         owner = next((key for key, called in names.items() if model in (key, called[0])), None)
         if owner is None:
-            raise UsageError(f"--alias {alias}={model}: {model} is none of the models")
+            raise UsageError(f"--alias {alias}={model}: {model} is not one of the models")
         names[owner].append(alias)
     every = [name for called in names.values() for name in called]
     if twice := [name for name in every if every.count(name) > 1]:

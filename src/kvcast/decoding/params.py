@@ -281,7 +281,7 @@ class SamplingParams(Params):
             raise UsageError(f"grammar must be a kvcast.Grammar, not {self.grammar!r}")
         if self.constraint is not None and self.min_new_tokens:
             raise UsageError(
-                "min_new_tokens needs a text without a grammar, which says itself when it may end"
+                "min_new_tokens needs a text without a grammar, which decides when it may end"
             )
         if self.min_new_tokens > self.max_new_tokens:
             raise UsageError(

@@ -104,7 +104,7 @@ class Models:
             return model
         raise ApiError(
             404,
-            f"the model {name[:100]!r} does not exist here; GET /v1/models lists those that do",
+            f"the model {name[:100]!r} does not exist here; GET /v1/models lists all models",
             code="model_not_found",
             param="model",
         )

@@ -100,7 +100,7 @@ def _called(
             )
     chosen = [tool for known, tool in named if known == name]
     if not chosen:
-        raise ApiError(400, f"tool_choice names {name!r}, no tool of these", param="tool_choice")
+        raise ApiError(400, f"tool_choice names {name!r}, which is no tool", param="tool_choice")
     return chosen
 
 

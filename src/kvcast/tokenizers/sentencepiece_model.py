@@ -66,7 +66,7 @@ class _SentencePieceModel:
         pieces = [_piece(value) for number, value in _fields(content) if number == 1]
         trainer, normalizer = _message(_last(model, 2, b"")), _message(_last(model, 3, b""))
         if _last(trainer, 3, _UNIGRAM) != _UNIGRAM:
-            raise ValueError("it is not a Unigram model, and only those are supported")
+            raise ValueError("it is not a Unigram model, the only kind that is supported")
         # trainer 24: treat_whitespace_as_suffix; normalizer 5: escape_whitespaces.
         if _last(trainer, 24, 0) or not _last(normalizer, 5, 1):
             raise ValueError("it marks spaces in a way that is not supported")

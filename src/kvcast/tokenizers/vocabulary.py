@@ -41,7 +41,7 @@ def read_tokenizer_json(content: bytes) -> dict[str, int]:
     except (ValueError, RecursionError, KeyError, TypeError):
         raise KvcastError("tokenizer.json is damaged: fetch it again") from None
     if kind != "WordPiece":
-        raise KvcastError("tokenizer.json is of another kind than text.json says: not WordPiece")
+        raise KvcastError("tokenizer.json is not WordPiece, as text.json declares")
     if not isinstance(vocabulary, dict) or not _are_ids(whole := vocabulary | added):
         raise KvcastError("tokenizer.json is damaged: its vocabulary does not number its tokens")
     return whole

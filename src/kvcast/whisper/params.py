@@ -585,7 +585,7 @@ class FolderParams(Params):
         super().__post_init__()
         for pattern in self.patterns:
             if not PurePosixPath(pattern).parts or pattern.startswith("/"):
-                raise UsageError(f"glob: {pattern} is no pattern of paths inside a folder")
+                raise UsageError(f"glob: {pattern} is not a pattern of paths inside a folder")
 
     @property
     def patterns(self) -> tuple[str, ...]:

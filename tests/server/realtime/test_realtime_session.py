@@ -332,7 +332,7 @@ def test_turn_detection_does_not_change_while_somebody_speaks():
     client = Client(words)
     client.speak(0, 5 * RATE)
     assert client.of("speech_started")
-    assert "while somebody speaks" in refused([client.update(turn_detection=None)])["message"]
+    assert "during a turn" in refused([client.update(turn_detection=None)])["message"]
     client.update(transcription={"prompt": "words"})  # of the next turn
     client.send("input_audio_buffer.commit")
     client.hear()

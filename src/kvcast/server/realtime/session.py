@@ -172,7 +172,7 @@ class Session:
         if audio.turn_detection != before.turn_detection and self._turn is not None:
             raise ApiError(
                 400,
-                "turn detection cannot change while somebody speaks: commit or clear first",
+                "turn detection cannot change during a turn: commit or clear first",
                 param="session.audio.input.turn_detection",
             )
         if audio.transcription != before.transcription:
@@ -194,7 +194,7 @@ class Session:
 
     def _append(self, data: bytes) -> None:
         if self.waiting > _MOST_WAITING:
-            raise busy("too much sound waits to be heard: send it as it is spoken")
+            raise busy("too much sound waits for transcription: send it in real time")
         samples = self._sound.feed(data)
         if self._endpoints is not None:
             for piece, change in self._endpoints.follow(samples):

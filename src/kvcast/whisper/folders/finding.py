@@ -119,7 +119,7 @@ def instant_ns(newer: str) -> int:
     except (ValueError, OverflowError, OSError):
         reason = getattr(problem, "strerror", None) or problem
         raise UsageError(
-            f"newer: {newer} is no date such as 2026-01-31 or 2026-01-31T18:30, and no file "
+            f"newer: {newer} is not a date such as 2026-01-31 or 2026-01-31T18:30, and no file "
             f"({reason})"
         ) from None
 
