@@ -98,22 +98,13 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
         for (int m = 0; m < QUERIES; m++)
           sums[m * KEYS + i] = _mm256_fmadd_ps(k, load(query + m * width + whole), sums[m * KEYS + i]);
       }
-    alignas(32) float found[8];
-    _mm256_store_ps(found, totals(sums));
-    for (int m = 0; m < QUERIES; m++) std::memcpy(scores + m * SCORES + t, found + m * KEYS, KEYS * sizeof(float));
+    alignas(32) float scored[8];
+    _mm256_store_ps(scored, totals(sums));
+    for (int m = 0; m < QUERIES; m++) std::memcpy(scores + m * SCORES + t, scored + m * KEYS, KEYS * sizeof(float));
   }
 }
 
-// tanh to 2e-7.
-INLINE __m256 tanh(__m256 x) {
-  const __m256 one = _mm256_set1_ps(1.f), two = _mm256_set1_ps(2.f), square = _mm256_mul_ps(x, x);
-  const __m256 power = exp2(_mm256_mul_ps(x, _mm256_set1_ps(2 * LOG2_E)));
-  const __m256 far = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(power, one)));
-  __m256 sum = _mm256_set1_ps(62 / 2835.f);
-  for (float term : {-17 / 315.f, 2 / 15.f, -1 / 3.f, 1.f}) sum = _mm256_fmadd_ps(sum, square, _mm256_set1_ps(term));
-  const __m256 is_near = _mm256_cmp_ps(square, _mm256_set1_ps(0.0625f), _CMP_LT_OQ);
-  return _mm256_blendv_ps(far, _mm256_mul_ps(sum, x), is_near);
-}
+#include "value_mixing.hpp"
 
 // Scores first .. last become shares, and those around them up to whole vectors 0.
 Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
@@ -145,35 +136,6 @@ Softmax share(float* scores, int first, int last, const float* bias, float softc
     _mm256_storeu_ps(scores + t, part);
   }
   return {most, is_empty ? 0.f : total(sum)};
-}
-
-// mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of COLUMNS * 8 numbers of d, of which the
-// last vector has `there`.
-template <class T, int ROWS, int COLUMNS>
-void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int there) {
-  const int width = padded(head_dim);
-  __m256 sums[ROWS][COLUMNS];
-  for (int m = 0; m < ROWS; m++)
-    for (int z = 0; z < COLUMNS; z++) sums[m][z] = load(mixed + m * width + z * 8);
-  for (int t = 0; t < count; t++, value += pitch<T>(head_dim)) {
-    __m256 v[COLUMNS];
-    for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * 8);
-    for (int m = 0; m < ROWS; m++) {
-      const __m256 factor = _mm256_broadcast_ss(shares + m * SCORES + t);
-      for (int z = 0; z < COLUMNS; z++) sums[m][z] = _mm256_fmadd_ps(v[z], factor, sums[m][z]);
-    }
-  }
-  for (int m = 0; m < ROWS; m++)
-    for (int z = 0; z < COLUMNS; z++) _mm256_storeu_ps(mixed + m * width + z * 8, sums[m][z]);
-}
-
-template <class T, int ROWS>
-void mix_rows(const T* value, int count, int head_dim, const float* shares, float* mixed) {
-  constexpr int COLUMNS = ROWS == 1 ? 8 : ROWS == 2 ? 4 : 2;
-  int d = 0;
-  for (; d + COLUMNS * 8 <= head_dim; d += COLUMNS * 8)
-    mix_values<T, ROWS, COLUMNS>(value + d, count, head_dim, shares, mixed + d, 8);
-  for (; d < head_dim; d += 8) mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, head_dim - d);
 }
 
 #include "attention_parts.hpp"

@@ -87,15 +87,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   }
 }
 
-// tanh to 2e-7.
-INLINE float32x4_t tanh(float32x4_t x) {
-  const float32x4_t one = vdupq_n_f32(1.f), square = vmulq_f32(x, x);
-  const float32x4_t power = exp2(vmulq_f32(x, vdupq_n_f32(2 * LOG2_E)));
-  const float32x4_t far = vsubq_f32(one, vdivq_f32(vdupq_n_f32(2.f), vaddq_f32(power, one)));
-  float32x4_t sum = vdupq_n_f32(62 / 2835.f);
-  for (float term : {-17 / 315.f, 2 / 15.f, -1 / 3.f, 1.f}) sum = vfmaq_f32(vdupq_n_f32(term), sum, square);
-  return vbslq_f32(vcltq_f32(square, vdupq_n_f32(0.0625f)), vmulq_f32(sum, x), far);
-}
+#include "value_mixing.hpp"
 
 // Scores first .. last become shares, and those around them up to whole vectors 0.
 Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
@@ -128,36 +120,6 @@ Softmax share(float* scores, int first, int last, const float* bias, float softc
     vst1q_f32(scores + t, part);
   }
   return {most, is_empty ? 0.f : total(sum)};
-}
-
-// mixed [ROWS, width] += shares [ROWS, SCORES] x values [count, d], of COLUMNS * 4 numbers of d, of which the
-// last vector has `there`.
-template <class T, int ROWS, int COLUMNS>
-void mix_values(const T* value, int count, int head_dim, const float* shares, float* mixed, int there) {
-  const int width = padded(head_dim);
-  float32x4_t sums[ROWS][COLUMNS];
-  for (int m = 0; m < ROWS; m++)
-    for (int z = 0; z < COLUMNS; z++) sums[m][z] = load(mixed + m * width + z * LANES);
-  for (int t = 0; t < count; t++, value += pitch<T>(head_dim)) {
-    float32x4_t v[COLUMNS];
-    for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * LANES);
-    for (int m = 0; m < ROWS; m++) {
-      const float32x4_t factor = vld1q_dup_f32(shares + m * SCORES + t);
-      for (int z = 0; z < COLUMNS; z++) sums[m][z] = vfmaq_f32(sums[m][z], v[z], factor);
-    }
-  }
-  for (int m = 0; m < ROWS; m++)
-    for (int z = 0; z < COLUMNS; z++) vst1q_f32(mixed + m * width + z * LANES, sums[m][z]);
-}
-
-template <class T, int ROWS>
-void mix_rows(const T* value, int count, int head_dim, const float* shares, float* mixed) {
-  constexpr int COLUMNS = ROWS == 1 ? 16 : ROWS == 2 ? 8 : 4;
-  int d = 0;
-  for (; d + COLUMNS * LANES <= head_dim; d += COLUMNS * LANES)
-    mix_values<T, ROWS, COLUMNS>(value + d, count, head_dim, shares, mixed + d, LANES);
-  for (; d < head_dim; d += LANES)
-    mix_values<T, ROWS, 1>(value + d, count, head_dim, shares, mixed + d, head_dim - d);
 }
 
 #include "attention_parts.hpp"
