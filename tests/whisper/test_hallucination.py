@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvcast.whisper.hallucination import Kept, without_hallucinations
+from kvcast.whisper.hallucination import KeptSegments, without_hallucinations
 from kvcast.whisper.segments import Span, Window, Word, end_of_speech
 
 WINDOW = Window(0, 3000)
@@ -26,9 +26,9 @@ def made_up(start: float, end: float) -> Span:
     return said(start, end, probability=0.05)
 
 
-def kept(*spans: Span, complete: bool = True, content_frames: int = 9000) -> Kept:
+def kept(*spans: Span, complete: bool = True, content_frames: int = 9000) -> KeptSegments:
     return without_hallucinations(
-        Kept(list(spans), 3000),
+        KeptSegments(list(spans), 3000),
         WINDOW,
         threshold=2.0,
         complete=complete,
@@ -39,17 +39,17 @@ def kept(*spans: Span, complete: bool = True, content_frames: int = 9000) -> Kep
 
 def test_speech_is_kept():
     spans = [said(0.5, 3.0), said(9.0, 12.0)]
-    assert kept(*spans) == Kept(spans, 3000)
+    assert kept(*spans) == KeptSegments(spans, 3000)
 
 
 def test_text_made_up_in_silence_is_dropped_and_heard_again():
     first = said(0.5, 3.0)
-    assert kept(first, made_up(9.0, 10.0)) == Kept([first], 900)
+    assert kept(first, made_up(9.0, 10.0)) == KeptSegments([first], 900)
 
 
 def test_what_was_made_up_at_the_end_of_the_recording_ends_it():
     first = said(0.5, 3.0)
-    assert kept(first, made_up(9.0, 10.0), content_frames=1100) == Kept([first], 1100)
+    assert kept(first, made_up(9.0, 10.0), content_frames=1100) == KeptSegments([first], 1100)
 
 
 def test_unlikely_words_between_others_are_kept():
@@ -58,7 +58,7 @@ def test_unlikely_words_between_others_are_kept():
 
 
 def test_silence_before_made_up_text_is_skipped_with_the_window():
-    assert kept(made_up(4.0, 5.0)) == Kept([], 400, skipped=True)
+    assert kept(made_up(4.0, 5.0)) == KeptSegments([], 400, skipped=True)
 
 
 @pytest.mark.parametrize(("last", "seek"), [(20.0, 2000), (28.5, 3000)])

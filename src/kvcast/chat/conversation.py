@@ -69,14 +69,16 @@ def checked(messages: Sequence[Message], tools: Sequence[Tool] | None = None) ->
         raise UsageError("the conversation is empty: give at least one message")
     try:
         called: dict[str, str] = {}
-        turns = [_Turn(f"message {n}", m).read(called) for n, m in enumerate(messages, start=1)]
+        turns = [
+            _MessageReader(f"message {n}", m).read(called) for n, m in enumerate(messages, start=1)
+        ]
         offered = [_tool(f"tool {n}", tool) for n, tool in enumerate(tools or (), start=1)]
         return Conversation(messages=turns, tools=offered).mapped(whole_characters)
     except RecursionError:
         raise UsageError("the conversation is nested too deeply") from None
 
 
-class _Turn:
+class _MessageReader:
     """A message under examination; `where` is its place, for errors."""
 
     def __init__(self, where: str, message: Message) -> None:

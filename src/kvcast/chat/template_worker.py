@@ -183,7 +183,7 @@ class _Process:
             pipe.close()
 
 
-class _Crowd:
+class _WorkerPool:
     """All workers."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class _Crowd:
             worker.forget()
 
 
-_crowd = _Crowd()
+_crowd = _WorkerPool()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_crowd.forget)

@@ -99,7 +99,7 @@ def run(folder: Path, args: argparse.Namespace) -> int:
         if not args.quiet:
             for notice in _notices(work):
                 console.say(notice)
-        course = _Course(folder, args, outputs, watcher, work)
+        course = _ResultCollector(folder, args, outputs, watcher, work)
         outcomes = course.here if cluster.ray is None else course.on_cluster
         for problem in work.problems:
             course.ended(problem)
@@ -114,7 +114,7 @@ def run(folder: Path, args: argparse.Namespace) -> int:
     return recordings.exit_code(course.failures, inputs=len(summary.files))
 
 
-class _Course:
+class _ResultCollector:
     """Collects the results of a folder's files, and reports failures."""
 
     def __init__(

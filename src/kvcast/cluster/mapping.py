@@ -90,10 +90,10 @@ def mapped(
 
 def computed(function: Callable[[], R], *, cores: int) -> R:
     """Return a function's result on one of the machines; raises as `mapped`."""
-    return next(mapped(_Once(function), [None], actors=1, cores=cores))
+    return next(mapped(_PreparedOnce(function), [None], actors=1, cores=cores))
 
 
-class _Once(Generic[R]):
+class _PreparedOnce(Generic[R]):
     """Makes a function of an item out of one of none."""
 
     def __init__(self, function: Callable[[], R]) -> None:

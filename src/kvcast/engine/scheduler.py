@@ -28,7 +28,7 @@ from kvcast.runtimes.exclusive import exclusive
 Result = TypeVar("Result")
 
 
-class _Pulled(NamedTuple):
+class _NextRequest(NamedTuple):
     """The next request to admit, and its caller."""
 
     caller: Caller
@@ -87,7 +87,7 @@ class Scheduler:
         self._prefixes = prefixes
         self._admission = Admission(rows, inputs, prefixes)
         self._callers: dict[Caller, None] = {}  # the one that has waited longest first
-        self._pulled: _Pulled | None = None  # stops admission until it fits
+        self._pulled: _NextRequest | None = None  # stops admission until it fits
         self._admitted: list[Running] = []
         self._prefilling: list[Running] = []
         self._decoding: list[Running] = []
@@ -217,7 +217,7 @@ class Scheduler:
             self._admitted.append(Running(request, caller, *place))
         return over
 
-    def _pull(self, over: dict[Caller, None]) -> _Pulled | None:
+    def _pull(self, over: dict[Caller, None]) -> _NextRequest | None:
         """Take the next request to admit, and note the finished callers."""
         for caller in sorted(self._callers, key=_precedence):
             request = None
@@ -232,7 +232,7 @@ class Scheduler:
                 over[caller] = None
             elif request is not None:
                 caller.began = True
-                return _Pulled(caller, request)
+                return _NextRequest(caller, request)
         return None
 
     def _check(self, request: Request) -> None:

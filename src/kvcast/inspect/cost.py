@@ -68,7 +68,7 @@ def document(
 ) -> dict[str, Any]:
     """Count everything; times need a machine. Raises UsageError if the sequence is too long."""
     question.check(model)
-    tell = _Teller(question, machine)
+    tell = _WorkConverter(question, machine)
     cached, recomputed = _with_cache(model, question), _without(model, question)
     return {
         "format": FORMAT,
@@ -107,7 +107,7 @@ def render(cost: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class _Teller:
+class _WorkConverter:
     """Converts work to a document's fields."""
 
     question: CostQuery

@@ -17,7 +17,7 @@ from kvcast.server.events import DONE, event, streamed
 from kvcast.server.requests import ChatRequest
 from kvcast.server.served import Served
 from kvcast.server.state import State
-from kvcast.server.tools import Called, Reader, Tools, tools_of
+from kvcast.server.tools import CalledTool, Reader, Tools, tools_of
 from kvcast.server.writing import (
     NOT_WRITING,
     check_converses,
@@ -168,5 +168,5 @@ class _ChatAnswer:
         return {"content": logprobs(tokenizer, tokens, values, tops), "refusal": None}
 
 
-def _reason(reason: str | None, calls: Sequence[Called]) -> str | None:
+def _reason(reason: str | None, calls: Sequence[CalledTool]) -> str | None:
     return "tool_calls" if reason == "stop" and calls else reason

@@ -38,7 +38,7 @@ SILENCE = 30.0
 
 
 @dataclass
-class _Under:
+class _RunningRequest:
     """A running request."""
 
     began: float = field(default_factory=time.perf_counter)
@@ -72,11 +72,11 @@ class Guard:
         if scope["type"] == "websocket":
             await self._connect(scope, receive, send)
             return
-        under = _Under()
+        running = _RunningRequest()
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                under.status = message["status"]
+                running.status = message["status"]
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", identity.encode()),
@@ -91,23 +91,23 @@ class Guard:
             self._check(scope)
             await self._app(scope, body.receive, sending)
         except GoneError:
-            under.status = 499
+            running.status = 499
         except Exception as error:
             if "error" in scope["state"]:
                 return  # it was answered and logged
-            if under.status is not None:
+            if running.status is not None:
                 raise  # too late for another answer
             await self._refuse(error, scope, receive, sending)
         finally:
-            self._length(scope, under)
+            self._length(scope, running)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let in a WebSocket, or answer that it is refused."""
-        under = _Under()
+        running = _RunningRequest()
 
         async def sending(message: Message) -> None:
-            if under.status is None and message["type"] in _ANSWERS:
-                under.status = message.get("status", _ANSWERS[message["type"]])
+            if running.status is None and message["type"] in _ANSWERS:
+                running.status = message.get("status", _ANSWERS[message["type"]])
             await send(message)
 
         try:
@@ -119,7 +119,7 @@ class Guard:
         else:
             await self._app(scope, receive, sending)
         finally:
-            self._length(scope, under)
+            self._length(scope, running)
 
     def _check_socket(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -155,13 +155,13 @@ class Guard:
             scope, receive, send
         )
 
-    def _length(self, scope: Scope, under: _Under) -> None:
-        status, kind = under.status or 499, scope["state"].get("error")
+    def _length(self, scope: Scope, running: _RunningRequest) -> None:
+        status, kind = running.status or 499, scope["state"].get("error")
         route = getattr(scope.get("route"), "path", None)
         method = scope.get("method", "WS")
         self._state.metrics.count(method, route or "other", status, kind)
         if scope["path"] not in STATUS | {"/v1/engine"}:
-            self._state.journal.write(scope, status=status, began=under.began, kind=kind)
+            self._state.journal.write(scope, status=status, began=running.began, kind=kind)
 
 
 class Access:

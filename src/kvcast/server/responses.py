@@ -18,7 +18,7 @@ from kvcast.server.events import event, streamed
 from kvcast.server.requests import ResponsesRequest
 from kvcast.server.served import Served
 from kvcast.server.state import State
-from kvcast.server.tools import Called, Reader, Tools, tools_of
+from kvcast.server.tools import CalledTool, Reader, Tools, tools_of
 from kvcast.server.writing import (
     NOT_WRITING,
     check_converses,
@@ -231,7 +231,7 @@ class _ResponseAnswer:
         self.message_id = f"msg_{secrets.token_hex(16)}"
         self._content, self._logprobs = "", []
 
-    def _told_call(self, call: Called) -> Iterator[str]:
+    def _told_call(self, call: CalledTool) -> Iterator[str]:
         item, index = _call_item(call), len(self._items)
         place: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
         begun = item | {"arguments": "", "status": "in_progress"}
@@ -306,7 +306,7 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _call_item(call: Called) -> dict[str, Any]:
+def _call_item(call: CalledTool) -> dict[str, Any]:
     return {
         "id": f"fc_{secrets.token_hex(16)}",
         "type": "function_call",

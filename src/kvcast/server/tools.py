@@ -112,7 +112,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Called:
+class CalledTool:
     """A call with its id and its place among the calls of a text."""
 
     index: int
@@ -137,7 +137,7 @@ class Reader:
     """
 
     tools: Tools
-    calls: list[Called] = field(default_factory=list)
+    calls: list[CalledTool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Prepare for the first piece."""
@@ -146,7 +146,7 @@ class Reader:
         self._parser = None if form is None else form.parser(names)
         self._count = count()
 
-    def push(self, piece: str, *, last: bool) -> tuple[str, list[Called]]:
+    def push(self, piece: str, *, last: bool) -> tuple[str, list[CalledTool]]:
         """Take a piece; return content and calls that are certain now."""
         if self._parser is None:
             return piece, []
@@ -160,8 +160,8 @@ class Reader:
         self.calls += fresh
         return content, fresh
 
-    def _called(self, call: ToolCall) -> Called:
-        return Called(
+    def _called(self, call: ToolCall) -> CalledTool:
+        return CalledTool(
             index=next(self._count),
             id=f"call_{secrets.token_hex(12)}",
             name=call.name,

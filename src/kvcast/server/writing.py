@@ -112,7 +112,7 @@ def conversation(
     """Return the function that makes the prompt of a conversation, in a thread of its own."""
     if served.kind == TEXT2TEXT:
         return limited(served, source(messages), most)
-    longest = _Longest(served, most)
+    longest = _PromptLimit(served, most)
 
     def made() -> Any:
         longest.check_texts(list(_contents(messages)))
@@ -125,7 +125,7 @@ def conversation(
 
 def limited(served: Served, prompt: str | Sequence[int], most: int | None) -> Callable[[], Any]:
     """Return the maker of a prompt that is continued as it is; ApiError if it is too long."""
-    longest = _Longest(served, most)
+    longest = _PromptLimit(served, most)
 
     def made() -> Any:
         if not isinstance(prompt, str):
@@ -140,7 +140,7 @@ def limited(served: Served, prompt: str | Sequence[int], most: int | None) -> Ca
 
 
 @dataclass(frozen=True)
-class _Longest:
+class _PromptLimit:
     """How long a prompt may be: as the model takes it, or `most` tokens if that is less."""
 
     served: Served

@@ -25,7 +25,7 @@ count."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptSegments:
     """The segments kept of a window, and the frame at which the next window begins.
 
     `skipped`: the window counts as not decoded.
@@ -37,14 +37,14 @@ class Kept:
 
 
 def without_hallucinations(
-    kept: Kept,
+    kept: KeptSegments,
     window: Window,
     *,
     threshold: float,
     complete: bool,
     last_speech: float,
     content_frames: int,
-) -> Kept:
+) -> KeptSegments:
     """Drop spans that are probably made up and stand in silence, and go on after the silence.
 
     Args:
@@ -59,13 +59,13 @@ def without_hallucinations(
     silence = _Silence(window, threshold, last_speech)
     seek = kept.seek if complete else silence.after_last_word(kept)
     if (late := silence.before_made_up_start(kept.spans)) is not None:
-        return Kept([], late, skipped=True)
+        return KeptSegments([], late, skipped=True)
     for index, span in enumerate(kept.spans):
         if silence.surrounds(kept.spans, index):
             again = round(max(window.start + 1, span.start) * FRAMES_PER_SECOND)
             over = content_frames / FRAMES_PER_SECOND - span.end < threshold
-            return Kept(kept.spans[:index], content_frames if over else again)
-    return Kept(kept.spans, seek)
+            return KeptSegments(kept.spans[:index], content_frames if over else again)
+    return KeptSegments(kept.spans, seek)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Silence:
         """Of a full window, however much of it is sound."""
         return (self.window.seek + WINDOW_FRAMES) / FRAMES_PER_SECOND
 
-    def after_last_word(self, kept: Kept) -> int:
+    def after_last_word(self, kept: KeptSegments) -> int:
         """Return the next window's frame: in a silence after the last word, or after the window."""
         end = end_of_speech(kept.spans)
         if end is None or end <= self.window.start:

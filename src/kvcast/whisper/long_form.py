@@ -13,10 +13,10 @@ from kvcast.decoding.speculation import DraftCounts
 from kvcast.engine.callers import Policy
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.fallback import is_silence, rejection
-from kvcast.whisper.hallucination import Kept
+from kvcast.whisper.hallucination import KeptSegments
 from kvcast.whisper.language_spans import LanguageSpan, LanguageSpans
 from kvcast.whisper.params import TranscribeParams
-from kvcast.whisper.placing import Said, WordPlacing
+from kvcast.whisper.placing import WindowText, WordPlacing
 from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, ends_alone, split
 from kvcast.whisper.sound import Sound
@@ -112,7 +112,7 @@ class LongForm:
         self._prompt_language = result.language
         tokens = self._end.tokens(result, window)
         segments, advance = split(tokens, window, tokenizer.timestamp_begin)
-        said = Said(
+        window_text = WindowText(
             window=window,
             features=features,
             result=result,
@@ -122,10 +122,10 @@ class LongForm:
             seek=window.seek + advance,
         )
         if self._params.word_timestamps:
-            kept = yield from self._placing.place(said, end=self._clips[0][0][1])
+            kept = yield from self._placing.place(window_text, end=self._clips[0][0][1])
         else:
-            kept = Kept(segments, said.seek)
-        self._keep(said, kept)
+            kept = KeptSegments(segments, window_text.seek)
+        self._keep(window_text, kept)
 
     def _attempt(
         self, features: Features, window: Window, span: LanguageSpan | None
@@ -150,17 +150,17 @@ class LongForm:
                 return result, tuple(rejections)
             rejections.append(reason)
 
-    def _keep(self, said: Said, kept: Kept) -> None:
-        self._advance(kept.seek - said.window.seek)
+    def _keep(self, window_text: WindowText, kept: KeptSegments) -> None:
+        self._advance(kept.seek - window_text.window.seek)
         if kept.skipped:
             return
         for span in kept.spans:
             text = self._text(span)
             if text.strip() and span.start != span.end:
                 self._prompt += span.tokens
-                self.segments.append(_segment(self._found, said, span, text))
+                self.segments.append(_segment(self._found, window_text, span, text))
                 self._found += 1
-        if not self._conditions_next(said.result):
+        if not self._conditions_next(window_text.result):
             self._prompt.clear()
 
     def _advance(self, frames: int) -> None:
@@ -187,19 +187,19 @@ def initial_tokens(params: TranscribeParams, tokenizer: WhisperTokenizer) -> lis
     return tokenizer.encode(" " + params.initial_prompt.strip())
 
 
-def _segment(id_: int, said: Said, span: Span, text: str) -> Segment:
+def _segment(id_: int, window_text: WindowText, span: Span, text: str) -> Segment:
     return Segment(
         id=id_,
-        seek=said.window.seek,
+        seek=window_text.window.seek,
         start=span.start,
         end=span.end,
         text=text,
         tokens=span.tokens,
-        language=said.result.language,
-        temperature=said.result.temperature,
-        avg_logprob=said.result.avg_logprob,
-        compression_ratio=said.result.compression_ratio,
-        no_speech_prob=said.result.no_speech_prob,
-        fallback=said.rejections,
+        language=window_text.result.language,
+        temperature=window_text.result.temperature,
+        avg_logprob=window_text.result.avg_logprob,
+        compression_ratio=window_text.result.compression_ratio,
+        no_speech_prob=window_text.result.no_speech_prob,
+        fallback=window_text.rejections,
         words=span.words,
     )

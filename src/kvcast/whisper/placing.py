@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcast.engine.callers import Policy
 from kvcast.whisper.decoding import DecodingResult
-from kvcast.whisper.hallucination import Kept, without_hallucinations
+from kvcast.whisper.hallucination import KeptSegments, without_hallucinations
 from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import FRAMES_PER_SECOND, Span, Window, end_of_speech
@@ -23,7 +23,7 @@ _FRAMES_PER_ENCODED = 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Said:
+class WindowText:
     """The text of a window.
 
     Attributes:
@@ -69,54 +69,54 @@ class WordPlacing:
         self._resumed = resumed
         self._last_speech = 0.0
 
-    def place(self, said: Said, end: int) -> Policy[Kept]:
+    def place(self, window_text: WindowText, end: int) -> Policy[KeptSegments]:
         """Find a window's spans with their words, and the next window's frame.
 
         `end` is the frame after the last one to decode.
         """
-        times, text = _NO_TOKENS, text_tokens(said.spans, self._requests.tokenizer)
+        times, text = _NO_TOKENS, text_tokens(window_text.spans, self._requests.tokenizer)
         if text:
             times = yield from self._requests.align(
-                said.features,
+                window_text.features,
                 text,
-                language=said.result.language,
+                language=window_text.result.language,
                 task=self._params.task,
-                frames=said.window.frames // _FRAMES_PER_ENCODED,
+                frames=window_text.window.frames // _FRAMES_PER_ENCODED,
             )
-        return self._kept(said, times, end)
+        return self._kept(window_text, times, end)
 
-    def _kept(self, said: Said, times: TokenTimes, end: int) -> Kept:
-        window = said.window
+    def _kept(self, window_text: WindowText, times: TokenTimes, end: int) -> KeptSegments:
+        window = window_text.window
         spans = with_words(
-            said.spans,
+            window_text.spans,
             times,
             window,
             tokenizer=self._requests.tokenizer,
-            language="en" if self._params.task == "translate" else said.result.language,
+            language="en" if self._params.task == "translate" else window_text.result.language,
             punctuation=Punctuation(
                 self._params.prepend_punctuations, self._params.append_punctuations
             ),
             last_speech=self._last_speech,
         )
-        kept = Kept(spans, self._after(spans, said))
+        kept = KeptSegments(spans, self._after(spans, window_text))
         if (threshold := self._params.hallucination_silence_threshold) is not None:
             kept = without_hallucinations(
                 kept,
                 window,
                 threshold=threshold,
-                complete=said.complete,
+                complete=window_text.complete,
                 last_speech=self._last_speech,
                 content_frames=end,
             )
         last = end_of_speech(kept.spans)
         self._last_speech = self._last_speech if last is None else last
-        return Kept(kept.spans, max(kept.seek, window.seek + 1), skipped=kept.skipped)
+        return KeptSegments(kept.spans, max(kept.seek, window.seek + 1), skipped=kept.skipped)
 
-    def _after(self, spans: Sequence[Span], said: Said) -> int:
+    def _after(self, spans: Sequence[Span], window_text: WindowText) -> int:
         end = end_of_speech(spans)
-        if said.complete or end is None or end <= said.window.start:
-            return said.seek
-        return self._resumed(round(end * FRAMES_PER_SECOND), said.seek)
+        if window_text.complete or end is None or end <= window_text.window.start:
+            return window_text.seek
+        return self._resumed(round(end * FRAMES_PER_SECOND), window_text.seek)
 
 
 _NO_TOKENS = TokenTimes(np.zeros(1, np.int64), np.zeros(0, np.float32))

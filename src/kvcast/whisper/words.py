@@ -53,7 +53,7 @@ class _Timed:
 
 
 @dataclass(frozen=True)
-class _Usual:
+class _TypicalDuration:
     """The usual duration of a window's words, in seconds; at pauses they take `most` at most."""
 
     median: float
@@ -99,7 +99,7 @@ def with_words(
     """
     words = split_words(tokenizer, text_tokens(spans, tokenizer), language)
     timed = list(_timed(words, times))
-    usual = _Usual.of(timed)
+    usual = _TypicalDuration.of(timed)
     _shorten_at_sentence_ends(timed, usual)
     rest = _merged(timed, punctuation)
     fitted = []
@@ -127,7 +127,7 @@ def _timed(words: Sequence[TokenWord], times: TokenTimes) -> Iterator[_Timed]:
         yield _Timed(word.text, len(word.tokens), start, end, probability)
 
 
-def _shorten_at_sentence_ends(timed: Sequence[_Timed], usual: _Usual) -> None:
+def _shorten_at_sentence_ends(timed: Sequence[_Timed], usual: _TypicalDuration) -> None:
     """Cut the pause off a mark that ends a sentence, or off the word after it."""
     for before, word in pairwise(timed):
         if word.duration > usual.most:
@@ -167,7 +167,9 @@ def _taken(timed: Sequence[_Timed], count: int) -> tuple[list[_Timed], list[_Tim
     return list(timed[:taken]), list(timed[taken:])
 
 
-def _fitted(span: Span, words: Sequence[_Timed], usual: _Usual, last_speech: float) -> Span:
+def _fitted(
+    span: Span, words: Sequence[_Timed], usual: _TypicalDuration, last_speech: float
+) -> Span:
     """Return a span with its words; either may correct the ends of the other."""
     first, last = words[0], words[-1]
     if first.end - last_speech > 2 * usual.most:
@@ -182,7 +184,7 @@ def _fitted(span: Span, words: Sequence[_Timed], usual: _Usual, last_speech: flo
     return Span(start, end, span.tokens, tuple(word.word() for word in words))
 
 
-def _shorten_after_pause(words: Sequence[_Timed], usual: _Usual) -> None:
+def _shorten_after_pause(words: Sequence[_Timed], usual: _TypicalDuration) -> None:
     """Cut the pause off the first word, and off the second if it took part of the pause, too."""
     first, second = words[0], words[1] if len(words) > 1 else None
     both_long = second is not None and second.end - first.start > 2 * usual.most

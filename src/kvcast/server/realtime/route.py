@@ -67,23 +67,25 @@ class Realtime:
 
     async def _talk(self, websocket: WebSocket) -> None:
         limits = self._state.limits
-        ears = _Ears(self._state, websocket.query_params.get("model"))
+        opener = _WindowOpener(self._state, websocket.query_params.get("model"))
         begin = partial(
-            Session, ears.open, _listener, model=ears.model, longest=60 * limits.max_audio
+            Session, opener.open, _listener, model=opener.model, longest=60 * limits.max_audio
         )
         try:
             session = await run_sync(begin, limiter=self._receiving)
         except Exception as error:  # the client asks for what cannot be served
             await _close(websocket, error, _POLICY)
             return
-        talk = _Talk(websocket, session, limits.live_idle, self._receiving, self._hearing)
+        connection = _Connection(
+            websocket, session, limits.live_idle, self._receiving, self._hearing
+        )
         try:
-            await talk.run(ears.give_up)
+            await connection.run(opener.give_up)
         finally:
             self._state.journal.content(websocket, answer=list(session.transcripts))
 
 
-class _Ears:
+class _WindowOpener:
     """Opens models for one session."""
 
     def __init__(self, state: State, model: str | None) -> None:
@@ -107,7 +109,7 @@ class _Ears:
         return window
 
 
-class _Talk:
+class _Connection:
     """One client and its session: one task receives, another one hears."""
 
     def __init__(
