@@ -174,13 +174,13 @@ class ToolCallParser:
     def push(self, piece: str) -> list[str | ToolCall]:
         """Take a piece; return the parts that are certain now."""
         self._text += piece
-        return self._told(final=False)
+        return self._steps(final=False)
 
     def finish(self) -> list[str | ToolCall]:
         """Return the rest, when no more is coming."""
-        return self._told(final=True)
+        return self._steps(final=True)
 
-    def _told(self, *, final: bool) -> list[str | ToolCall]:
+    def _steps(self, *, final: bool) -> list[str | ToolCall]:
         parts: list[str | ToolCall] = []
         while self._text and (step_parts := self._step(final)) is not None:
             parts += step_parts

@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     watcher = progress(quiet=args.quiet)
     if cluster.ray is not None:
         texts = _write_from_cluster(lines, args, watcher)
-        return _told(texts, args)
+        return _report(texts, args)
     with watcher.waiting(f"loading {args.model}") as on_phase:
         model, runtime = _load(args, on_phase)
     if in_json:
@@ -148,10 +148,10 @@ def run(args: argparse.Namespace) -> int:
         texts = [_stream(model, lines[0], args)]
     else:
         texts = _write_texts(model, lines, args, watcher)
-    return _told(texts, args)
+    return _report(texts, args)
 
 
-def _told(texts: "Sequence[TextGeneration]", args: argparse.Namespace) -> int:
+def _report(texts: "Sequence[TextGeneration]", args: argparse.Namespace) -> int:
     if not args.quiet:
         console.say(_speed(texts))
     return 0

@@ -159,7 +159,7 @@ class Job(Generic[Item, Result]):
             self._waiter = loop, waiting
         await waiting
 
-    def _told(self) -> tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | None:
+    def _notify(self) -> tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | None:
         """Tell a waiting thread; return a task that waits, if there is one."""
         with self._changed:
             self._changed.notify_all()
@@ -171,7 +171,7 @@ def wake(jobs: Iterable[Job[Any, Any]]) -> None:
     """Wake the consumers of these jobs: one call for each event loop."""
     waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for job in jobs:
-        if (waiter := job._told()) is not None:
+        if (waiter := job._notify()) is not None:
             waiting.setdefault(waiter[0], []).append(waiter[1])
     for loop, futures in waiting.items():
         with suppress(RuntimeError):  # the loop was closed, and with it everybody who waited

@@ -120,7 +120,7 @@ def _add_errors(app: FastAPI) -> None:
         cause = error.__cause__
         if isinstance(error, GoneError) or isinstance(cause, GoneError):
             return Response(status_code=499)
-        answer = _told(error, cause)
+        answer = _as_api_error(error, cause)
         request.state.error = answer.code or answer.kind
         headers = getattr(error, "headers", None) or {}  # of a 405, what is allowed
         return JSONResponse(answer.document, answer.status, {**headers, **answer.headers})
@@ -130,7 +130,7 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, refuse)
 
 
-def _told(error: Exception, cause: BaseException | None) -> ApiError:
+def _as_api_error(error: Exception, cause: BaseException | None) -> ApiError:
     if isinstance(cause, ApiError):  # of the body, while it was read
         return cause
     if isinstance(cause, OSError):  # a full disk

@@ -161,7 +161,7 @@ class _ResponseAnswer:
 
     def events(self, delta: TextDelta) -> list[str]:
         """Return the events for a step's delta."""
-        return list(self._told(delta))
+        return list(self._delta_events(delta))
 
     def ended(self, texts: Sequence[TextGeneration], cached: int) -> list[str]:
         """Return the last event."""
@@ -169,7 +169,7 @@ class _ResponseAnswer:
         done = self._finished(text, cached)
         return [self._event(f"response.{done['status']}", response=done)]
 
-    def _told(self, delta: TextDelta) -> Iterator[str]:
+    def _delta_events(self, delta: TextDelta) -> Iterator[str]:
         if not self._begun:
             self._begun = True
             begun = self._document("in_progress")
@@ -181,18 +181,18 @@ class _ResponseAnswer:
         logprobs = self._probabilities(delta.tokens, delta.logprobs, delta.top_logprobs)
         self._logprobs += logprobs
         if content or (last and nothing):
-            yield from self._told_content(content, logprobs)
+            yield from self._content_events(content, logprobs)
         if calls or last:
             yield from self._close_message()
         for call in calls:
-            yield from self._told_call(call)
+            yield from self._call_events(call)
 
     def _probabilities(self, tokens: Sequence[int], values: Any, tops: Any) -> list[dict[str, Any]]:
         if not _wants_logprobs(self.body):
             return []
         return logprobs(self.served.model.tokenizer, tokens, values or (), tops)
 
-    def _told_content(self, content: str, logprobs: list[dict[str, Any]]) -> Iterator[str]:
+    def _content_events(self, content: str, logprobs: list[dict[str, Any]]) -> Iterator[str]:
         place: dict[str, Any] = {"output_index": len(self._items), "item_id": self.message_id}
         if not self._open:
             self._open = True
@@ -231,7 +231,7 @@ class _ResponseAnswer:
         self.message_id = f"msg_{secrets.token_hex(16)}"
         self._content, self._logprobs = "", []
 
-    def _told_call(self, call: CalledTool) -> Iterator[str]:
+    def _call_events(self, call: CalledTool) -> Iterator[str]:
         item, index = _call_item(call), len(self._items)
         place: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
         begun = item | {"arguments": "", "status": "in_progress"}

@@ -131,7 +131,7 @@ class SampledText(TextRequest):
         if self._constraint is not None:
             scores_rv = self._constraint.applied(scores_rv)
         token = self._sampler(scores_rv[0])
-        logprob, top = self._told(token, logits_rv)
+        logprob, top = self._probabilities(token, logits_rv)
         self._seen.extend([0], [token])
         self.watch.tick()
         ending = None
@@ -145,7 +145,7 @@ class SampledText(TextRequest):
     def generations(self) -> list[TextGeneration]:
         return [self.spec.finish(self.text, self.watch, drafts=self.drafts)]
 
-    def _told(self, token: int, logits_rv: Float32) -> tuple[float | None, Alternatives]:
+    def _probabilities(self, token: int, logits_rv: Float32) -> tuple[float | None, Alternatives]:
         """Return the token's log-probability and the likeliest tokens, if options ask for them.
 
         The logits are overwritten.

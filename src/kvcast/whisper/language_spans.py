@@ -103,7 +103,7 @@ class LanguageSpans:
     def at(self, seek: int) -> Policy[LanguageSpan]:
         """Find the language from a frame on, and its end; at least AHEAD if it goes on."""
         while not self._is_over and (not self._known or self._known[-1].end < seek + AHEAD):
-            yield from self._hear_more()
+            yield from self._detect_more()
         index = bisect_right(self._known, seek + _LEAST, key=lambda span: span.end)
         index = min(index, len(self._known) - 1)
         language = self._known[index].language
@@ -111,7 +111,7 @@ class LanguageSpans:
             index += 1
         return self._known[index]
 
-    def _hear_more(self) -> Policy[None]:
+    def _detect_more(self) -> Policy[None]:
         """Hear on until another span is known; changes of language lie in a pause."""
         following = yield from self._next_decided()
         if (span := self._decided) is not None:

@@ -181,7 +181,7 @@ class LiveTranscription:
         self._taken.clear()
         updates: list[Update] = []
         for piece, change in self._endpoints.follow(samples):
-            updates += self._hear(piece)
+            updates += self._take_piece(piece)
             if change is Change.BEGIN:
                 self._is_speech = True
             elif change is Change.END:
@@ -194,11 +194,11 @@ class LiveTranscription:
         """Settle the rest; call it once, when no more sound will come."""
         updates = self.update()
         if self._is_speech:
-            updates += self._hear(self._endpoints.finish())
+            updates += self._take_piece(self._endpoints.finish())
             updates += self._end(self._window.end)
         return updates
 
-    def _hear(self, piece: NDArray[np.float32]) -> list[Update]:
+    def _take_piece(self, piece: NDArray[np.float32]) -> list[Update]:
         """Add sound of one utterance, or of the silence between two."""
         if not self._is_speech:
             self._window.skip(piece, _BEFORE)

@@ -149,11 +149,11 @@ class WindowRequest(SearchRequest):
             temperature=self._options.temperature,
             compression_ratio=compression_ratio(tokenizer.decode(tokens).strip()),
             complete=again is None and len(best.tokens) < self.max_new_tokens,
-            repetition=self._told(tokens, again) if again else None,
+            repetition=self._repetition(tokens, again) if again else None,
             draft=None if self.drafts is None else self.drafts.counts(),
         )
 
-    def _told(self, tokens: Sequence[int], again: Repetition) -> str:
+    def _repetition(self, tokens: Sequence[int], again: Repetition) -> str:
         text = self._tokenizer.decode(tokens[again.begin : again.end])
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
         return f"repeats {json.dumps(shown, ensure_ascii=False)} {again.copies} times"
@@ -211,7 +211,7 @@ class AlignmentRequest(Request):
         self._frames = frames
         # The last of the start, and not the first token of the text, is what a model hears the
         # first token with.
-        self._hearing = slice(len(start) - 1, -1)
+        self._attending = slice(len(start) - 1, -1)
         self.attention_st: Float32 = np.empty((0, 0), np.float32)
         self.begins_n: Int64 = np.empty(0, np.int64)
         self.probabilities_n: Float32 = np.empty(0, np.float32)
@@ -221,7 +221,7 @@ class AlignmentRequest(Request):
         aligning = cast(EncoderDecoder, runtime)
         alignment = aligning.align(self.prompt.tokens, cache, row, self._asked)
         self.attention_st = aligning.attention_by_token(alignment.scores_hst, self._frames)
-        self.begins_n = aligning.dtw(self.attention_st[self._hearing])
+        self.begins_n = aligning.dtw(self.attention_st[self._attending])
         self.probabilities_n = alignment.probabilities_p
         return True
 

@@ -71,7 +71,7 @@ class Client:
     def hear(self) -> list[dict[str, Any]]:
         events = []
         while self.session.ready:
-            events += self.session.hear()
+            events += self.session.transcribe()
         self.events += events
         return events
 

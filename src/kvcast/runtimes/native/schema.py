@@ -60,9 +60,9 @@ class Schema:
     @property
     def text(self) -> str:
         """The contents in the form of a library's `kvcast_schema`."""
-        return "".join(self._told())
+        return "".join(self._definitions())
 
-    def _told(self) -> Iterator[str]:
+    def _definitions(self) -> Iterator[str]:
         for name, members in self.enums.items():
             yield f"{name}{{" + "".join(f"{key}={value};" for key, value in members.items()) + "}"
         for of in (self.structs, self.instructions):

@@ -38,11 +38,11 @@ class VoiceListener:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._heard = np.zeros((1, _CONTEXT + _BLOCK), np.float32)
+        self._input = np.zeros((1, _CONTEXT + _BLOCK), np.float32)
         self._probability = np.zeros((1, 1), np.float32)
         states = [np.zeros((2, 1, 128), np.float32) for _ in range(2)]
         self._next, self._after = (
-            self._bound({"input": self._heard, "state": was, "sr": _RATE}, becomes)
+            self._bound({"input": self._input, "state": was, "sr": _RATE}, becomes)
             for was, becomes in (states, states[::-1])
         )
 
@@ -58,8 +58,8 @@ class VoiceListener:
         """
         probabilities_n = np.empty(len(blocks_nb), np.float32)
         for i, block in enumerate(blocks_nb):
-            self._heard[0, :_CONTEXT] = self._heard[0, -_CONTEXT:]
-            self._heard[0, _CONTEXT:] = block
+            self._input[0, :_CONTEXT] = self._input[0, -_CONTEXT:]
+            self._input[0, _CONTEXT:] = block
             self._session.run_with_iobinding(self._next)
             self._next, self._after = self._after, self._next
             probabilities_n[i] = self._probability[0, 0]

@@ -13,9 +13,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kvcast.audio.endpoints import Listener
 from kvcast.server.errors import ApiError, busy
-from kvcast.server.realtime.hearing import PolicyRunner
 from kvcast.server.realtime.session import Event, Session, encoded, failure
 from kvcast.server.realtime.shapes import TranscriptionSettings
+from kvcast.server.realtime.transcribing import PolicyRunner
 from kvcast.server.served import SPEECH, Models
 from kvcast.server.state import State
 from kvcast.whisper.params import LiveParams
@@ -48,7 +48,7 @@ class Realtime:
         self._most = state.limits.live_sessions
         self._sessions = 0
         self._receiving = anyio.CapacityLimiter(_TOGETHER)
-        self._hearing = anyio.CapacityLimiter(max(1, self._most))
+        self._transcribing = anyio.CapacityLimiter(max(1, self._most))
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serve a client until it leaves or is silent for too long."""
@@ -77,7 +77,7 @@ class Realtime:
             await _close(websocket, error, _POLICY)
             return
         connection = _Connection(
-            websocket, session, limits.live_idle, self._receiving, self._hearing
+            websocket, session, limits.live_idle, self._receiving, self._transcribing
         )
         try:
             await connection.run(opener.give_up)
@@ -118,12 +118,12 @@ class _Connection:
         session: Session,
         idle: float,
         receiving: anyio.CapacityLimiter,
-        hearing: anyio.CapacityLimiter,
+        transcribing: anyio.CapacityLimiter,
     ) -> None:
         self._websocket = websocket
         self._session = session
         self._idle = idle
-        self._receiving, self._hearing = receiving, hearing
+        self._receiving, self._transcribing = receiving, transcribing
         self._sending = anyio.Lock()  # what is told at once comes before what is heard of it
         self._arrived = anyio.Event()
         self._transcribed = anyio.Event()
@@ -141,7 +141,7 @@ class _Connection:
                     give_up()
                     tasks.cancel_scope.cancel()
 
-            tasks.start_soon(until_over, self._hear)
+            tasks.start_soon(until_over, self._transcribe)
             tasks.start_soon(until_over, self._receive)
 
     async def _receive(self) -> None:
@@ -174,11 +174,11 @@ class _Connection:
             return None
         return message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace")
 
-    async def _hear(self) -> None:
+    async def _transcribe(self) -> None:
         with suppress(WebSocketDisconnect):
             while True:
                 while self._session.ready:
-                    events = await run_sync(self._session.hear, limiter=self._hearing)
+                    events = await run_sync(self._session.transcribe, limiter=self._transcribing)
                     transcribed, self._transcribed = self._transcribed, anyio.Event()
                     transcribed.set()
                     async with self._sending:

@@ -1,7 +1,7 @@
 """A session that transcribes: a client's events in, the server's events out.
 
-Cuts sound into turns, where the client says so or where somebody stopped speaking, and tells what
-is heard of them. Knows no socket and no model.
+Divides sound into turns, where the client commits or where speech ends, and reports their
+transcripts. Knows no socket and no model.
 """
 
 import json
@@ -15,7 +15,6 @@ import numpy as np
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK, ONSET, Change, Endpoints, Listener
 from kvcast.server.errors import ApiError, api_error, busy
-from kvcast.server.realtime.hearing import SpokenTurn, TurnTranscriber, TurnUpdate
 from kvcast.server.realtime.shapes import (
     Append,
     AudioInput,
@@ -28,6 +27,7 @@ from kvcast.server.realtime.shapes import (
     shaped,
 )
 from kvcast.server.realtime.sound import Samples, SessionSound
+from kvcast.server.realtime.transcribing import SpokenTurn, TurnTranscriber, TurnUpdate
 from kvcast.whisper.streaming_window import StreamingWindow
 
 Event: TypeAlias = dict[str, Any]
@@ -48,7 +48,7 @@ _TEXT = f"{_ITEM}.input_audio_transcription"
 
 def failure(error: Exception, cause: str | None = None) -> Event:
     """Return the event of an error; `cause` is the id of the client's event."""
-    return event("error", error=_told(error) | {"event_id": cause})
+    return event("error", error=_error_object(error) | {"event_id": cause})
 
 
 def event(kind: str, **fields: Any) -> Event:
@@ -56,7 +56,7 @@ def event(kind: str, **fields: Any) -> Event:
     return {"type": kind, "event_id": _named("event"), **fields}
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _error_object(error: Exception) -> dict[str, Any]:
     document: dict[str, Any] = api_error(error).document["error"]
     return document
 
@@ -68,7 +68,7 @@ def _named(kind: str) -> str:
 class Session:
     """The state of one client's connection.
 
-    `receive` and `hear` may run on two threads at once.
+    `receive` and `transcribe` may run on two threads at once.
 
     Attributes:
         transcripts: of the last turns.
@@ -96,7 +96,7 @@ class Session:
         self._identity = _named("sess")
         self._audio = AudioInput(transcription=TranscriptionSettings(model=model))
         self._opening(self._audio.transcription)
-        self._hearing = TurnTranscriber(opening)
+        self._transcriber = TurnTranscriber(opening)
         self.transcripts: deque[str] = deque(maxlen=_REMEMBERED)
         self._sound = SessionSound(self._audio.format.type, self._audio.format.hertz)
         self._endpoints = self._detecting()
@@ -114,16 +114,16 @@ class Session:
     @property
     def waiting(self) -> float:
         """Seconds of sound that wait for transcription."""
-        return self._hearing.waiting
+        return self._transcriber.waiting
 
     @property
     def ready(self) -> bool:
         """Whether sound waits to be transcribed."""
-        return self._hearing.ready
+        return self._transcriber.ready
 
-    def hear(self) -> list[Event]:
+    def transcribe(self) -> list[Event]:
         """Transcribe the waiting sound, and return the events. Takes a while."""
-        news = self._hearing.hear()
+        news = self._transcriber.transcribe()
         self.transcripts += [update.turn.text for update in news if update.done]
         return [event for update in news for event in _spoken(update)]
 
@@ -248,7 +248,7 @@ class Session:
 
     def _begun(self) -> SpokenTurn:
         self._turn = SpokenTurn(_named("item"), self._audio.transcription)
-        self._hearing.add(self._turn)
+        self._transcriber.add(self._turn)
         return self._turn
 
     def _commit(self) -> None:
@@ -311,7 +311,7 @@ def _spoken(update: TurnUpdate) -> list[Event]:
     place = {"item_id": turn.item, "content_index": 0}
     events = [event(f"{_TEXT}.delta", **place, delta=update.delta)] if update.delta else []
     if update.done and turn.error is not None:
-        events.append(event(f"{_TEXT}.failed", **place, error=_told(turn.error)))
+        events.append(event(f"{_TEXT}.failed", **place, error=_error_object(turn.error)))
     elif update.done:
         usage = {"type": "duration", "seconds": turn.samples / SAMPLE_RATE}
         events.append(event(f"{_TEXT}.completed", **place, transcript=turn.text, usage=usage))

@@ -144,9 +144,9 @@ class TurnTranscriber:
         if not self._turns:
             return False
         turn = self._turns[0]
-        return turn.ended or turn.dropped or turn.waiting + self._unheard >= self._step
+        return turn.ended or turn.dropped or turn.waiting + self._undecoded >= self._step
 
-    def hear(self) -> list[TurnUpdate]:
+    def transcribe(self) -> list[TurnUpdate]:
         """Transcribe the waiting sound of the first turn; returns its new text. Takes a while."""
         turn = self._turns[0]
         samples, silence = turn.take()
@@ -170,7 +170,7 @@ class TurnTranscriber:
         return [TurnUpdate(turn, delta, done)] if delta or done else []
 
     @property
-    def _unheard(self) -> int:
+    def _undecoded(self) -> int:
         """Samples in the window after those of the last hypothesis."""
         window = self._window
         return 0 if window is None else window.end - window.decoded_to
