@@ -117,7 +117,7 @@ void token_probabilities(Machine& machine, const TokenProbabilities& of) {
   const Tiles& with = machine.with.products.of(of.matrix.format);
   const size_t bytes = with.bytes(of.matrix.inputs);
   const int tiles = parts(of.matrix.outputs, BLOCK), rows = of.rows;
-  // Merged in the order of tiles, whoever computed them.
+  // Merged in the order of tiles, for any division among threads.
   std::vector<Softmax> softmaxes(static_cast<size_t>(tiles) * rows);
   std::vector<float> chosen(rows);
   machine.threads.run(parts(tiles, TILES_AT_ONCE), [&](int part) {

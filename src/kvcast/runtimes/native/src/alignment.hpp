@@ -15,7 +15,7 @@ struct TokenProbabilities {
   Matrix matrix;  // [vocabulary, k]
   int rows;
   Operand in;  // [rows, k]
-  const int64_t* tokens;  // [rows], each one of those that count
+  const int64_t* tokens;  // [rows], each with a 0 in `among`
   const float* among;     // [vocabulary]: 0 for tokens that count, -infinity for others
   float* out;             // [rows]
 };

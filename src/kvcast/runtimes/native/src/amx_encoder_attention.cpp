@@ -1,5 +1,5 @@
 // Attention of an encoder with AMX, on heads as AVX-512 packs them: scores of int8 and shares of bf16 times values
-// for 16 queries at a time, with AVX-512 for the softmax between them. Scores are those of AVX-512, bit for bit;
+// for 16 queries at a time, with AVX-512 for the softmax between them. Scores equal AVX-512's bit for bit;
 // the mixed values differ in the order of sums. A query's result depends on that query alone.
 #include "amx.hpp"
 #include "avx512_head.hpp"

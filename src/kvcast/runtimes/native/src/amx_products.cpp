@@ -38,7 +38,7 @@ struct Strip {
   alignas(64) float scales[STEPS][ROWS], sums[STEPS][ROWS];
 };
 
-// numbers [m, steps]: those of a step and 16 rows from m on; zeros for rows that are not there.
+// numbers [m, steps]: of a step and 16 rows from m on; zeros for missing rows.
 INLINE __m512i of_rows(const void* numbers, int m, __mmask16 there, int step, int steps) {
   const __m512i rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const int32_t* from = static_cast<const int32_t*>(numbers) + static_cast<size_t>(m) * steps + step;
@@ -55,7 +55,7 @@ INLINE void unpack_bytes(const uint8_t* from, int half, int k, int count, Weight
     to.set(half, k + i, with_sign(_mm512_loadu_si512(from)), with_sign(_mm512_loadu_si512(from + ROW_BYTES)));
 }
 
-// A format's tile: its weights in steps of DEPTH inputs, what is of rows and outputs in each step, and how sums add
+// A format's tile: its weights in steps of DEPTH inputs, the factors of rows and outputs in each step, and how sums add
 // up to totals.
 struct Int8 {
   static constexpr Format FORMAT = Format::INT8;

@@ -1,6 +1,6 @@
 // The tile operations of AMX, as Intel's Software Developer's Manual describes them: eight tiles of up to 16 rows
 // of 64 bytes, whose shapes are set before use. Tiles and shapes belong to the thread, and no call may leave any
-// behind: whoever sets shapes releases them.
+// behind: the code that sets shapes releases them.
 //
 // With KVCAST_EMULATE_AMX the same operations in C++, for tests where no processor has them. What a processor
 // refuses ends the program.

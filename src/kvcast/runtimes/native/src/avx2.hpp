@@ -10,7 +10,7 @@
 #include <initializer_list>
 
 // Functions between these two use AVX2, FMA and F16C, whatever the rest is compiled for. No header may be
-// included between them: what it defines would then be compiled for AVX2 and could be taken for all files.
+// included between them: its definitions would be compiled for AVX2 and could be taken for all files.
 #if defined(__clang__)
 #define AVX2_BEGIN _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to = function)")
 #define AVX2_END _Pragma("clang attribute pop")

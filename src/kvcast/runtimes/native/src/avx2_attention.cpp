@@ -79,7 +79,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   constexpr int KEYS = keys_at_once(QUERIES);
   const int d = DIM ? DIM : head_dim, width = padded(d), whole = d / 8 * 8;
   for (int t = 0; t < count; t += KEYS) {
-    // The last keys stand in for those past the end.
+    // The last keys stand in for keys past the end.
     const T* lines[KEYS];
     for (int i = 0; i < KEYS; i++) lines[i] = key + std::min(t + i, count - 1) * pitch<T>(d);
     __m256 sums[8];
@@ -106,7 +106,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
 
 #include "value_mixing.hpp"
 
-// Scores first .. last become shares, and those around them up to whole vectors 0.
+// Scores first .. last become shares, and scores around them up to whole vectors 0.
 Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
   const __m256 nothing = _mm256_set1_ps(-INFINITY), log2_e = _mm256_set1_ps(LOG2_E);
   const int begin = first / 8 * 8;

@@ -2,10 +2,10 @@
 //
 // The files that include this where their instructions are allowed differ in how a product of int8 is taken. They
 // have SIGNS, which stored codes are xored with, and
-//   begin(offset): what a sum of products of such codes and a row's begins with, for the row's offset;
+//   begin(offset): the initial sum of products of such codes and a row's, for the row's offset;
 //   add(sum, weights, row): four such products for each of 8 outputs;
 //   add_nibbles(sum, weights, row): likewise, weights are 0 .. 15;
-//   end_nibbles(sum): sums of a group of those.
+//   end_nibbles(sum): sums of a group of nibbles.
 // So it includes nothing itself and defines nothing that two files could share.
 #pragma once
 
@@ -87,7 +87,8 @@ void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, 
 
 }  // namespace f32
 
-// What the formats of codes share. Strips one after the other, and what follows them: floats of each output, given as those of a strip's first.
+// Shared by the formats of codes: consecutive strips, and behind them the floats of each output, given as the floats
+// of a strip's first.
 template <class Strip, int ROWS>
 void multiply(const uint8_t* tile, const Operand& in, float* out) {
   const size_t strip = Strip::bytes(in.rounded.inputs);

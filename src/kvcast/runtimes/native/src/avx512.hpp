@@ -11,7 +11,7 @@
 #include <utility>
 
 // Functions between these two use AVX-512, whatever the rest is compiled for. No header may be included
-// between them: what it defines would then be compiled for AVX-512 and could be taken for all files.
+// between them: its definitions would be compiled for AVX-512 and could be taken for all files.
 #if defined(__clang__)
 // One literal: clang takes no two that follow each other.
 #define AVX512_BEGIN \

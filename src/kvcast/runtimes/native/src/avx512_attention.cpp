@@ -78,7 +78,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   const int d = DIM ? DIM : head_dim, width = padded(d), whole = d / 16 * 16;
   const __mmask16 there = first(d - whole);
   for (int t = 0; t < count; t += KEYS) {
-    // The last keys stand in for those past the end.
+    // The last keys stand in for keys past the end.
     const T* lines[KEYS];
     for (int i = 0; i < KEYS; i++) lines[i] = key + std::min(t + i, count - 1) * pitch<T>(d);
     __m512 sums[16];
@@ -129,7 +129,7 @@ INLINE __m512 tanh(__m512 x) {
   return _mm512_mask_mul_ps(far, is_near, sum, x);
 }
 
-// Scores first .. last become shares, and those around them up to whole vectors 0.
+// Scores first .. last become shares, and scores around them up to whole vectors 0.
 Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
   const __m512 nothing = _mm512_set1_ps(-INFINITY), log2_e = _mm512_set1_ps(LOG2_E);
   const int begin = first / 16 * 16;

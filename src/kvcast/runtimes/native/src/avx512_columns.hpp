@@ -103,7 +103,7 @@ void pack_values(const Part& part, float* values) {
   }
 }
 
-// GCC 12 reads columns anew for each product around the intrinsic, and loads are what there is least of.
+// GCC 12 reads columns anew for each product around the intrinsic, and loads are the bottleneck.
 INLINE void add_product(__m512& sum, __m512 a, __m512 b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 
 // The products of a block's columns with QUERIES queries, numbers LANE, LANE + STEP, .. of each 16: summed in the

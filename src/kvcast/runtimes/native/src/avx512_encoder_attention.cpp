@@ -50,7 +50,7 @@ INLINE Codes round(const float* x, const float* center, int head_dim, int width,
   return {most < SMALLEST ? 0.f : most / 127.f, _mm512_reduce_add_epi32(sum)};
 }
 
-// The mean of some keys [width]: those of the same positions, whichever part is packed.
+// The mean of some keys [width]: of the same positions for every part.
 void find_center(const EncoderHead& of, int width, float* center) {
   const int count = std::min(of.positions, CENTER_OF);
   for (int d = 0; d < width; d += 16) {

@@ -49,7 +49,7 @@ INLINE void score(const FloatHead& head, const float* query, int begin, int end,
 struct Running {
   float most = -INFINITY, mass = 0;
 
-  // Scores become shares; returns the factor on what was summed before.
+  // Scores become shares; returns the factor on the sums so far.
   INLINE float take(float* scores, int count) {
     Vector x = load(scores);
     for (int i = FLOATS; i < count; i += FLOATS) x = greater(x, load(scores + i));

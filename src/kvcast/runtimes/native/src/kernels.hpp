@@ -122,7 +122,7 @@ struct Softmax {
 };
 
 // A part of a head's positions, and the queries that see some of them. Nothing that no query sees is read,
-// and what a query does not see changes nothing of its results, NaN included.
+// and positions that a query does not see change nothing of its results, NaN included.
 struct Part {
   int head_dim, queries;
   Number key_number, value_number;
@@ -135,7 +135,7 @@ struct Part {
   float softcap;            // 0: none
 };
 
-// Attention over a part. Results are those of each query alone, whatever the others see.
+// Attention over a part. Each query has the same results as alone.
 struct Attention {
   // x [2 * half], pairs (i, i + half) rotated.
   void (*rotate)(const float* x, const float* cosines, const float* sines, int half, float* out);

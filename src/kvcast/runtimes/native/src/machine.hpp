@@ -9,7 +9,7 @@
 
 namespace kvcast {
 
-// Memory that is kept from call to call, aligned for the widest loads; it grows to what was asked for last.
+// Memory that is kept from call to call, aligned for the widest loads; it grows to the largest request.
 class Space {
  public:
   Space() = default;

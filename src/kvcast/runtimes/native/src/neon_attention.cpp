@@ -64,7 +64,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   constexpr int KEYS = 4;
   const int d = DIM ? DIM : head_dim, width = padded(d), whole = d / LANES * LANES;
   for (int t = 0; t < count; t += KEYS) {
-    // The last keys stand in for those past the end.
+    // The last keys stand in for keys past the end.
     const T* lines[KEYS];
     for (int i = 0; i < KEYS; i++) lines[i] = key + std::min(t + i, count - 1) * pitch<T>(d);
     float32x4_t sums[QUERIES][KEYS];
@@ -89,7 +89,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
 
 #include "value_mixing.hpp"
 
-// Scores first .. last become shares, and those around them up to whole vectors 0.
+// Scores first .. last become shares, and scores around them up to whole vectors 0.
 Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
   const float32x4_t nothing = vdupq_n_f32(-INFINITY), cap = vdupq_n_f32(softcap);
   const int begin = first / LANES * LANES;

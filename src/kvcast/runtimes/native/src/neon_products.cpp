@@ -1,7 +1,7 @@
 // Products with NEON: fp32, int8 and int4.
 //
 // Tiles are four strips of STRIP outputs each (`strips.hpp`). A strip of codes is [k / 8, STRIP, 8], so a vector
-// holds 8 inputs of two outputs: what i8mm multiplies with two rows, and dot products with one.
+// holds 8 inputs of two outputs, which i8mm multiplies with two rows, and dot products with one.
 #include "halves.hpp"
 #include "neon_activations.hpp"
 #if defined(__AARCH64EL__)
@@ -287,7 +287,7 @@ using Strip = groups::Strip<Group>;
 
 }  // namespace int4_min
 
-// Strips one after the other, and what follows them: floats of each output, given as those of a strip's first.
+// Consecutive strips, and the floats of each output behind them, given as the floats of a strip's first.
 template <class Strip, int ROWS, class Sums>
 void multiply(const uint8_t* tile, const Operand& in, float* out) {
   const size_t strip = Strip::bytes(in.rounded.inputs);
@@ -298,7 +298,7 @@ void multiply(const uint8_t* tile, const Operand& in, float* out) {
 
 using Multiply = void (*)(const uint8_t*, const Operand&, float*);
 
-// The sums of three rows fit into the registers, and with i8mm those of six.
+// The sums of three rows fit into the registers, and with i8mm of six.
 template <class Strip>
 void multiply_dots(const uint8_t* tile, const Operand& in, int, int rows, float* out) {
   constexpr Multiply BY_ROWS[] = {multiply<Strip, 1, Dots<1>>, multiply<Strip, 2, Dots<2>>, multiply<Strip, 3, Dots<3>>};

@@ -23,7 +23,7 @@ struct kvcast_operators {
   // kvcast::mixture_of_experts: x [rows, inputs] through `each` of the experts, by logits [rows, experts].
   int (*mix)(const kvcast_matrix* gate_up, const kvcast_matrix* down, const float* x, int64_t stride, int64_t rows,
              const float* logits, int64_t logits_stride, int64_t each, float* out, const kvcast::Lent*);
-};  // 0, or 1 for what cannot be done
+};  // 0, or 1 for impossible calls
 
 struct kvcast_matrix {
   int64_t version;

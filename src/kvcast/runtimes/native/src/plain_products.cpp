@@ -1,7 +1,7 @@
 // Products in plain C++: they run everywhere, and every other instruction set is held against them.
 //
 // Sums of the int8 and int4 formats are taken in the same order everywhere and fused as on all processors
-// that have it, so results equal those of the other instruction sets bit for bit.
+// that have it, so results equal the other instruction sets' bit for bit.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Rows of scores with what every processor has: on ARM that is NEON.
+// Rows of scores with every processor's instructions: on ARM that is NEON.
 #include "halves.hpp"
 #include "plain.hpp"
 

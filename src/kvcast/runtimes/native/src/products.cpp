@@ -98,7 +98,7 @@ void multiply(Machine& machine, const Product& product) {
     with.finish(sums, std::min(BLOCK, outputs - tile * BLOCK), epilogue);
   };
   // What results are added to and written to comes to the second cache while they are computed: the first one
-  // holds what is multiplied.
+  // holds the factors.
   constexpr int SECOND = 2;
   const auto fetch = [&](int m, int tile) {
     const size_t first = static_cast<size_t>(tile) * BLOCK;

@@ -4,7 +4,7 @@
 // defines nothing that two files could share. The file that includes it has
 //   STRIP, FLOATS: outputs of a strip of codes, and of one of floats;
 //   SIDE: inputs of an output that lie side by side, 4 or 8;
-//   SIGNS: what int8 codes are xored with as they are stored.
+//   SIGNS: the mask that is xored to int8 codes as they are stored.
 #pragma once
 
 // Copies count numbers, and zeros up to BLOCK of them.
@@ -22,7 +22,7 @@ void pack(const Stored& from, uint8_t* tile) {
   const size_t inputs = from.inputs;
   float* to = reinterpret_cast<float*>(tile);
   if (from.count < BLOCK) std::memset(to, 0, inputs * BLOCK * sizeof(float));
-  for (size_t begin = 0; begin < inputs; begin += 16)  // what is written lies in the first cache
+  for (size_t begin = 0; begin < inputs; begin += 16)  // the written part lies in the first cache
     for (int n = 0; n < from.count; n++)
       for (size_t k = begin; k < std::min(begin + 16, inputs); k++)
         to[(n / FLOATS * inputs + k) * FLOATS + n % FLOATS] = static_cast<const float*>(from.codes)[n * inputs + k];

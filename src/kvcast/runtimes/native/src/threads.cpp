@@ -112,10 +112,10 @@ struct Threads::Pool {
   const std::function<void(int)>* work = nullptr;
   alignas(64) std::atomic<int> done{0};
 
-  // Whoever is about to sleep says so before looking for work a last time, and whoever has work looks for
+  // A thread that is about to sleep announces it before looking for work a last time, and a caller with work looks for
   // sleepers after telling of it: one of the two sees the other. Both need the order of all atomic
   // operations that is the default.
-  alignas(64) std::atomic<int> sleeping{0};  // of those that are not on leave
+  alignas(64) std::atomic<int> sleeping{0};  // of the threads that are not on leave
   std::atomic<int> away{0};  // so many of the threads, the last ones, leave the work to the others
   std::atomic<bool> caller_sleeps{false}, stopping{false};
   std::mutex mutex;
@@ -166,7 +166,7 @@ struct Threads::Pool {
   }
 
   void serve(int me) {
-    const Environment environment;  // as the caller has it, whoever started this thread
+    const Environment environment;  // the caller's, not the environment of this thread's creator
     const auto present = [this, me] { return me < size - away.load(); };
     const auto back = [&] { return stopping.load() || present(); };
     const auto wanted = [&] { return stopping.load() || !present() || has_work(state.load()); };
@@ -231,7 +231,7 @@ Threads::Threads(int count) : count_(std::max(count, 1)), pool_(count > 1 ? new 
 Threads::Threads(const Lent& lent) : count_(std::max(lent.count, 1)), pool_(nullptr), lent_(lent) {}
 
 Threads::~Threads() {
-  // A parent's pool cannot be taken down: nobody is there to be joined, nor to leave its conditions.
+  // A parent's pool cannot be taken down: its threads do not exist here.
   if (pool_ != nullptr && pool_->forked == forks.load()) delete pool_;
 }
 

@@ -4,7 +4,7 @@
 
 namespace kvcast {
 
-// Threads that somebody else has and lends for a call: on_each calls work(context) on all `count` of them, or on
+// Threads that a caller lends for a call: on_each calls work(context) on all `count` of them, or on
 // fewer, and returns when they are done.
 struct Lent {
   int count;
@@ -28,7 +28,7 @@ class Threads {
   Threads& operator=(const Threads&) = delete;
 
   // Calls work(i) for each i below count, in any order, and returns when all are done.
-  // If any of them throw, it throws what one of them threw. `work` itself calls no `run`.
+  // If any of them throw, it throws one of their exceptions. `work` itself calls no `run`.
   void run(int count, const std::function<void(int)>& work);
 
   int count() const { return count_; }

@@ -1,4 +1,4 @@
-// Which of x86's instructions run here: what the processor says of itself (CPUID), and whose registers the system
+// Which of x86's instructions run here: by the processor's CPUID, and by the registers that the system
 // keeps (XGETBV). Compilers' own __builtin_cpu_supports needs a table in a library of theirs, which a linker for
 // Windows is not given, and knows other names in each version.
 #pragma once
@@ -9,7 +9,7 @@ namespace kvcast {
 struct X86 {
   bool avx2 = false;         // with FMA and F16C
   bool avx_vnni = false;     // VNNI in AVX2's encoding
-  bool avx512 = false;       // F, BW and VL, and what `avx2` is
+  bool avx512 = false;       // F, BW and VL, and `avx2`
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
   bool amx = false;          // tiles, int8 and bf16; the system has to grant them yet
