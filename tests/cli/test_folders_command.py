@@ -330,7 +330,7 @@ def test_a_folder_without_recordings_is_66_without_loading_a_model(model, tmp_pa
     assert transcribe(tmp_path / "in") == 66
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert "holds no recordings" in printed.err
+    assert "holds no matching recordings" in printed.err
 
 
 def test_an_unreadable_folder_is_one_failure(model, folder, monkeypatch, capsys):
@@ -400,7 +400,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run(model, folder, monkeypatc
         (["x.wav", "--resume"], "--resume is for a folder, and x.wav is a file"),
         (["x.wav", "--glob", "*.wav"], "--glob is for a folder, and x.wav is a file"),
         (["in", "-o", "out", "--newer", "gone"], "gone is not a date such as 2026-01-31"),
-        (["in", "-o", "out", "--glob", "/x"], "glob: /x is no pattern"),
+        (["in", "-o", "out", "--glob", "/x"], "glob: /x is not a pattern"),
         (["in", "-o", "out", "--workers", "0"], "--workers"),
         (["in", "-o", "out", "--workers", "2", "--batch", "4"], "drop it or --workers"),
     ],
@@ -422,9 +422,9 @@ def test_what_does_not_go_together_is_told_before_any_work(
     ("words", "hint"),
     [
         ([], "add --recursive for those in its folders, or name files with --glob"),
-        (["--recursive"], "asked for: name files with --glob"),
+        (["--recursive"], "recordings: name files with --glob"),
         (["--glob", "*.nope"], "add --recursive for those in its folders, or give another --glob"),
-        (["-r", "--glob", "*.nope"], "asked for: give another --glob"),
+        (["-r", "--glob", "*.nope"], "recordings: give another --glob"),
     ],
     ids=str,
 )

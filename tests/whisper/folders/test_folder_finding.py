@@ -86,7 +86,7 @@ def test_newer_than_a_date_in_local_time_or_with_an_offset(folder, monkeypatch):
 
 @pytest.mark.parametrize("text", ["yesterday", "2024-13-01", "gone.wav", "a\0b"])
 def test_newer_than_nothing_known_is_one_line(text: str, folder):
-    with pytest.raises(UsageError, match="no date such as") as error:
+    with pytest.raises(UsageError, match="not a date such as") as error:
         paths_in(folder, newer=text)
     assert "\n" not in str(error.value)
 
