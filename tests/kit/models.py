@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 from torch import nn
+from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map
 
 from kit.dimensions import SMALL
@@ -30,6 +31,7 @@ from kvcast.loading.opening import export_once
 from kvcast.loading.params import LoadParams
 from kvcast.runtimes.aoti.greedy_step import GreedyState
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
+from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.onnx import lower
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
@@ -123,9 +125,28 @@ def bundle(
     key = sha256(repr((dimensions, runtime, precision)).encode()).hexdigest()[:16]
 
     def make(folder: Path) -> None:
-        write(random_programs(dimensions), folder, runtime=runtime, **precision)
+        if runtime != "native":
+            write(random_programs(dimensions), folder, runtime=runtime, **precision)
+            return
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Signature, "export", _export_once)
+            write(_native_programs(dimensions), folder, runtime=runtime, **precision)
 
     return once(f"{runtime}-{quantize}-{key}", make)
+
+
+# Lowering to the native runtime changes no program, so all precisions have one trace.
+_native_programs = cache(random_programs)
+_export = Signature.export
+_exports: dict[int, ExportedProgram] = {}
+
+
+def _export_once(signature: Signature) -> ExportedProgram:
+    """Trace one of `_native_programs`, whose identities stay theirs."""
+    key = id(signature.program)
+    if key not in _exports:
+        _exports[key] = _export(signature)
+    return _exports[key]
 
 
 def write(

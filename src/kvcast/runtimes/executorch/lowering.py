@@ -112,13 +112,7 @@ def export_method(
 
     """
     with quiet(), torch.no_grad():
-        exported = torch.export.export(
-            signature.program,
-            signature.arguments,
-            dynamic_shapes=signature.sizes,
-            strict=False,
-        )
-        replaced = replace_operators(exported, TABLE)
+        replaced = replace_operators(signature.export(), TABLE)
         quantize_matrices(replaced, quantize)
         method = _ExportedMethod(replaced, signature, cross_dtype)
         examples, sizes = _arguments(signature, layout, cross_dtype)

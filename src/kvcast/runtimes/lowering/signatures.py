@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 
 from kvcast.families.programs import Argument, CacheArgument, ProgramSignature, Shape
 from kvcast.families.table import family_with
@@ -51,6 +51,13 @@ class Signature:
     inputs: Sequence[str]
     outputs: Sequence[str]
     kinds: Sequence[str] = ()
+
+    def export(self) -> ExportedProgram:
+        """Return the program's graph of operators, kvcast's among them."""
+        with torch.no_grad():
+            return torch.export.export(
+                self.program, self.arguments, dynamic_shapes=self.sizes, strict=False
+            )
 
 
 def signatures_of(programs: Any) -> Mapping[str, Signature]:

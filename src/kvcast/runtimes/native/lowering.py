@@ -149,11 +149,7 @@ def _translated(
     name: str, signature: Signature, *, exact: bool
 ) -> tuple[Program, dict[str, NDArray[Any]]]:
     """Return a program, without caches among its outputs, and its constants as they are."""
-    with torch.no_grad():
-        exported = torch.export.export(
-            signature.program, signature.arguments, dynamic_shapes=signature.sizes, strict=False
-        )
-    module = exported.module(check_guards=False)
+    module = signature.export().module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")
     translation = _Translation(name, module, signature, exact=exact)

@@ -47,9 +47,7 @@ def export_graph(signature: Signature) -> ir.Model:
     """Export a program with its operators replaced; constants keep their weights' names."""
     arguments, sizes = signature.arguments, signature.sizes
     with _quiet(), _one_registry(), torch.no_grad():
-        exported = torch.export.export(
-            signature.program, arguments, dynamic_shapes=sizes, strict=False
-        )
+        exported = signature.export()
         replace_in_place(exported, TABLE)
         result = torch.onnx.export(
             exported,
