@@ -24,8 +24,15 @@ class Nodes:
         self._cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
         )
-        self._others = [self._cluster.add_node(num_cpus=1) for _ in range(others)]
+        self._others: list[Any] = []
+        self._wanted = others
+        self.refill()
         self.address: str = self._cluster.address
+
+    def refill(self) -> None:
+        """Add nodes instead of killed ones."""
+        while len(self._others) < self._wanted:
+            self._others.append(self._cluster.add_node(num_cpus=1))
 
     def kill_one(self) -> None:
         """Kill a node that is not the head, with all its processes, as when its machine dies."""
@@ -44,13 +51,13 @@ class Nodes:
 def nodes(others: int = 1) -> Iterator[Nodes]:
     """Run a cluster."""
     before = set(psutil.Process().children(recursive=True))
-    found = None
+    cluster = None
     try:
-        found = Nodes(others)
-        yield found
+        cluster = Nodes(others)
+        yield cluster
     finally:
-        if found is not None:
-            found.close()
+        if cluster is not None:
+            cluster.close()
         for process in set(psutil.Process().children(recursive=True)) - before:
             process.kill()
 

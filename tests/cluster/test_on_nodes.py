@@ -1,6 +1,7 @@
 """Work on two nodes comes to what one machine makes of it, also when a node is killed."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,21 @@ from kvcast.whisper.folders.journal import unsealed
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 MODEL = ("--model", "demo", "--runtime", "native", "--threads", "1", "--quiet")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Nodes]:
+    with nodes() as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(shared: Nodes) -> Nodes:
+    """A cluster with both its nodes, whatever the test before did."""
+    shared.refill()
+    return shared
 
 
 def recordings(folder: Path, count: int, seconds: int) -> Path:
@@ -69,40 +85,33 @@ def check_folder(folder: Path, tmp_path: Path, cluster: Nodes, *, kill: bool) ->
     assert len({entry["path"] for entry in entries}) == len(entries)
     differ = ("output_dir", "seconds")
     summaries = [json.loads(text) for text in (told_here, told)]
-    assert len({str({**one, **dict.fromkeys(differ)}) for one in summaries}) == 1
+    assert len({str({**summary, **dict.fromkeys(differ)}) for summary in summaries}) == 1
     code, told, _ = run(*folder_words(folder, there, "--resume"))
     assert (code, json.loads(told)["kept"]) == (3, len(entries) - 1)
 
 
-@pytest.mark.slow
-def test_a_folder_on_two_nodes(tmp_path):
-    with nodes() as cluster:
-        check_folder(recordings(tmp_path / "in", 3, 3), tmp_path, cluster, kill=False)
+def test_a_folder_on_two_nodes(tmp_path, cluster: Nodes):
+    check_folder(recordings(tmp_path / "in", 3, 3), tmp_path, cluster, kill=False)
 
 
-@pytest.mark.slow
-def test_a_folder_of_which_a_node_is_killed(tmp_path):
-    with nodes() as cluster:
-        check_folder(recordings(tmp_path / "in", 24, 20), tmp_path, cluster, kill=True)
+def test_a_folder_of_which_a_node_is_killed(tmp_path, cluster: Nodes):
+    check_folder(recordings(tmp_path / "in", 24, 20), tmp_path, cluster, kill=True)
 
 
-@pytest.mark.slow
-def test_a_file_that_a_machine_does_not_see(tmp_path):
+def test_a_file_that_a_machine_does_not_see(tmp_path, cluster: Nodes):
     folder, out = recordings(tmp_path / "in", 2, 3), tmp_path / "out"
-    with nodes() as cluster:
-        words = folder_words(folder, out, "--ray", cluster.address, "--actors", "1")
+    words = folder_words(folder, out, "--ray", cluster.address, "--actors", "1")
 
-        def remove_one() -> None:
-            until(lambda: (out / ".kvcast").exists())
-            (folder / "more/1.wav").unlink()
+    def remove_one() -> None:
+        until(lambda: (out / ".kvcast").exists())
+        (folder / "more/1.wav").unlink()
 
-        code, told, err = run(*words, while_running=remove_one)
+    code, told, err = run(*words, while_running=remove_one)
     assert code == 3
     assert "does not see it (No such file or directory): put recordings where all" in err
     assert json.loads(told)["done"] == 1
 
 
-@pytest.mark.slow
 def test_a_run_that_is_terminated_is_resumed(tmp_path):
     folder, out = recordings(tmp_path / "in", 12, 20), tmp_path / "out"
     process = start(*folder_words(folder, out, "--ray", "local"))
@@ -144,50 +153,47 @@ def generate(model: Path, prompts: Path, *words: str, **settings: Any) -> list[d
     given += ["--runtime", "native", "--threads", "1"]
     code, out, err = run("generate", *given, *words, **settings)
     assert (code, err) == (0, "")
-    found = [json.loads(line) for line in out.splitlines()]
-    return [{**one, "timings": None, "alternatives": None} for one in found]
+    return [comparable(json.loads(line)) for line in out.splitlines()]
 
 
-@pytest.mark.slow
+def comparable(text: dict[str, Any]) -> dict[str, Any]:
+    """Return a text without what differs from run to run."""
+    return {**text, "timings": None, "alternatives": None}
+
+
 @pytest.mark.parametrize(
     "options", [["--temperature", "0"], ["--temperature", "1", "--seed", "3", "--n", "2"]]
 )
-def test_prompts_on_two_nodes(tmp_path, prompts, options: list[str]):
+def test_prompts_on_two_nodes(tmp_path, prompts, cluster: Nodes, options: list[str]):
     model = tiny_llama(tmp_path / "tiny.gguf")
     options += ["--max-new-tokens", "8"]
     here = generate(model, prompts, *options)
-    assert [one["id"] for one in here] == list(range(120))
-    assert len({one["text"] for one in here}) > (60 if "1" in options else 10)
-    with nodes() as cluster:
-        assert generate(model, prompts, *options, "--ray", cluster.address) == here
+    assert [text["id"] for text in here] == list(range(120))
+    assert len({text["text"] for text in here}) > (60 if "1" in options else 10)
+    assert generate(model, prompts, *options, "--ray", cluster.address) == here
 
 
-@pytest.mark.slow
-def test_prompts_of_which_a_node_is_killed(tmp_path, prompts):
+def test_prompts_of_which_a_node_is_killed(tmp_path, prompts, cluster: Nodes):
     model = tiny_llama(tmp_path / "tiny.gguf")
     options = ["--temperature", "1", "--max-new-tokens", "20"]
     here = generate(model, prompts, *options)
-    with nodes() as cluster:
-        given = ["--model", model, "--prompts", prompts, "--quantize", "none", "--quiet"]
-        given += ["--runtime", "native", "--threads", "1", "--batch", "1", *options]
-        process = start("generate", *given, "--ray", cluster.address)
-        try:
-            first = process.stdout.readline()
-            cluster.kill_one()
-            out, err = process.communicate(timeout=400)
-        finally:
-            process.kill()
-            process.wait()
+    given = ["--model", model, "--prompts", prompts, "--quantize", "none", "--quiet"]
+    given += ["--runtime", "native", "--threads", "1", "--batch", "1", *options]
+    process = start("generate", *given, "--ray", cluster.address)
+    try:
+        first = process.stdout.readline()
+        cluster.kill_one()
+        out, err = process.communicate(timeout=400)
+    finally:
+        process.kill()
+        process.wait()
     assert (process.returncode, err) == (0, "")
-    there = [json.loads(line) for line in [first, *out.splitlines()]]
-    assert [{**one, "timings": None, "alternatives": None} for one in there] == here
+    assert [comparable(json.loads(line)) for line in [first, *out.splitlines()]] == here
 
 
-@pytest.mark.slow
-def test_a_prompt_at_fault_ends_the_run_before_any_text(tmp_path, prompts):
+def test_a_prompt_at_fault_ends_the_run_before_any_text(tmp_path, prompts, cluster: Nodes):
     prompts.write_text(prompts.read_text() + json.dumps({"prompt": "a " * 5000}) + "\n")
     words = ["--model", tiny_llama(tmp_path / "tiny.gguf"), "--prompts", prompts, "--quiet"]
     here = run("generate", *words)
     assert (here[0], here[1], "line 121: the prompt has" in here[2]) == (2, "", True)
-    with nodes() as cluster:
-        assert run("generate", *words, "--ray", cluster.address) == here
+    assert run("generate", *words, "--ray", cluster.address) == here
