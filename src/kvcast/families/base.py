@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvcast.families.caches import CacheLayers
 from kvcast.families.programs import ProgramSignature
+from kvcast.spec.program import Program
 from kvcast.spec.runtimes import CALIBRATED
 
 Task: TypeAlias = Literal["transcribe", "generate"]
@@ -84,6 +85,9 @@ class Family:
         positions: length of the longest sequence; of the longest target with an encoder.
         caches: layout of the caches.
         programs: signature of each program.
+        written: each program, as the model is defined.
+        constants: tensors of programs that are no checkpoint's; a function of the dimensions and of
+            the checkpoint's tensors by canonical name.
         tensor_shapes: canonical names of all tensors, with their shapes.
         precision: roles of matrices and caches.
         probe: inputs of the proof.
@@ -106,6 +110,8 @@ class Family:
     positions: Callable[[Any], int]
     caches: Callable[[Any], tuple[CacheLayers, ...]]
     programs: Callable[[Any], Mapping[str, ProgramSignature]]
+    written: Callable[[Any], Mapping[str, Program]]
+    constants: Callable[[Any, Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
     tensor_shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     precision: PrecisionRoles
     probe: Callable[[Any], Probe]

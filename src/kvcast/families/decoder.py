@@ -10,14 +10,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
+from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows
 from kvcast.families.caches import self_caches
 from kvcast.families.programs import ProgramSignature, decode_program
+from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.runtimes import CALIBRATED
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 _PROMPT, _LONGEST_PROMPT = 4, 600
@@ -188,6 +192,98 @@ def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
     return {"decode": decode_program(self_caches(dimensions), ["logits"])}
 
 
+def _written(dimensions: DecoderDimensions) -> Mapping[str, Program]:
+    write = ProgramWriter(_programs(dimensions)["decode"].inputs)
+    x = write.embedding("decoder.embedding.weight", TOKENS)
+    if dimensions.embedding_scale != 1:
+        x = write.step("mul", x, dimensions.embedding_scale)
+    for i in range(dimensions.layers):
+        layer = f"decoder.layers.{i}"
+        normed = write.rms_norm(x, f"{layer}.attention_norm", dimensions.norm_eps)
+        mixed = _attention(write, normed, dimensions, i)
+        x = _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
+        normed = write.rms_norm(x, f"{layer}.feed_forward_norm", dimensions.norm_eps)
+        if dimensions.experts:
+            x = _experts(write, x, normed, f"{layer}.feed_forward", dimensions)
+            continue
+        gate_up = f"{layer}.feed_forward.gate_up"
+        inner = write.linear(normed, gate_up, gate=dimensions.activation)
+        x = _added(write, x, inner, f"{layer}.feed_forward", "down", dimensions)
+    normed = write.rms_norm(flat(write, chosen(write, x)), "decoder.norm", dimensions.norm_eps)
+    logits = write.linear(normed, "decoder.embedding" if dimensions.tied else "decoder.head")
+    if softcap := dimensions.logit_softcap:
+        capped = write.step("tanh", write.step("div", logits, softcap))
+        logits = write.step("mul", capped, softcap)
+    return {"decode": write.program(logits=in_rows(write, logits))}
+
+
+def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions, i: int) -> Node:
+    layer, size = f"decoder.layers.{i}.attention", dimensions.head_dim
+    projected = write.linear(normed, f"{layer}.qkv", bias=dimensions.qkv_bias)
+    keys = dimensions.kv_heads * size
+    query, key, value = write.split(projected, [dimensions.heads * size, keys, keys])
+    if dimensions.query_key_norm:
+        query, key = (
+            write.step("flatten", write.rms_norm(heads, name, dimensions.norm_eps), -2)
+            for part, name in ((query, f"{layer}.query_norm"), (key, f"{layer}.key_norm"))
+            for heads in [write.step("unflatten", part, -1, [-1, size])]
+        )
+    table = _rotary_kinds(dimensions).index(dimensions.rotary_of(i))
+    return attended(
+        write,
+        i,
+        (query, key, value),
+        dimensions.attention_scale,
+        window=dimensions.windows[i] or 0,
+        softcap=dimensions.attention_softcap,
+        cosines=Constant(f"cosines_{table}"),
+        sines=Constant(f"sines_{table}"),
+    )
+
+
+def _added(
+    write: ProgramWriter, x: Node, inner: Node, block: str, name: str, dimensions: DecoderDimensions
+) -> Node:
+    """Add a block's last product, normed in models that norm it, to its input."""
+    bias = dimensions.out_bias and name == "out"
+    if not dimensions.post_norms:
+        return write.linear(inner, f"{block}.{name}", bias=bias, residual=x)
+    product = write.linear(inner, f"{block}.{name}", bias=bias)
+    return write.step("add", x, write.rms_norm(product, f"{block}_post_norm", dimensions.norm_eps))
+
+
+def _experts(
+    write: ProgramWriter, x: Node, normed: Node, block: str, dimensions: DecoderDimensions
+) -> Node:
+    tokens = write.step("flatten", normed, 0, -2)
+    router = write.linear(tokens, f"{block}.router")
+    matrices = [Constant(f"{block}.{name}") for name in ("gate_up", "down")]
+    each = dimensions.experts_per_token
+    mixed = write.step("mixture_of_experts", tokens, router, *matrices, each)
+    sizes = [write.size(TOKENS, 0), write.size(TOKENS, 1), dimensions.width]
+    mixed = write.step("view", mixed, sizes)
+    if dimensions.post_norms:
+        mixed = write.rms_norm(mixed, f"{block}_post_norm", dimensions.norm_eps)
+    return write.step("add", x, mixed)
+
+
+def _rotary_kinds(dimensions: DecoderDimensions) -> list[Rotary]:
+    """Return the layers' rotary embeddings, each once."""
+    return list(dict.fromkeys(map(dimensions.rotary_of, range(dimensions.layers))))
+
+
+def _constants(
+    dimensions: DecoderDimensions,
+    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
+) -> dict[str, NDArray[np.generic]]:
+    """Return the tables of angles."""
+    tables: dict[str, NDArray[np.generic]] = {}
+    for i, rotary in enumerate(_rotary_kinds(dimensions)):
+        cosines, sines = rotary.tables(dimensions.max_positions, dimensions.head_dim)
+        tables |= {f"cosines_{i}": cosines, f"sines_{i}": sines}
+    return tables
+
+
 def _probe(dimensions: DecoderDimensions) -> Probe:
     """Return prompts as long as the longest window of up to 600 positions, if there are so many.
 
@@ -210,6 +306,8 @@ DECODER = Family(
     positions=lambda dimensions: dimensions.max_positions,
     caches=self_caches,
     programs=_programs,
+    written=_written,
+    constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(
         tables=("decoder.embedding.weight", "decoder.head.weight"),

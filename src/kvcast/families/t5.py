@@ -5,14 +5,26 @@ one tensor in this order, and so are key and value of cross-attention, and gate 
 relative positions are [buckets, heads]. Knows no file format, weights, text or runtimes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.blocks import (
+    LENGTHS,
+    TOKENS,
+    attended,
+    cache_of,
+    chosen,
+    cross_caches,
+    flat,
+    in_rows,
+    new_positions,
+)
 from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.programs import (
     Argument,
@@ -21,7 +33,10 @@ from kvcast.families.programs import (
     decode_program,
     encode_program,
 )
+from kvcast.spec.program import Constant, Node, Program
+from kvcast.spec.relative import bucket_of
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 # Relative positions have no limit, but caches and biases need one.
@@ -169,6 +184,118 @@ def _programs(dimensions: T5Dimensions) -> Mapping[str, ProgramSignature]:
     }
 
 
+_SOURCE, _SOURCE_LENGTHS = Node("source"), Node("source_lengths")
+
+
+def _written(dimensions: T5Dimensions) -> Mapping[str, Program]:
+    signatures = _programs(dimensions)
+    return {
+        "encode": _encode(ProgramWriter(signatures["encode"].inputs), dimensions),
+        "decode": _decode(ProgramWriter(signatures["decode"].inputs), dimensions),
+    }
+
+
+def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
+    """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
+    count = write.size(_SOURCE, 1)
+    positions = write.step("unsqueeze", write.step("arange", count, dtype="int64"), 0)
+    bias = _bias(write, "encoder", positions, [1, count, count], dimensions)
+    x = write.embedding("embedding.weight", _SOURCE)
+    for i in range(dimensions.encoder_layers):
+        layer = f"encoder.layers.{i}"
+        normed = write.rms_norm(x, f"{layer}.self_attention_norm", dimensions.norm_eps)
+        qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv"), 3)
+        mixed = write.step("encoder_attention", *qkv, dimensions.heads, 1.0, _SOURCE_LENGTHS, bias)
+        x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
+        x = _fed(write, x, layer, dimensions)
+    encoded = write.rms_norm(x, "encoder.norm", dimensions.norm_eps)
+    layers = dimensions.decoder_layers
+    return write.program(**cross_caches(write, encoded, layers, dimensions.heads, bias=False))
+
+
+def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
+    """Write `decode`: new target tokens to logits."""
+    positions = new_positions(write)
+    sizes = [write.size(LENGTHS, 0), write.size(TOKENS, 1)]
+    capacity, source = (write.size(cache_of(kind, 0)[0], 2) for kind in ("past", "cross"))
+    bias = _bias(write, "decoder", positions, [*sizes, capacity], dimensions)
+    cross_bias = (
+        [_bias(write, "decoder", positions, [*sizes, source], dimensions)]
+        if dimensions.cross_bias
+        else []
+    )
+    x = write.embedding("embedding.weight", TOKENS)
+    for i in range(dimensions.decoder_layers):
+        layer = f"decoder.layers.{i}"
+        normed = write.rms_norm(x, f"{layer}.self_attention_norm", dimensions.norm_eps)
+        qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv"), 3)
+        mixed = attended(write, i, qkv, 1.0, bias=bias)
+        x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
+        normed = write.rms_norm(x, f"{layer}.cross_attention_norm", dimensions.norm_eps)
+        query = write.linear(normed, f"{layer}.cross_attention.query")
+        cross = (*cache_of("cross", i), 1.0, _SOURCE_LENGTHS, *cross_bias)
+        mixed = write.step("cross_attention", query, *cross)
+        x = write.linear(mixed, f"{layer}.cross_attention.out", residual=x)
+        x = _fed(write, x, layer, dimensions)
+    normed = write.rms_norm(flat(write, chosen(write, x)), "decoder.norm", dimensions.norm_eps)
+    if dimensions.logit_scale != 1:
+        normed = write.step("mul", normed, dimensions.logit_scale)
+    logits = write.linear(normed, "embedding" if dimensions.tied else "head")
+    return write.program(logits=in_rows(write, logits))
+
+
+def _fed(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) -> Node:
+    normed = write.rms_norm(x, f"{layer}.feed_forward_norm", dimensions.norm_eps)
+    name, epilogue = ("gate_up", "gate") if dimensions.gated else ("up", "activation")
+    up = f"{layer}.feed_forward.{name}"
+    inner = write.linear(normed, up, **{epilogue: dimensions.activation})
+    return write.linear(inner, f"{layer}.feed_forward.down", residual=x)
+
+
+def _bias(
+    write: ProgramWriter,
+    stack: str,
+    positions: Node,
+    sizes: Sequence[int | Node],
+    dimensions: T5Dimensions,
+) -> Node:
+    """Return the biases [rows, heads, queries, keys] of queries at positions [rows, queries].
+
+    `sizes` are rows, queries and keys, which are at positions 0, 1, 2, ...
+    """
+    keys, farthest = write.step("arange", sizes[-1], dtype="int64"), _farthest(dimensions)
+    distances = write.step("sub", keys, write.step("unsqueeze", positions, 2))
+    index = write.step("add", write.step("clamp", distances, -farthest, farthest), farthest)
+    # Heads first, so that the transpose moves long rows.
+    table, index = Constant(f"{stack}.bias_by_distance"), write.step("flatten", index)
+    by_head = write.step("index_select", table, 1, index)
+    return write.step("transpose", write.step("unflatten", by_head, 1, list(sizes)), 0, 1)
+
+
+def _farthest(dimensions: T5Dimensions) -> int:
+    """Return the distance from which on all share a bucket."""
+    return dimensions.max_distance + 1
+
+
+def _constants(
+    dimensions: T5Dimensions, tensors: Mapping[str, NDArray[np.generic]]
+) -> dict[str, NDArray[np.generic]]:
+    """Return the biases [heads, distances] of distances from -farthest to farthest."""
+    farthest = _farthest(dimensions)
+    distances = np.arange(-farthest, farthest + 1)
+    tables = {}
+    for stack in ("encoder", "decoder"):
+        buckets = bucket_of(
+            distances,
+            dimensions.buckets,
+            dimensions.max_distance,
+            bidirectional=stack == "encoder",
+        )
+        table = tensors[f"{stack}.bias.weight"][buckets].T
+        tables[f"{stack}.bias_by_distance"] = np.ascontiguousarray(table)
+    return tables
+
+
 def _probe(dimensions: T5Dimensions) -> Probe:
     """Return two sources of different lengths."""
     generator = np.random.default_rng(0)
@@ -189,6 +316,8 @@ T5 = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=_programs,
+    written=_written,
+    constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(
         tables=("model.embedding.weight", "model.head.weight"), outliers=("gate", "activation")

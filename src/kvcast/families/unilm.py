@@ -11,16 +11,30 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
+from kvcast.families.blocks import (
+    LENGTHS,
+    TOKENS,
+    attended,
+    cache_of,
+    chosen,
+    flat,
+    in_rows,
+    new_positions,
+)
 from kvcast.families.caches import self_caches
 from kvcast.families.programs import Argument, ProgramSignature, decode_program
+from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 _PROBED_SOURCE = 40
+_ANGLES = ("cosines", "sines")
 _SIZES = (
     "vocab_size",
     "segments",
@@ -145,6 +159,82 @@ def _programs(dimensions: UnilmDimensions) -> Mapping[str, ProgramSignature]:
     return programs
 
 
+def _written(dimensions: UnilmDimensions) -> Mapping[str, Program]:
+    signatures = _programs(dimensions)
+    programs = {"decode": _decode(ProgramWriter(signatures["decode"].inputs), dimensions)}
+    if "pool" in signatures:
+        write = ProgramWriter(signatures["pool"].inputs)
+        pooled = write.linear(Node("hidden"), "pooler", bias=True)
+        programs["pool"] = write.program(pooled=pooled)
+    return programs
+
+
+def _decode(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:
+    """Write `decode`: new tokens to logits and the hidden states that they come from.
+
+    The first tokens of an empty row are its whole source, everything later is target.
+    """
+    positions, epsilon = new_positions(write, "int32"), dimensions.norm_eps
+    empty = write.step("eq", LENGTHS, 0)
+    # The cached positions of other rows all count as source: a target position sees them all.
+    sources = write.step("where", empty, write.size(TOKENS, 1), LENGTHS)
+    sources = write.step("unsqueeze", sources, 1)
+    segments = write.step("to", write.step("ge", positions, sources), "int64")
+    x = write.embedding("embedding.weight", TOKENS)
+    x = write.step("add", x, write.embedding("segments.weight", segments))
+    if dimensions.rotary is None:
+        ids = write.step("to", positions, "int64")
+        x = write.step("add", x, write.embedding("positions.weight", ids))
+    x = write.layer_norm(x, "embedding_norm", epsilon)
+    if dimensions.embedding_width != dimensions.width:
+        x = write.linear(x, "projection", bias=True)
+    bias = _bias(write, sources, positions)
+    for i in range(dimensions.layers):
+        x = _layer(write, x, i, bias, dimensions)
+    hidden = chosen(write, x)
+    x = write.linear(hidden, "head.transform", bias=True, activation=dimensions.activation)
+    x = flat(write, write.layer_norm(x, "head.norm", epsilon))
+    logits = write.step("add", write.linear(x, "embedding"), Constant("head.bias"))
+    return write.program(logits=in_rows(write, logits), hidden=hidden)
+
+
+def _bias(write: ProgramWriter, sources: Node, positions: Node) -> Node:
+    """Return the mask [rows, 1, new, capacity], added to attention's products.
+
+    A position sees the whole source, and everything up to itself.
+    """
+    seen = write.step("maximum", sources, write.step("add", positions, 1))
+    slots = write.step("arange", write.size(cache_of("past", 0)[1], 2), dtype="int32")
+    visible = write.step("lt", slots, write.step("unsqueeze", seen, 2))
+    return write.step("unsqueeze", write.step("where", visible, 0.0, -float("inf")), 1)
+
+
+def _layer(write: ProgramWriter, x: Node, i: int, bias: Node, dimensions: UnilmDimensions) -> Node:
+    """Attention and feed-forward, each added to its input, and the sum normed."""
+    layer, size, epsilon = f"layers.{i}", dimensions.head_dim, dimensions.norm_eps
+    projected = write.linear(x, f"{layer}.attention.qkv", bias=True)
+    qkv = write.split(projected, [dimensions.heads * size] * 3)
+    angles = {} if dimensions.rotary is None else {name: Constant(name) for name in _ANGLES}
+    mixed = attended(write, i, qkv, size**-0.5, bias=bias, causal=False, **angles)
+    x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
+    x = write.layer_norm(x, f"{layer}.attention_norm", epsilon)
+    up, activation = f"{layer}.feed_forward.up", dimensions.activation
+    inner = write.linear(x, up, bias=True, activation=activation)
+    x = write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
+    return write.layer_norm(x, f"{layer}.feed_forward_norm", epsilon)
+
+
+def _constants(
+    dimensions: UnilmDimensions,
+    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
+) -> dict[str, NDArray[np.generic]]:
+    """Return the tables of angles, if any."""
+    if dimensions.rotary is None:
+        return {}
+    tables = dimensions.rotary.tables(dimensions.max_positions, dimensions.head_dim)
+    return dict(zip(_ANGLES, tables, strict=True))
+
+
 def _probe(dimensions: UnilmDimensions) -> Probe:
     """Return two sources of different lengths."""
     most = dimensions.max_positions
@@ -166,6 +256,8 @@ UNILM = Family(
     positions=lambda dimensions: dimensions.max_positions,
     caches=self_caches,
     programs=_programs,
+    written=_written,
+    constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(tables=("rows.model.embedding.weight",), int8_self_cache=True),
     probe=_probe,

@@ -10,9 +10,20 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.blocks import (
+    TOKENS,
+    attended,
+    cache_of,
+    chosen,
+    cross_caches,
+    flat,
+    in_rows,
+    new_positions,
+)
 from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.programs import (
     ALIGNMENT_QUERIES,
@@ -22,7 +33,12 @@ from kvcast.families.programs import (
     decode_program,
     encode_program,
 )
+from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.sizes import require_layers, require_positive
+from kvcast.spec.writer import ProgramWriter
+
+_EPSILON = 1e-5  # of layer norms
+_ALIGNED_CHANNELS = "aligned_channels"
 
 Heads = tuple[tuple[int, int], ...]
 """Pairs of a decoder layer and one of its heads, both counted from 0."""
@@ -181,6 +197,83 @@ def _programs(dimensions: WhisperDimensions) -> Mapping[str, ProgramSignature]:
     }
 
 
+def _written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
+    signatures = _programs(dimensions)
+    return {
+        "encode": _encode(ProgramWriter(signatures["encode"].inputs), dimensions),
+        "decode": _decode(ProgramWriter(signatures["decode"].inputs), dimensions),
+    }
+
+
+def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
+    """Write `encode`: features [batch, mels, frames] to the decoder's cross keys and values."""
+    heads = dimensions.encoder_heads
+    scale = (dimensions.d_model // heads) ** -0.5
+    x = write.conv1d(Node("features"), "encoder.conv1", stride=1, padding=1, activation="gelu")
+    x = write.conv1d(x, "encoder.conv2", stride=2, padding=1, activation="gelu")
+    x = write.step("add", write.step("transpose", x, 1, 2), Constant("encoder.positions"))
+    for i in range(dimensions.encoder_layers):
+        layer = f"encoder.layers.{i}"
+        normed = write.layer_norm(x, f"{layer}.attention_norm", _EPSILON)
+        qkv = write.chunk(write.linear(normed, f"{layer}.attention.qkv", bias=True), 3)
+        mixed = write.step("encoder_attention", *qkv, heads, scale)
+        x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
+        x = _fed(write, x, layer)
+    encoded = write.layer_norm(x, "encoder.norm", _EPSILON)
+    layers, heads = dimensions.decoder_layers, dimensions.decoder_heads
+    return write.program(**cross_caches(write, encoded, layers, heads, bias=True))
+
+
+def _decode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
+    """Write `decode`: new tokens to logits and alignment heads' queries [rows, new, h * d]."""
+    scale = dimensions.head_dim**-0.5
+    positions = write.embedding("decoder.positions", new_positions(write))
+    x = write.step("add", write.embedding("decoder.embedding.weight", TOKENS), positions)
+    queries = []
+    for i in range(dimensions.decoder_layers):
+        layer = f"decoder.layers.{i}"
+        normed = write.layer_norm(x, f"{layer}.self_attention_norm", _EPSILON)
+        qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv", bias=True), 3)
+        mixed = attended(write, i, qkv, scale)
+        x = write.linear(mixed, f"{layer}.self_attention.out", bias=True, residual=x)
+        normed = write.layer_norm(x, f"{layer}.cross_attention_norm", _EPSILON)
+        query = write.linear(normed, f"{layer}.cross_attention.query", bias=True)
+        queries.append(query)
+        mixed = write.step("cross_attention", query, *cache_of("cross", i), scale)
+        x = write.linear(mixed, f"{layer}.cross_attention.out", bias=True, residual=x)
+        x = _fed(write, x, layer)
+    normed = write.layer_norm(chosen(write, x), "decoder.norm", _EPSILON)
+    logits = in_rows(write, write.linear(flat(write, normed), "decoder.embedding"))
+    # One selection for all heads: a step would notice one for each.
+    aligned = write.step("cat", [queries[layer] for layer in _aligned_layers(dimensions)], -1)
+    aligned = write.step("index_select", aligned, -1, Constant(_ALIGNED_CHANNELS))
+    return write.program(**{"logits": logits, ALIGNMENT_QUERIES: aligned})
+
+
+def _fed(write: ProgramWriter, x: Node, layer: str) -> Node:
+    normed = write.layer_norm(x, f"{layer}.feed_forward_norm", _EPSILON)
+    inner = write.linear(normed, f"{layer}.feed_forward.up", bias=True, activation="gelu")
+    return write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
+
+
+def _aligned_layers(dimensions: WhisperDimensions) -> list[int]:
+    return sorted({layer for layer, _ in dimensions.alignment_heads})
+
+
+def _constants(
+    dimensions: WhisperDimensions,
+    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
+) -> dict[str, NDArray[np.generic]]:
+    """Return the channels of the alignment heads in the aligned layers' queries side by side."""
+    layers, size = _aligned_layers(dimensions), dimensions.head_dim
+    firsts = [
+        layers.index(layer) * dimensions.d_model + head * size
+        for layer, head in dimensions.alignment_heads
+    ]
+    channels = [channel for first in firsts for channel in range(first, first + size)]
+    return {_ALIGNED_CHANNELS: np.array(channels)}
+
+
 def _probe(dimensions: WhisperDimensions) -> Probe:
     """Return two inputs of noise with prompts of four tokens."""
     generator = np.random.default_rng(0)
@@ -210,6 +303,8 @@ WHISPER = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=_programs,
+    written=_written,
+    constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(
         tables=("decoder.embedding.weight",), int8_cross_cache=True, fused=False

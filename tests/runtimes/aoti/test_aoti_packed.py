@@ -21,11 +21,12 @@ from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.native import build, library
 from kvcast.runtimes.native import lowering as native
 from kvcast.runtimes.native.library import Machine, aligned
-from kvcast.runtimes.native.programs import WEIGHTS, Program
+from kvcast.runtimes.native.planning import WEIGHTS, planned
 from kvcast.runtimes.native.runtime import Weights
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.phases import ignore_phase
+from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision
 from runtimes.aoti.small_package import (
     OUTPUTS,
@@ -71,7 +72,7 @@ def on_own_kernels(case: Case, folder: Path, inputs: tuple[Tensor, Tensor]) -> l
     ids, hidden = (part.numpy() for part in inputs)
     sizes = {"rows": WIDTH, "ups": OUTPUTS, "logits": TOKENS}
     outputs = {name: np.empty((len(ids), size), np.float32) for name, size in sizes.items()}
-    plan = program.plan(weights.constants, {"ids": ids, "hidden": hidden}, outputs)
+    plan = planned(program, weights.constants, {"ids": ids, "hidden": hidden}, outputs)
     arena = aligned(plan.arena)
     plan.words[plan.in_arena] += arena.ctypes.data
     machine.run(plan.words)

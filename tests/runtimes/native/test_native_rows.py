@@ -10,8 +10,8 @@ from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LLAMA, MIXTRAL, SMALL, SMALL
 from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
-from kvcast.runtimes.native.programs import Program
 from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.program import Program
 
 # Gemma's layers do all that Llama's do.
 each_decoder = pytest.mark.parametrize(

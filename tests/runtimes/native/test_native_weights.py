@@ -15,10 +15,11 @@ from kvcast.checkpoints.gguf_blocks import read_blocks
 from kvcast.errors import KvcastError
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.library import Machine, aligned, instruction_sets
-from kvcast.runtimes.native.programs import Constant, Node, Program, Step
+from kvcast.runtimes.native.planning import planned
 from kvcast.runtimes.native.quantize import Kind, stored
 from kvcast.runtimes.native.runtime import Weights
 from kvcast.spec.blocks import no_blocks, rounded
+from kvcast.spec.program import Constant, Node, Program, Step
 
 # A table that is looked up and multiplied, so that it is packed.
 PROGRAM = Program(
@@ -37,7 +38,7 @@ def rows_of(path: Path, shape: tuple[int, ...], instructions: str) -> NDArray[np
     constants = Weights(path, machine, [PROGRAM]).constants
     ids, rows = np.arange(shape[0]), np.empty(shape, np.float32)
     outputs = {"rows": rows, "products": np.empty((shape[0], shape[0]), np.float32)}
-    plan = PROGRAM.plan(constants, {"ids": ids}, outputs)
+    plan = planned(PROGRAM, constants, {"ids": ids}, outputs)
     arena = aligned(plan.arena)
     plan.words[plan.in_arena] += arena.ctypes.data
     machine.run(plan.words)

@@ -20,8 +20,9 @@ from kvcast.runtimes.native.fusion import fused
 from kvcast.runtimes.native.instructions import Operation
 from kvcast.runtimes.native.library import Format, Machine, aligned
 from kvcast.runtimes.native.operations import OPERATIONS
-from kvcast.runtimes.native.programs import Constant, Node, Program, Step
+from kvcast.runtimes.native.planning import planned
 from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.program import Constant, Node, Program, Step
 from runtimes.native.native_calls import Matrix as RandomMatrix
 
 UNARY = {"tanh": torch.tanh, "silu": torch.nn.functional.silu, "relu": torch.relu}
@@ -41,7 +42,7 @@ def matrix_of(
 
 
 def run(machine: Machine, program: Program, constants: Any, inputs: Any, outputs: Any) -> None:
-    plan = program.plan(constants, inputs, outputs)
+    plan = planned(program, constants, inputs, outputs)
     arena = aligned(plan.arena)
     arena[:] = 0xFF  # NaN: nothing may be read before it is written
     words = plan.words.copy()

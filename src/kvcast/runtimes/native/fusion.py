@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvcast.runtimes.native.programs import Node, Step, leaves
+from kvcast.spec.program import Node, Step, leaves
 
 _ACTIVATIONS = frozenset({"gelu", "gelu_tanh", "silu", "relu", "tanh"})
 _PRODUCTS = frozenset({"linear", "conv1d"})

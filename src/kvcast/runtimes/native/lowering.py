@@ -21,10 +21,11 @@ from kvcast.bundle.manifest import Graph
 from kvcast.errors import KvcastError
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.native.fusion import fused
-from kvcast.runtimes.native.programs import WEIGHTS, Constant, Node, Program, Step
+from kvcast.runtimes.native.planning import WEIGHTS
 from kvcast.runtimes.native.quantize import Kind, kinds, roles_of, stored
 from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase
+from kvcast.spec.program import Constant, Node, Program, Step
 
 FOLDER = "native"
 _DTYPES = {torch.float32: "float32", torch.int32: "int32", torch.int64: "int64"}

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
-from kvcast.runtimes.native.programs import Node, Program, leaves
 from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix, rounded
+from kvcast.spec.program import Node, Program, leaves
 
 _DECODE, _LOGITS = "decode", "logits"
 _EXPERTS = "mixture_of_experts"

@@ -35,8 +35,9 @@ from kvcast.runtimes.native.building import Experts, Matrix, Plan
 from kvcast.runtimes.native.instructions import SCALE_BYTES
 from kvcast.runtimes.native.library import Machine, aligned
 from kvcast.runtimes.native.matrices import packed_experts, packed_matrix
-from kvcast.runtimes.native.programs import WEIGHTS, Constant, Program
+from kvcast.runtimes.native.planning import WEIGHTS, planned, read_program
 from kvcast.runtimes.opening import naming
+from kvcast.spec.program import Constant, Program
 
 # The places of cosines and sines among self-attention's arguments.
 _ANGLES = slice(9, 11)
@@ -106,7 +107,7 @@ class Interpreter:
         self._paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
         for name, graph in manifest.graphs.items():
             with naming(folder / graph.file):
-                program = Program.read(folder / graph.file)
+                program = read_program(folder / graph.file)
             if (*program.inputs, *program.outputs) != (*graph.inputs, *graph.outputs):
                 raise KvcastError(f"{folder / graph.file} does not fit bundle.json; export again")
             self.programs[name] = program
@@ -149,7 +150,7 @@ class Interpreter:
             plan = self._plans.pop(key, None)
             if plan is None:
                 with naming(self._paths[name]):
-                    plan = self.programs[name].plan(self._constants, inputs, outputs)
+                    plan = planned(self.programs[name], self._constants, inputs, outputs)
             self._plans[key] = plan
             if len(self._plans) > _PLANS:
                 del self._plans[next(iter(self._plans))]

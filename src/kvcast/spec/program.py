@@ -1,8 +1,9 @@
-"""Programs as bundles hold them, and their plans for calls of given sizes.
+"""Programs: what a model computes, as a list of operations with PyTorch's names.
 
-A program is a list of operations (`kvcast/runtimes/native/operations.py`) over inputs and
-constants, with no size fixed that callers vary. It is written by
-`kvcast/runtimes/native/lowering.py`.
+A program has no size fixed that callers vary. Families write programs from dimensions
+(`kvcast.families`), and runtimes compile, execute or translate them. An operation may have an
+epilogue in its keywords: a product its activation, its gate and its residual. Knows no family, no
+runtime, and no operation's meaning.
 """
 
 import json
@@ -12,18 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from numpy.typing import NDArray
-
-from kvcast.runtimes.native.building import Builder, Plan
-from kvcast.runtimes.native.instructions import Dtype, Element
-from kvcast.runtimes.native.operations import OPERATIONS, stored
-from kvcast.runtimes.native.values import Value
-
-WEIGHTS = "weights.safetensors"
-"""The file beside programs with their constants."""
-
 _VERSION, _READ = 2, (1, 2)  # 1 has no products with gates
-_WRITES = frozenset({"self_attention"})
+WRITES = frozenset({"self_attention"})
+"""Operations that write to their arguments, so that they stay although nothing reads them."""
 
 
 @dataclass(frozen=True)
@@ -93,39 +85,10 @@ class Program:
         wanted = {self.outputs.get(name, name) for name in outputs}
         kept = []
         for step in reversed(self.steps):
-            if step.name in wanted or step.operation in _WRITES:
+            if step.name in wanted or step.operation in WRITES:
                 kept.append(step)
                 wanted |= step.reads
         return kept[::-1]
-
-    def plan(
-        self,
-        constants: Mapping[Constant, Any],
-        inputs: Mapping[str, NDArray[Any]],
-        outputs: Mapping[str, NDArray[Any]],
-    ) -> Plan:
-        """Return the instructions of a call that reads these arrays and fills those.
-
-        Outputs are the program's, or results of steps by their names. The caller keeps the arrays,
-        which are the plan's arguments in their order, alive.
-        """
-        builder = Builder()
-        known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
-
-        def resolved(given: Any) -> Any:
-            if isinstance(given, Node):
-                return known[given.name]
-            if isinstance(given, Constant):
-                return constants[given]
-            return [resolved(item) for item in given] if isinstance(given, list) else given
-
-        for step in self.needed(list(outputs)):
-            keywords = {name: resolved(item) for name, item in step.keywords.items()}
-            operation = OPERATIONS[step.operation]
-            known[step.name] = operation(builder, *map(resolved, step.arguments), **keywords)
-        for name, array in outputs.items():
-            _put(builder, known[self.outputs.get(name, name)], builder.argument(array))
-        return builder.plan()
 
     def write(self, path: Path) -> None:
         """Write a file."""
@@ -144,33 +107,7 @@ class Program:
         if not isinstance(fields, dict) or fields.get("version") not in _READ:
             raise ValueError("it is not of the version that this kvcast reads")
         steps = [Step(**_decoded(written)) for written in fields["steps"]]
-        unknown = {step.operation for step in steps} - set(OPERATIONS)
-        if unknown:
-            raise ValueError(f"it has unknown operations: {', '.join(sorted(unknown))}")
         return cls(inputs=fields["inputs"], outputs=fields["outputs"], steps=steps)
-
-
-def _fields(step: Step) -> dict[str, Any]:
-    return {
-        "name": step.name,
-        "operation": step.operation,
-        "arguments": list(step.arguments),
-        "keywords": dict(step.keywords),
-    }
-
-
-def _put(builder: Builder, result: Value, wanted: Value) -> None:
-    """Let a result lie where the caller wants it, as codes if that is a cache of them."""
-    if wanted.dtype == Dtype.INT8:
-        stored(builder, result, wanted)
-        return
-    if result.sizes != wanted.sizes:
-        raise ValueError(f"a result is {list(result.sizes)} and not {list(wanted.sizes)}")
-    whole = result.fills_storage and result.storage.address is None
-    if whole and wanted.is_contiguous and result.dtype == wanted.dtype:
-        builder.let_lie(result.storage, wanted.storage)
-    else:
-        builder.elements(Element.COPY, wanted, result)
 
 
 def leaves(given: Any) -> Iterator[Any]:
@@ -182,6 +119,15 @@ def leaves(given: Any) -> Iterator[Any]:
             yield from leaves(item)
     else:
         yield given
+
+
+def _fields(step: Step) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "operation": step.operation,
+        "arguments": list(step.arguments),
+        "keywords": dict(step.keywords),
+    }
 
 
 def _encoded(given: Any) -> Any:

@@ -1,0 +1,70 @@
+"""Parts of programs that several families have. Knows sizes and no family."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcast.families.programs import cache_names
+from kvcast.spec.program import Node
+from kvcast.spec.self_attention import SelfAttention
+from kvcast.spec.writer import ProgramWriter
+
+TOKENS, LENGTHS, OFFSETS = Node("tokens"), Node("lengths"), Node("offsets")
+"""Inputs of `decode`: tokens [rows, new], lengths [rows], offsets [asked]."""
+
+
+def cache_of(prefix: str, layer: int) -> tuple[Node, Node]:
+    """Return the key and the value of a layer, by the names that `cache_names` gives them."""
+    key, value = cache_names(prefix, layer + 1)[-2:]
+    return Node(key), Node(value)
+
+
+def attended(
+    write: ProgramWriter, layer: int, qkv: Sequence[Node], scale: float, **options: Any
+) -> Node:
+    """Attend over a layer's own cache; options are those of `SelfAttention`."""
+    return write.self_attention(
+        SelfAttention(*qkv, *cache_of("past", layer), LENGTHS, scale, **options)
+    )
+
+
+def new_positions(write: ProgramWriter, dtype: str = "int64") -> Node:
+    """Return the positions of new tokens, [rows, new]."""
+    new = write.step("arange", write.size(TOKENS, 1), dtype=dtype)
+    return write.step("add", write.step("unsqueeze", LENGTHS, 1), new)
+
+
+def chosen(write: ProgramWriter, hidden: Node) -> Node:
+    """Return the hidden states at `offsets`, [rows, asked, width].
+
+    Only they go through the head, which is as large as many layers.
+    """
+    return write.step("index_select", hidden, 1, OFFSETS)
+
+
+def flat(write: ProgramWriter, hidden: Node) -> Node:
+    """Join rows and positions: [rows * asked, width]."""
+    return write.step("flatten", hidden, 0, 1)
+
+
+def in_rows(write: ProgramWriter, logits: Node) -> Node:
+    """[rows * asked, vocab] to [rows, asked, vocab]."""
+    sizes = [write.size(LENGTHS, 0), write.size(OFFSETS, 0)]
+    return write.step("unflatten", logits, 0, sizes)
+
+
+def cross_caches(
+    write: ProgramWriter, encoded: Node, layers: int, heads: int, *, bias: bool
+) -> Mapping[str, Node]:
+    """Project encoded positions [batch, t, width] to keys and values of all decoder layers.
+
+    They are [batch, heads, t, head_dim], by the names of the caches.
+    """
+    parts = [
+        write.step("contiguous", write.step("transpose", apart, 1, 2))
+        for layer in range(layers)
+        for part in write.chunk(
+            write.linear(encoded, f"decoder.layers.{layer}.cross_attention.key_value", bias=bias), 2
+        )
+        for apart in [write.step("unflatten", part, -1, [heads, -1])]
+    ]
+    return dict(zip(cache_names("cross", layers), parts, strict=True))

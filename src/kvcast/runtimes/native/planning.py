@@ -1,0 +1,73 @@
+"""Plans calls of programs: the instructions for given sizes and arrays.
+
+A program is written by its family and knows no sizes that callers vary; each call has its own
+(`kvcast/runtimes/native/operations.py` compiles its operations). Knows no family.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kvcast.runtimes.native.building import Builder, Plan
+from kvcast.runtimes.native.instructions import Dtype, Element
+from kvcast.runtimes.native.operations import OPERATIONS, stored
+from kvcast.runtimes.native.values import Value
+from kvcast.spec.program import Constant, Node, Program
+
+WEIGHTS = "weights.safetensors"
+"""The file beside programs with their constants."""
+
+
+def planned(
+    program: Program,
+    constants: Mapping[Constant, Any],
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Mapping[str, NDArray[Any]],
+) -> Plan:
+    """Return the instructions of a call that reads these arrays and fills those.
+
+    Outputs are the program's, or results of steps by their names. The caller keeps the arrays,
+    which are the plan's arguments in their order, alive.
+    """
+    builder = Builder()
+    known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
+
+    def resolved(given: Any) -> Any:
+        if isinstance(given, Node):
+            return known[given.name]
+        if isinstance(given, Constant):
+            return constants[given]
+        return [resolved(item) for item in given] if isinstance(given, list) else given
+
+    for step in program.needed(list(outputs)):
+        keywords = {name: resolved(item) for name, item in step.keywords.items()}
+        operation = OPERATIONS[step.operation]
+        known[step.name] = operation(builder, *map(resolved, step.arguments), **keywords)
+    for name, array in outputs.items():
+        _put(builder, known[program.outputs.get(name, name)], builder.argument(array))
+    return builder.plan()
+
+
+def read_program(path: Path) -> Program:
+    """Read a program's file; ValueError for another, or for operations that are not known here."""
+    program = Program.read(path)
+    unknown = {step.operation for step in program.steps} - set(OPERATIONS)
+    if unknown:
+        raise ValueError(f"it has unknown operations: {', '.join(sorted(unknown))}")
+    return program
+
+
+def _put(builder: Builder, result: Value, wanted: Value) -> None:
+    """Let a result lie where the caller wants it, as codes if that is a cache of them."""
+    if wanted.dtype == Dtype.INT8:
+        stored(builder, result, wanted)
+        return
+    if result.sizes != wanted.sizes:
+        raise ValueError(f"a result is {list(result.sizes)} and not {list(wanted.sizes)}")
+    whole = result.fills_storage and result.storage.address is None
+    if whole and wanted.is_contiguous and result.dtype == wanted.dtype:
+        builder.let_lie(result.storage, wanted.storage)
+    else:
+        builder.elements(Element.COPY, wanted, result)
