@@ -28,7 +28,7 @@ bool run_here() { return avx512_bf16.run_here() && x86().amx && system_grants_ti
 
 }  // namespace
 
-const Instructions amx = {"amx", run_here, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, avx512_scores};
+const Instructions amx = {"amx", run_here, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, avx512_scores, avx512_reading};
 
 }  // namespace kvcast
 #endif

@@ -17,10 +17,10 @@ bool runs_vnni() { return runs_avx2() && x86().avx512_vnni; }
 
 }  // namespace
 
-const Instructions avx2 = {"avx2", runs_avx2, avx2_products, avx2_rows, avx2_attention, avx2_encoder_attention, avx2_scores};
+const Instructions avx2 = {"avx2", runs_avx2, avx2_products, avx2_rows, avx2_attention, avx2_encoder_attention, avx2_scores, avx2_reading};
 #if defined(KVCAST_AVX_VNNI)
 const Instructions avx2_vnni = {"avx2_vnni", runs_vnni, avx2_vnni_products, avx2_rows, avx2_attention,
-                                avx2_encoder_attention, avx2_scores};
+                                avx2_encoder_attention, avx2_scores, avx2_reading};
 #endif
 
 }  // namespace kvcast

@@ -31,6 +31,7 @@ extern const Rows avx2_rows;
 extern const Attention avx2_attention;
 extern const EncoderAttention avx2_encoder_attention;
 extern const Scores avx2_scores;
+extern const Reading avx2_reading;
 
 // Names that the other instruction sets have too.
 namespace with_avx2 {

@@ -13,9 +13,9 @@ bool runs_bf16() { return runs_vnni() && x86().avx512_bf16; }
 }  // namespace
 
 const Instructions avx512_bf16 = {"avx512_bf16", runs_bf16, avx512_products, avx512_rows, avx512_attention,
-                                  avx512_bf16_encoder_attention, avx512_scores};
+                                  avx512_bf16_encoder_attention, avx512_scores, avx512_reading};
 const Instructions avx512_vnni = {"avx512_vnni", runs_vnni, avx512_products, avx512_rows, avx512_attention,
-                                  avx512_encoder_attention, avx512_scores};
+                                  avx512_encoder_attention, avx512_scores, avx512_reading};
 
 }  // namespace kvcast
 #endif

@@ -37,6 +37,7 @@ extern const Attention avx512_attention;
 extern const EncoderAttention avx512_encoder_attention;
 extern const EncoderAttention avx512_bf16_encoder_attention;
 extern const Scores avx512_scores;
+extern const Reading avx512_reading;
 
 AVX512_BEGIN
 

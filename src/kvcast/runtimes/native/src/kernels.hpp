@@ -206,6 +206,18 @@ constexpr bool ALIGNED_STACK = true;
 #endif
 #endif
 
+// Rows of a file, `count` numbers each, read and rounded. Codes of 4 bits are two in a byte.
+struct Reading {
+  void (*numbers)(Encoding, const uint8_t* row, int count, float* out);
+
+  // Codes with their scales and least values for each GROUP; false for an encoding without codes of 4 bits.
+  bool (*codes)(Encoding, const uint8_t* row, int count, uint8_t* codes, float* scales, float* least);
+
+  void (*round_row)(const float* x, int count, int8_t* codes, float* scale);        // one scale
+  void (*round_groups)(const float* x, int count, int8_t* codes, float* scales);    // for each GROUP
+  void (*search)(const float* x, int count, uint8_t* codes, float* scales, float* least);
+};
+
 struct Instructions {
   const char* name;
   bool (*run_here)();  // whether the processor and the system have them
@@ -214,6 +226,7 @@ struct Instructions {
   const Attention& attention;
   const EncoderAttention& encoder_attention;
   const Scores& scores;
+  const Reading& reading;
 };
 
 extern const Instructions plain;

@@ -6,6 +6,7 @@
 #include "environment.hpp"
 #include "export.hpp"
 #include "operators.hpp"
+#include "packing.hpp"
 #include "products.hpp"
 #include "program.hpp"
 
@@ -55,7 +56,7 @@ struct kvcast_machine : Machine {
 };
 
 // Changes whenever an older caller would misunderstand.
-EXPORT int kvcast_abi() { return 3; }
+EXPORT int kvcast_abi() { return 4; }
 
 // The name of the i-th instruction set that runs here, fastest first; null past the last.
 EXPORT const char* kvcast_instructions(int i) {
@@ -90,6 +91,21 @@ EXPORT int kvcast_pack(kvcast_machine* machine, int format, int outputs, int inp
                        const float* scales, const float* bias, uint8_t* packed, char* message, size_t size) {
   return told([&] { pack(*machine, static_cast<Format>(format), outputs, inputs, codes, scales, bias, packed); }, message,
               size);
+}
+
+// As kvcast_pack, from the rows of a file: an address and an encoding for each of `outputs`.
+EXPORT int kvcast_pack_rows(kvcast_machine* machine, int format, int outputs, int inputs, const uint8_t* const* rows,
+                            const int32_t* encodings, const float* bias, uint8_t* packed, char* message, size_t size) {
+  const FileRows from = {rows, reinterpret_cast<const Encoding*>(encodings)};
+  return told([&] { pack_rows(*machine, static_cast<Format>(format), outputs, inputs, from, bias, packed); }, message,
+              size);
+}
+
+// The numbers [rows, count] of rows of a file.
+EXPORT int kvcast_read_rows(kvcast_machine* machine, int count, int numbers, const uint8_t* const* rows,
+                            const int32_t* encodings, float* out, char* message, size_t size) {
+  const FileRows from = {rows, reinterpret_cast<const Encoding*>(encodings)};
+  return told([&] { read_rows(*machine, count, numbers, from, out); }, message, size);
 }
 
 // A packed matrix, or count of them, one for each expert, for what calls kvcast's operators (operators.hpp).

@@ -11,5 +11,6 @@ extern const Rows plain_rows;
 extern const Attention plain_attention;
 extern const EncoderAttention plain_encoder_attention;
 extern const Scores plain_scores;
+extern const Reading plain_reading;
 
 }  // namespace kvcast

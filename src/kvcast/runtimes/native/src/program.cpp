@@ -146,6 +146,15 @@ void execute(Machine& machine, const EmbeddingWords& w) {
   }
 }
 
+void execute(Machine& machine, const FileEmbeddingWords& w) {
+  for (int i = 0; i < w.count; i++) {
+    const int64_t id = w.ids[i];
+    if (id < 0 || id >= w.limit) throw std::out_of_range("a token is past the vocabulary");
+    machine.with.reading.numbers(static_cast<Encoding>(w.encodings[id]), reinterpret_cast<const uint8_t*>(w.rows[id]),
+                                 w.width, w.out.data + i * w.out.stride);
+  }
+}
+
 void execute(Machine& machine, const ElementsWords& w) {
   elementwise(machine, w.operation, w.sizes, w.out, w.inputs.items, w.inputs.count);
 }
