@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvcast.errors import InputMissingError, InputOutputError
 from kvcast.families.table import family_with
 from kvcast.spec.blocks import BlocksOf, CodedMatrix, no_blocks
+from kvcast.spec.file_rows import Encoding, FileRows, RowsOf, joined_rows, no_rows
 
 # NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
 _KINDS: Mapping[str, np.dtype[Any]] = {
@@ -26,18 +27,25 @@ _KINDS: Mapping[str, np.dtype[Any]] = {
     "int16": np.dtype("<i2"),
     "int32": np.dtype("<i4"),
 }
+_ENCODINGS: Mapping[str, Encoding] = {
+    "float32": Encoding.F32,
+    "float16": Encoding.F16,
+    "bfloat16": Encoding.BF16,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
     """A tensor with a known shape, whose values are read on demand.
 
-    `blocks` reads a matrix's codes, where the file has codes of up to 8 bits.
+    `blocks` reads a matrix's codes, where the file has codes of up to 8 bits. `rows` tells where a
+    matrix's rows lie in the file, all but the first axis joined.
     """
 
     shape: tuple[int, ...]
     read: Callable[[], NDArray[Any]]
     blocks: Callable[[], CodedMatrix] | None = None
+    rows: Callable[[], FileRows] | None = None
 
 
 def tensor_from_bytes(
@@ -59,7 +67,11 @@ def tensor_from_bytes(
             return np.left_shift(numbers.astype(np.uint32), np.uint32(16)).view(np.float32)
         return numbers
 
-    return StoredTensor(shape=shape, read=read)
+    def rows() -> FileRows:
+        return FileRows.of(raw, shape[0], math.prod(shape[1:]), _ENCODINGS[kind])
+
+    is_matrix = kind in _ENCODINGS and len(shape) > 1
+    return StoredTensor(shape=shape, read=read, rows=rows if is_matrix else None)
 
 
 class LazyTensors(Mapping[str, NDArray[Any]]):
@@ -87,6 +99,14 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
         read = parts[0].blocks if len(parts) == 1 else None
         return None if read is None else read()
 
+    def rows_of(self, name: str) -> FileRows | None:
+        """Return where a matrix's rows lie; None where they lie nowhere as they are."""
+        parts = self._parts.get(name, ())
+        reads = [part.rows for part in parts if part.rows is not None]
+        return (
+            joined_rows([read() for read in reads]) if reads and len(reads) == len(parts) else None
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -101,6 +121,7 @@ class Checkpoint:
         generation: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
             ids) and `alignment_heads` (list of [layer, head]) that the files specify.
         blocks_of: the codes that files have for a matrix, by its canonical name.
+        rows_of: where the rows of a matrix lie in files, by its canonical name.
 
     """
 
@@ -111,6 +132,7 @@ class Checkpoint:
     content_hash: str
     generation: Mapping[str, Any] = field(default_factory=dict)
     blocks_of: BlocksOf = no_blocks
+    rows_of: RowsOf = no_rows
 
     @property
     def family(self) -> str:

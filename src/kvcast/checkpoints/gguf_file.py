@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
 from kvcast.checkpoints.gguf_blocks import read_blocks
 from kvcast.errors import InputOutputError, KvcastError
+from kvcast.spec.file_rows import Encoding, FileRows
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -47,6 +48,7 @@ _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTISED = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
 )
 
 
@@ -66,8 +68,14 @@ class GgufTensor:
         blocks = partial(read_blocks, self.type.name, self.raw, self.shape, self._dequantised)
         is_matrix = len(self.shape) == _MATRIX
         return StoredTensor(
-            shape=self.shape, read=self._dequantised, blocks=blocks if is_matrix else None
+            shape=self.shape,
+            read=self._dequantised,
+            blocks=blocks if is_matrix else None,
+            rows=self._rows if is_matrix else None,
         )
+
+    def _rows(self) -> FileRows:
+        return FileRows.of(self.raw, *self.shape, Encoding(self.type))
 
     def slices(self) -> list["GgufTensor"]:
         """Cut along the first axis."""

@@ -15,6 +15,7 @@ from kvcast.checkpoints.base import LazyTensors, StoredTensor
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from kvcast.spec.blocks import joined
+from kvcast.spec.file_rows import joined_rows
 
 # Maps a canonical name to the names in a file whose tensors, concatenated along the first axis,
 # make it up. `{i}` stands for the layer (`{i:03}` in three digits) and `{e}` for the expert. A name
@@ -111,8 +112,12 @@ def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]
 
 def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
     """Return a tensor whose rows `move` puts into another order, those of its codes as well."""
-    moved, blocks = changed(tensor, move), tensor.blocks
-    return moved if blocks is None else replace(moved, blocks=lambda: blocks().moved(move))
+    blocks, rows = tensor.blocks, tensor.rows
+    return replace(
+        changed(tensor, move),
+        blocks=None if blocks is None else lambda: blocks().moved(move),
+        rows=None if rows is None else lambda: rows().moved(move),
+    )
 
 
 def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTensor:
@@ -121,7 +126,13 @@ def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTens
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return whole.reshape(shape)
 
-    tensor = StoredTensor(shape=shape, read=read)
+    places = [part.rows for part in parts if part.rows is not None]
+    has_rows = len(places) == len(parts) and len(shape) >= _MATRIX
+    tensor = StoredTensor(
+        shape=shape,
+        read=read,
+        rows=(lambda: joined_rows([rows() for rows in places])) if has_rows else None,
+    )
     blocks = [part.blocks for part in parts if part.blocks is not None]
     if len(blocks) < len(parts) or len(shape) < _MATRIX:
         return tensor

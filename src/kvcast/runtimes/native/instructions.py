@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from kvcast.runtimes.native.schema import SCHEMA, Fields
+from kvcast.spec.file_rows import Encoding
 
 
 class Operation(IntEnum):
@@ -197,6 +198,7 @@ _check_numbers(Operation, {name: code for code, name in enumerate(SCHEMA.instruc
 _check_numbers(Dtype, SCHEMA.enums["Dtype"], SCHEMA.enums["Number"])
 _check_numbers(Element, SCHEMA.enums["Element"])
 _check_numbers(Activation, SCHEMA.enums["Activation"])
+_check_numbers(Encoding, SCHEMA.enums["Encoding"])
 
 STRUCTS = {name: Layout(name, fields) for name, fields in SCHEMA.structs.items()}
 LAYOUTS = {code: Layout(code.name, SCHEMA.instructions[code.name]) for code in Operation}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.native.build import open_library
+from kvcast.spec.file_rows import FileRows
 
 CHOICE = "KVCAST_INSTRUCTIONS"
 """The environment variable that names the instruction set to use."""
@@ -52,6 +53,11 @@ def _library() -> Any:
             c_int,
             [c_void_p, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
         ),
+        "kvcast_pack_rows": (
+            c_int,
+            [c_void_p, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
+        ),
+        "kvcast_read_rows": (c_int, [c_void_p, c_int, c_int, *[c_void_p] * 3, c_char_p, c_size_t]),
         "kvcast_describe": (
             None,
             [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p],
@@ -135,11 +141,36 @@ class Machine:
             given.append(np.ascontiguousarray(part, np.float32))
             addresses.append(given[-1].ctypes.data)
         addresses.append(packed.ctypes.data)
-        message = ctypes.create_string_buffer(_MESSAGE)
-        sizes = format_, outputs, inputs
-        if self._library.kvcast_pack(self._handle, *sizes, *addresses, message, _MESSAGE):
-            raise KvcastError(message.value.decode())
+        self._told(self._library.kvcast_pack, format_, outputs, inputs, *addresses)
         return packed
+
+    def pack_rows(
+        self, format_: Format, rows: FileRows, bias: NDArray[np.float32] | None = None
+    ) -> NDArray[np.uint8]:
+        """Return the tiles of a matrix whose rows lie in a file; see packing.hpp.
+
+        Formats of blocks take widths that are multiples of 32.
+        """
+        sizes = format_, len(rows), rows.width
+        packed = self._take(self._library.kvcast_packed_bytes(self._handle, *sizes))
+        given = None if bias is None else np.ascontiguousarray(bias, np.float32)
+        arrays = rows.addresses, rows.encodings, given, packed
+        addresses = [None if array is None else array.ctypes.data for array in arrays]
+        self._told(self._library.kvcast_pack_rows, *sizes, *addresses)
+        return packed
+
+    def read_rows(self, rows: FileRows) -> NDArray[np.float32]:
+        """Return the numbers of rows, [rows, width]."""
+        out = np.empty((len(rows), rows.width), np.float32)
+        addresses = [part.ctypes.data for part in (rows.addresses, rows.encodings, out)]
+        self._told(self._library.kvcast_read_rows, len(rows), rows.width, *addresses)
+        return out
+
+    def _told(self, function: Any, *arguments: Any) -> None:
+        """Call a function that may fail; KvcastError if it does."""
+        message = ctypes.create_string_buffer(_MESSAGE)
+        if function(self._handle, *arguments, message, _MESSAGE):
+            raise KvcastError(message.value.decode())
 
     def describe(
         self, format_: Format, outputs: int, inputs: int, tiles: NDArray[Any], count: int = 1
@@ -168,10 +199,7 @@ class Machine:
 
     def run(self, words: NDArray[np.int64]) -> None:
         """Run a program; KvcastError if it fails."""
-        message = ctypes.create_string_buffer(_MESSAGE)
-        run = self._library.kvcast_run
-        if run(self._handle, words.ctypes.data, len(words), message, _MESSAGE):
-            raise KvcastError(message.value.decode())
+        self._told(self._library.kvcast_run, words.ctypes.data, len(words))
 
 
 def rounded_bytes(rows: int, inputs: int) -> int:

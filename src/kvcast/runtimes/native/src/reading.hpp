@@ -251,18 +251,54 @@ bool read_codes(Encoding encoding, const uint8_t* row, int count, uint8_t* codes
 }
 
 constexpr float MOST_INT8 = 127, MOST_INT4 = 15, LARGEST_HALF = 65504;
+constexpr int LANES = 16;
+
+// Compilers turn them into what the instruction set has. A comparison gives a Chosen, for ?:.
+typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+
+INLINE Lanes lanes_at(const float* from) {
+  Lanes x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+INLINE Lanes less(Lanes a, Lanes b) { return a < b ? a : b; }
+INLINE Lanes more(Lanes a, Lanes b) { return a > b ? a : b; }
+
+// To the nearest whole number, of equally near ones to the even; |x| is below 2^22.
+INLINE Lanes whole(Lanes x) { return (x + 12582912.f) - 12582912.f; }
+
+// x / by, and 0 where `by` is not above 0.
+INLINE Lanes over(Lanes x, Lanes by) { return by > 0 ? x / by : x - x; }
+
+INLINE Lanes clipped(Lanes x, float least, float most) { return less(more(x, Lanes{} + least), Lanes{} + most); }
 
 INLINE float greatest(const float* x, int count) {
-  float most = 0;
-  for (int i = 0; i < count; i++) most = std::max(most, std::fabs(x[i]));
-  return most;
+  Lanes most{};
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const Lanes given = lanes_at(x + i);
+    most = more(most, more(given, -given));
+  }
+  float all = 0;
+  for (int n = 0; n < LANES; n++) all = std::max(all, most[n]);
+  for (; i < count; i++) all = std::max(all, std::fabs(x[i]));
+  return all;
+}
+
+INLINE void store_codes(Lanes x, int8_t* codes) {
+  int32_t wide[LANES];
+  for (int n = 0; n < LANES; n++) wide[n] = static_cast<int32_t>(x[n]);
+  for (int n = 0; n < LANES; n++) codes[n] = static_cast<int8_t>(wide[n]);
 }
 
 // One scale for all.
 void round_row(const float* x, int count, int8_t* codes, float* scale) {
   *scale = greatest(x, count) / MOST_INT8;
   const float inverse = *scale > 0 ? 1 / *scale : 0;
-  for (int i = 0; i < count; i++) codes[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) store_codes(whole(lanes_at(x + i) * inverse), codes + i);
+  for (; i < count; i++) codes[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
 }
 
 // A scale for each GROUP, a half.
@@ -271,84 +307,72 @@ void round_groups(const float* x, int count, int8_t* codes, float* scales) {
     float scale = std::min(greatest(x, GROUP) / MOST_INT8, LARGEST_HALF);
     to_halves_and_back(&scale, 1);
     scales[g] = scale;
-    for (int i = 0; i < GROUP; i++) {
-      const float code = scale > 0 ? std::nearbyint(x[i] / scale) : 0;
-      codes[i] = static_cast<int8_t>(std::min(std::max(code, -MOST_INT8), MOST_INT8));
-    }
+    for (int i = 0; i < GROUP; i += LANES)
+      store_codes(whole(clipped(over(lanes_at(x + i), Lanes{} + scale), -MOST_INT8, MOST_INT8)), codes + i);
   }
 }
 
-constexpr int LANES = 16;  // groups that are searched side by side
-constexpr int TRIALS = 11;
-
+// LANES groups of numbers [GROUP, LANES], which are coded side by side.
 struct Coding {
-  float codes[GROUP][LANES], scales[LANES], least[LANES], error[LANES];
+  Lanes codes[GROUP], scales, least, error;
 };
 
-// Rounds to codes with these scales and least values, as halves hold them.
-INLINE void code_groups(const float (*x)[LANES], const float* scales, const float* least, Coding& to) {
-  for (int n = 0; n < LANES; n++) {
-    to.scales[n] = std::min(std::max(scales[n], -LARGEST_HALF), LARGEST_HALF);
-    to.least[n] = std::min(std::max(least[n], -LARGEST_HALF), LARGEST_HALF);
-    to.error[n] = 0;
-  }
-  to_halves_and_back(to.scales, LANES);
-  to_halves_and_back(to.least, LANES);
-  for (int i = 0; i < GROUP; i++)
-    for (int n = 0; n < LANES; n++) {
-      const float shifted = x[i][n] - to.least[n];
-      const float code = to.scales[n] > 0 ? shifted / to.scales[n] : 0;
-      to.codes[i][n] = std::min(std::max(std::nearbyint(code), 0.f), MOST_INT4);
-      const float difference = to.codes[i][n] * to.scales[n] - shifted;
-      to.error[n] += difference * difference;
-    }
+INLINE Lanes as_halves(Lanes x) {
+  float numbers[LANES];
+  const Lanes given = clipped(x, -LARGEST_HALF, LARGEST_HALF);
+  std::memcpy(numbers, &given, sizeof given);
+  to_halves_and_back(numbers, LANES);
+  return lanes_at(numbers);
 }
 
-// Int4 codes, two in a byte, of LANES groups of numbers [LANES, GROUP]: llama.cpp's make_qkx2_quants. Several
-// ranges, a little narrower and wider than a group's, give codes; of the scale and least value that fit these
-// codes best (least squares), those with the least error stay. They are halves.
-INLINE void search_groups(const float (*x)[LANES], Coding& best) {
-  float lowest[LANES], extent[LANES], width[LANES], total[LANES];
-  for (int n = 0; n < LANES; n++) lowest[n] = extent[n] = x[0][n], total[n] = 0;
-  for (int i = 0; i < GROUP; i++)
-    for (int n = 0; n < LANES; n++) {
-      lowest[n] = std::min(lowest[n], x[i][n]);
-      extent[n] = std::max(extent[n], x[i][n]);
-      total[n] += x[i][n];
-    }
-  for (int n = 0; n < LANES; n++) {
-    extent[n] -= lowest[n];
-    width[n] = extent[n] / MOST_INT4;
+// Rounds to codes with these scales and least values, as halves hold them.
+INLINE void code_groups(const Lanes* x, Lanes scales, Lanes least, Coding& to) {
+  to.scales = as_halves(scales);
+  to.least = as_halves(least);
+  to.error = Lanes{};
+  for (int i = 0; i < GROUP; i++) {
+    const Lanes shifted = x[i] - to.least;
+    to.codes[i] = whole(clipped(over(shifted, to.scales), 0, MOST_INT4));
+    const Lanes difference = to.codes[i] * to.scales - shifted;
+    to.error += difference * difference;
   }
-  code_groups(x, width, lowest, best);
+}
+
+// Int4 codes: llama.cpp's make_qkx2_quants. Several ranges, a little narrower and wider than a group's, give codes;
+// of the scale and least value that fit these codes best (least squares), those with the least error stay. They
+// are halves.
+INLINE void search_groups(const Lanes* x, Coding& best) {
+  constexpr int TRIALS = 11;
+  Lanes lowest = x[0], highest = x[0], total{};
+  for (int i = 0; i < GROUP; i++) {
+    lowest = less(lowest, x[i]);
+    highest = more(highest, x[i]);
+    total += x[i];
+  }
+  const Lanes extent = highest - lowest;
+  code_groups(x, extent / MOST_INT4, lowest, best);
   Coding tried, candidate;
   for (int trial = 0; trial < TRIALS; trial++) {
     // As NumPy rounds arange(-1, 1.01, 0.2) to floats.
     const float step = static_cast<float>(-1.0 + 0.2 * trial);
-    for (int n = 0; n < LANES; n++) width[n] = extent[n] / (MOST_INT4 + step);
+    const Lanes width = extent / (MOST_INT4 + step);
     code_groups(x, width, lowest, tried);
-    float products[LANES] = {}, ones[LANES] = {}, squares[LANES] = {}, start[LANES];
-    for (int i = 0; i < GROUP; i++)
-      for (int n = 0; n < LANES; n++) {
-        const float code = tried.codes[i][n];
-        products[n] += code * x[i][n];
-        ones[n] += code;
-        squares[n] += code * code;
-      }
-    for (int n = 0; n < LANES; n++) {
-      const float spread = GROUP * squares[n] - ones[n] * ones[n];
-      const bool fits = spread > 0;
-      if (fits) width[n] = (GROUP * products[n] - ones[n] * total[n]) / spread;
-      start[n] = fits ? (total[n] - width[n] * ones[n]) / GROUP : lowest[n];
+    Lanes products{}, ones{}, squares{};
+    for (int i = 0; i < GROUP; i++) {
+      const Lanes code = tried.codes[i];
+      products += code * x[i];
+      ones += code;
+      squares += code * code;
     }
-    code_groups(x, width, start, candidate);
-    for (int n = 0; n < LANES; n++) {
-      const bool better = candidate.error[n] < best.error[n];
-      if (better) best.scales[n] = candidate.scales[n];
-      if (better) best.least[n] = candidate.least[n];
-      for (int i = 0; i < GROUP; i++) best.codes[i][n] = better ? candidate.codes[i][n] : best.codes[i][n];
-      best.error[n] = std::min(best.error[n], candidate.error[n]);
-    }
+    const Lanes spread = GROUP * squares - ones * ones;
+    const Lanes slope = spread > 0 ? (GROUP * products - ones * total) / spread : width;
+    const Lanes start = spread > 0 ? (total - slope * ones) / GROUP : lowest;
+    code_groups(x, slope, start, candidate);
+    const auto better = candidate.error < best.error;
+    for (int i = 0; i < GROUP; i++) best.codes[i] = better ? candidate.codes[i] : best.codes[i];
+    best.scales = better ? candidate.scales : best.scales;
+    best.least = better ? candidate.least : best.least;
+    best.error = less(candidate.error, best.error);
   }
 }
 
@@ -359,14 +383,20 @@ void search_row(const float* x, int count, uint8_t* codes, float* scales, float*
     float turned[GROUP][LANES] = {};
     for (int n = 0; n < lanes; n++)
       for (int i = 0; i < GROUP; i++) turned[i][n] = x[(first + n) * GROUP + i];
+    Lanes numbers[GROUP];
+    std::memcpy(numbers, turned, sizeof numbers);
     Coding best;
-    search_groups(turned, best);
+    search_groups(numbers, best);
     for (int n = 0; n < lanes; n++) {
       scales[first + n] = best.scales[n];
       least[first + n] = best.least[n];
-      for (int i = 0; i < GROUP; i += 2)
-        codes[((first + n) * GROUP + i) / 2] =
-            static_cast<uint8_t>(static_cast<int>(best.codes[i][n]) | static_cast<int>(best.codes[i + 1][n]) << 4);
+    }
+    for (int i = 0; i < GROUP; i += 2) {
+      int8_t low[LANES], high[LANES];
+      store_codes(best.codes[i], low);
+      store_codes(best.codes[i + 1], high);
+      for (int n = 0; n < lanes; n++)
+        codes[((first + n) * GROUP + i) / 2] = static_cast<uint8_t>(low[n] | high[n] << 4);
     }
   }
 }

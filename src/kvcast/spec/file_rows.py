@@ -1,0 +1,112 @@
+"""Rows of a matrix as a file holds them: kernels read them where they lie.
+
+A row is an address and an encoding, so that rows are reordered, and those of several tensors
+joined, without a copy. Knows no file format and no runtime.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Encoding(IntEnum):
+    """How a row of numbers is held; ggml's types have their numbers in GGUF."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q2_K = 10
+    Q3_K = 11
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    IQ4_NL = 20
+    IQ4_XS = 23
+    BF16 = 30
+    MXFP4 = 39
+
+
+FLOATS = frozenset({Encoding.F32, Encoding.F16, Encoding.BF16})
+FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K})
+"""Codes of 0 .. 15 with a scale and a least value for 32 of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRows:
+    """Rows of `width` numbers each.
+
+    Attributes:
+        addresses: int64 [rows].
+        encodings: int32 [rows], of `Encoding`.
+        width: numbers of a row.
+        owners: arrays in whose memory the rows lie, which this keeps alive.
+
+    """
+
+    addresses: NDArray[np.int64]
+    encodings: NDArray[np.int32]
+    width: int
+    owners: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @classmethod
+    def of(cls, raw: NDArray[np.uint8], rows: int, width: int, encoding: Encoding) -> Self:
+        """Return the rows that bytes hold, one after the other."""
+        first, each = raw.ctypes.data, raw.nbytes // rows
+        return cls(
+            addresses=first + each * np.arange(rows, dtype=np.int64),
+            encodings=np.full(rows, encoding, np.int32),
+            width=width,
+            owners=(raw,),
+        )
+
+    @classmethod
+    def of_numbers(cls, matrix: NDArray[Any]) -> Self:
+        """Return the rows of an array [rows, width] of floats."""
+        floats = np.ascontiguousarray(matrix, np.float32)
+        return cls.of(floats.view(np.uint8).reshape(-1), *floats.shape, Encoding.F32)
+
+    def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> Self:
+        """Return the rows in the order that `move` gives to an array's."""
+        return self.part(move(np.arange(len(self))))
+
+    def part(self, index: Any) -> Self:
+        """Return some of the rows."""
+        return type(self)(
+            addresses=np.ascontiguousarray(self.addresses[index]),
+            encodings=np.ascontiguousarray(self.encodings[index]),
+            width=self.width,
+            owners=self.owners,
+        )
+
+    def kinds(self) -> set[Encoding]:
+        """Return the encodings that there are."""
+        return set(map(Encoding, np.unique(self.encodings).tolist()))
+
+
+def joined_rows(parts: Sequence[FileRows]) -> FileRows:
+    """Return the rows of several parts of one width, one after the other."""
+    return FileRows(
+        addresses=np.concatenate([part.addresses for part in parts]),
+        encodings=np.concatenate([part.encodings for part in parts]),
+        width=parts[0].width,
+        owners=[owner for part in parts for owner in part.owners],
+    )
+
+
+RowsOf = Callable[[str], FileRows | None]
+"""The rows of a checkpoint's matrix, by its canonical name; None where it has none of them."""
+
+
+def no_rows(_: str) -> None:
+    """Tell that a checkpoint has arrays alone."""
