@@ -64,7 +64,7 @@ def test_a_models_blocks_are_its_tensors(tmp_path, kind):
     matrices = [name for name, array in checkpoint.tensors.items() if array.ndim == 2]
     assert len(matrices) > 4
     for name, array in checkpoint.tensors.items():
-        found = checkpoint.blocks_of(name)
+        found = checkpoint.tensors.blocks_of(name)
         assert (found is not None) == (array.ndim == 2)
         if found is not None:
             np.testing.assert_array_equal(found.numbers(), array, err_msg=name)

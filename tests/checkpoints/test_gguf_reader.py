@@ -152,7 +152,7 @@ def test_a_quantised_mixtral_is_cut_between_experts(tmp_path):
     assert np.abs(got - want).max() < np.abs(want).max() / 127
     for name in ("down", "gate_up"):
         name = f"decoder.layers.1.feed_forward.{name}"
-        blocks, numbers = checkpoint.blocks_of(name), checkpoint.tensors[name]
+        blocks, numbers = checkpoint.tensors.blocks_of(name), checkpoint.tensors[name]
         np.testing.assert_array_equal(blocks.numbers(), numbers.reshape(-1, numbers.shape[-1]))
 
 

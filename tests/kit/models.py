@@ -18,7 +18,6 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 from torch import nn
-from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map
 
 from kit.dimensions import SMALL
@@ -31,7 +30,6 @@ from kvcast.loading.opening import export_once
 from kvcast.loading.params import LoadParams
 from kvcast.runtimes.aoti.greedy_step import GreedyState
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
-from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.onnx import lower
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
@@ -125,28 +123,18 @@ def bundle(
     key = sha256(repr((dimensions, runtime, precision)).encode()).hexdigest()[:16]
 
     def make(folder: Path) -> None:
-        if runtime != "native":
-            write(random_programs(dimensions), folder, runtime=runtime, **precision)
-            return
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Signature, "export", _export_once)
-            write(_native_programs(dimensions), folder, runtime=runtime, **precision)
+        write(random_programs(dimensions), folder, runtime=runtime, **precision)
 
     return once(f"{runtime}-{quantize}-{key}", make)
 
 
-# Lowering to the native runtime changes no program, so all precisions have one trace.
-_native_programs = cache(random_programs)
-_export = Signature.export
-_exports: dict[int, ExportedProgram] = {}
-
-
-def _export_once(signature: Signature) -> ExportedProgram:
-    """Trace one of `_native_programs`, whose identities stay theirs."""
-    key = id(signature.program)
-    if key not in _exports:
-        _exports[key] = _export(signature)
-    return _exports[key]
+def tensors_of(programs: Any) -> dict[str, NDArray[Any]]:
+    """Return the weights of PyTorch's modules by their canonical names."""
+    whole = getattr(programs, "encode", programs.decode)
+    return {
+        name.removeprefix("rows.").removeprefix("model."): tensor.detach().numpy()
+        for name, tensor in whole.state_dict().items()
+    }
 
 
 def write(
@@ -166,6 +154,7 @@ def write(
     job = LoweringJob(
         family=family,
         programs=programs,
+        tensors=tensors_of(programs),
         precision=BundlePrecision(quantize=quantize, dtype=dtype, cache=cache),
         build=BuildOptions(),
         special_tokens=SPECIAL_TOKENS,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from kvcast.errors import InputMissingError, InputOutputError
 from kvcast.families.table import family_with
-from kvcast.spec.blocks import BlocksOf, CodedMatrix, no_blocks
-from kvcast.spec.file_rows import Encoding, FileRows, RowsOf, joined_rows, no_rows
+from kvcast.spec.blocks import CodedMatrix
+from kvcast.spec.file_rows import Encoding, FileRows, joined_rows
 
 # NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
 _KINDS: Mapping[str, np.dtype[Any]] = {
@@ -120,19 +120,15 @@ class Checkpoint:
         content_hash: SHA-256 of the files.
         generation: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
             ids) and `alignment_heads` (list of [layer, head]) that the files specify.
-        blocks_of: the codes that files have for a matrix, by its canonical name.
-        rows_of: where the rows of a matrix lie in files, by its canonical name.
 
     """
 
     dimensions: Any
-    tensors: Mapping[str, NDArray[Any]]
+    tensors: LazyTensors
     text: Mapping[str, bytes]
     source: str
     content_hash: str
     generation: Mapping[str, Any] = field(default_factory=dict)
-    blocks_of: BlocksOf = no_blocks
-    rows_of: RowsOf = no_rows
 
     @property
     def family(self) -> str:

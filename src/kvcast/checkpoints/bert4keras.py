@@ -10,14 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import (
     Checkpoint,
     CheckpointReader,
+    LazyTensors,
     StoredTensor,
     read_json_object,
     require_file,
@@ -207,7 +206,7 @@ def _transposed(tensor: StoredTensor) -> StoredTensor:
 
 def _unilm_tensors(
     dimensions: UnilmDimensions, tensors: Mapping[str, TensorflowTensor], label: str
-) -> Mapping[str, NDArray[Any]]:
+) -> LazyTensors:
     stored = _stored(tensors, ("bert/", "cls/"))
     if dimensions.rotary is not None:
         halves = partial(halves_from_pairs, head_dim=dimensions.head_dim)
@@ -222,7 +221,7 @@ def _unilm_tensors(
 
 def _t5_tensors(
     dimensions: T5Dimensions, tensors: Mapping[str, TensorflowTensor], label: str
-) -> Mapping[str, NDArray[Any]]:
+) -> LazyTensors:
     stored = _stored(tensors, (_SHARED, "encoder/", "decoder/"))
     shapes = T5.tensor_shapes(dimensions)
     return fill_evenly(shapes, _T5_NAMES, stored, label, _model(dimensions.encoder_layers))

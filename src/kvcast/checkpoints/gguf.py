@@ -154,8 +154,6 @@ def _read(source: Path, content_hash: str) -> Checkpoint:
     return Checkpoint(
         dimensions=dimensions,
         tensors=tensors,
-        blocks_of=tensors.blocks_of,
-        rows_of=tensors.rows_of,
         text=text,
         source=f"GGUF file {path}",
         content_hash=content_hash,

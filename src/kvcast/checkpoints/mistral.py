@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import (
     Checkpoint,
     CheckpointReader,
+    LazyTensors,
     StoredTensor,
     read_json_object,
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
-from kvcast.checkpoints.tables import changed, fill_decoder, halves_from_pairs
+from kvcast.checkpoints.tables import fill_decoder, halves_from_pairs, reordered
 from kvcast.errors import InputMissingError
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
@@ -122,12 +123,12 @@ def _rotary(params: Fields) -> Rotary:
     )
 
 
-def _tensors(folder: Path, dimensions: DecoderDimensions) -> Mapping[str, NDArray[Any]]:
+def _tensors(folder: Path, dimensions: DecoderDimensions) -> LazyTensors:
     def halves(weight: NDArray[Any]) -> NDArray[Any]:
         return halves_from_pairs(weight, dimensions.head_dim)
 
     stored: dict[str, StoredTensor] = {
-        name: changed(tensor, halves) if name.endswith(_ROTATED) else tensor
+        name: reordered(tensor, halves) if name.endswith(_ROTATED) else tensor
         for name, tensor in read_weights(_weight_files(folder)).items()
         if not name.startswith(_IMAGES)
     }

@@ -92,7 +92,7 @@ def export_folder(
         _check_calibration(checkpoint.family, checkpoint.dimensions)
     with staged(output, overwrite=overwrite) as folder:
         programs = programs_of(checkpoint)
-        blocks_of, calibration = checkpoint.blocks_of, {}
+        blocks_of, calibration = checkpoint.tensors.blocks_of, {}
         if precision.calibrated:
             from kvcast.runtimes.lowering.calibrated_blocks import calibrate
 
@@ -101,6 +101,7 @@ def export_folder(
         job = LoweringJob(
             family=checkpoint.family,
             programs=programs,
+            tensors=checkpoint.tensors,
             precision=precision,
             build=build,
             special_tokens=special_tokens(checkpoint),

@@ -18,6 +18,7 @@ from kvcast.bundle.manifest import MANIFEST, VERSION, Manifest, is_bundle, read_
 from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouched_package
 from kvcast.bundle.staging import remove_abandoned
 from kvcast.bundle.validation import check_manifest
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Task
@@ -105,10 +106,8 @@ def open_model(
         manifest = read_on_trust(package)
     elif is_bundle(folder):
         manifest = read_bundle(folder)
-    elif runtime is not None and not RUNTIMES[runtime].exports:
-        precision = RUNTIMES[runtime].choose_precision(request)
-        _check_task(model, open_checkpoint(folder).family, task)
-        return OpenedModel(model=_open_eager(folder, precision, threads), runtime=runtime)
+    elif opened := _opened_directly(folder, str(model), params, task):
+        return opened
     else:
         folder, manifest = export_once(folder, str(model), params, task)
     _check_task(model, manifest.family, task)
@@ -118,6 +117,25 @@ def open_model(
     return OpenedModel(
         model=_open_bundle(folder, manifest, threads), runtime=manifest.runtime, on_trust=package
     )
+
+
+def _opened_directly(
+    folder: Path, name: str, params: LoadParams, task: Task | None
+) -> OpenedModel | None:
+    """Open a checkpoint as it is; None for a runtime that needs a bundle, or codes that do."""
+    runtime = params.runtime or default_runtime(params.precision, params.on_phase)
+    precision = RUNTIMES[runtime].choose_precision(params.precision)
+    if not RUNTIMES[runtime].direct or precision.calibrated:
+        return None
+    checkpoint = open_checkpoint(folder)
+    _check_task(name, checkpoint.family, task)
+    threads = params.threads or available_cores()
+    if RUNTIMES[runtime].exports:
+        opened = TARGETS[runtime].open_checkpoint(checkpoint, precision, threads)
+    else:
+        opened = _eager(checkpoint, precision, threads)
+    model: Model = model_of(opened, checkpoint.dimensions, checkpoint.text)
+    return OpenedModel(model=model, runtime=runtime)
 
 
 def model_digest(model: str | Path, params: LoadParams) -> str:
@@ -204,18 +222,16 @@ def _target(folder: Path, manifest: Manifest) -> Target:
     return TARGETS[manifest.runtime]
 
 
-def _open_eager(folder: Path, precision: BundlePrecision, threads: int) -> Model:
+def _eager(checkpoint: Checkpoint, precision: BundlePrecision, threads: int) -> Any:
     require_export_extra()
     from kvcast.runtimes.eager import torch_settings
     from kvcast.runtimes.eager.opening import eager_runtime
 
     torch_settings.use(threads)
-    checkpoint = open_checkpoint(folder)
     programs = programs_of(checkpoint)
     if precision.quantize != "none":
         quantize_eager(programs, precision.quantize)
-    model: Model = model_of(eager_runtime(programs), checkpoint.dimensions, checkpoint.text)
-    return model
+    return eager_runtime(programs)
 
 
 _CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from kvcast.bundle.manifest import Graph, Manifest
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.base import Interface
 from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_of
@@ -39,7 +42,8 @@ class LoweringJob:
 
     Attributes:
         family: the model family that the programs belong to.
-        programs: the programs of one checkpoint, in fp32.
+        programs: the programs of one checkpoint, in fp32, as PyTorch's modules.
+        tensors: the checkpoint's, by canonical name.
         precision: the precision to lower them to.
         build: options for compiling native code.
         special_tokens: tokens that start, steer and end a text, for callers that read only the
@@ -51,11 +55,17 @@ class LoweringJob:
 
     family: str
     programs: Any
+    tensors: Mapping[str, NDArray[Any]]
     precision: BundlePrecision
     build: BuildOptions
     special_tokens: Mapping[str, Sequence[int]]
     on_phase: OnPhase = ignore_phase
     blocks_of: BlocksOf = no_blocks
+
+    @property
+    def dimensions(self) -> Any:
+        """The dimensions of the model."""
+        return self.programs.dimensions
 
     def signatures(self) -> Mapping[str, Any]:
         """Return what exporters need to know of each program, from `lowering.signatures`."""
@@ -103,3 +113,8 @@ class Target(Protocol):
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
         """Open a bundle whose checksums have been verified."""
         return self.runtimes()[family_of(family).interface](folder, manifest, threads)
+
+    def open_checkpoint(
+        self, checkpoint: Checkpoint, precision: BundlePrecision, threads: int
+    ) -> Any:
+        """Open a checkpoint as it is, on a runtime that needs no bundle."""

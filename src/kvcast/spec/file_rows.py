@@ -105,8 +105,4 @@ def joined_rows(parts: Sequence[FileRows]) -> FileRows:
 
 
 RowsOf = Callable[[str], FileRows | None]
-"""The rows of a checkpoint's matrix, by its canonical name; None where it has none of them."""
-
-
-def no_rows(_: str) -> None:
-    """Tell that a checkpoint has arrays alone."""
+"""The rows of a checkpoint's matrix, by its canonical name; None where they lie nowhere."""

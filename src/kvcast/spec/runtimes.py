@@ -58,6 +58,7 @@ class RuntimeInfo:
             suffices; None: nothing to install would help.
         target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
             models run without a bundle.
+        direct: whether checkpoints are opened as they are, without a bundle.
         compiles: whether exporting compiles native code, so that build options apply.
         package: the file of its bundles that can contain native code; empty if none can.
         quantize: quantisation schemes for weight matrices.
@@ -73,6 +74,7 @@ class RuntimeInfo:
     summary: str
     extra: str | None
     target: str = ""
+    direct: bool = False
     compiles: bool = False
     package: str = ""
     quantize: tuple[str, ...]
@@ -162,6 +164,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="one call a step, compiled from C++ where it runs",
         extra=None,
         target="kvcast.runtimes.native.target:NativeTarget",
+        direct=True,
         quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "fp16", "int8"),
@@ -171,6 +174,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         title="eager PyTorch",
         summary="without a bundle",
         extra="export",
+        direct=True,
         quantize=("none", "int8", "int4"),
         default_quantize="none",
     ),

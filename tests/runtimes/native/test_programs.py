@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvcast.runtimes.native.fusion import fused
 
 from kit.dimensions import SMALL
 from kit.models import bundle, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native.building import Builder, Matrix
-from kvcast.runtimes.native.fusion import fused
 from kvcast.runtimes.native.instructions import Operation
 from kvcast.runtimes.native.library import Format, Machine, aligned
 from kvcast.runtimes.native.operations import OPERATIONS

@@ -116,10 +116,11 @@ def graph_of(checkpoint: Checkpoint, quantize: str, folder: Path) -> ir.Graph:
     job = LoweringJob(
         family=checkpoint.family,
         programs=programs_of(checkpoint),
+        tensors=checkpoint.tensors,
         precision=BundlePrecision(quantize=quantize, dtype="fp32", cache="fp32"),
         build=BuildOptions(),
         special_tokens={},
-        blocks_of=checkpoint.blocks_of,
+        blocks_of=checkpoint.tensors.blocks_of,
     )
     folder.mkdir()
     TARGETS["onnx"].lower(job, folder)
@@ -155,7 +156,7 @@ def test_a_files_own_codes_and_scales_are_in_the_graph_bit_for_bit(
     checkpoint = file(kind, tmp_path / "m.gguf")
     graph = graph_of(checkpoint, "int4", tmp_path / "b")
     for name in MATRICES:
-        own, written = checkpoint.blocks_of(name), in_graph(graph, name)
+        own, written = checkpoint.tensors.blocks_of(name), in_graph(graph, name)
         codes = written.codes.reshape(len(written.codes), -1)
         if kind == "Q8_0":
             codes = (codes ^ 128).view(np.int8)
@@ -177,6 +178,6 @@ def test_int8_keeps_codes_of_8_bits_where_it_has_blocks(
     graph = graph_of(checkpoint, "int8", tmp_path / "b")
     for name in (*MATRICES[:2], "decoder.layers.0.feed_forward.down.weight"):
         codes = in_graph(graph, name).codes.reshape(len(checkpoint.tensors[name]), -1)
-        own = checkpoint.blocks_of(name).codes
+        own = checkpoint.tensors.blocks_of(name).codes
         same = codes.shape == own.shape and ((codes ^ 128).view(np.int8) == own).all()
         assert same == kept

@@ -122,8 +122,9 @@ class _Result:
 
 @dataclass
 class Builder:
-    """Instructions so far."""
+    """Instructions so far; `exact`: attention of encoders is computed in fp32."""
 
+    exact: bool = True
     instructions: list[Instruction] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
     _arguments: list[Storage] = field(default_factory=list)

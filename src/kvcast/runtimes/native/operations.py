@@ -25,6 +25,7 @@ from kvcast.runtimes.native.instructions import (
 )
 from kvcast.runtimes.native.library import TILE, Format
 from kvcast.runtimes.native.values import Lines, Value
+from kvcast.spec.file_rows import FileRows
 from kvcast.spec.self_attention import SelfAttention
 
 _DTYPES = {"float32": Dtype.F32, "float16": Dtype.F16, "int32": Dtype.I32, "int64": Dtype.I64}
@@ -210,9 +211,23 @@ def _gated(builder: Builder, gate: Value, up: Value, *, activation: str) -> Valu
     return out
 
 
-def _embedding(builder: Builder, table: "Matrix | NDArray[Any]", ids: Value) -> Value:
+def _embedding(builder: Builder, table: Matrix | FileRows | NDArray[Any], ids: Value) -> Value:
     index = builder.contiguous(ids, Dtype.I64)
     count = prod(ids.sizes)
+    if isinstance(table, FileRows):
+        out = Value.fresh((*ids.sizes, table.width), Dtype.F32)
+        builder.kept.append(table)
+        builder.emit(
+            Operation.FILE_EMBEDDING,
+            rows=table.addresses.ctypes.data,
+            encodings=table.encodings.ctypes.data,
+            limit=len(table),
+            width=table.width,
+            ids=index.address,
+            count=count,
+            out=_flat_words(out.address, table.width),
+        )
+        return out
     if isinstance(table, Matrix):
         out = Value.fresh((*ids.sizes, table.inputs), Dtype.F32)
         builder.emit(
@@ -344,7 +359,7 @@ def _encoder_attention(
     lengths: Value | None = None,
     bias: Value | None = None,
     *,
-    exact: bool = True,
+    exact: bool | None = None,  # in the programs of earlier bundles
 ) -> Value:
     inputs, positions, width = query.sizes
     _expect(key.sizes == value.sizes == query.sizes and width % heads == 0, "heads")
@@ -363,7 +378,7 @@ def _encoder_attention(
         lengths=_or_none(lengths),
         scale=float(scale),
         bias=_bias(builder, bias),
-        exact=int(exact),
+        exact=int(builder.exact if exact is None else exact),
         out=_flat_words(out.address, width),
     )
     return out

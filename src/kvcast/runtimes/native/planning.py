@@ -25,13 +25,16 @@ def planned(
     constants: Mapping[Constant, Any],
     inputs: Mapping[str, NDArray[Any]],
     outputs: Mapping[str, NDArray[Any]],
+    *,
+    exact: bool = True,
 ) -> Plan:
     """Return the instructions of a call that reads these arrays and fills those.
 
     Outputs are the program's, or results of steps by their names. The caller keeps the arrays,
-    which are the plan's arguments in their order, alive.
+    which are the plan's arguments in their order, alive. `exact`: attention of encoders is computed
+    in fp32.
     """
-    builder = Builder()
+    builder = Builder(exact=exact)
     known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
 
     def resolved(given: Any) -> Any:

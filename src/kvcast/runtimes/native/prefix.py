@@ -3,13 +3,12 @@
 Knows programs by the names in the bundle's manifest and nothing of models.
 """
 
-from pathlib import Path
-
 import numpy as np
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.native.interpreter import Interpreter
 from kvcast.runtimes.native.runtime import NativeRuntime
 from kvcast.runtimes.prefix import EmbeddingRuntime
 
@@ -17,8 +16,8 @@ from kvcast.runtimes.prefix import EmbeddingRuntime
 class NativePrefix(NativeRuntime, EmbeddingRuntime):
     """The first call of an empty row is its source."""
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        super().__init__(folder, manifest, threads)
+    def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
+        super().__init__(manifest, interpreter)
         self.width = manifest.dimensions["width"]
         self.max_positions = manifest.dimensions["max_positions"]
         self._pooled: bool = manifest.dimensions["pooled"]

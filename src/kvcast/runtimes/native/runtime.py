@@ -5,10 +5,9 @@ its sizes and the places of its caches; plans of steps are kept. Knows programs 
 bundle's manifest and nothing of models.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,12 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.errors import KvcastError
 from kvcast.families.caches import CacheLayers
 from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Float32, Int64, TokenProbabilityQuery, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk
 from kvcast.runtimes.cache import CacheHandle, Run
-from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
 from kvcast.runtimes.native.alignment import (
     attention_by_token_plan,
@@ -31,142 +28,8 @@ from kvcast.runtimes.native.alignment import (
     probabilities_plan,
     scores_plan,
 )
-from kvcast.runtimes.native.building import Experts, Matrix, Plan
 from kvcast.runtimes.native.instructions import SCALE_BYTES
-from kvcast.runtimes.native.library import Machine, aligned
-from kvcast.runtimes.native.matrices import packed_experts, packed_matrix
-from kvcast.runtimes.native.planning import WEIGHTS, planned, read_program
-from kvcast.runtimes.opening import naming
-from kvcast.spec.program import Constant, Program
-
-# The places of cosines and sines among self-attention's arguments.
-_ANGLES = slice(9, 11)
-# Plans that are kept for calls of the same sizes over other arrays.
-_PLANS = 64
-
-
-@dataclass
-class Call:
-    """A plan, and where the arena began when its addresses were last moved there."""
-
-    plan: Plan
-    base: int = 0
-
-
-class Weights:
-    """The constants of a bundle's programs, packed for a machine."""
-
-    def __init__(self, path: Path, machine: Machine, programs: Sequence[Program]) -> None:
-        from safetensors.numpy import load_file
-
-        with naming(path):
-            self._tensors = load_file(path)
-        self._machine = machine
-        self.constants: dict[Constant, Any] = {}
-        with naming(path):
-            # Of all programs: one may look up rows of a table that another multiplies with.
-            makers = {
-                name: make
-                for operation, make in _MAKERS.items()
-                for program in programs
-                for name in program.matrices(operation)
-            }
-            for constant in dict.fromkeys(c for program in programs for c in program.constants()):
-                make = makers.get(constant.name)
-                tensor = make(self, constant) if make else self._tensors[constant.name]
-                self.constants[constant] = tensor
-        del self._tensors
-
-    def matrix(self, constant: Constant) -> Matrix:
-        """Pack a matrix with its bias."""
-        return packed_matrix(self._machine, self._tensors, constant.name, constant.bias)
-
-    def experts(self, constant: Constant) -> Experts:
-        """Pack a matrix for each expert."""
-        return packed_experts(self._machine, self._tensors, constant.name)
-
-
-_MAKERS: Mapping[str, Callable[[Weights, Constant], Any]] = {
-    "linear": Weights.matrix,
-    "conv1d": Weights.matrix,
-    "mixture_of_experts": Weights.experts,
-}
-"""How the matrices of an operation are packed."""
-
-
-class Interpreter:
-    """A machine, and the memory in which its programs' intermediate results lie."""
-
-    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        self.machine = Machine(threads)
-        self._lock = ForkSafeLock()  # of the arena and the machine
-        self._arena = aligned(0)
-        self._planning = ForkSafeLock()
-        self._plans: dict[tuple[Any, ...], Plan] = {}  # the latest last
-        self.programs: dict[str, Program] = {}
-        self._paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
-        for name, graph in manifest.graphs.items():
-            with naming(folder / graph.file):
-                program = read_program(folder / graph.file)
-            if (*program.inputs, *program.outputs) != (*graph.inputs, *graph.outputs):
-                raise KvcastError(f"{folder / graph.file} does not fit bundle.json; export again")
-            self.programs[name] = program
-        place = (folder / next(iter(manifest.graphs.values())).file).parent
-        weights = Weights(place / WEIGHTS, self.machine, list(self.programs.values()))
-        self._constants = weights.constants
-
-    def angles(self) -> int | None:
-        """Return for how many positions there are rotary angles; None where none are used."""
-        tables = [
-            self._constants[argument]
-            for program in self.programs.values()
-            for step in program.steps
-            if step.operation == "self_attention"
-            for argument in step.arguments[_ANGLES]
-            if argument is not None
-        ]
-        return min(map(len, tables), default=None)
-
-    def last_product(self, name: str, output: str) -> tuple[str, Matrix]:
-        """Return the input of a program's last product, by its name, and its matrix."""
-        rows, matrix = self.programs[name].last_product(output).arguments
-        table: Matrix = self._constants[matrix]
-        return rows.name, table
-
-    def call(
-        self,
-        name: str,
-        inputs: Mapping[str, NDArray[Any]],
-        outputs: Mapping[str, NDArray[Any]],
-    ) -> Call:
-        """Plan a call that reads these arrays and fills those, which stay where they are.
-
-        Planning takes longer than a step: calls of the same sizes share a plan.
-        """
-        arrays = {**inputs, **outputs}
-        layout = [(key, part.dtype, part.shape, part.strides) for key, part in arrays.items()]
-        key = (name, len(inputs), *layout)
-        with self._planning:
-            plan = self._plans.pop(key, None)
-            if plan is None:
-                with naming(self._paths[name]):
-                    plan = planned(self.programs[name], self._constants, inputs, outputs)
-            self._plans[key] = plan
-            if len(self._plans) > _PLANS:
-                del self._plans[next(iter(self._plans))]
-        return Call(plan.of(list(arrays.values())))
-
-    def run(self, call: Call) -> None:
-        """Run a planned call."""
-        plan = call.plan
-        with self._lock:
-            if len(self._arena) < plan.arena:
-                self._arena = aligned(plan.arena)
-            base = self._arena.ctypes.data
-            if call.base != base:
-                plan.words[plan.in_arena] += base - call.base
-                call.base = base
-            self.machine.run(plan.words)
+from kvcast.runtimes.native.interpreter import Call, Interpreter
 
 
 @dataclass(frozen=True)
@@ -199,9 +62,9 @@ class Encodings:
 class NativeRuntime(BoundRuntime):
     """The program `decode` over caches in NumPy arrays: all that a decoder-only model has."""
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        self.interpreter = Interpreter(folder, manifest, threads)
-        super().__init__(manifest, self.interpreter.run)
+    def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
+        self.interpreter = interpreter
+        super().__init__(manifest, interpreter.run)
         self.longest = self.interpreter.angles()
 
     @override
@@ -245,8 +108,8 @@ class NativeRuntime(BoundRuntime):
 class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     """`encode`, and `decode` over its results."""
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        super().__init__(folder, manifest, threads)
+    def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
+        super().__init__(manifest, interpreter)
         self.longest = manifest.cache_layers("linear").capacity
         self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
         self._encode = manifest.graph("encode")

@@ -3,21 +3,21 @@
 Knows no checkpoint.
 """
 
+from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
+from kvcast.bundle.manifest import Manifest
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.base import Interface
 from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
 from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Target
 from kvcast.spec.phases import OnPhase
 from kvcast.spec.runtimes import BundlePrecision
-
-_DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
 class NativeTarget(Target):
@@ -32,12 +32,14 @@ class NativeTarget(Target):
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         from kvcast.runtimes.native.lowering import lower
+        from kvcast.runtimes.native.opening import cache_layers
 
+        family, dimensions = family_of(job.family), job.dimensions
+        tensors = ChainMap(family.constants(dimensions, job.tensors), job.tensors)
+        programs = family.written(dimensions)
         quantize = job.precision.quantize
-        graphs = lower(job.signatures(), quantize, folder, job.on_phase, job.blocks_of)
-        layers = family_of(job.family).caches(job.programs.dimensions)
-        dtype = _DTYPES[job.precision.cache]
-        return graphs, tuple(replace(layer, dtype=dtype) for layer in layers)
+        graphs = lower(programs, tensors, quantize, folder, job.on_phase, job.blocks_of)
+        return graphs, cache_layers(job.family, dimensions, job.precision)
 
     @override
     def self_test(self) -> SelfTestResult:
@@ -62,12 +64,26 @@ class NativeTarget(Target):
         return is_there(lambda: on_phase("compiling kernels")) and len(instruction_sets()) > 1
 
     @override
-    def runtimes(self) -> Mapping[Interface, Any]:
+    def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
+        from kvcast.runtimes.native.opening import open_bundle
+
+        return self._runtime(manifest, open_bundle(folder, manifest, threads))
+
+    @override
+    def open_checkpoint(
+        self, checkpoint: Checkpoint, precision: BundlePrecision, threads: int
+    ) -> Any:
+        from kvcast.runtimes.native.opening import open_checkpoint
+
+        return self._runtime(*open_checkpoint(checkpoint, precision, threads))
+
+    def _runtime(self, manifest: Manifest, interpreter: Any) -> Any:
         from kvcast.runtimes.native.prefix import NativePrefix
         from kvcast.runtimes.native.runtime import NativeEncoderDecoder, NativeRuntime
 
-        return {
+        runtimes: Mapping[Interface, Any] = {
             "decoder-only": NativeRuntime,
             "encoder-decoder": NativeEncoderDecoder,
             "prefix": NativePrefix,
         }
+        return runtimes[family_of(manifest.family).interface](manifest, interpreter)

@@ -1,0 +1,99 @@
+"""Opens models on kvcast's own interpreter: bundles, and checkpoints as they are.
+
+A checkpoint needs no bundle: its family writes the programs, and its weights are packed from where
+they lie in its files. Knows no file format.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kvcast.bundle.manifest import Graph, Manifest
+from kvcast.checkpoints.base import Checkpoint
+from kvcast.errors import KvcastError
+from kvcast.families.caches import CacheLayers
+from kvcast.families.table import family_of
+from kvcast.runtimes.native.interpreter import Interpreter
+from kvcast.runtimes.native.library import Machine
+from kvcast.runtimes.native.planning import WEIGHTS, read_program
+from kvcast.runtimes.native.weights import BundleWeights, CheckpointWeights, packed_constants
+from kvcast.runtimes.opening import naming
+from kvcast.spec.program import Program
+from kvcast.spec.runtimes import BundlePrecision
+
+_DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+
+
+def open_bundle(folder: Path, manifest: Manifest, threads: int) -> Interpreter:
+    """Open a bundle's programs; KvcastError names the file that cannot be run."""
+    paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
+    programs = {name: _read(path, manifest.graphs[name]) for name, path in paths.items()}
+    machine = Machine(threads)
+    path = next(iter(paths.values())).parent / WEIGHTS
+    with naming(path):
+        constants = packed_constants(machine, list(programs.values()), BundleWeights(path))
+    exact = manifest.quantize == "none"
+    return Interpreter(machine, programs, constants, paths.__getitem__, exact=exact)
+
+
+def open_checkpoint(
+    checkpoint: Checkpoint, precision: BundlePrecision, threads: int
+) -> tuple[Manifest, Interpreter]:
+    """Open a checkpoint; the manifest is the one that its bundle would have."""
+    family, dimensions = family_of(checkpoint.family), checkpoint.dimensions
+    programs = family.written(dimensions)
+    machine = Machine(threads)
+    weights = CheckpointWeights(
+        programs,
+        checkpoint.tensors,
+        checkpoint.tensors.rows_of,
+        family.constants(dimensions, checkpoint.tensors),
+        precision.quantize,
+    )
+    constants = packed_constants(machine, list(programs.values()), weights)
+    manifest = Manifest(
+        family=checkpoint.family,
+        runtime="native",
+        quantize=precision.quantize,
+        dtype=precision.dtype,
+        device="cpu",
+        processor=(),
+        dimensions=asdict(dimensions),
+        cache=cache_layers(checkpoint.family, dimensions, precision),
+        graphs=graphs_of(programs, ""),
+        source={"name": checkpoint.source, "sha256": checkpoint.content_hash},
+        tools={},
+    )
+    exact = precision.quantize == "none"
+    place = Path(checkpoint.source)
+    return manifest, Interpreter(machine, programs, constants, lambda _: place, exact=exact)
+
+
+def graphs_of(programs: Mapping[str, Program], folder: str) -> dict[str, Graph]:
+    """Return the manifest's entries for programs in files of a folder."""
+    return {
+        name: Graph(
+            file=f"{folder}{name}.json",
+            inputs=tuple(program.inputs),
+            outputs=tuple(program.outputs),
+            aliases={},
+        )
+        for name, program in programs.items()
+    }
+
+
+def cache_layers(
+    family: str, dimensions: Any, precision: BundlePrecision
+) -> tuple[CacheLayers, ...]:
+    """Return the layout of caches of that precision."""
+    dtype = _DTYPES[precision.cache]
+    return tuple(replace(layer, dtype=dtype) for layer in family_of(family).caches(dimensions))
+
+
+def _read(path: Path, graph: Graph) -> Program:
+    with naming(path):
+        program = read_program(path)
+    if (*program.inputs, *program.outputs) != (*graph.inputs, *graph.outputs):
+        raise KvcastError(f"{path} does not fit bundle.json; export again")
+    return program

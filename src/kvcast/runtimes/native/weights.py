@@ -1,0 +1,203 @@
+"""The constants of programs, packed for a machine: from a bundle's file, or from a checkpoint.
+
+A bundle has matrices as it was exported with, codes and scales or floats. A checkpoint's are read
+where they lie in its files, one after the other, by the kernels that pack them: a file's own codes
+are kept where a kernel has such, and other numbers are rounded. Knows no program's meaning.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.runtimes.native.building import Experts, Matrix
+from kvcast.runtimes.native.library import Format, Machine
+from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES, packed_experts, packed_matrix
+from kvcast.runtimes.native.quantize import Kind, kinds, roles_of
+from kvcast.spec.blocks import BLOCK
+from kvcast.spec.file_rows import FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf
+from kvcast.spec.program import Constant, Program
+
+
+class Weights(Protocol):
+    """A model's constants by name, each made when it is asked for and not kept."""
+
+    def matrix(self, machine: Machine, constant: Constant) -> Matrix:
+        """Pack a matrix with its bias."""
+
+    def convolution(self, machine: Machine, constant: Constant) -> Matrix:
+        """Pack a matrix [outputs, size * channels], channels innermost, with its bias."""
+
+    def experts(self, machine: Machine, constant: Constant) -> Experts:
+        """Pack a matrix for each expert."""
+
+    def table(self, constant: Constant) -> Any:
+        """Return what rows are looked up in and nothing is multiplied with."""
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return an array as programs read it."""
+
+
+_MAKERS: Mapping[str, Callable[[Weights, Machine, Constant], Any]] = {
+    # In this order: a table that is multiplied with is a matrix.
+    "embedding": lambda weights, _, constant: weights.table(constant),
+    "linear": lambda weights, machine, constant: weights.matrix(machine, constant),
+    "conv1d": lambda weights, machine, constant: weights.convolution(machine, constant),
+    "mixture_of_experts": lambda weights, machine, constant: weights.experts(machine, constant),
+}
+"""How the constants of an operation are made."""
+
+
+def packed_constants(
+    machine: Machine, programs: Sequence[Program], weights: Weights
+) -> dict[Constant, Any]:
+    """Return what programs' operations take in place of their constants."""
+    makers = {
+        name: make
+        for operation, make in _MAKERS.items()
+        for program in programs
+        for name in program.matrices(operation)
+    }
+    constants = dict.fromkeys(c for program in programs for c in program.constants())
+    return {
+        constant: makers[constant.name](weights, machine, constant)
+        if constant.name in makers
+        else weights.array(constant.name)
+        for constant in constants
+    }
+
+
+class BundleWeights(Weights):
+    """The tensors of a bundle's file, which is mapped."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self._file = safe_open(path, framework="numpy")
+        self._names = set(self._file.keys())
+
+    @override
+    def array(self, name: str) -> NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(f"no {name}")
+        array: NDArray[Any] = self._file.get_tensor(name)
+        return array
+
+    @override
+    def matrix(self, machine: Machine, constant: Constant) -> Matrix:
+        return packed_matrix(machine, self._parts(constant), constant.name, constant.bias)
+
+    @override
+    def convolution(self, machine: Machine, constant: Constant) -> Matrix:
+        return self.matrix(machine, constant)
+
+    @override
+    def experts(self, machine: Machine, constant: Constant) -> Experts:
+        return packed_experts(machine, self._parts(constant), constant.name)
+
+    @override
+    def table(self, constant: Constant) -> NDArray[Any]:
+        return self.array(constant.name)
+
+    def _parts(self, constant: Constant) -> dict[str, NDArray[Any]]:
+        names = [constant.name + part for part in ("", CODES, SCALES, LEAST)]
+        names += [] if constant.bias is None else [constant.bias]
+        return {name: self.array(name) for name in names if name in self._names}
+
+
+class CheckpointWeights(Weights):
+    """The tensors of a checkpoint, quantised as they are packed.
+
+    Args:
+        programs: by name.
+        tensors: arrays by canonical name, read on lookup.
+        rows_of: where the rows of a matrix lie.
+        constants: of the programs, beside the tensors.
+        quantize: "none", "int8" or "int4", of matrices.
+
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        tensors: Mapping[str, NDArray[Any]],
+        rows_of: RowsOf,
+        constants: Mapping[str, NDArray[Any]],
+        quantize: str,
+    ) -> None:
+        self._tensors = tensors
+        self._rows_of = rows_of
+        self._constants = constants
+        self._kinds = kinds(
+            {name: roles_of(program) for name, program in programs.items()}, quantize
+        )
+
+    @override
+    def array(self, name: str) -> NDArray[Any]:
+        if name in self._constants:
+            return self._constants[name]
+        return np.ascontiguousarray(self._tensors[name], np.float32)
+
+    @override
+    def matrix(self, machine: Machine, constant: Constant) -> Matrix:
+        return self._packed(machine, constant, self._rows(constant.name))
+
+    @override
+    def convolution(self, machine: Machine, constant: Constant) -> Matrix:
+        windows = self._tensors[constant.name].transpose(0, 2, 1)
+        rows = FileRows.of_numbers(windows.reshape(len(windows), -1))
+        return self._packed(machine, constant, rows)
+
+    @override
+    def experts(self, machine: Machine, constant: Constant) -> Experts:
+        rows, count = self._rows(constant.name), len(self._tensors[constant.name])
+        each = len(rows) // count
+        parts = [rows.part(slice(i * each, (i + 1) * each)) for i in range(count)]
+        format_ = self._format(constant.name, rows)
+        return Experts.of([self._tiles(machine, format_, part, None) for part in parts])
+
+    @override
+    def table(self, constant: Constant) -> FileRows:
+        return self._rows(constant.name)
+
+    def _rows(self, name: str) -> FileRows:
+        rows = self._rows_of(name)
+        if rows is not None:
+            return rows
+        array = self._tensors[name]
+        return FileRows.of_numbers(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
+
+    def _packed(self, machine: Machine, constant: Constant, rows: FileRows) -> Matrix:
+        bias = None if constant.bias is None else self.array(constant.bias)
+        return self._tiles(machine, self._format(constant.name, rows), rows, bias)
+
+    def _tiles(
+        self, machine: Machine, format_: Format, rows: FileRows, bias: NDArray[np.float32] | None
+    ) -> Matrix:
+        return Matrix(format_, len(rows), rows.width, machine.pack_rows(format_, rows, bias))
+
+    def _format(self, name: str, rows: FileRows) -> Format:
+        return format_of(self._kinds.get(name, Kind.EXACT), rows.kinds(), rows.width)
+
+
+def format_of(kind: Kind, encodings: set[Encoding], width: int) -> Format:
+    """Choose the format of a matrix of that kind, from the encodings of its rows.
+
+    Codes of a file are kept: those of 8 bits always, those of 4 in a matrix of 4 bits. What no
+    kernel has becomes int8 in blocks.
+    """
+    if kind is Kind.EXACT:
+        return Format.F32
+    if width % BLOCK:
+        return Format.INT8
+    if kind in (Kind.INT4, Kind.TABLE) and encodings <= FOUR_BITS:
+        return Format.INT4_MIN
+    if kind is Kind.INT4 and encodings <= FLOATS:
+        return Format.INT4_MIN
+    if kind is Kind.INT8 and encodings <= FLOATS | FOUR_BITS:
+        return Format.INT8
+    return Format.INT8_BLOCK
