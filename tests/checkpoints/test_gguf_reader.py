@@ -285,13 +285,13 @@ def test_k_quants_are_those_that_the_gguf_library_reads(tmp_path, kind):
 
 def test_other_quantisations_are_one_line(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    number = gguf.GGMLQuantizationType.IQ4_NL
-    writer.add_tensor("t", np.zeros((1, 18), np.uint8), raw_dtype=number)
+    number = gguf.GGMLQuantizationType.TQ1_0
+    writer.add_tensor("t", np.zeros((1, 54), np.uint8), raw_dtype=number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert "is IQ4_NL, not one of F32" in one_line(tmp_path / "m.gguf")
+    assert "is TQ1_0, not one of F32" in one_line(tmp_path / "m.gguf")
 
 
 def test_the_packaged_model_is_read_as_the_gguf_library_reads_it():

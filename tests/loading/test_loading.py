@@ -37,7 +37,7 @@ def test_who_asks_while_another_exports_waits_and_exports_nothing(exports: list[
 
     def load(_: int) -> Any:
         everyone.wait()
-        return kvcast.load("demo-unilm", quantize="none")
+        return kvcast.load("demo-unilm", runtime="onnx", quantize="none")
 
     with ThreadPoolExecutor(4) as threads:
         opened = list(threads.map(load, range(4)))
@@ -51,7 +51,7 @@ def test_a_cache_folder_that_cannot_be_written_is_one_line(
     (tmp_path / "file").touch()
     monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "file"))
     with pytest.raises(InputOutputError, match=r"cannot write .*file/bundles: Not a directory"):
-        kvcast.load("demo-unilm", quantize="none")
+        kvcast.load("demo-unilm", runtime="onnx", quantize="none")
     assert exports == []
 
 

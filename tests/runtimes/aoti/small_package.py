@@ -19,6 +19,8 @@ from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.spec.blocks import CodedMatrix, rounded
+from kvcast.spec.program import Constant, Node, Program
+from kvcast.spec.writer import ProgramWriter
 
 WIDTH, OUTPUTS, TOKENS, EXPERTS = 64, 150, 70, 3
 
@@ -39,6 +41,18 @@ class Everything(nn.Module):
     def forward(self, ids_n: Tensor, hidden_nx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mixed = mixture_of_experts(hidden_nx, self.router(hidden_nx), self.gate_up, self.down, 2)
         return self.table(ids_n), self.up(hidden_nx), linear(mixed, self.table.weight)
+
+
+def written() -> Program:
+    """Return what `Everything` computes."""
+    write, hidden = ProgramWriter(["ids", "hidden"]), Node("hidden")
+    experts = Constant("gate_up"), Constant("down")
+    router = write.linear(hidden, "router")
+    return write.program(
+        rows=write.embedding("table.weight", Node("ids")),
+        ups=write.linear(hidden, "up", bias=True),
+        logits=write.linear(write.step("mixture_of_experts", hidden, router, *experts, 2), "table"),
+    )
 
 
 def own_codes(name: str) -> CodedMatrix | None:

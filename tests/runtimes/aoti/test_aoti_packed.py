@@ -22,11 +22,10 @@ from kvcast.runtimes.native import build, library
 from kvcast.runtimes.native import lowering as native
 from kvcast.runtimes.native.library import Machine, aligned
 from kvcast.runtimes.native.planning import WEIGHTS, planned
-from kvcast.runtimes.native.runtime import Weights
+from kvcast.runtimes.native.weights import BundleWeights, packed_constants
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.phases import ignore_phase
-from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision
 from runtimes.aoti.small_package import (
     OUTPUTS,
@@ -35,6 +34,7 @@ from runtimes.aoti.small_package import (
     compiled_products,
     own_codes,
     signature,
+    written,
 )
 
 
@@ -64,15 +64,17 @@ def given(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def on_own_kernels(case: Case, folder: Path, inputs: tuple[Tensor, Tensor]) -> list[Any]:
-    """What kvcast's own runtime gives, lowered from the same program."""
-    native.lower({"decode": case.signature}, "int4", folder, ignore_phase, own_codes)
-    program = Program.read(folder / "native/decode.json")
+    """What kvcast's own runtime gives, with the same program and weights."""
+    tensors = {name: part.numpy() for name, part in case.signature.program.state_dict().items()}
+    program = written()
+    native.lower({"decode": program}, tensors, {}, "int4", folder, ignore_phase, own_codes)
     machine = Machine(2)
-    weights = Weights(folder / "native" / WEIGHTS, machine, [program])
+    weights = BundleWeights(folder / "native" / WEIGHTS)
+    constants = packed_constants(machine, [program], weights)
     ids, hidden = (part.numpy() for part in inputs)
     sizes = {"rows": WIDTH, "ups": OUTPUTS, "logits": TOKENS}
     outputs = {name: np.empty((len(ids), size), np.float32) for name, size in sizes.items()}
-    plan = planned(program, weights.constants, {"ids": ids, "hidden": hidden}, outputs)
+    plan = planned(program, constants, {"ids": ids, "hidden": hidden}, outputs)
     arena = aligned(plan.arena)
     plan.words[plan.in_arena] += arena.ctypes.data
     machine.run(plan.words)

@@ -17,7 +17,8 @@ from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.library import Machine, aligned, instruction_sets
 from kvcast.runtimes.native.planning import planned
 from kvcast.runtimes.native.quantize import Kind, stored
-from kvcast.runtimes.native.runtime import Weights
+from kvcast.runtimes.native.weights import BundleWeights, packed_constants
+from kvcast.runtimes.opening import naming
 from kvcast.spec.blocks import no_blocks, rounded
 from kvcast.spec.program import Constant, Node, Program, Step
 
@@ -32,10 +33,15 @@ PROGRAM = Program(
 )
 
 
+def opened(path: Path) -> None:
+    with naming(path):
+        packed_constants(Machine(1), [PROGRAM], BundleWeights(path))
+
+
 def rows_of(path: Path, shape: tuple[int, ...], instructions: str) -> NDArray[np.float32]:
     """Look up all rows of the matrix `m` in its tiles."""
     machine = Machine(2, instructions)
-    constants = Weights(path, machine, [PROGRAM]).constants
+    constants = packed_constants(machine, [PROGRAM], BundleWeights(path))
     ids, rows = np.arange(shape[0]), np.empty(shape, np.float32)
     outputs = {"rows": rows, "products": np.empty((shape[0], shape[0]), np.float32)}
     plan = planned(PROGRAM, constants, {"ids": ids}, outputs)
@@ -92,7 +98,7 @@ def test_parts_that_do_not_fit_are_one_line(
     tensors[name] = np.ascontiguousarray(CHANGES[change](tensors[name]))
     save_file(tensors, tmp_path / "w")
     with pytest.raises(KvcastError, match="fit") as caught:
-        Weights(tmp_path / "w", Machine(1), [PROGRAM])
+        opened(tmp_path / "w")
     assert "\n" not in str(caught.value)
 
 
@@ -102,5 +108,5 @@ def test_a_part_that_is_missing_is_one_line(tmp_path: Path) -> None:
     for name in whole:
         save_file({other: whole[other] for other in whole if other != name}, tmp_path / "w")
         with pytest.raises(KvcastError) as caught:
-            Weights(tmp_path / "w", Machine(1), [PROGRAM])
+            opened(tmp_path / "w")
         assert "\n" not in str(caught.value)

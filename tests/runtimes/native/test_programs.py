@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvcast.runtimes.native.fusion import fused
 
 from kit.dimensions import SMALL
 from kit.models import bundle, speech
@@ -94,59 +93,6 @@ def test_a_program_survives_its_file(tmp_path: Path) -> None:
     program = Program(inputs=["x"], outputs={"y": "d"}, steps=steps)
     program.write(tmp_path / "program.json")
     assert Program.read(tmp_path / "program.json") == program
-
-
-def test_what_follows_a_product_is_joined_with_it() -> None:
-    steps = [
-        Step("a", "linear", [Node("x"), Constant("w")]),
-        Step("b", "gelu", [Node("a")]),
-        Step("c", "linear", [Node("b"), Constant("v")]),
-        Step("d", "add", [Node("x"), Node("c")]),
-        Step("e", "chunk", [Node("d"), 2, -1]),
-        Step("f", "getitem", [Node("e"), 0]),
-        Step("g", "getitem", [Node("e"), 1]),
-        Step("h", "silu", [Node("f")]),
-        Step("i", "mul", [Node("h"), Node("g")]),
-    ]
-    sizes = dict.fromkeys("xcd", (2, 4)) | dict.fromkeys("ab", (2, 8))
-    assert fused(steps, sizes, ["i"]) == [
-        Step("b", "linear", [Node("x"), Constant("w")], {"activation": "gelu"}),
-        Step("d", "linear", [Node("b"), Constant("v")], {"residual": Node("x")}),
-        *steps[4:7],
-        Step("i", "gated", [Node("f"), Node("g")], {"activation": "silu"}),
-    ]
-    # What somebody else reads stays.
-    kept = fused(steps, sizes, ["i", "a", "c", "h"])
-    assert [step.operation for step in kept] == [step.operation for step in steps]
-
-
-def test_a_gate_is_joined_with_the_product_of_both_halves() -> None:
-    steps = [
-        Step("a", "linear", [Node("x"), Constant("w")]),
-        Step("b", "chunk", [Node("a"), 2, -1]),
-        Step("c", "getitem", [Node("b"), 0]),
-        Step("d", "getitem", [Node("b"), 1]),
-        Step("e", "silu", [Node("c")]),
-        Step("f", "mul", [Node("e"), Node("d")]),
-    ]
-    sizes = {"x": (2, 4), "a": (2, 8)}
-    joined = Step("f", "linear", [Node("x"), Constant("w")], {"gate": "silu"})
-    assert fused(steps, sizes, ["f"]) == [joined]
-    gated = Step("f", "gated", [Node("c"), Node("d")], {"activation": "silu"})
-    for read in "abcd":
-        assert fused(steps, sizes, ["f", read]) == [*steps[:4], gated]
-    others_half = Step("g", "tanh", [Node("d")])
-    assert fused([*steps, others_half], sizes, ["f", "g"]) == [*steps[:4], gated, others_half]
-    # A gate that is the second half stays apart, and so does one that is both.
-    for first, second in ((1, 0), (0, 0)):
-        swapped = [
-            *steps[:2],
-            *(
-                Step(n, "getitem", [Node("b"), i])
-                for n, i in zip("cd", (first, second), strict=True)
-            ),
-        ]
-        assert fused([*swapped, *steps[4:]], sizes, ["f"]) == [steps[0], *swapped[1:], gated]
 
 
 @pytest.mark.parametrize("inner", [64, 128, 5, 96])
