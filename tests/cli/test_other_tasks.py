@@ -18,7 +18,7 @@ def _nothing_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("too late to refuse")
 
-    for name in ("export_folder", "check_in_child", "_open_bundle", "_open_eager"):
+    for name in ("export_folder", "check_in_child", "_open_bundle", "_eager", "model_of"):
         monkeypatch.setattr(loading, name, fail)
     own_cache(monkeypatch, tmp_path / "cache")
 

@@ -10,7 +10,7 @@ from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LLAMA, MIXTRAL, SMALL, SMALL
 from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
-from kvcast.runtimes.native import interpreter
+from kvcast.runtimes.native import interpreter, planning
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.program import Program
 
@@ -193,11 +193,12 @@ def test_caches_of_one_size_share_plans(monkeypatch: pytest.MonkeyPatch) -> None
     runtime: Any = opened(LLAMA, "int8", "native")
     tokens_s = np.random.default_rng(4).integers(0, 160, 9)
     plans: list[Program] = []
+    plan = planning.planned
     monkeypatch.setattr(
         interpreter,
         "planned",
         lambda program, *given, **options: (
-            plans.append(program) or planned(program, *given, **options)
+            plans.append(program) or plan(program, *given, **options)
         ),
     )
     caches = [runtime.new_cache(2, 48) for _ in range(2)]

@@ -199,7 +199,11 @@ class Machine:
 
     def run(self, words: NDArray[np.int64]) -> None:
         """Run a program; KvcastError if it fails."""
-        self._told(self._library.kvcast_run, words.ctypes.data, len(words))
+        # Not by `_told`: each token comes by here.
+        message = ctypes.create_string_buffer(_MESSAGE)
+        run = self._library.kvcast_run
+        if run(self._handle, words.ctypes.data, len(words), message, _MESSAGE):
+            raise KvcastError(message.value.decode())
 
 
 def rounded_bytes(rows: int, inputs: int) -> int:
