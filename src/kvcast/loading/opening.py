@@ -1,8 +1,8 @@
 """Opens a model by name or path.
 
-A bundle is opened as it is. Anything else is exported once into the cache folder, under a name
-derived from its content and the options, and found there the next time. Eager needs no bundle.
-Knows no file format.
+A bundle is opened as it is, and so is a checkpoint on runtimes that need no bundle. For others it
+is exported once into the cache folder, under a name derived from its content and the options, and
+found there the next time. Knows no file format.
 """
 
 import contextlib

@@ -1,0 +1,89 @@
+"""Checkpoints that are opened as they are: the same programs and tiles as their bundles have."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kit.dimensions import CROSS_BIASED_T5, DECODERS, SMALL, SMALL_T5, UNILMS
+from kit.models import random_programs, random_tensors, write
+from kvcast.bundle.manifest import read_bundle
+from kvcast.checkpoints.base import Checkpoint, LazyTensors, StoredTensor, tensor_from_bytes
+from kvcast.families.table import family_with
+from kvcast.runtimes.native.building import Experts, Matrix
+from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
+from kvcast.spec.file_rows import FileRows
+from kvcast.spec.runtimes import BundlePrecision
+
+MODELS = [SMALL, SMALL_T5, CROSS_BIASED_T5, *DECODERS, *UNILMS]
+
+
+def checkpoint_of(dimensions: Any) -> Checkpoint:
+    """Return random weights as a file has them, in fp32."""
+
+    def stored(array: NDArray[np.float32]) -> StoredTensor:
+        raw = array.view(np.uint8).reshape(-1)
+        return tensor_from_bytes(raw, "float32", array.shape, "a tensor")
+
+    tensors = {name: [stored(array)] for name, array in random_tensors(dimensions).items()}
+    return Checkpoint(
+        dimensions=dimensions,
+        tensors=LazyTensors(tensors),
+        text={},
+        source="a checkpoint",
+        content_hash="",
+    )
+
+
+def numbers_of(constant: Any, machine: Any) -> list[NDArray[Any]]:
+    """Return everything of a constant that programs read."""
+    if isinstance(constant, Matrix):
+        return [np.array([constant.format, constant.outputs, constant.inputs]), constant.tiles]
+    if isinstance(constant, Experts):
+        parts = [numbers_of(matrix, machine) for matrix in constant.matrices]
+        return [array for part in parts for array in part]
+    if isinstance(constant, FileRows):
+        return [machine.read_rows(constant)]
+    return [constant]
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dimensions", MODELS, ids=lambda d: getattr(d, "architecture", "whisper"))
+def test_programs_and_tiles_are_the_bundles(dimensions: Any, quantize: str, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    write(random_programs(dimensions), folder, quantize, "native")
+    manifest = read_bundle(folder)
+    bundle = open_bundle(folder, manifest, 2)
+    precision = BundlePrecision(quantize=quantize)
+    own_manifest, opened = open_checkpoint(checkpoint_of(dimensions), precision, 2)
+    assert opened.programs == bundle.programs
+    assert own_manifest.cache == manifest.cache
+    assert json.loads(json.dumps(own_manifest.dimensions)) == manifest.dimensions
+    assert opened._constants.keys() == bundle._constants.keys()
+    for constant, expected in bundle._constants.items():
+        actual = opened._constants[constant]
+        pairs = zip(
+            numbers_of(actual, opened.machine), numbers_of(expected, bundle.machine), strict=True
+        )
+        for array, other in pairs:
+            np.testing.assert_array_equal(array, other)
+
+
+def test_every_tensor_is_a_constant_or_makes_one() -> None:
+    for dimensions in (*MODELS, replace(DECODERS[0], out_bias=True, qkv_bias=True)):
+        family = family_with(dimensions)
+        read = {
+            name
+            for program in family.written(dimensions).values()
+            for constant in program.constants()
+            for name in (constant.name, constant.bias)
+        }
+        tensors = random_tensors(dimensions)
+        made = set(family.constants(dimensions, tensors))
+        unread = tensors.keys() - read
+        assert unread <= {"encoder.bias.weight", "decoder.bias.weight"}
+        assert read - {None} - tensors.keys() == made
