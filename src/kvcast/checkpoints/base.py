@@ -5,10 +5,10 @@ Knows no file format.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class StoredTensor:
     """A tensor with a known shape, whose values are read on demand.
 
     `blocks` reads a matrix's codes, where the file has codes of up to 8 bits. `rows` tells where a
-    matrix's rows lie in the file, all but the first axis joined.
+    matrix's rows lie in the file, those of its last axis.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ def tensor_from_bytes(
         return numbers
 
     def rows() -> FileRows:
-        return FileRows.of(raw, shape[0], math.prod(shape[1:]), _ENCODINGS[kind])
+        return FileRows.of(raw, math.prod(shape[:-1]), shape[-1], _ENCODINGS[kind])
 
     is_matrix = kind in _ENCODINGS and len(shape) > 1
     return StoredTensor(shape=shape, read=read, rows=rows if is_matrix else None)
@@ -92,6 +92,10 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    def only(self, names: Iterable[str]) -> Self:
+        """Return some of the tensors."""
+        return type(self)({name: self._parts[name] for name in names})
 
     def blocks_of(self, name: str) -> CodedMatrix | None:
         """Return a matrix's own codes; None where the file has none of them."""

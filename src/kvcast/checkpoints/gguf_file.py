@@ -75,7 +75,7 @@ class GgufTensor:
         )
 
     def _rows(self) -> FileRows:
-        return FileRows.of(self.raw, *self.shape, Encoding(self.type))
+        return FileRows.of(self.raw, self.shape[0], self.shape[1], Encoding(self.type))
 
     def slices(self) -> list["GgufTensor"]:
         """Cut along the first axis."""

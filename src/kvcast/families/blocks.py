@@ -22,9 +22,9 @@ def attended(
     write: ProgramWriter, layer: int, qkv: Sequence[Node], scale: float, **options: Any
 ) -> Node:
     """Attend over a layer's own cache; options are those of `SelfAttention`."""
-    return write.self_attention(
-        SelfAttention(*qkv, *cache_of("past", layer), LENGTHS, scale, **options)
-    )
+    query, key, value = qkv
+    call = SelfAttention(query, key, value, *cache_of("past", layer), LENGTHS, scale, **options)
+    return write.self_attention(call)
 
 
 def new_positions(write: ProgramWriter, dtype: str = "int64") -> Node:

@@ -246,9 +246,11 @@ def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
 
 def _fed(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) -> Node:
     normed = write.rms_norm(x, f"{layer}.feed_forward_norm", dimensions.norm_eps)
-    name, epilogue = ("gate_up", "gate") if dimensions.gated else ("up", "activation")
-    up = f"{layer}.feed_forward.{name}"
-    inner = write.linear(normed, up, **{epilogue: dimensions.activation})
+    block, activation = f"{layer}.feed_forward", dimensions.activation
+    if dimensions.gated:
+        inner = write.linear(normed, f"{block}.gate_up", gate=activation)
+    else:
+        inner = write.linear(normed, f"{block}.up", activation=activation)
     return write.linear(inner, f"{layer}.feed_forward.down", residual=x)
 
 

@@ -21,6 +21,7 @@ from kvcast.loading.params import ExportParams
 from kvcast.options import keywords_of
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS, default_runtime
+from kvcast.spec.blocks import BlocksOf
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
 
@@ -92,7 +93,8 @@ def export_folder(
         _check_calibration(checkpoint.family, checkpoint.dimensions)
     with staged(output, overwrite=overwrite) as folder:
         programs = programs_of(checkpoint)
-        blocks_of, calibration = checkpoint.tensors.blocks_of, {}
+        blocks_of: BlocksOf = checkpoint.tensors.blocks_of
+        calibration: dict[str, Any] = {}
         if precision.calibrated:
             from kvcast.runtimes.lowering.calibrated_blocks import calibrate
 

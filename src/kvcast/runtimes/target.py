@@ -15,6 +15,7 @@ from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult
 from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
@@ -66,6 +67,10 @@ class LoweringJob:
     def dimensions(self) -> Any:
         """The dimensions of the model."""
         return self.programs.dimensions
+
+    def written(self) -> Mapping[str, Program]:
+        """Return the programs as their family writes them."""
+        return family_of(self.family).written(self.dimensions)
 
     def signatures(self) -> Mapping[str, Any]:
         """Return what exporters need to know of each program, from `lowering.signatures`."""

@@ -74,7 +74,7 @@ class FileRows:
     def of_numbers(cls, matrix: NDArray[Any]) -> Self:
         """Return the rows of an array [rows, width] of floats."""
         floats = np.ascontiguousarray(matrix, np.float32)
-        return cls.of(floats.view(np.uint8).reshape(-1), *floats.shape, Encoding.F32)
+        return cls.of(floats.view(np.uint8).reshape(-1), len(floats), floats.shape[1], Encoding.F32)
 
     def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> Self:
         """Return the rows in the order that `move` gives to an array's."""

@@ -11,23 +11,29 @@ class ProgramWriter:
     """A program so far.
 
     Each method adds an operation and returns its result. Matrices, norms and tables are named by
-    their module in the checkpoint, without `.weight` and `.bias`.
+    their module in the checkpoint, without `.weight` and `.bias`. Steps' names are numbered, from
+    `first` on.
+
+    Attributes:
+        steps: in order.
+
     """
 
-    def __init__(self, inputs: Sequence[str]) -> None:
+    def __init__(self, inputs: Sequence[str], first: int = 0) -> None:
         self._inputs = list(inputs)
-        self._steps: list[Step] = []
+        self._first = first
+        self.steps: list[Step] = []
 
     def step(self, operation: str, *arguments: Any, **keywords: Any) -> Node:
         """Add any operation."""
-        node = Node(f"{operation}_{len(self._steps)}")
-        self._steps.append(Step(node.name, operation, list(arguments), keywords))
+        node = Node(f"{operation}_{self._first + len(self.steps)}")
+        self.steps.append(Step(node.name, operation, list(arguments), keywords))
         return node
 
     def program(self, **outputs: Node) -> Program:
         """Return the program that gives these results."""
         names = {name: node.name for name, node in outputs.items()}
-        return Program(inputs=self._inputs, outputs=names, steps=self._steps)
+        return Program(inputs=self._inputs, outputs=names, steps=self.steps)
 
     def linear(self, x: Node, name: str, *, bias: bool = False, **epilogue: Any) -> Node:
         """[..., inputs] to [..., outputs], by a matrix [outputs, inputs].

@@ -239,7 +239,7 @@ def windowed(checkpoint: Checkpoint, window: int) -> Checkpoint:
         out_bias=False,
         query_key_norm=False,
     )
-    tensors = {name: checkpoint.tensors[name] for name in tensor_shapes(dimensions)}
+    tensors = checkpoint.tensors.only(tensor_shapes(dimensions))
     return replace(checkpoint, dimensions=dimensions, tensors=tensors)
 
 

@@ -4,10 +4,12 @@ Knows no family but Whisper. torch is imported inside functions.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest, read_bundle
@@ -47,8 +49,9 @@ class Recomputing(Kvcast):
         return target.open("whisper", folder, read_bundle(folder), self.model.threads)
 
     def _lower(self, folder: Path) -> None:
-        programs = programs_of(self.model.checkpoint())
-        write_bundle(programs, self.runtime, self.bundled, folder)
+        checkpoint = self.model.checkpoint()
+        programs = programs_of(checkpoint)
+        write_bundle(programs, checkpoint.tensors, self.runtime, self.bundled, folder)
 
     def _eager(self) -> Any:
         from kvcast.runtimes.eager import torch_settings
@@ -62,13 +65,20 @@ class Recomputing(Kvcast):
         return eager_runtime(programs)
 
 
-def write_bundle(cached: Any, runtime: str, numbers: BundlePrecision, folder: Path) -> None:
+def write_bundle(
+    cached: Any,
+    tensors: Mapping[str, NDArray[Any]],
+    runtime: str,
+    numbers: BundlePrecision,
+    folder: Path,
+) -> None:
     """Lower the fp32 programs, made to recompute; the runtime opens `folder` as a Whisper's."""
     from kvcast_bench.recompute.programs import RecomputingJob, recomputing
 
     job = RecomputingJob(
         family="whisper",
         programs=recomputing(cached, runtime),
+        tensors=tensors,
         precision=numbers,
         build=BuildOptions(),
         special_tokens={},

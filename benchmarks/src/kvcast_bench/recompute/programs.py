@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.export import Dim
 from typing_extensions import override
 
+from kvcast.families.blocks import cross_caches
 from kvcast.models.programs.whisper import WhisperDecode, WhisperEncode, WhisperPrograms
 from kvcast.models.whisper import LayerCache
 from kvcast.runtimes.lowering.signatures import Signature, signatures_of
 from kvcast.runtimes.target import LoweringJob
+from kvcast.spec.program import Constant, Node, Program
+from kvcast.spec.writer import ProgramWriter
 
 STATES = "cross_states"
 LayOut = Callable[[Tensor, Tensor], LayerCache]
@@ -89,8 +92,33 @@ def recomputing(cached: WhisperPrograms, runtime: str) -> WhisperPrograms:
     return replace(cached, encode=EncodeStates(cached.encode), decode=decode)
 
 
+def _states(encode: Program) -> str:
+    """Return the step that makes the encoder's states."""
+    return next(
+        step.name for step in encode.steps if Constant("encoder.norm.weight") in step.arguments
+    )
+
+
 class RecomputingJob(LoweringJob):
     """A lowering job of recomputing programs."""
+
+    @override
+    def written(self) -> Mapping[str, Program]:
+        cached = super().written()
+        encode, decode, layers = cached["encode"], cached["decode"], self.dimensions.decoder_layers
+        write = ProgramWriter([], first=len(decode.steps))
+        heads = self.dimensions.decoder_heads
+        made = cross_caches(write, Node(STATES), layers, heads, bias=True)
+        names = {node.name: name for name, node in made.items()}
+        projected = [replace(step, name=names.get(step.name, step.name)) for step in write.steps]
+        return {
+            "encode": replace(encode, outputs={STATES: _states(encode)}),
+            "decode": replace(
+                decode,
+                inputs=[*(n for n in decode.inputs if not n.startswith("cross_")), STATES],
+                steps=[*projected, *decode.steps],
+            ),
+        }
 
     @override
     def signatures(self) -> Mapping[str, Signature]:

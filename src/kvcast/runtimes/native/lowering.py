@@ -26,6 +26,7 @@ FOLDER = "native"
 def lower(
     programs: Mapping[str, Program],
     tensors: Mapping[str, NDArray[Any]],
+    constants: Mapping[str, NDArray[Any]],
     quantize: str,
     folder: Path,
     on_phase: OnPhase,
@@ -35,7 +36,8 @@ def lower(
 
     Args:
         programs: by the names that the runtime looks up.
-        tensors: of the programs' constants, by name.
+        tensors: the checkpoint's, by name.
+        constants: of the programs, beside the tensors.
         quantize: "none", "int8" or "int4", of matrices.
         folder: an existing folder.
         on_phase: called as each phase begins.
@@ -50,13 +52,14 @@ def lower(
         on_phase(f"exporting {name}")
         program.write(folder / FOLDER / f"{name}.json")
     on_phase("writing weights")
-    save_file(_stored(programs, tensors, quantize, blocks_of), folder / FOLDER / WEIGHTS)
+    save_file(_stored(programs, tensors, constants, quantize, blocks_of), folder / FOLDER / WEIGHTS)
     return graphs_of(programs, f"{FOLDER}/")
 
 
 def _stored(
     programs: Mapping[str, Program],
     tensors: Mapping[str, NDArray[Any]],
+    constants: Mapping[str, NDArray[Any]],
     quantize: str,
     blocks_of: BlocksOf,
 ) -> dict[str, NDArray[Any]]:
@@ -65,7 +68,7 @@ def _stored(
     chosen = kinds({name: roles_of(program) for name, program in programs.items()}, quantize)
     parts: dict[str, NDArray[Any]] = {}
     for name in sorted(set(_names(programs))):
-        array, of = tensors[name], blocks_of
+        array, of = constants[name] if name in constants else tensors[name], blocks_of
         if array.dtype.kind == "f":
             array = np.ascontiguousarray(array, np.float32)
         if name in convolved:  # [outputs, size * channels], as its windows lie in memory

@@ -3,7 +3,6 @@
 Knows no checkpoint.
 """
 
-from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,11 @@ class NativeTarget(Target):
         from kvcast.runtimes.native.opening import cache_layers
 
         family, dimensions = family_of(job.family), job.dimensions
-        tensors = ChainMap(family.constants(dimensions, job.tensors), job.tensors)
-        programs = family.written(dimensions)
+        constants = family.constants(dimensions, job.tensors)
         quantize = job.precision.quantize
-        graphs = lower(programs, tensors, quantize, folder, job.on_phase, job.blocks_of)
+        graphs = lower(
+            job.written(), job.tensors, constants, quantize, folder, job.on_phase, job.blocks_of
+        )
         return graphs, cache_layers(job.family, dimensions, job.precision)
 
     @override

@@ -78,13 +78,13 @@ class BundleWeights(Weights):
         from safetensors import safe_open
 
         self._file = safe_open(path, framework="numpy")
-        self._names = set(self._file.keys())
+        self._names = set(self._file.keys())  # type: ignore[no-untyped-call]
 
     @override
     def array(self, name: str) -> NDArray[Any]:
         if name not in self._names:
             raise KeyError(f"no {name}")
-        array: NDArray[Any] = self._file.get_tensor(name)
+        array: NDArray[Any] = self._file.get_tensor(name)  # type: ignore[no-untyped-call]
         return array
 
     @override
