@@ -4,6 +4,7 @@ A row is an address and an encoding, so that rows are reordered, and those of se
 joined, without a copy. Knows no file format and no runtime.
 """
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -88,6 +89,22 @@ class FileRows:
             width=self.width,
             owners=self.owners,
         )
+
+    def release(self) -> None:
+        """Let go of the pages of mapped files that were read: they count as this process's memory.
+
+        They are read again when somebody asks for them.
+        """
+        for owner in self.owners:
+            mapped = owner
+            while isinstance(mapped, np.ndarray):
+                mapped = mapped.base
+            if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                begin = owner.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+                first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+                size = (begin + owner.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+                if size > 0:
+                    mapped.madvise(mmap.MADV_DONTNEED, first, size)
 
     def kinds(self) -> set[Encoding]:
         """Return the encodings that there are."""

@@ -178,7 +178,9 @@ class CheckpointWeights(Weights):
     def _tiles(
         self, machine: Machine, format_: Format, rows: FileRows, bias: NDArray[np.float32] | None
     ) -> Matrix:
-        return Matrix(format_, len(rows), rows.width, machine.pack_rows(format_, rows, bias))
+        matrix = Matrix(format_, len(rows), rows.width, machine.pack_rows(format_, rows, bias))
+        rows.release()
+        return matrix
 
     def _format(self, name: str, rows: FileRows) -> Format:
         return format_of(self._kinds.get(name, Kind.EXACT), rows.kinds(), rows.width)
