@@ -7,19 +7,19 @@ The layout, little-endian, from ggml's docs/gguf.md; a string is a u64 length, t
     each tensor: string name, u32 rank, u64 x rank axes (fastest first), u32 type, u64 offset
     padding to the alignment, where offsets start
 
-The gguf library provides the types, their block sizes and the dequantisation. Its own reader is not
-used because it trusts the header's counts and lengths, and makes several arrays for each token of a
-vocabulary. Here, they are checked against the file before anything is allocated. Knows nothing of
-the meaning of values and tensors.
+The gguf library's reader is not used because it trusts the header's counts and lengths, and makes
+several arrays for each token of a vocabulary. Here, they are checked against the file before
+anything is allocated. Its dequantisation serves those who want arrays of numbers; kernels read rows
+where they lie. Knows nothing of the meaning of values and tensors.
 """
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,6 @@ from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
 from kvcast.checkpoints.gguf_blocks import read_blocks
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.spec.file_rows import Encoding, FileRows
-
-if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType
 
 _VERSIONS = (2, 3)
 _SPLIT = "split.count"
@@ -45,11 +42,21 @@ _NUMBERS: Mapping[int, str] = {
 _SMALLEST_VALUE = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_QUANTISED = (
-    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "MXFP4"),
-)
+# Numbers and bytes of a block, from ggml's ggml-common.h.
+_BLOCKS: Mapping[Encoding, tuple[int, int]] = {
+    **{Encoding.F32: (1, 4), Encoding.F16: (1, 2), Encoding.BF16: (1, 2)},
+    **{Encoding.Q4_0: (32, 18), Encoding.Q4_1: (32, 20), Encoding.Q5_0: (32, 22)},
+    **{Encoding.Q5_1: (32, 24), Encoding.Q8_0: (32, 34), Encoding.IQ4_NL: (32, 18)},
+    **{Encoding.MXFP4: (32, 17), Encoding.Q2_K: (256, 84), Encoding.Q3_K: (256, 110)},
+    **{Encoding.Q4_K: (256, 144), Encoding.Q5_K: (256, 176), Encoding.Q6_K: (256, 210)},
+    Encoding.IQ4_XS: (256, 136),
+}
+# ggml's other types, which are not read.
+_OTHERS: Mapping[int, str] = {
+    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
+    **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ class GgufTensor:
     """A tensor as stored; `raw` [bytes] is a view of the file."""
 
     label: str
-    type: "GGMLQuantizationType"
+    type: Encoding
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
 
@@ -75,7 +82,7 @@ class GgufTensor:
         )
 
     def _rows(self) -> FileRows:
-        return FileRows.of(self.raw, self.shape[0], self.shape[1], Encoding(self.type))
+        return FileRows.of(self.raw, self.shape[0], self.shape[1], self.type)
 
     def slices(self) -> list["GgufTensor"]:
         """Cut along the first axis."""
@@ -86,12 +93,19 @@ class GgufTensor:
         ]
 
     def _dequantised(self) -> NDArray[Any]:
-        from gguf.quants import dequantize
+        try:
+            from gguf import GGMLQuantizationType
+            from gguf.quants import dequantize
+        except ImportError:
+            raise KvcastError(
+                "exporting a GGUF file needs more than the base install: "
+                "pip install 'kvcast[export]'"
+            ) from None
 
         rows = self.raw.reshape(math.prod(self.shape[:-1]), -1)
         # A damaged scale may be anything; then infinities are no worse than other wrong values.
         with np.errstate(all="ignore"):
-            numbers: NDArray[Any] = dequantize(rows, self.type)
+            numbers: NDArray[Any] = dequantize(rows, GGMLQuantizationType(self.type))
         return numbers.reshape(self.shape)
 
 
@@ -106,8 +120,8 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Parse a GGUF file without reading its tensors.
 
-    Raises InputOutputError if it is damaged, and KvcastError without the gguf library, for another
-    version or byte order, for one part of several, and for unsupported types.
+    Raises InputOutputError if it is damaged, and KvcastError for another version or byte order, for
+    one part of several, and for unsupported types.
     """
     cursor = _GgufCursor(path)
     tensors, values = _counts(cursor, path)
@@ -228,11 +242,10 @@ def _tensors(
     cursor: _GgufCursor, count: int, values: Mapping[str, Any], path: Path
 ) -> dict[str, GgufTensor]:
     """Parse the tensors' descriptions and find their bytes."""
-    block_of = _block_sizes()
     alignment = values.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise cursor.damaged("general.alignment is not a power of two")
-    described = [_description(cursor, block_of, path) for _ in range(count)]
+    described = [_description(cursor, path) for _ in range(count)]
     start = math.ceil(cursor.position / alignment) * alignment
     room = cursor.remaining + cursor.position - start
     tensors: dict[str, GgufTensor] = {}
@@ -249,27 +262,10 @@ def _tensors(
     return tensors
 
 
-_Description = tuple[int, int, str, "GGMLQuantizationType", tuple[int, ...]]
-_BlockOf = Callable[[int], tuple["GGMLQuantizationType", int, int]]
+_Description = tuple[int, int, str, Encoding, tuple[int, ...]]
 
 
-def _block_sizes() -> _BlockOf:
-    """Return a function from a type's number to the type, and the values and bytes of a block."""
-    try:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-    except ImportError:
-        raise KvcastError(
-            "reading GGUF files needs more than the base install: pip install 'kvcast[export]'"
-        ) from None
-
-    def block_of(number: int) -> tuple["GGMLQuantizationType", int, int]:
-        kind = GGMLQuantizationType(number)
-        return kind, *GGML_QUANT_SIZES[kind]
-
-    return block_of
-
-
-def _description(cursor: _GgufCursor, block_of: _BlockOf, path: Path) -> _Description:
+def _description(cursor: _GgufCursor, path: Path) -> _Description:
     """Read offset, size in bytes, name, type and shape of a tensor."""
     name = cursor.name("a tensor")
     rank = cursor.number("<u4")
@@ -277,15 +273,15 @@ def _description(cursor: _GgufCursor, block_of: _BlockOf, path: Path) -> _Descri
         raise cursor.damaged(f"tensor {name} has {rank} axes")
     shape = tuple(reversed([cursor.number("<u8") for _ in range(rank)]))
     number, offset = cursor.number("<u4"), cursor.number("<u8")
-    try:
-        kind, block, block_bytes = block_of(number)
-    except ValueError:
-        raise cursor.damaged(f"tensor {name} is of the unknown type {number}") from None
-    if kind.name not in _KINDS and kind.name not in _QUANTISED:
+    if number in _OTHERS:
         raise KvcastError(
-            f"{path}: tensor {name} is {kind.name}, not one of "
-            f"{', '.join((*_KINDS, *_QUANTISED))}: fetch another quantisation"
+            f"{path}: tensor {name} is {_OTHERS[number]}, not one of "
+            f"{', '.join(kind.name for kind in _BLOCKS)}: fetch another quantisation"
         )
+    if number not in list(Encoding):
+        raise cursor.damaged(f"tensor {name} is of the unknown type {number}")
+    kind = Encoding(number)
+    block, block_bytes = _BLOCKS[kind]
     if 0 in shape or shape[-1] % block:
         raise cursor.damaged(f"tensor {name} cannot have shape {list(shape)}")
     return offset, math.prod(shape) // block * block_bytes, name, kind, shape
