@@ -1,5 +1,5 @@
-import builtins
 import math
+import sys
 
 import gguf
 import numpy as np
@@ -26,6 +26,7 @@ from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.decoder import tensor_shapes
+from kvcast.spec.file_rows import Encoding
 from kvcast.spec.rotary import Rotary
 
 
@@ -453,17 +454,18 @@ def test_a_folder_with_one_file_is_that_file_and_with_two_is_none(tmp_path):
             function(tmp_path)
 
 
-def test_without_the_gguf_library_it_says_what_to_install(tmp_path, monkeypatch):
-    path = tiny_llama(tmp_path / "m.gguf")
-    real = builtins.__import__
-
-    def without(name, *arguments):
-        if name == "gguf":
-            raise ImportError(name)
-        return real(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert "pip install 'kvcast[export]'" in one_line(path)
+def test_without_the_gguf_library_a_file_is_read_and_its_matrices_are_no_arrays(
+    tmp_path, monkeypatch
+):
+    arrays = {name: permuted(name, array) for name, array in tensors().items()}
+    kinds = {name: "Q8_0" for name, array in arrays.items() if array.ndim == 2}
+    path = write(tmp_path / "m.gguf", "llama", sizes("llama") | vocabulary(), arrays, kinds)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    checkpoint = open_checkpoint(path)
+    name = "decoder.layers.0.feed_forward.down.weight"
+    assert checkpoint.tensors.rows_of(name).kinds() == {Encoding.Q8_0}
+    with pytest.raises(KvcastError, match=r"pip install 'kvcast\[export\]'"):
+        checkpoint.tensors[name]
 
 
 def test_a_file_of_another_kind_is_one_line(tmp_path):
