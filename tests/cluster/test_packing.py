@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kvcast.cluster.prompts import packed
 
 keys = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=40).map(
-    lambda found: sorted(found, key=lambda key: key[0])
+    lambda groups: sorted(groups, key=lambda key: key[0])
 )
 
 
