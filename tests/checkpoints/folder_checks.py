@@ -1,5 +1,8 @@
 """Helpers for tests of checkpoint folders, for all formats and families."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
@@ -33,6 +36,11 @@ def outcome(read):
 def rewrite_weights(folder, change):
     tensors = load_file(folder / "model.safetensors")
     save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def without(*names: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Leave out tensors whose names end so."""
+    return lambda tensors: {n: tensor for n, tensor in tensors.items() if not n.endswith(names)}
 
 
 def assert_same_tensors(tensors, expected):

@@ -1,45 +1,32 @@
 import json
-import struct
 import types
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoints.tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables, random_model, save
+from checkpoints.folder_checks import outcome
+from checkpoints.tiny_whisper import (
+    TIED,
+    ct2_bytes,
+    ct2_folder,
+    ct2_variables,
+    quantised_variables,
+    random_model,
+    save,
+)
 from kit.in_transformers import demo_in_transformers
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.errors import KvcastError
 from kvcast.families.whisper import tensor_shapes
 
 WHOLE = ct2_bytes(ct2_variables(), TIED)
-# The same with rows of int8, scales and fewer numbers, so that most bytes are structure.
-SCALE = "decoder/layer_0/ffn/linear_0/weight_scale"
-
-
-def quantised_variables():
-    variables = ct2_variables(d=4, mels=1, vocab=2, source=1, target=1)
-    name = SCALE.removesuffix("_scale")
-    variables[name] = np.arange(-32, 32, dtype=np.int8).reshape(16, 4)
-    variables[SCALE] = np.arange(1, 17, dtype=np.float32)
-    return variables
 
 
 QUANTISED = ct2_bytes(quantised_variables(), TIED)
-
-
-def one_line(folder, kind=KvcastError):
-    with pytest.raises(kind) as caught:
-        open_checkpoint(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def refused(tmp_path, *arguments, kind=KvcastError, **keywords):
-    return one_line(ct2_folder(tmp_path / "ct2", ct2_bytes(*arguments, **keywords)), kind)
 
 
 def convert(folder, output, quantization):
@@ -141,121 +128,17 @@ def test_all_revisions_of_the_specification_read_alike(tmp_path, revision):
     )
 
 
-def test_other_versions_specifications_and_revisions_are_one_line(tmp_path):
-    variables = ct2_variables()
-    assert "version 6" in refused(tmp_path, variables, TIED, version=5)
-    assert "version 6" in refused(tmp_path, variables, TIED, version=0x04034B50)
-    assert "supported: WhisperSpec" in refused(
-        tmp_path, variables, TIED, specification="TransformerSpec"
-    )
-    assert "revision 4" in refused(tmp_path, variables, TIED, revision=4)
-
-
-@pytest.mark.parametrize("name", ["Whisper\nSpec", "Whisper\x1b[2J", "Whisper\0Spec", "W\x80"])
-def test_a_name_that_is_no_plain_text_is_one_plain_line(tmp_path, name):
-    message = refused(tmp_path, ct2_variables(), TIED, specification=name, kind=InputOutputError)
-    assert "is not text" in message
-    assert message.isprintable()
-
-
-def test_a_missing_tokenizer_is_named(tmp_path):
-    folder = ct2_folder(tmp_path / "ct2", WHOLE)
-    (folder / "tokenizer.json").unlink()
-    assert "tokenizer.json" in one_line(folder, InputMissingError)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "encoder/num_heads",
-        "encoder/conv1/weight",
-        "decoder/embeddings/weight",
-        "decoder/position_encodings/encodings",
-        "decoder/layer_0/attention/linear_1/bias",
-        "decoder/layer_0/self_attention/linear_0/weight",
-    ],
-)
-def test_a_missing_variable_is_one_line(tmp_path, name):
-    variables = ct2_variables()
-    del variables[name]
-    aliases = () if name == TIED[0][1] else TIED
-    assert "model.bin" in refused(tmp_path, variables, aliases)
-
-
-def test_what_the_model_has_no_place_for_is_one_line(tmp_path):
-    variables = ct2_variables()
-
-    def with_(**changes):
-        changed = {**variables, **{k.replace("__", "/"): v for k, v in changes.items()}}
-        return refused(tmp_path, changed, TIED)
-
-    assert "adapter/weight" in with_(adapter__weight=np.zeros((2, 2), np.float32))
-    assert "decoder/layer_2/" in with_(
-        decoder__layer_2__self_attention__linear_0__weight=np.zeros((12, 4), np.float32)
-    )
-    assert "[5]" in with_(encoder__layer_norm__gamma=np.zeros(5, np.float32))
-    assert "int32 without a scale" in with_(encoder__layer_norm__gamma=np.zeros(4, np.int32))
-    assert "int8 without a scale" in with_(encoder__layer_norm__gamma=np.zeros(4, np.int8))
-    assert "no number encoder/num_heads" in with_(encoder__num_heads=np.array(2.0, np.float32))
-    assert "not a multiple of 3 heads" in with_(encoder__num_heads=np.array(3, np.int16))
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
-def test_a_scale_that_is_no_positive_number_is_one_line(tmp_path, scale):
-    variables = quantised_variables()
-    variables[SCALE] = np.full(16, scale, np.float32)
-    assert "not a positive number" in refused(tmp_path, variables, TIED, kind=InputOutputError)
-
-
-def test_a_scale_of_another_shape_is_one_line(tmp_path):
-    variables = {**quantised_variables(), SCALE: np.ones(4, np.float32)}
-    assert "another shape" in refused(tmp_path, variables, TIED)
-
-
-def test_a_head_of_its_own_must_equal_the_embedding(tmp_path):
+def test_a_head_of_its_own_may_equal_the_embedding(tmp_path):
     variables = ct2_variables()
     variables["decoder/projection/weight"] = variables["decoder/embeddings/weight"].copy()
     open_checkpoint(ct2_folder(tmp_path / "ct2", ct2_bytes(variables)))
-    variables["decoder/projection/weight"] += 1
-    assert "output head differs" in refused(tmp_path, variables)
-
-
-def test_absurd_counts_and_lengths_are_one_line(tmp_path):
-    start = 4 + 2 + len("WhisperSpec\0") + 4
-    first = start + 4
-    name = struct.unpack_from("<H", WHOLE, first)[0]
-    fields = first + 2 + name
-    aliases = len(WHOLE) - 4 - sum(2 + len(text) + 1 for pair in TIED for text in pair)
-    for position, layout, value, words in (
-        (start, "<I", 0xFFFFFFFF, "4294967295 variables"),
-        (aliases, "<I", 0xFFFFFFFF, "4294967295 aliases"),
-        (first, "<H", 0xFFFF, "name of a variable"),
-        (fields, "<B", 200, "200 axes"),
-        (fields + 1, "<I", 0xFFFFFFFF, "bytes for shape"),
-        (fields + 1 + 3 * 4, "<B", 6, "unknown kind 6"),
-        (fields + 1 + 3 * 4 + 1, "<I", 0xFFFFFFFF, "bytes for shape"),
-    ):
-        contents = bytearray(WHOLE)
-        struct.pack_into(layout, contents, position, value)
-        folder = ct2_folder(tmp_path / "ct2", bytes(contents))
-        assert words in one_line(folder, InputOutputError)
-
-
-def test_bad_aliases_repeated_variables_and_a_tail_are_one_line(tmp_path):
-    variables = ct2_variables()
-    for aliases in ([("a", "no/such")], [("encoder/num_heads", "decoder/num_heads")]):
-        assert "leads nowhere" in refused(tmp_path, variables, aliases, kind=InputOutputError)
-    renamed = WHOLE.replace(b"encoder/conv2/bias", b"encoder/conv1/bias")
-    assert "occurs twice" in one_line(ct2_folder(tmp_path / "ct2", renamed), InputOutputError)
-    folder = ct2_folder(tmp_path / "ct2", WHOLE + b"\0")
-    assert "1 bytes follow its end" in one_line(folder, InputOutputError)
 
 
 def test_every_truncation_is_one_line(tmp_path):
     folder = ct2_folder(tmp_path / "ct2", QUANTISED)
     for length in range(0, len(QUANTISED), 7):
         (folder / "model.bin").write_bytes(QUANTISED[:length])
-        one_line(folder)
+        assert outcome(partial(open_checkpoint, folder)), length
 
 
 @pytest.fixture(scope="module")

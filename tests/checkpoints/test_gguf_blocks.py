@@ -29,18 +29,20 @@ def raw_of(kind, seed=0):
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 def test_simple_types_are_exact(kind):
     raw, want = raw_of(kind)
-    found = read_blocks(kind, raw.reshape(-1), SHAPE, lambda: pytest.fail("codes are enough"))
-    assert (found.least is None) == (kind == "Q8_0")
-    np.testing.assert_array_equal(found.numbers(), want)
+    blocks = read_blocks(kind, raw.reshape(-1), SHAPE, lambda: pytest.fail("codes are enough"))
+    assert (blocks.least is None) == (kind == "Q8_0")
+    np.testing.assert_array_equal(blocks.numbers(), want)
 
 
 def test_scales_of_q4_k_are_rounded_to_halves():
     raw, want = raw_of("Q4_K")
-    found = read_blocks("Q4_K", raw.reshape(-1), SHAPE, lambda: pytest.fail("codes are enough"))
-    scales, least = (np.abs(one.astype(np.float32)) for one in (found.scales, found.least))
+    blocks = read_blocks("Q4_K", raw.reshape(-1), SHAPE, lambda: pytest.fail("codes are enough"))
+    scales, least = (
+        np.abs(numbers.astype(np.float32)) for numbers in (blocks.scales, blocks.least)
+    )
     # Half a unit in the last place of a half: 2^-11 of it, or half the least half.
     allowed = (15 * scales + least) * np.float32(2**-11) + 16 * np.float32(2**-25)
-    error = np.abs(found.numbers() - want).reshape(SHAPE[0], -1, 32)
+    error = np.abs(blocks.numbers() - want).reshape(SHAPE[0], -1, 32)
     assert (error <= allowed[..., None] * 1.001).all()
     assert error.max() > 0
 
@@ -48,9 +50,9 @@ def test_scales_of_q4_k_are_rounded_to_halves():
 @pytest.mark.parametrize("kind", ["Q5_0", "Q5_1"])
 def test_other_types_become_int8(kind):
     raw, want = raw_of(kind)
-    found = read_blocks(kind, raw.reshape(-1), SHAPE, lambda: want)
-    assert found.least is None
-    np.testing.assert_allclose(found.numbers(), want, atol=np.abs(want).max() / 127 * 0.6)
+    blocks = read_blocks(kind, raw.reshape(-1), SHAPE, lambda: want)
+    assert blocks.least is None
+    np.testing.assert_allclose(blocks.numbers(), want, atol=np.abs(want).max() / 127 * 0.6)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
@@ -64,7 +66,7 @@ def test_a_models_blocks_are_its_tensors(tmp_path, kind):
     matrices = [name for name, array in checkpoint.tensors.items() if array.ndim == 2]
     assert len(matrices) > 4
     for name, array in checkpoint.tensors.items():
-        found = checkpoint.tensors.blocks_of(name)
-        assert (found is not None) == (array.ndim == 2)
-        if found is not None:
-            np.testing.assert_array_equal(found.numbers(), array, err_msg=name)
+        blocks = checkpoint.tensors.blocks_of(name)
+        assert (blocks is not None) == (array.ndim == 2)
+        if blocks is not None:
+            np.testing.assert_array_equal(blocks.numbers(), array, err_msg=name)

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from checkpoints import folder_checks
 from kit.tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
 from kvcast.checkpoints.gguf import READER
-from kvcast.checkpoints.gguf_file import read_gguf
-from kvcast.errors import InputOutputError
 
 # Memory that reading may take beyond the file's size; a wrong header could ask for any amount.
 ROOM = 8 << 20
@@ -125,89 +123,6 @@ def test_every_number_that_lies_is_read_or_one_line_and_takes_no_memory(whole, t
     finally:
         tracemalloc.stop()
     assert refused > 200
-
-
-def header(*parts, tensors=0, values=0):
-    return b"GGUF" + struct.pack("<IQQ", 3, tensors, values) + b"".join(parts)
-
-
-def text(contents):
-    contents = contents if isinstance(contents, bytes) else contents.encode()
-    return struct.pack("<Q", len(contents)) + contents
-
-
-def tensor(name, *axes, kind=0, offset=0):
-    return text(name) + struct.pack(f"<I{len(axes)}QIQ", len(axes), *axes, kind, offset)
-
-
-def one_line(path, contents, kind=InputOutputError):
-    path.write_bytes(contents)
-    with pytest.raises(kind) as caught:
-        read_gguf(path)
-    message = str(caught.value)
-    assert message.isprintable()
-    return message
-
-
-U8, ARRAY, STRING = 0, 9, 8
-FIELD = text("a") + struct.pack("<IB", U8, 1)
-
-
-@pytest.mark.parametrize(
-    ("contents", "words"),
-    [
-        (header(tensors=2**60), "cannot hold"),
-        (header(values=2**60), "cannot hold"),
-        (header(FIELD, FIELD, values=2), "value a occurs twice"),
-        (header(text("a\nb") + FIELD[9:], values=1), "the name of a value is not text"),
-        (header(text(b"\xff") + FIELD[9:], values=1), "the name of a value is not text"),
-        (header(text("a") + struct.pack("<IB", 99, 1), values=1), "unknown type 99"),
-        (header(text("a") + struct.pack("<IIQ", ARRAY, ARRAY, 1), values=1), "unknown type 9"),
-        (
-            header(text("a") + struct.pack("<IIQ", ARRAY, STRING, 2**61), values=1),
-            "cannot hold",
-        ),
-        (
-            header(text("a") + struct.pack("<IIQQ", ARRAY, STRING, 1, 2**62), values=1),
-            "a ends too early",
-        ),
-        (
-            header(text("a") + struct.pack("<IIQ", ARRAY, STRING, 1) + text(b"\xff"), values=1),
-            "not a list of texts",
-        ),
-        (header(text("a") + struct.pack("<IIQ", ARRAY, U8, 2**62), values=1), "ends too early"),
-        (header(tensor("t", *[1] * 5), tensors=1) + bytes(64), "5 axes"),
-        (header(tensor("t"), tensors=1) + bytes(64), "0 axes"),
-        (header(tensor("t", 0), tensors=1) + bytes(64), "cannot have shape [0]"),
-        (header(tensor("t", 33, kind=8), tensors=1) + bytes(64), "cannot have shape [33]"),
-        (header(tensor("t", 4, kind=77), tensors=1) + bytes(64), "unknown type 77"),
-        (header(tensor("t", 2**62, 2**62), tensors=1) + bytes(64), "its place"),
-        (header(tensor("t", 4, offset=2**63), tensors=1) + bytes(64), "its place"),
-        (header(tensor("t", 4, offset=8), tensors=1) + bytes(64), "its place"),
-        (
-            header(tensor("t", 4), tensor("t", 4, offset=32), tensors=2) + bytes(96),
-            "tensor t occurs twice",
-        ),
-    ],
-)
-def test_each_lie_is_named(tmp_path, contents, words):
-    assert words in one_line(tmp_path / "m.gguf", contents)
-
-
-def test_tensors_may_not_share_bytes(tmp_path):
-    whole = header(tensor("a", 8), tensor("b", 8, offset=32), tensors=2)
-    whole += bytes(-len(whole) % 32) + bytes(64)
-    (tmp_path / "m.gguf").write_bytes(whole)
-    assert set(read_gguf(tmp_path / "m.gguf").tensors) == {"a", "b"}
-    shared = header(tensor("a", 9), tensor("b", 8, offset=32), tensors=2)
-    message = one_line(tmp_path / "m.gguf", shared + bytes(-len(shared) % 32) + bytes(96))
-    assert "tensor b does not lie in its place" in message
-
-
-@pytest.mark.parametrize("alignment", [0, 3, 2**31])
-def test_an_alignment_that_cannot_be_is_one_line(tmp_path, alignment):
-    field = text("general.alignment") + struct.pack("<II", 4, alignment)
-    one_line(tmp_path / "m.gguf", header(field, tensor("t", 4), values=1, tensors=1) + bytes(64))
 
 
 def test_every_value_of_another_type_is_read_or_one_line(tmp_path):

@@ -5,11 +5,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from checkpoints.folder_checks import assert_same_tensors, one_line
 from checkpoints.tiny_decoders import random_decoder, tensors_by_our_names
 from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.mistral import READER
 from kvcast.checkpoints.tables import halves_from_pairs
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.errors import InputMissingError, KvcastError
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.digests import combined_sha256
 from kvcast.spec.rotary import Rotary
@@ -90,20 +91,6 @@ def write(model, folder, **params):
 def read(folder):
     assert READER.detect(folder)
     return READER.read(folder, combined_sha256(READER.name, READER.files(folder)))
-
-
-def one_line(folder, kind=KvcastError):
-    with pytest.raises(kind) as caught:
-        read(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def assert_same_tensors(tensors, expected):
-    assert set(tensors) == set(expected)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(tensors[name], array, err_msg=name)
 
 
 def test_every_tensor_is_the_one_of_the_same_model_in_the_other_layout(model, folder):
@@ -253,18 +240,6 @@ def test_the_tokenizers_file_goes_along_under_its_own_name(folder, files, chosen
     assert json.loads(text["text.json"]) == {"end_tokens": [], "bos_token": "", "eos_token": ""}
 
 
-def test_a_missing_tokenizer_is_one_line(folder):
-    (folder / "tekken.json").unlink()
-    assert "no tekken.json or tokenizer.model*" in one_line(folder, InputMissingError)
-
-
-def test_pickled_weights_are_refused_with_the_way_out(folder):
-    (folder / "consolidated.safetensors").rename(folder / "consolidated.00.pth")
-    message = one_line(folder, InputMissingError)
-    assert "pickled" in message
-    assert "safetensors" in message
-
-
 def test_the_other_layout_comes_first_where_both_are(folder):
     assert READER.detect(folder)
     (folder / "model-00001-of-00002.safetensors").write_bytes(b"")
@@ -275,48 +250,3 @@ def test_the_other_layout_comes_first_where_both_are(folder):
 def test_half_a_model_is_not_taken_for_one(folder, missing):
     (folder / missing).unlink()
     assert not READER.detect(folder)
-
-
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        *(({name: None}, f"{name} is missing") for name in PARAMS),
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
-        ({"lora": {"rank": 2}}, "lora is not supported"),
-        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantization is not supported"),
-        ({"n_layers": 10**12}, "n_layers must be a whole number"),
-        ({"n_kv_heads": 3}, "4 heads are not a multiple of 3"),
-        ({"sliding_window": [5, 5, 5]}, "sliding_window must list a window for each of 4 layers"),
-        ({"sliding_window": []}, "sliding_window must list"),
-        ({"sliding_window": "5"}, "sliding_window must be a whole number"),
-        ({"rope_theta": 0}, "rope_theta must be a number above 0"),
-        ({"moe": 3}, "moe must be an object"),
-        ({"moe": {"num_experts": 2}}, "num_experts_per_tok is missing"),
-        ({"yarn": {"factor": 2}}, "original_max_position_embeddings is missing"),
-    ],
-)
-def test_parameters_that_cannot_be_served_are_one_line(folder, params, words):
-    edit_json(folder / "params.json", **params)
-    message = one_line(folder)
-    assert words in message
-    assert "params.json" in message
-
-
-def test_a_missing_misshapen_or_foreign_tensor_is_one_line(folder):
-    path = folder / "consolidated.safetensors"
-    whole = load_file(path)
-    name = "layers.3.attention.wk.weight"
-    save_file({n: tensor for n, tensor in whole.items() if n != name}, path)
-    assert name in one_line(folder)
-    save_file({**whole, name: torch.ones(15, 24)}, path)
-    assert f"{name} has shape [15, 24]" in one_line(folder)
-    save_file({**whole, "adapter.weight": torch.ones(1)}, path)
-    assert "adapter.weight has no place" in one_line(folder)
-
-
-def test_truncated_weights_are_one_line(folder):
-    path = folder / "consolidated.safetensors"
-    whole = path.read_bytes()
-    for cut in (0, 4, 100, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        assert "fetch it again" in one_line(folder, InputOutputError)

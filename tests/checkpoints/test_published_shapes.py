@@ -37,22 +37,22 @@ def test_both_layouts_give_the_same_model(name: str, tmp_path: Path):
     model = random_whisper(shape)
     folder = hugging_face(model, shape, tmp_path / "sharded", max_shard_size="8MB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
-    one = open_checkpoint(folder)
-    other = open_checkpoint(ctranslate2(folder, shape, tmp_path / "ctranslate2"))
-    sizes = one.dimensions
+    sharded = open_checkpoint(folder)
+    converted = open_checkpoint(ctranslate2(folder, shape, tmp_path / "ctranslate2"))
+    sizes = sharded.dimensions
     # The converter knows the alignment heads of OpenAI's models; a random model's folder has none.
-    assert replace(other.dimensions, alignment_heads=sizes.alignment_heads) == sizes
+    assert replace(converted.dimensions, alignment_heads=sizes.alignment_heads) == sizes
     assert (sizes.n_mels, sizes.vocab_size) == (shape.n_mels, shape.vocab_size)
     assert (sizes.encoder_layers, sizes.decoder_layers) == (
         shape.encoder_layers,
         shape.decoder_layers,
     )
-    assert set(one.tensors) == set(other.tensors)
-    for tensor in one.tensors:
-        np.testing.assert_array_equal(one.tensors[tensor], other.tensors[tensor])
+    assert set(sharded.tensors) == set(converted.tensors)
+    for tensor in sharded.tensors:
+        np.testing.assert_array_equal(sharded.tensors[tensor], converted.tensors[tensor])
     head = model.proj_out.weight.detach().numpy()
-    np.testing.assert_array_equal(one.tensors["decoder.embedding.weight"], head)
-    for checkpoint in (one, other):
+    np.testing.assert_array_equal(sharded.tensors["decoder.embedding.weight"], head)
+    for checkpoint in (sharded, converted):
         assert_ids_are_openais(tokenizer_of(checkpoint), shape)
 
 

@@ -1,13 +1,20 @@
 """What kvcast does not read is one line with the way to what it does, and is never loaded."""
 
 import pickle
+import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import whisper
+from checkpoints.folder_checks import rewrite_weights
+from checkpoints.refusal_rows import ROWS
+from checkpoints.refusals import WHOLE, Refusal, damage
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.errors import InputMissingError, KvcastError, UsageError
+from kvcast.cli import main
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 
 
 def one_line(kind, function, *arguments):
@@ -104,3 +111,78 @@ def test_an_adapter_alone_is_told_to_be_merged(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     assert "merge_and_unload" in one_line(KvcastError, open_checkpoint, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Write an undamaged checkpoint once; returns a function of its name."""
+
+    @cache
+    def write(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("whole")
+        WHOLE[name].write(folder)
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "index"])
+def test_what_is_damaged_below_opens_undamaged(whole, name):
+    WHOLE[name].opened(whole(name) / WHOLE[name].file)
+
+
+@pytest.mark.parametrize("refusal", ROWS, ids=str)
+def test_a_damaged_checkpoint_is_one_line(whole, tmp_path, capsys, refusal: Refusal):
+    folder = Path(shutil.copytree(whole(refusal.whole), tmp_path / "model"))
+    damage(folder, refusal.damage)
+    path, opened = folder / WHOLE[refusal.whole].file, WHOLE[refusal.whole].opened
+    with pytest.raises(KvcastError) as caught:
+        opened(path)
+    message = str(caught.value)
+    assert caught.value.exit_code == refusal.exit_code
+    assert message.isprintable()
+    assert [words for words in refusal.said if words not in message] == []
+    if opened is open_checkpoint:
+        output = str(tmp_path / "bundle")
+        command = ["export", str(path), "--output", output, "--runtime", "onnx", "--quiet"]
+        assert main(command) == refusal.exit_code
+        assert capsys.readouterr() == ("", f"kvcast: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        *((name, "model.safetensors") for name in ("llama", "t5", "roformer")),
+        ("llama in shards", "model-00002-of-00008.safetensors"),
+        ("mistral's layout", "consolidated.safetensors"),
+    ],
+)
+def test_weights_that_end_too_early_are_one_line(whole, tmp_path, name, file):
+    folder = Path(shutil.copytree(whole(name), tmp_path / "model"))
+    contents = (folder / file).read_bytes()
+    for size in (0, 4, 7, 100, 200, len(contents) - 1):
+        (folder / file).write_bytes(contents[:size])
+        message = one_line(InputOutputError, open_checkpoint, folder)
+        assert file in message
+        assert "fetch it again" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "optional"),
+    [
+        ("flan-t5", "", ("shared.weight", "lm_head.weight")),
+        ("roformer", "roformer.", ("embed_positions.weight",)),
+        ("bert", "bert.", ("pooler.dense.weight", "seq_relationship.weight", "relationship.bias")),
+    ],
+)
+def test_a_missing_tensor_is_named_whichever_it_is(whole, tmp_path, name, prefix, optional):
+    folder = Path(shutil.copytree(whole(name), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    missed = [missing for missing in tensors if not missing.endswith(optional)]
+    assert len(missed) > 20
+    for missing in missed:
+        rewrite_weights(
+            folder, lambda _, name=missing: {n: t for n, t in tensors.items() if n != name}
+        )
+        message = one_line(KvcastError, open_checkpoint, folder)
+        assert f"has no tensor {missing.removeprefix(prefix)}" in message

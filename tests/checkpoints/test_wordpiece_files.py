@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from checkpoints.folder_checks import one_line
-from checkpoints.tiny_unilms import TOKENS, random_unilm, save_unilm
+from checkpoints.tiny_unilms import TOKENS, random_unilm, save_unilm, tokenizer_json
 from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.errors import InputMissingError, InputOutputError
 
 ABOUT = {
     "end_tokens": [3],
@@ -36,20 +34,8 @@ def text_of(folder):
     return json.loads(text.pop("text.json")), text
 
 
-def tokenizer_json(folder, tokens=TOKENS, **fields):
-    """The parts of transformers' file that are read here."""
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    content = {
-        "added_tokens": [{"id": i, "content": token} for i, token in enumerate(tokens[:5])],
-        "model": {"type": "WordPiece", "vocab": vocabulary},
-    }
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps({**content, **fields}))
-    return path.read_bytes()
-
-
 def test_the_vocabulary_goes_along(bert):
-    tokenizer_json(bert)
+    (bert / "tokenizer.json").write_bytes(tokenizer_json())
     assert text_of(bert) == (ABOUT, {"vocab.txt": VOCABULARY})
     (bert / "tokenizer_config.json").unlink()
     assert text_of(bert) == (ABOUT, {"vocab.txt": VOCABULARY})
@@ -57,7 +43,8 @@ def test_the_vocabulary_goes_along(bert):
 
 def test_without_a_vocabulary_the_whole_tokenizer_does(bert):
     (bert / "vocab.txt").unlink()
-    content = tokenizer_json(bert)
+    content = tokenizer_json()
+    (bert / "tokenizer.json").write_bytes(content)
     assert text_of(bert) == (ABOUT, {"tokenizer.json": content})
 
 
@@ -108,7 +95,8 @@ def test_a_bert_is_not_cut_into_words_unless_it_says_so(tmp_path):
 
 def test_words_may_come_from_the_whole_tokenizer(roformer):
     (roformer / "vocab.txt").unlink()
-    content = tokenizer_json(roformer, WORDS)
+    content = tokenizer_json(WORDS)
+    (roformer / "tokenizer.json").write_bytes(content)
     edit_json(roformer / "tokenizer_config.json", tokenizer_class="RoFormerTokenizer")
     assert text_of(roformer) == ({**ABOUT, "words": True}, {"tokenizer.json": content})
 
@@ -127,77 +115,3 @@ def test_what_is_usual_may_be_said(bert, fields):
     path = bert / "tokenizer_config.json"
     path.write_text(json.dumps({"do_lower_case": True, **fields}))
     assert text_of(bert)[1] == {"vocab.txt": VOCABULARY}
-
-
-def test_no_vocabulary_at_all_says_what_to_do(bert):
-    (bert / "vocab.txt").unlink()
-    message = one_line(bert, InputMissingError)
-    assert "no vocab.txt and no tokenizer.json" in message
-    assert "copy the base model's" in message
-
-
-def test_a_vocabulary_without_the_token_that_ends_a_target_is_one_line(bert):
-    (bert / "vocab.txt").write_text("[CLS]\n[UNK]\n")
-    message = one_line(bert)
-    assert "vocab.txt" in message
-    assert "has no [SEP]" in message
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class 'BertJapaneseTokenizer'"),
-        ({"tokenizer_class": 3}, "tokenizer_class 3 is not supported (supported: BertTokenizer"),
-        ({"do_lower_case": 1}, "do_lower_case must be true or false"),
-        ({"strip_accents": "no"}, "strip_accents must be true or false"),
-        ({"strip_accents": False}, "strip_accents other than do_lower_case is not supported"),
-        ({"do_lower_case": False, "strip_accents": True}, "strip_accents other than do_lower"),
-        ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars must be true"),
-        ({"cls_token": "<s>"}, "cls_token must be [CLS], not '<s>'"),
-        ({"sep_token": {"content": "</s>"}}, "sep_token must be [SEP], not '</s>'"),
-    ],
-)
-def test_settings_that_cannot_be_served_are_one_line(bert, fields, words):
-    edit_json(bert / "tokenizer_config.json", **fields)
-    assert words in one_line(bert)
-
-
-def test_a_vocabulary_that_is_no_text_is_one_line(bert):
-    (bert / "vocab.txt").write_bytes(b"[CLS]\n\xff\n")
-    assert "vocab.txt is damaged: not UTF-8" in one_line(bert, InputOutputError)
-
-
-@pytest.mark.parametrize("content", ["[", "3"])
-def test_a_damaged_tokenizer_is_one_line(bert, content):
-    (bert / "vocab.txt").unlink()
-    (bert / "tokenizer.json").write_text(content)
-    assert "tokenizer.json" in one_line(bert, InputOutputError)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"model": {"type": "Unigram", "vocab": [["a", 0.0]]}},
-        {"model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(TOKENS)}}},
-        {"model": 3},
-        {"added_tokens": 3},
-    ],
-    ids=str,
-)
-def test_another_kind_of_tokenizer_is_one_line(bert, fields):
-    (bert / "vocab.txt").unlink()
-    tokenizer_json(bert, **fields)
-    assert "is not a WordPiece tokenizer" in one_line(bert)
-
-
-@pytest.mark.parametrize("added", [[3], [{"id": 1}], [{"id": "1", "content": "x"}]], ids=str)
-def test_added_tokens_that_are_none_are_one_line(bert, added):
-    (bert / "vocab.txt").unlink()
-    tokenizer_json(bert, added_tokens=added)
-    assert "tokenizer.json is damaged" in one_line(bert, InputOutputError)
-
-
-def test_a_vocabulary_that_numbers_nothing_is_one_line(bert):
-    (bert / "vocab.txt").unlink()
-    tokenizer_json(bert, model={"type": "WordPiece", "vocab": {"a": "b"}})
-    assert "a token has no number" in one_line(bert, InputOutputError)

@@ -17,6 +17,12 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 _PLAIN = {"rope_type": "default", "rope_theta": 50_000.0}
+LLAMA3 = {
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 # Every setting that affects tensors or dimensions differs from its default at least once.
 SETTINGS = {
     "llama": {"attention_bias": True, "rope_parameters": _PLAIN},
@@ -90,32 +96,34 @@ def tensors_by_our_names(model, prefix="model"):
     for i in range(model.config.get_text_config().num_hidden_layers):
         layer = f"{prefix}.layers.{i}"
         at = {name.removeprefix(f"{layer}."): tensor for name, tensor in state.items()}
-        found = {
+        layer_tensors = {
             "attention_norm.weight": at["input_layernorm.weight"] + more,
             "attention.out.weight": at["self_attn.o_proj.weight"],
         }
         for leaf in ("weight", "bias"):
             if f"self_attn.q_proj.{leaf}" in at:
                 parts = [at[f"self_attn.{part}_proj.{leaf}"] for part in "qkv"]
-                found[f"attention.qkv.{leaf}"] = torch.cat(parts)
+                layer_tensors[f"attention.qkv.{leaf}"] = torch.cat(parts)
         if "self_attn.o_proj.bias" in at:
-            found["attention.out.bias"] = at["self_attn.o_proj.bias"]
+            layer_tensors["attention.out.bias"] = at["self_attn.o_proj.bias"]
         if "self_attn.q_norm.weight" in at:
-            found["attention.query_norm.weight"] = at["self_attn.q_norm.weight"] + more
-            found["attention.key_norm.weight"] = at["self_attn.k_norm.weight"] + more
+            layer_tensors["attention.query_norm.weight"] = at["self_attn.q_norm.weight"] + more
+            layer_tensors["attention.key_norm.weight"] = at["self_attn.k_norm.weight"] + more
         if gemma:
-            found["attention_post_norm.weight"] = at["post_attention_layernorm.weight"] + 1
-            found["feed_forward_norm.weight"] = at["pre_feedforward_layernorm.weight"] + 1
-            found["feed_forward_post_norm.weight"] = at["post_feedforward_layernorm.weight"] + 1
+            layer_tensors["attention_post_norm.weight"] = at["post_attention_layernorm.weight"] + 1
+            layer_tensors["feed_forward_norm.weight"] = at["pre_feedforward_layernorm.weight"] + 1
+            layer_tensors["feed_forward_post_norm.weight"] = (
+                at["post_feedforward_layernorm.weight"] + 1
+            )
         else:
-            found["feed_forward_norm.weight"] = at["post_attention_layernorm.weight"]
+            layer_tensors["feed_forward_norm.weight"] = at["post_attention_layernorm.weight"]
         if "mlp.gate.weight" in at:
-            found["feed_forward.router.weight"] = at["mlp.gate.weight"]
-            found["feed_forward.gate_up"] = at["mlp.experts.gate_up_proj"]
-            found["feed_forward.down"] = at["mlp.experts.down_proj"]
+            layer_tensors["feed_forward.router.weight"] = at["mlp.gate.weight"]
+            layer_tensors["feed_forward.gate_up"] = at["mlp.experts.gate_up_proj"]
+            layer_tensors["feed_forward.down"] = at["mlp.experts.down_proj"]
         else:
             gate_up = [at["mlp.gate_proj.weight"], at["mlp.up_proj.weight"]]
-            found["feed_forward.gate_up.weight"] = torch.cat(gate_up)
-            found["feed_forward.down.weight"] = at["mlp.down_proj.weight"]
-        ours |= {f"layers.{i}.{name}": tensor for name, tensor in found.items()}
+            layer_tensors["feed_forward.gate_up.weight"] = torch.cat(gate_up)
+            layer_tensors["feed_forward.down.weight"] = at["mlp.down_proj.weight"]
+        ours |= {f"layers.{i}.{name}": tensor for name, tensor in layer_tensors.items()}
     return {f"decoder.{name}": tensor.numpy() for name, tensor in ours.items()}

@@ -68,11 +68,11 @@ def sealed(contents):
 
 def index(*blocks, handles=None):
     """A whole index of these blocks."""
-    start, found = 0, []
-    for one in blocks:
-        found.append((start, len(one) - 5))
-        start += len(one)
-    handles = found if handles is None else handles
+    start, places = 0, []
+    for contents in blocks:
+        places.append((start, len(contents) - 5))
+        start += len(contents)
+    handles = places if handles is None else handles
     top = block([(b"%06d" % n, varint(a) + varint(b)) for n, (a, b) in enumerate(handles)])
     footer = varint(0) + varint(0) + varint(start) + varint(len(top) - 5)
     return b"".join(blocks) + top + footer.ljust(40, b"\0") + _MAGIC.to_bytes(8, "little")

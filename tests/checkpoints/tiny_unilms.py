@@ -45,6 +45,15 @@ def save_unilm(model, folder: Path, tokens=TOKENS, **options) -> Path:
     return folder
 
 
+def tokenizer_json(tokens=TOKENS, **fields) -> bytes:
+    """The parts of transformers' tokenizer.json that are read; `fields` replaces them."""
+    content = {
+        "added_tokens": [{"id": i, "content": token} for i, token in enumerate(tokens[:5])],
+        "model": {"type": "WordPiece", "vocab": {token: i for i, token in enumerate(tokens)}},
+    }
+    return json.dumps({**content, **fields}).encode()
+
+
 def tensors_by_our_names(model):
     """Rearrange the module's tensors; rows of rotated projections are moved one by one."""
     base, head = model.base_model, model.cls.predictions
