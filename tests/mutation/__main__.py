@@ -2,11 +2,13 @@
 
 import argparse
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from kit.models import share
 from mutation import __doc__ as description
-from mutation.runner import OUTCOMES, Case, run, samples_of
+from mutation.runner import OUTCOMES, Case, run
 from mutation.whole import FORMATS
 
 
@@ -30,25 +32,22 @@ def main() -> int:
     names = args.formats or list(FORMATS)
     if unknown := set(names) - FORMATS.keys():
         parser.error(f"no format {min(unknown)!r}: one of {', '.join(FORMATS)}")
-    numbers = range(args.first, args.first + args.cases)
-    width = max(map(len, names))
+    numbers, width = range(args.first, args.first + args.cases), max(map(len, names))
     print(f"{'format':<{width}}", *(f"{outcome:>9}" for outcome in OUTCOMES))
-    bad: dict[str, dict[str, list[Case]]] = {}
-    with samples_of(names, args.samples) as samples:
+    listed: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="kvcast-mutation-") as scratch:
+        share(args.samples or Path(scratch))
         for name in names:
-            cases = list(run(name, samples[name], args.seed, numbers, args.seconds))
+            cases = list(run(name, FORMATS[name].written(), args.seed, numbers, args.seconds))
             counts = Counter(case.outcome for case in cases)
             print(f"{name:<{width}}", *(f"{counts[o]:>9}" for o in OUTCOMES), flush=True)
-            found = defaultdict(list)
             for case in cases:
                 if args.all or not case.well:
-                    found[f"{case.outcome}: {case.what}"].append(case)
-            bad[name] = found
-    for name, found in bad.items():
-        for what, cases in sorted(found.items(), key=lambda item: -len(item[1])):
-            shown = ", ".join(str(case.number) for case in cases[:8])
-            print(f"{name}: {len(cases)} x {what!r} (cases {shown})")
-    return int(any(not case.well for found in bad.values() for c in found.values() for case in c))
+                    listed[name, f"{case.outcome}: {case.message}"].append(case)
+    for (name, what), cases in sorted(listed.items(), key=lambda item: -len(item[1])):
+        shown = ", ".join(str(case.number) for case in cases[:8])
+        print(f"{name}: {len(cases)} x {what!r} (cases {shown})")
+    return int(any(not case.well for cases in listed.values() for case in cases))
 
 
 if __name__ == "__main__":

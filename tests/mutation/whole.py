@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcast.bundle.manifest import MANIFEST, read_bundle
+from kvcast.bundle.manifest import MANIFEST, Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from mutation.damage import damaged_bytes, lying_json
 
@@ -40,6 +40,20 @@ class Format:
     seals: bool = False
     room: int = 1 << 30
 
+    def written(self) -> Path:
+        """Return the folder of whole samples, which are written once for all who share them."""
+
+        def make(folder: Path) -> None:
+            half = folder.with_name(f"{folder.name}.half")
+            shutil.rmtree(half, ignore_errors=True)
+            half.mkdir(parents=True)
+            self.make(half)
+            half.rename(folder)
+
+        from kit.models import once
+
+        return once(f"mutation-{self.samples}", make)
+
     def write_damaged(self, random: np.random.Generator, samples: Path, target: Path) -> None:
         """Copy one of the samples and damage one of its files."""
         choices = sorted(path for path in samples.iterdir() if path.is_dir())
@@ -48,41 +62,37 @@ class Format:
         files = sorted(path for path in target.rglob(self.files) if path.is_file())
         file = files[int(random.integers(len(files)))]
         file.write_bytes(self.damage(random, file.read_bytes()))
-        if self.seals:
-            _seal_again(sample, target, file)
+        if self.seals and file.name != MANIFEST:
+            _seal(target, read_bundle(sample))
 
 
-def _seal_again(sample: Path, target: Path, file: Path) -> None:
-    if file.name != MANIFEST:
-        manifest = read_bundle(sample)
-        (target / MANIFEST).unlink()
-        seal(target, manifest)
+def _seal(bundle: Path, manifest: Manifest) -> None:
+    """Make checksums right."""
+    (bundle / MANIFEST).unlink()
+    seal(bundle, manifest)
 
 
-# Models.
+def _lay(folder: Path, samples: Mapping[str, Mapping[str, bytes]]) -> None:
+    """Write samples of these files."""
+    for name, files in samples.items():
+        (folder / name).mkdir(exist_ok=True)
+        for file, content in files.items():
+            (folder / name / file).write_bytes(content)
 
 
 def _small_models() -> Mapping[str, tuple[Any, Mapping[str, bytes]]]:
     """Dimensions of a model of each family, and the files of a tokenizer that fits."""
-    from kit.dimensions import EXECUTORCH, MISTRAL, ROFORMER, SMALL
-    from kit.small_tokenizers import (
-        VOCABULARY,
-        bert_files,
-        byte_level,
-        spiece_files,
-        spiece_model,
-        text_files,
-    )
+    from kit import small_tokenizers as kit
+    from kit.dimensions import EXECUTORCH, MIXED, ROFORMER, SMALL
 
-    decoder = replace(MISTRAL, windows=(7, None), vocab_size=512, max_positions=64)
-    unilm = replace(ROFORMER, layers=2, vocab_size=len(VOCABULARY))
-    t5 = EXECUTORCH["t5"]  # other tests lower it too
-    whisper = replace(SMALL, encoder_layers=1, decoder_layers=1, vocab_size=400, alignment_heads=())
+    decoder = replace(MIXED, vocab_size=512, max_positions=64)
+    unilm = replace(ROFORMER, vocab_size=len(kit.VOCABULARY))
+    whisper = replace(SMALL, decoder_layers=1, vocab_size=400, alignment_heads=())
     whisper = replace(whisper, source_positions=1500)
     return {
-        "decoder": (decoder, text_files(byte_level())),
-        "t5": (t5, spiece_files(spiece_model())),
-        "unilm": (unilm, bert_files()),
+        "decoder": (decoder, kit.text_files(kit.byte_level())),
+        "t5": (EXECUTORCH["t5"], kit.spiece_files(kit.spiece_model())),  # other tests lower it too
+        "unilm": (unilm, kit.bert_files()),
         "whisper": (whisper, {"tokenizer.json": _whisper_tokenizer()}),
     }
 
@@ -100,19 +110,15 @@ def _whisper_tokenizer() -> bytes:
     ).encode()
 
 
-def _write_bundles(runtime: str, families: tuple[str, ...]) -> Callable[[Path], None]:
+def _write_bundles(runtime: str, *families: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         from kit.models import bundle
 
         for family in families:
             dimensions, text = _small_models()[family]
-            target = folder / family
-            shutil.copytree(bundle(dimensions, runtime=runtime), target)
-            for name, content in text.items():
-                (target / name).write_bytes(content)
-            manifest = read_bundle(target)
-            (target / MANIFEST).unlink()
-            seal(target, manifest)
+            shutil.copytree(bundle(dimensions, runtime=runtime), folder / family)
+            _lay(folder, {family: text})
+            _seal(folder / family, read_bundle(folder / family))
 
     return make
 
@@ -130,34 +136,20 @@ def _use_model(folder: Path) -> None:
         model.generate("the house is on the hill, and the hill is high.", max_new_tokens=2, beam=2)
 
 
-# Tokenizers.
-
-
 def _write_tokenizers(folder: Path) -> None:
     from kit.small_tokenizers import KINDS, spiece_model, text_files
     from kvcast.tokenizers.sentencepiece_model import to_tokenizer_json
 
-    samples = {name: text_files(make()) for name, make in KINDS.items()}
     unigram = to_tokenizer_json(spiece_model(), 100, "spiece.model")
-    samples["unigram"] = {"tokenizer.json": unigram, "text.json": b'{"end_tokens": [1]}'}
-    for name, files in samples.items():
-        (folder / name).mkdir()
-        for file, content in files.items():
-            (folder / name / file).write_bytes(content)
+    files = {"tokenizer.json": unigram, "text.json": b'{"end_tokens": [1]}'}
+    _lay(folder, {name: text_files(make()) for name, make in KINDS.items()} | {"unigram": files})
 
 
 def _write_source_tokenizers(folder: Path) -> None:
     from kit.small_tokenizers import bert_files, spiece_files, spiece_model
 
-    samples = {
-        "spiece": spiece_files(spiece_model()),
-        "bpe": spiece_files(spiece_model(model_type="bpe")),
-        "bert": bert_files(),
-    }
-    for name, files in samples.items():
-        (folder / name).mkdir()
-        for file, content in files.items():
-            (folder / name / file).write_bytes(content)
+    bpe = spiece_files(spiece_model(model_type="bpe"))
+    _lay(folder, {"spiece": spiece_files(spiece_model()), "bpe": bpe, "bert": bert_files()})
 
 
 def _use_tokenizer(folder: Path) -> None:
@@ -174,8 +166,7 @@ def _use_tokenizer(folder: Path) -> None:
 
 
 def _write_whisper_tokenizer(folder: Path) -> None:
-    (folder / "whisper").mkdir()
-    (folder / "whisper" / "tokenizer.json").write_bytes(_whisper_tokenizer())
+    _lay(folder, {"whisper": {"tokenizer.json": _whisper_tokenizer()}})
 
 
 def _use_whisper_tokenizer(folder: Path) -> None:
@@ -189,34 +180,24 @@ def _use_whisper_tokenizer(folder: Path) -> None:
     tokenizer.sot_sequence("en", "transcribe", timestamps=False)
 
 
-# Checkpoints.
+def _write_checkpoints(*names: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        from checkpoints.refusals import WHOLE
 
+        for name in names:
+            (folder / name).mkdir()
+            WHOLE[name].write(folder / name)
 
-def _write_gguf(folder: Path) -> None:
-    from kit.tiny_gguf import tiny_llama
-
-    (folder / "llama").mkdir()
-    tiny_llama(folder / "llama" / "model.gguf")
-
-
-def _write_hugging_face(folder: Path) -> None:
-    from checkpoints.tiny_decoders import random_decoder, save_decoder
-
-    for name in ("llama", "gemma3_text"):
-        (folder / name).mkdir()
-        save_decoder(random_decoder(name), folder / name)
+    return make
 
 
 def _use_checkpoint(folder: Path) -> None:
     from kvcast.checkpoints.source import locate, open_checkpoint
 
-    found = sorted(folder.glob("*.gguf"))
-    checkpoint = open_checkpoint(locate(str(found[0] if found else folder)))
+    path = next(folder.glob("*.gguf"), folder)
+    checkpoint = open_checkpoint(locate(str(path)))
     for name in checkpoint.tensors:
         np.asarray(checkpoint.tensors[name])
-
-
-# Sound.
 
 
 def _write_sound(folder: Path) -> None:
@@ -228,11 +209,9 @@ def _write_sound(folder: Path) -> None:
     stereo = np.stack([samples, samples[::-1]], 1)
     for suffix in ("wav", "flac", "mp3", "ogg", "m4a", "webm"):
         (folder / suffix).mkdir()
-        path = folder / suffix / f"sound.{suffix}"
-        if suffix in ("m4a", "webm"):
-            write_by_pyav(path, samples, rate)
-        else:
-            soundfile.write(path, stereo, rate)
+        by_pyav = suffix in ("m4a", "webm")
+        write_sound = write_by_pyav if by_pyav else soundfile.write
+        write_sound(folder / suffix / f"sound.{suffix}", samples if by_pyav else stereo, rate)
 
 
 def _use_sound(folder: Path) -> None:
@@ -243,34 +222,31 @@ def _use_sound(folder: Path) -> None:
         windows.window(0)
 
 
-_WITH_TORCH = 4 << 30
-_FAMILIES = ("decoder", "t5", "unilm", "whisper")
-_ONNX = ("onnx", _write_bundles("onnx", _FAMILIES))
+_ONNX = ("onnx", _write_bundles("onnx", "decoder", "t5", "unilm", "whisper"))
 # Compiling takes long, and what reads a package is the same for all families.
-_PTE = ("executorch", _write_bundles("executorch", ("t5",)))
-_PT2 = ("aoti", _write_bundles("aoti", ("decoder",)))
+_PTE = ("executorch", _write_bundles("executorch", "t5"))
+_PT2 = ("aoti", _write_bundles("aoti", "decoder"))
 _TEXT = ("text", _write_tokenizers)
 _SOURCE_TEXT = ("source-text", _write_source_tokenizers)
 _WHISPER_TEXT = ("whisper-text", _write_whisper_tokenizer)
-_CHECKPOINT = ("checkpoint", _write_hugging_face)
+_CHECKPOINT = ("checkpoint", _write_checkpoints("llama", "gemma3_text"))
+_GGUF = ("gguf", _write_checkpoints("gguf"))
+# Packages import torch.
+_PACKAGE: dict[str, Any] = {"use": _use_model, "seals": True, "room": 4 << 30}
 
 FORMATS: Mapping[str, Format] = {
     "manifest": Format(*_ONNX, lying_json, MANIFEST, _use_model, seals=True),
     "onnx": Format(*_ONNX, damaged_bytes, "*.onnx*", _use_model, seals=True),
-    "pte": Format(*_PTE, damaged_bytes, "*.pte", _use_model, seals=True, room=_WITH_TORCH),
-    "pte manifest": Format(*_PTE, lying_json, MANIFEST, _use_model, seals=True, room=_WITH_TORCH),
-    "pt2": Format(*_PT2, damaged_bytes, "model.pt2", _use_model, seals=True, room=_WITH_TORCH),
-    "pt2 weights": Format(
-        *_PT2, damaged_bytes, "*.safetensors", _use_model, seals=True, room=_WITH_TORCH
-    ),
-    "pt2 manifest": Format(*_PT2, lying_json, MANIFEST, _use_model, seals=True, room=_WITH_TORCH),
+    "pte": Format(*_PTE, damaged_bytes, "*.pte", **_PACKAGE),
+    "pte manifest": Format(*_PTE, lying_json, MANIFEST, **_PACKAGE),
+    "pt2": Format(*_PT2, damaged_bytes, "model.pt2", **_PACKAGE),
+    "pt2 weights": Format(*_PT2, damaged_bytes, "*.safetensors", **_PACKAGE),
+    "pt2 manifest": Format(*_PT2, lying_json, MANIFEST, **_PACKAGE),
     "tokenizer.json": Format(*_TEXT, lying_json, "tokenizer.json", _use_tokenizer),
     "text.json": Format(*_TEXT, lying_json, "text.json", _use_tokenizer),
     "spiece, vocab": Format(*_SOURCE_TEXT, damaged_bytes, "[sv]*[elt]", _use_tokenizer),
-    "whisper tokenizer": Format(
-        *_WHISPER_TEXT, lying_json, "tokenizer.json", _use_whisper_tokenizer
-    ),
-    "gguf": Format("gguf", _write_gguf, damaged_bytes, "*.gguf", _use_checkpoint),
+    "whisper tokenizer": Format(*_WHISPER_TEXT, lying_json, "*.json", _use_whisper_tokenizer),
+    "gguf": Format(*_GGUF, damaged_bytes, "*.gguf", _use_checkpoint),
     "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
     "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
     "sound": Format("sound", _write_sound, damaged_bytes, "sound.*", _use_sound),
