@@ -27,8 +27,8 @@ def fetched(monkeypatch, tmp_path):
 
         monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
         assert hub.download("org/name") == tmp_path
-        files_here = (path for path in tmp_path.rglob("*") if path.is_file())
-        return {path.relative_to(tmp_path).as_posix() for path in files_here}
+        paths = (path for path in tmp_path.rglob("*") if path.is_file())
+        return {path.relative_to(tmp_path).as_posix() for path in paths}
 
     return fetch
 

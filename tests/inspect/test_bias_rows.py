@@ -17,12 +17,12 @@ from kvcast.inspect.tables import bias_of
 
 def theirs(length: int, buckets: int, max_distance: int, *, bidirectional: bool) -> list[list[str]]:
     positions = torch.arange(length)
-    found = T5Attention._relative_position_bucket(
+    buckets = T5Attention._relative_position_bucket(
         positions[None, :] - positions[:, None], bidirectional, buckets, max_distance
     )
     return [
         [str(bucket) if bidirectional or key <= query else "." for key, bucket in enumerate(line)]
-        for query, line in enumerate(found.tolist())
+        for query, line in enumerate(buckets.tolist())
     ]
 
 

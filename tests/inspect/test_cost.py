@@ -32,8 +32,8 @@ def decoder(**changes: object) -> DecoderDimensions:
 
 
 def test_mistral_7b_saves_2_68e16_flop_over_10_000_tokens_by_keeping_keys_and_values():
-    found = document("mistral", MISTRAL, CostQuery(prompt=1, new=10_000), None)
-    cached, recomputed = (found["calls"]["all"][way]["flop"] for way in ("cached", "recomputed"))
+    costs = document("mistral", MISTRAL, CostQuery(prompt=1, new=10_000), None)
+    cached, recomputed = (costs["calls"]["all"][way]["flop"] for way in ("cached", "recomputed"))
     saved = recomputed["keys_values"] - cached["keys_values"]
     assert saved == pytest.approx(2.68e16, rel=2e-3)
     assert saved / 312e12 == pytest.approx(86, abs=0.1)
@@ -42,8 +42,8 @@ def test_mistral_7b_saves_2_68e16_flop_over_10_000_tokens_by_keeping_keys_and_va
 
 
 def test_recomputing_all_of_mistral_7b_costs_7_0e17_flop():
-    found = document("mistral", MISTRAL, CostQuery(prompt=1, new=10_000), None)
-    flop = found["calls"]["all"]["recomputed"]["flop"]
+    costs = document("mistral", MISTRAL, CostQuery(prompt=1, new=10_000), None)
+    flop = costs["calls"]["all"]["recomputed"]["flop"]
     assert flop["keys_values"] + flop["linear"] == pytest.approx(7.0e17, rel=5e-3)
 
 
@@ -64,8 +64,8 @@ def test_turbo_recomputes_113_times_the_rest_of_its_decoder_for_cross_keys_and_v
 
 
 def test_turbos_cross_keys_and_values_take_29_3_mib_in_bf16():
-    found = document("turbo", TURBO, CostQuery(prompt=4, new=100), None)
-    (cross,) = (kind for kind in found["cache"] if kind["kind"] == "cross")
+    costs = document("turbo", TURBO, CostQuery(prompt=4, new=100), None)
+    (cross,) = (kind for kind in costs["cache"] if kind["kind"] == "cross")
     assert (cross["layers"], cross["positions"]) == (4, 1500)
     assert cross["bytes"] / 2**20 == pytest.approx(29.3, abs=0.01)
 
@@ -110,9 +110,9 @@ def test_a_call_reads_every_weight_once_but_for_an_embedding_that_is_only_looked
 
 def test_a_token_multiplies_its_experts_and_a_prompt_reads_them_all():
     mixed = DecoderWork(dimensions=decoder(experts=8, experts_per_token=2))
-    one = DecoderWork(dimensions=decoder())
+    dense = DecoderWork(dimensions=decoder())
     expert = 3 * 24 * 40
-    assert mixed.call(5, 1).linear - one.call(5, 1).linear == 2 * 3 * (expert + 8 * 24)
+    assert mixed.call(5, 1).linear - dense.call(5, 1).linear == 2 * 3 * (expert + 8 * 24)
     assert mixed.parameters - mixed.call(5, 1).weights == 3 * 6 * expert
     assert mixed.parameters - mixed.call(5, 3).weights == 3 * 2 * expert
     assert mixed.parameters == mixed.call(5, 4).weights == mixed.call(5, 9).weights
@@ -163,16 +163,16 @@ def test_a_call_takes_the_longer_of_reading_and_multiplying():
 def test_times_are_the_sums_of_their_calls():
     model, question = DecoderWork(dimensions=decoder()), CostQuery(prompt=5, new=3)
     machine = MachineRates(bandwidth=1e3, rate=1e4)
-    found = document("m", model, question, machine)["calls"]
+    costs = document("m", model, question, machine)["calls"]
     works = [model.call(0, 5), model.call(5, 1), model.call(6, 1)]
     times = [max(w.operations / 1e4, 2 * (w.weights + w.cached) / 1e3) for w in works]
-    assert found["first"]["cached"]["seconds"] == times[0]
-    assert found["next"]["cached"]["seconds"] == times[1]
-    assert found["last"]["cached"]["seconds"] == times[2]
-    assert found["all"]["cached"]["seconds"] == pytest.approx(sum(times))
+    assert costs["first"]["cached"]["seconds"] == times[0]
+    assert costs["next"]["cached"]["seconds"] == times[1]
+    assert costs["last"]["cached"]["seconds"] == times[2]
+    assert costs["all"]["cached"]["seconds"] == pytest.approx(sum(times))
     again = [model.recompute(5, new) for new in range(3)]
     slow = [max(w.operations / 1e4, 2 * w.weights / 1e3) for w in again]
-    assert found["all"]["recomputed"]["seconds"] == pytest.approx(sum(slow))
+    assert costs["all"]["recomputed"]["seconds"] == pytest.approx(sum(slow))
 
 
 def test_bytes_follow_what_a_number_is_said_to_take():
@@ -186,10 +186,10 @@ def test_bytes_follow_what_a_number_is_said_to_take():
 
 
 def test_a_single_new_token_is_the_first_call_alone():
-    found = document("m", TURBO, CostQuery(prompt=448, new=1), None)
-    assert found["calls"]["next"] is found["calls"]["last"] is None
-    assert found["calls"]["all"] == found["calls"]["first"]
-    assert "next" not in render(found)
+    costs = document("m", TURBO, CostQuery(prompt=448, new=1), None)
+    assert costs["calls"]["next"] is costs["calls"]["last"] is None
+    assert costs["calls"]["all"] == costs["calls"]["first"]
+    assert "next" not in render(costs)
 
 
 def test_a_sequence_longer_than_the_model_is_refused():
@@ -199,12 +199,12 @@ def test_a_sequence_longer_than_the_model_is_refused():
 
 
 def test_the_document_is_json_and_all_parts_are_in_it():
-    found = document("m", TURBO, CostQuery(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
-    assert json.loads(json.dumps(found)) == found
-    flop = found["calls"]["all"]["recomputed"]["flop"]
+    costs = document("m", TURBO, CostQuery(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
+    assert json.loads(json.dumps(costs)) == costs
+    flop = costs["calls"]["all"]["recomputed"]["flop"]
     assert flop.keys() == {*PARTS, "total"}
     assert flop["total"] == sum(flop[part] for part in PARTS)
-    assert found["machine"] == {
+    assert costs["machine"] == {
         "bandwidth": 1e9,
         "rate": 1e9,
         "bandwidth_from": "given",
@@ -213,8 +213,8 @@ def test_the_document_is_json_and_all_parts_are_in_it():
 
 
 def test_tables_line_up():
-    found = document("m", TURBO, CostQuery(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
-    table = render(found).split("\n\n")[2].splitlines()
+    costs = document("m", TURBO, CostQuery(prompt=4, new=2), MachineRates(bandwidth=1e9, rate=1e9))
+    table = render(costs).split("\n\n")[2].splitlines()
     assert {len(line) for line in table} == {len(table[0])}
     assert table[-1].startswith("least time")
 

@@ -56,10 +56,10 @@ class TestWhisper:
         assert cost.fp32 == 4 * (2 * 1510 * 384 * 2)
 
     def test_beams_multiply_products_and_own_caches_but_not_weights_or_cross_caches(self):
-        one, five = (speech(WHISPER.call(9, 1, rows=rows)) for rows in (1, 5))
-        assert five.int8 == 5 * one.int8
-        assert five.fp32 == 5 * one.fp32
-        assert five.bytes - one.bytes == 4 * (4 * 2 * 384 * 10 * 4)
+        single, five = (speech(WHISPER.call(9, 1, rows=rows)) for rows in (1, 5))
+        assert five.int8 == 5 * single.int8
+        assert five.fp32 == 5 * single.fp32
+        assert five.bytes - single.bytes == 4 * (4 * 2 * 384 * 10 * 4)
 
     def test_a_prompt_meets_the_head_only_where_logits_are_asked_for(self):
         prompt = speech(WHISPER.call(0, 4, asked=2))
@@ -97,9 +97,9 @@ class TestDecoder:
         assert cost.fp32 == 30 * 4 * 576 * 100
 
     def test_rows_share_weights_but_not_caches(self):
-        one, eight = (causal(self.model.call(99, 1, rows=rows)) for rows in (1, 8))
-        assert eight.bytes - one.bytes == 7 * 30 * 2 * 192 * 4 * 100
-        assert eight.int8 == 8 * one.int8
+        single, eight = (causal(self.model.call(99, 1, rows=rows)) for rows in (1, 8))
+        assert eight.bytes - single.bytes == 7 * 30 * 2 * 192 * 4 * 100
+        assert eight.int8 == 8 * single.int8
 
     def test_a_prompt_meets_the_head_once_and_each_token_those_before_it(self):
         cost = causal(self.model.call(0, 4))
@@ -131,10 +131,10 @@ class TestDecoder:
 
     def test_experts_are_read_where_they_are_chosen(self):
         mixed = DecoderWork(dimensions=replace(SMOL, experts=8, experts_per_token=2, tied=False))
-        one, many = (causal(mixed.call(0, 1, rows=rows)) for rows in (1, 9))
+        single, many = (causal(mixed.call(0, 1, rows=rows)) for rows in (1, 9))
         expert = 30 * 3 * 1536 * 576
-        assert one.int8 == 2 * (self.matrices + expert + 30 * 8 * 576 + self.head)
-        assert many.bytes - one.bytes == 6 * expert + 8 * 30 * 2 * 192 * 4
+        assert single.int8 == 2 * (self.matrices + expert + 30 * 8 * 576 + self.head)
+        assert many.bytes - single.bytes == 6 * expert + 8 * 30 * 2 * 192 * 4
 
 
 class TestT5:
@@ -153,14 +153,14 @@ class TestT5:
         assert cost.fp32 == 6 * 4 * 512 * (10 + 128)
 
     def test_beams_share_the_cross_cache_and_sources_do_not(self):
-        one, beams, sources = (
+        single, beams, sources = (
             seq2seq(self.model.call(9, 1, rows=rows, inputs=inputs))
             for rows, inputs in ((1, 1), (4, 1), (4, 4))
         )
         self_cache = 6 * 2 * 512 * 4 * 10
-        assert beams.bytes - one.bytes == 3 * self_cache
+        assert beams.bytes - single.bytes == 3 * self_cache
         assert sources.bytes - beams.bytes == 3 * 6 * 2 * 512 * 4 * 128
-        assert beams.fp32 == sources.fp32 == 4 * one.fp32
+        assert beams.fp32 == sources.fp32 == 4 * single.fp32
 
     def test_a_longer_source_costs_a_step_its_attention_and_nothing_else(self):
         short, long = (

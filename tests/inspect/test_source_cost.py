@@ -89,9 +89,9 @@ def test_a_t5_reads_each_weight_once_but_for_what_is_looked_up(tied: bool):
 def test_what_keeping_a_t5s_cross_keys_is_worth_grows_with_the_source():
     steps = []
     for source in (10, 20):
-        found = document("t5", t5(source=source), CostQuery(prompt=1, new=3), None)
-        steps.append(found["calls"]["next"])
-        (cross,) = (kind for kind in found["cache"] if kind["kind"] == "cross")
+        costs = document("t5", t5(source=source), CostQuery(prompt=1, new=3), None)
+        steps.append(costs["calls"]["next"])
+        (cross,) = (kind for kind in costs["cache"] if kind["kind"] == "cross")
         assert (cross["positions"], cross["layers"]) == (source, 3)
         assert cross["bytes"] == 2 * 3 * 2 * 32 * source
     assert all(step["cached"]["flop"]["cross_keys_values"] == 0 for step in steps)
@@ -132,10 +132,10 @@ def test_a_unilm_attends_where_its_mask_says():
 
 
 def test_a_unilms_whole_cost_is_one_cache_for_source_and_target():
-    found = document("unilm", unilm(), CostQuery(prompt=5, new=3), None)
-    (cache,) = found["cache"]
+    costs = document("unilm", unilm(), CostQuery(prompt=5, new=3), None)
+    (cache,) = costs["cache"]
     assert (cache["kind"], cache["layers"], cache["positions"]) == ("linear", 3, 7)
     assert cache["bytes"] == 2 * 3 * 2 * 24 * 7
-    whole = found["calls"]["all"]["recomputed"]["flop"]["total"]
+    whole = costs["calls"]["all"]["recomputed"]["flop"]["total"]
     model = unilm()
     assert whole == sum(model.recompute(5, new).operations for new in range(3))

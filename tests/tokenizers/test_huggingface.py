@@ -14,15 +14,15 @@ def tokenizer() -> Tokenizer:
     letters = {letter: number for number, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     pairs = [("1", "1"), ("11", "11"), ("a", "b")]
     words = {"".join(pair): len(letters) + number for number, pair in enumerate(pairs)}
-    found = Tokenizer(models.BPE(vocab=letters | words, merges=pairs))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(["<s>"])
-    begin = found.token_to_id("<s>")
-    found.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.BPE(vocab=letters | words, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>"])
+    begin = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", begin)]
     )
-    return found
+    return tokenizer
 
 
 @pytest.mark.parametrize("text", ["", " ", "ab 1111 ab", "<s>ab", "é\n漢😀", "a\0b"])

@@ -27,8 +27,8 @@ LANGUAGES = ["en", "de", "ja", "zh", "th", "yue"]
 def both(tokens, language, multilingual):
     theirs = openai_tokenizer(multilingual, num_languages=100, language=language)
     words, word_tokens = theirs.split_to_word_tokens([*tokens, theirs.eot])
-    found = split_words(OURS[multilingual], tokens, language)
-    return [(word.text, list(word.tokens)) for word in found], list(
+    words = split_words(OURS[multilingual], tokens, language)
+    return [(word.text, list(word.tokens)) for word in words], list(
         zip(words[:-1], word_tokens[:-1], strict=True)
     )
 
@@ -36,29 +36,29 @@ def both(tokens, language, multilingual):
 @given(text=TEXTS, language=st.sampled_from(LANGUAGES))
 @settings(deadline=None)
 def test_texts_are_split_as_theirs(text, language):
-    found, expected = both(OURS[True].encode(text), language, True)
-    assert found == expected
+    words, expected = both(OURS[True].encode(text), language, True)
+    assert words == expected
 
 
 @given(text=TEXTS)
 @settings(deadline=None)
 def test_english_models_split_at_spaces(text):
-    found, expected = both(OURS[False].encode(text), "en", False)
-    assert found == expected
+    words, expected = both(OURS[False].encode(text), "en", False)
+    assert words == expected
 
 
 @given(tokens=st.lists(st.integers(0, 50256), max_size=12), language=st.sampled_from(["en", "ja"]))
 @settings(deadline=None)
 def test_no_token_is_lost_whatever_a_model_says(tokens, language):
     """Tokens may end inside a character; theirs then join the rest to the end of text."""
-    found = split_words(OURS[True], tokens, language)
-    assert [token for word in found for token in word.tokens] == tokens
+    words = split_words(OURS[True], tokens, language)
+    assert [token for word in words for token in word.tokens] == tokens
     try:
         _, expected = both(tokens, language, True)
     except IndexError:  # theirs, on bytes that are no text
         assume(False)
     if "\ufffd" not in OURS[True].decode(tokens):
-        assert [(word.text, list(word.tokens)) for word in found] == expected
+        assert [(word.text, list(word.tokens)) for word in words] == expected
 
 
 def test_a_word_has_its_space_and_marks_are_words():
