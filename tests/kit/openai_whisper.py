@@ -62,11 +62,6 @@ def openai_tokenizer_json(multilingual: bool, num_languages: int = 99) -> bytes:
     ).encode()
 
 
-def changed(tokenizer_json: bytes, added_tokens: list[dict[str, Any]]) -> bytes:
-    """Return the file with other added tokens."""
-    return json.dumps(json.loads(tokenizer_json) | {"added_tokens": added_tokens}).encode()
-
-
 def _halves(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
     """Merge the bytes of a token by all lower ranks, which leaves what its own rank joins."""
     parts = [bytes([byte]) for byte in token]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kit.openai_whisper import changed, openai_tokenizer, openai_tokenizer_json
+from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.errors import KvcastError, UsageError
 from kvcast.whisper.languages import LANGUAGES
 from kvcast.whisper.tokenizer import WhisperTokenizer
@@ -15,6 +15,11 @@ MULTILINGUAL = 51865
 
 def added_tokens(tokenizer_json: bytes) -> list[dict[str, Any]]:
     return json.loads(tokenizer_json)["added_tokens"]
+
+
+def changed(tokenizer_json: bytes, added: list[dict[str, Any]]) -> bytes:
+    """Return the file with other added tokens."""
+    return json.dumps(json.loads(tokenizer_json) | {"added_tokens": added}).encode()
 
 
 def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
