@@ -573,8 +573,8 @@ def made(make: Callable[[Path, Any], object], *cases: Case) -> list[Refusal]:
 
 def of_unknown_blocks(path: Path, _: object) -> None:
     writer = gguf.GGUFWriter(path, "llama")
-    kind = gguf.GGMLQuantizationType.IQ4_NL
-    writer.add_tensor("t", np.zeros((1, 18), np.uint8), raw_dtype=kind)
+    kind = gguf.GGMLQuantizationType.TQ1_0
+    writer.add_tensor("t", np.zeros((1, 54), np.uint8), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -604,7 +604,7 @@ GGUF_MODELS = [
     *made(lambda path, pattern: gemma(path, 4, attention__sliding_window_pattern=pattern),
         ([False, True, True], "one for each layer"),
     ),
-    *made(of_unknown_blocks, (None, "is IQ4_NL, not one of F32")),
+    *made(of_unknown_blocks, (None, "is TQ1_0, not one of F32")),
     *made(lambda path, what: with_divisors(path, *what),
         ((llama3_divisors(8.0, trained=4096, base=500_000.0),), "not Llama 3's scaling"),
         ((np.linspace(1, 8, HALF, dtype=np.float32),), "not Llama 3's scaling"),

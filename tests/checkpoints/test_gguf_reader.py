@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from checkpoints.folder_checks import one_line
 from kit.tiny_gguf import (
     EXPERTS,
     HEAD_DIM,

@@ -27,8 +27,8 @@ LANGUAGES = ["en", "de", "ja", "zh", "th", "yue"]
 def both(tokens, language, multilingual):
     theirs = openai_tokenizer(multilingual, num_languages=100, language=language)
     words, word_tokens = theirs.split_to_word_tokens([*tokens, theirs.eot])
-    words = split_words(OURS[multilingual], tokens, language)
-    return [(word.text, list(word.tokens)) for word in words], list(
+    ours = split_words(OURS[multilingual], tokens, language)
+    return [(word.text, list(word.tokens)) for word in ours], list(
         zip(words[:-1], word_tokens[:-1], strict=True)
     )
 
