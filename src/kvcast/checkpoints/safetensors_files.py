@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from kvcast.checkpoints.base import (
     StoredTensor,
     map_file,
@@ -48,15 +50,8 @@ def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, Stored
 
     Tensors whose names end in `ignored` are left out, whatever their dtype.
 
-    Raises KvcastError without the safetensors library and for other dtypes, InputOutputError for a
-    damaged file.
+    Raises KvcastError for other dtypes, InputOutputError for a damaged file.
     """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise KvcastError(
-            "reading safetensors needs more than the base install: pip install 'kvcast[export]'"
-        ) from None
     data = map_file(path)
     try:
         # The library validates the header; its NumPy interface lacks bfloat16 and makes copies.
