@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from kit.dimensions import LLAMA, T5_SMALL
+from kit.models import lazy_tensors
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from tokenizers import Tokenizer, decoders, models
@@ -46,10 +47,12 @@ def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> Checkpoint:
     about = {"end_tokens": [1], "bos_token": "", "eos_token": "w1"}
     return Checkpoint(
         dimensions=dimensions,
-        tensors={
-            name: rng.standard_normal(shape, np.float32)
-            for name, shape in tensor_shapes(dimensions).items()
-        },
+        tensors=lazy_tensors(
+            {
+                name: rng.standard_normal(shape, np.float32)
+                for name, shape in tensor_shapes(dimensions).items()
+            }
+        ),
         text={
             "tokenizer.json": tokenizer.to_str().encode(),
             "text.json": json.dumps(about).encode(),

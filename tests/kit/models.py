@@ -5,7 +5,7 @@ run or in all of CI, without the proof that `kvcast.export_bundle` adds: the tes
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
@@ -24,6 +24,7 @@ from kit.dimensions import SMALL
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
+from kvcast.checkpoints.base import LazyTensors, StoredTensor, tensor_from_bytes
 from kvcast.checkpoints.source import locate
 from kvcast.families.table import family_with
 from kvcast.loading.opening import export_once
@@ -126,6 +127,16 @@ def bundle(
         write(random_programs(dimensions), folder, runtime=runtime, **precision)
 
     return once(f"{runtime}-{quantize}-{key}", make)
+
+
+def lazy_tensors(arrays: Mapping[str, NDArray[np.float32]]) -> LazyTensors:
+    """Return arrays as those that a reader finds in a file."""
+
+    def stored(array: NDArray[np.float32]) -> StoredTensor:
+        raw = array.view(np.uint8).reshape(-1)
+        return tensor_from_bytes(raw, "float32", array.shape, "a tensor")
+
+    return LazyTensors({name: [stored(array)] for name, array in arrays.items()})
 
 
 def tensors_of(programs: Any) -> dict[str, NDArray[Any]]:

@@ -131,7 +131,7 @@ def test_a_taken_port_is_told_at_once(capsys: pytest.CaptureFixture[str]):
 WRONG = {
     "the following arguments are required": [],
     "named twice": ["demo-t5", "demo-t5"],
-    "none of the models": ["demo-t5", "--alias", "a=demo"],
+    "not one of the models": ["demo-t5", "--alias", "a=demo"],
     "must be NAME=MODEL": ["demo-t5", "--alias", "a"],
     "the name demo-t5": ["demo-t5", "demo-unilm", "--alias", "demo-t5=demo-unilm"],
     "rows": ["demo-t5", "--rows", "0"],

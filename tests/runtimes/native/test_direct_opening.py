@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from kit.dimensions import CROSS_BIASED_T5, DECODERS, SMALL, SMALL_T5, UNILMS
-from kit.models import random_programs, random_tensors, write
+from kit.models import lazy_tensors, random_programs, random_tensors, write
 from kvcast.bundle.manifest import read_bundle
-from kvcast.checkpoints.base import Checkpoint, LazyTensors, StoredTensor, tensor_from_bytes
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.table import family_with
 from kvcast.runtimes.native.building import Experts, Matrix
 from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
@@ -24,15 +24,9 @@ MODELS = [SMALL, SMALL_T5, CROSS_BIASED_T5, *DECODERS, *UNILMS]
 
 def checkpoint_of(dimensions: Any) -> Checkpoint:
     """Return random weights as a file has them, in fp32."""
-
-    def stored(array: NDArray[np.float32]) -> StoredTensor:
-        raw = array.view(np.uint8).reshape(-1)
-        return tensor_from_bytes(raw, "float32", array.shape, "a tensor")
-
-    tensors = {name: [stored(array)] for name, array in random_tensors(dimensions).items()}
     return Checkpoint(
         dimensions=dimensions,
-        tensors=LazyTensors(tensors),
+        tensors=lazy_tensors(random_tensors(dimensions)),
         text={},
         source="a checkpoint",
         content_hash="",
