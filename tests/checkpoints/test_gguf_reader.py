@@ -15,6 +15,7 @@ from kit.tiny_gguf import (
     LAYERS,
     VOCAB,
     WIDTH,
+    add_value,
     packaged,
     permuted,
     sizes,
@@ -270,6 +271,63 @@ def test_k_quants_are_those_that_the_gguf_library_reads(tmp_path, kind):
     assert stored.shape == (3, 2 * block)
     np.testing.assert_array_equal(stored.read(), dequantize(raw, number))
     assert np.isfinite(stored.read()).all()
+
+
+def in_parts(folder, arrays):
+    """Write a Llama in files of up to five tensors, as llama-gguf-split does."""
+    writer = gguf.GGUFWriter(folder / "m.gguf", "llama", split_max_tensors=5)
+    for name, value in (sizes("llama") | vocabulary()).items():
+        add_value(writer, name, value)
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("*.gguf"))
+
+
+def test_a_model_in_several_files_is_opened_by_any_of_them_or_their_folder(tmp_path):
+    arrays = {name: permuted(name, array) for name, array in tensors().items()}
+    parts = in_parts(tmp_path, arrays)
+    assert len(parts) > 2
+    whole = open_checkpoint(
+        write(tmp_path.parent / "whole.gguf", "llama", sizes("llama") | vocabulary(), arrays)
+    )
+    for source in (parts[0], parts[1], tmp_path):
+        checkpoint = open_checkpoint(source)
+        assert checkpoint.dimensions == whole.dimensions
+        assert checkpoint.tensors.keys() == whole.tensors.keys()
+        for name, array in whole.tensors.items():
+            np.testing.assert_array_equal(checkpoint.tensors[name], array)
+    before = fingerprint(parts[0])
+    content = bytearray(parts[1].read_bytes())
+    content[-1] ^= 1
+    parts[1].write_bytes(content)
+    assert fingerprint(parts[0]) != before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts[1].unlink(), "is one of its parts"),
+        (lambda parts: parts[1].write_bytes(parts[2].read_bytes()), "must all be there"),
+        (lambda parts: parts[0].rename(parts[0].with_name("m.gguf")), "is one of its parts"),
+    ],
+)
+def test_parts_that_are_not_of_one_model_are_one_line(tmp_path, change, message):
+    parts = in_parts(tmp_path, tensors())
+    change(parts)
+    with pytest.raises(KvcastError, match=message) as caught:
+        open_checkpoint(parts[2])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_under_another_name_is_one_line(tmp_path):
+    first, *_ = in_parts(tmp_path, tensors())
+    alone = first.rename(tmp_path / "m.gguf")
+    with pytest.raises(KvcastError, match=r"one of \d parts, which must all be there, named"):
+        open_checkpoint(alone)
 
 
 def test_the_packaged_model_is_read_as_the_gguf_library_reads_it():

@@ -248,6 +248,27 @@ def test_offline_a_hub_id_is_found_in_the_hubs_cache_or_is_one_line(tmp_path):
     assert line.startswith("InputMissingError org/name")
 
 
+def test_a_quantisation_names_a_file_of_a_hub_id(monkeypatch, tmp_path):
+    names = ["m.Q4_K_M.gguf", "m.Q4_K.gguf", "m-q8_0.gguf", "b/m-Q8_0.gguf"]
+    names += [f"m-F16-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    given = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda repository, **options: given.update(options, repository=repository) or str(tmp_path),
+    )
+    assert locate("org/name@v1:Q4_K_M") == tmp_path / "m.Q4_K_M.gguf"
+    assert (given["repository"], given["revision"]) == ("org/name", "v1")
+    assert set(given["allow_patterns"]) == {"*Q4_K_M*.gguf", "*q4_k_m*.gguf"}
+    assert locate("org/name:q4_k") == tmp_path / "m.Q4_K.gguf"
+    assert locate("org/name:F16") == tmp_path / "m-F16-00001-of-00002.gguf"
+    assert "no GGUF file of Q5_0" in one_line(InputMissingError, locate, "org/name:Q5_0")
+    line = one_line(KvcastError, locate, "org/name:Q8_0")
+    assert "several GGUF files of Q8_0 (b/m-Q8_0.gguf, m-q8_0.gguf)" in line
+
+
 def test_a_hub_out_of_reach_is_one_line(tmp_path):
     # Port 9 of this machine: nothing listens there, so no request leaves it.
     (line,) = run_locate(

@@ -7,6 +7,7 @@ a tensor of divisors. Knows nothing of the container's bytes or of the tokenizer
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import Checkpoint, CheckpointReader, LazyTensors, StoredTensor
+from kvcast.checkpoints.base import (
+    Checkpoint,
+    CheckpointReader,
+    LazyTensors,
+    StoredTensor,
+    require_file,
+)
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_gguf
+from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_parts
 from kvcast.checkpoints.gguf_text import read_text
 from kvcast.checkpoints.tables import fill_decoder, halves_from_pairs, reordered
 from kvcast.errors import KvcastError, UsageError
@@ -26,6 +33,9 @@ from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 
 SUFFIX = ".gguf"
+_PART = re.compile(
+    r"(?P<stem>.+)-\d{5}-of-(?P<count>0*[1-9]\d{0,3})(?P<suffix>\.gguf)", re.IGNORECASE
+)
 
 _LAYER = "decoder.layers.{i}"
 NAMES: Mapping[str, Sequence[str]] = {
@@ -144,8 +154,8 @@ ARCHITECTURES: Mapping[str, _Architecture] = {
 
 
 def _read(source: Path, content_hash: str) -> Checkpoint:
-    path = _file(source)
-    file = read_gguf(path)
+    paths = _parts(source)
+    path, file = paths[0], read_parts(paths)
     dimensions, tensors = read_model(file, str(path))
     text = read_text(file.values, str(path))
     tokens = len(file.values["tokenizer.ggml.tokens"])
@@ -307,14 +317,25 @@ def is_rotated(name: str) -> bool:
     return ".attn_q." in name or ".attn_k." in name
 
 
-def _file(source: Path) -> Path:
-    """Return the file that `source` is, or the only one in it."""
+def _parts(source: Path) -> list[Path]:
+    """Return the file that `source` is, or the only one in it, with all parts of its model."""
     if source.is_file():
-        return source
+        return _all_parts(source)
     files = _files_in(source)
-    if len(files) != 1:
+    models = {tuple(_all_parts(path)) for path in files}
+    if len(models) != 1:
         raise UsageError(f"{source} holds {len(files)} GGUF files: give one of them")
-    return files[0]
+    return list(models.pop())
+
+
+def _all_parts(path: Path) -> list[Path]:
+    """Return the parts of a model, by the name of one; InputMissingError if one is missing."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    names = [f"{match['stem']}-{i:05}-of-{count:05}{match['suffix']}" for i in range(1, count + 1)]
+    return [require_file(path.parent / name, f"{path.name} is one of its parts") for name in names]
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -329,6 +350,6 @@ def is_gguf(path: Path) -> bool:
 READER = CheckpointReader(
     name="GGUF (a file *.gguf)",
     detect=lambda source: is_gguf(source) or (source.is_dir() and bool(_files_in(source))),
-    files=lambda source: [_file(source)],
+    files=_parts,
     read=_read,
 )

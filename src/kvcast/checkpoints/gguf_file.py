@@ -15,7 +15,7 @@ where they lie. Knows nothing of the meaning of values and tensors.
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from kvcast.errors import InputOutputError, KvcastError
 from kvcast.spec.file_rows import Encoding, FileRows
 
 _VERSIONS = (2, 3)
-_SPLIT = "split.count"
+_SPLIT, _SPLIT_NUMBER, _SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
 _MAX_RANK = 4
 _MATRIX = 2
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -120,8 +120,8 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Parse a GGUF file without reading its tensors.
 
-    Raises InputOutputError if it is damaged, and KvcastError for another version or byte order, for
-    one part of several, and for unsupported types.
+    Raises InputOutputError if it is damaged, and KvcastError for another version or byte order, and
+    for unsupported types.
     """
     cursor = _GgufCursor(path)
     tensors, values = _counts(cursor, path)
@@ -131,12 +131,34 @@ def read_gguf(path: Path) -> GgufFile:
         if name in parsed:
             raise cursor.damaged(f"value {name} occurs twice")
         parsed[name] = cursor.value(cursor.number("<u4"), name)
-    parts = parsed.get(_SPLIT, 0)
-    if type(parts) is int and parts > 1:
-        raise KvcastError(
-            f"{path} is one of {parts} parts: join them with llama-gguf-split --merge"
-        )
     return GgufFile(values=parsed, tensors=_tensors(cursor, tensors, parsed, path))
+
+
+def read_parts(paths: Sequence[Path]) -> GgufFile:
+    """Parse a model's files, in order, as llama-gguf-split makes them: the first has the values.
+
+    Raises as `read_gguf` does, and KvcastError for files that are not all parts of one model.
+    """
+    files = [read_gguf(path) for path in paths]
+    first, tensors = files[0].values, {}
+    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
+        count = file.values.get(_SPLIT, 1)
+        if count in (0, 1) and len(paths) == 1:
+            return file
+        if count != len(paths) or file.values.get(_SPLIT_NUMBER) != number:
+            raise KvcastError(
+                f"{path} is one of {count} parts, which must all be there, named "
+                "NAME-00001-of-0000N.gguf: fetch them again"
+            )
+        if twice := tensors.keys() & file.tensors.keys():
+            raise InputOutputError(f"{path} is damaged: tensor {min(twice)} is in another part too")
+        tensors |= file.tensors
+    if first.get(_SPLIT_TENSORS, len(tensors)) != len(tensors):
+        raise InputOutputError(
+            f"{paths[0]} is damaged: its parts have {len(tensors)} tensors and not "
+            f"{first[_SPLIT_TENSORS]}; fetch them again"
+        )
+    return GgufFile(values=first, tensors=tensors)
 
 
 def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:

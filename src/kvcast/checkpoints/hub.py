@@ -43,36 +43,67 @@ _MISTRAL_PATTERNS = [
 ]
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REVISION = r"(?!.*\.\.)[A-Za-z0-9][\w./-]*"
-_HUB_ID = re.compile(rf"(?P<repository>{_PART}/{_PART})(@(?P<revision>{_REVISION}))?")
+_QUANTIZATION = r"[A-Za-z0-9][A-Za-z0-9_]*"
+_HUB_ID = re.compile(
+    rf"(?P<repository>{_PART}/{_PART})(@(?P<revision>{_REVISION}))?"
+    rf"(:(?P<quantization>{_QUANTIZATION}))?"
+)
+_PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 
 
 def is_hub_id(model: str) -> bool:
-    """Tell whether `model` has the form `org/name` or `org/name@revision`."""
+    """Tell whether `model` has the form `org/name[@revision][:quantisation]`."""
     return _HUB_ID.fullmatch(model) is not None
 
 
 def download(model: str) -> Path:
     """Return the folder of `org/name[@revision]`, downloaded or from huggingface_hub's cache.
 
-    Raises InputMissingError if there is no such model or revision, or it is not in the cache and
-    the hub cannot be reached; KvcastError if access is denied or the download fails.
+    With `:quantisation`, such as `:Q4_K_M`, it is the GGUF file that has it in its name.
+
+    Raises InputMissingError if there is no such model, revision or file, or it is not in the cache
+    and the hub cannot be reached; KvcastError if several files have the quantisation, access is
+    denied or the download fails.
     """
     match = _HUB_ID.fullmatch(model)
     if match is None:
-        raise InputMissingError(f"{model!r} is not a hub id (org/name or org/name@revision)")
+        raise InputMissingError(f"{model!r} is not a hub id (org/name[@revision][:quantisation])")
     # Imported here, so that only downloads pay for importing an HTTP client.
     from huggingface_hub import snapshot_download
 
     repository, revision = match["repository"], match["revision"]
+    quantization = match["quantization"]
     try:
+        if quantization is not None:
+            spellings = {quantization, quantization.lower(), quantization.upper()}
+            patterns = [f"*{spelling}*.gguf" for spelling in sorted(spellings)]
+            folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+            return _file_of(folder, repository, quantization)
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_PATTERNS))
         if more := _missing_patterns(folder):
             both = [*_PATTERNS, *more]
             folder = Path(snapshot_download(repository, revision=revision, allow_patterns=both))
+    except KvcastError:
+        raise
     except Exception as error:
         # Beside its own errors, the library lets those of its HTTP client through.
         raise _one_line(error, repository, revision) from error
     return folder
+
+
+def _file_of(folder: Path, repository: str, quantization: str) -> Path:
+    """Return the GGUF file with that quantisation in its name, of several parts the first."""
+    named = re.compile(rf"(^|[^A-Za-z0-9]){quantization}(?![A-Za-z0-9_])", re.IGNORECASE)
+    files = sorted(path for path in folder.rglob("*.gguf") if named.search(path.stem))
+    models = {_PART_NUMBER.sub("", str(path.relative_to(folder))): path for path in reversed(files)}
+    if not models:
+        raise InputMissingError(f"{repository} has no GGUF file of {quantization}")
+    if len(models) > 1:
+        raise KvcastError(
+            f"{repository} has several GGUF files of {quantization} ({', '.join(sorted(models))}): "
+            "download one of them and give its path"
+        )
+    return next(iter(models.values()))
 
 
 def _missing_patterns(folder: Path) -> list[str]:

@@ -37,7 +37,10 @@ _PACKAGED: Mapping[str, Callable[[], Path]] = {
 
 
 def locate(model: str) -> Path:
-    """Return the folder or GGUF file of a packaged model, a path, or `org/name[@revision]`.
+    """Return the folder or GGUF file of a packaged model, a path, or a hub id.
+
+    A hub id is `org/name[@revision]`, or `org/name[@revision]:Q4_K_M` for the GGUF file of that
+    quantisation.
 
     Packaged models are `demo`, `demo-base`, `demo-chat`, `demo-t5` and `demo-unilm`; write `./demo`
     for a folder of that name. `org/name` is downloaded from the hub when needed. Raises KvcastError
@@ -56,7 +59,7 @@ def locate(model: str) -> Path:
     refuse_name(model)
     raise InputMissingError(
         f"no model {model!r}: give a folder, a GGUF file, a hub id (org/name or "
-        f"org/name@revision), or one of {', '.join(_PACKAGED)}"
+        f"org/name@revision; org/name:Q4_K_M for a GGUF file), or one of {', '.join(_PACKAGED)}"
     )
 
 

@@ -1,14 +1,14 @@
 """kvcast's own kernels in C++, and the interpreter that runs whole programs of them.
 
-A family writes its programs. `opening` takes them, and `weights` packs their matrices in tiles of 64
-outputs, as the processor's instructions want them, a tied table once, in huge pages: from a bundle,
-which `lowering` wrote and which is the same for every processor, or from where a checkpoint's rows
-lie in its files (`src/packing.cpp`). `quantize` chooses each matrix's precision. `planning` plans a
-call: with all sizes known, views are only strides, each operation emits instructions with
-addresses, and intermediate results share one arena. Plans of steps are kept with the cache, so a
-step writes its tokens and makes one call, in which `src/program.cpp` runs instructions in sequence.
-Threads claim tiles as they come, spin for some microseconds
-between instructions, and then sleep.
+A family writes its programs. `opening` takes them, and `weights` packs their matrices in tiles of
+64 outputs, as the processor's instructions want them, a tied table once, in huge pages: from a
+bundle, which `lowering` wrote and which is the same for every processor, or from where a
+checkpoint's rows lie in its files (`src/packing.cpp`). `quantize` chooses each matrix's precision.
+`planning` plans a call: with all sizes known, views are only strides, each operation emits
+instructions with addresses, and intermediate results share one arena. Plans of steps are kept with
+the cache, so a step writes its tokens and makes one call, in which `src/program.cpp` runs
+instructions in sequence. Threads claim tiles as they come, spin for some microseconds between
+instructions, and then sleep.
 
 - A row's results do not depend on its neighbours, bit for bit, whatever the batch, the chunk or the
   number of threads: activations are rounded per row in blocks, sums have a fixed order, and
