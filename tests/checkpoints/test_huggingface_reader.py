@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from checkpoints.folder_checks import one_line, rewrite_weights, without
+from checkpoints.folder_checks import rewrite_weights, without
 from checkpoints.tiny_whisper import edit_json, random_model, save
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.errors import KvcastError
@@ -174,11 +174,6 @@ def test_the_fingerprint_is_the_content_hash_and_needs_no_valid_weights(folder):
     assert open_checkpoint(folder).content_hash == fingerprint(folder)
     (folder / "model.safetensors").write_bytes(b"no weights")
     assert len(fingerprint(folder)) == 64
-
-
-def test_without_safetensors_one_line_says_what_to_install(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert "pip install 'kvcast[export]'" in one_line(folder)
 
 
 def test_reading_imports_no_torch(folder):

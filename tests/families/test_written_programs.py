@@ -27,6 +27,7 @@ CASES = [
     replace(LLAMA, out_bias=True, qkv_bias=True),
     *UNILMS,
 ]
+QUICK = [SMALL, CROSS_BIASED_T5, *DECODERS[-2:], UNILMS[1]]
 _ALL = (1 << 63) - 1
 
 
@@ -99,7 +100,11 @@ def shapes_of(signature: ProgramSignature) -> list[Shape]:
     ]
 
 
-@pytest.mark.parametrize("dimensions", CASES, ids=str)
+@pytest.mark.parametrize(
+    "dimensions",
+    [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)],
+    ids=str,
+)
 def test_written_programs_are_the_traced_ones(dimensions):
     family = family_with(dimensions)
     tensors = random_tensors(dimensions)

@@ -140,7 +140,8 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
     Raises as `read_gguf` does, and KvcastError for files that are not all parts of one model.
     """
     files = [read_gguf(path) for path in paths]
-    first, tensors = files[0].values, {}
+    first = files[0].values
+    tensors: dict[str, GgufTensor] = {}
     for number, (path, file) in enumerate(zip(paths, files, strict=True)):
         count = file.values.get(_SPLIT, 1)
         if count in (0, 1) and len(paths) == 1:

@@ -45,7 +45,9 @@ def numbers_of(constant: Any, machine: Any) -> list[NDArray[Any]]:
     return [constant]
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+@pytest.mark.parametrize(
+    "quantize", ["int8", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("none", "int4"))]
+)
 @pytest.mark.parametrize("dimensions", MODELS, ids=lambda d: getattr(d, "architecture", "whisper"))
 def test_programs_and_tiles_are_the_bundles(dimensions: Any, quantize: str, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
