@@ -140,13 +140,12 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
     Raises as `read_gguf` does, and KvcastError for files that are not all parts of one model.
     """
     files = [read_gguf(path) for path in paths]
-    first = files[0].values
     tensors: dict[str, GgufTensor] = {}
     for number, (path, file) in enumerate(zip(paths, files, strict=True)):
-        count = file.values.get(_SPLIT, 1)
+        count = _whole(file, _SPLIT, 1)
         if count in (0, 1) and len(paths) == 1:
             return file
-        if count != len(paths) or file.values.get(_SPLIT_NUMBER) != number:
+        if count != len(paths) or _whole(file, _SPLIT_NUMBER, -1) != number:
             raise KvcastError(
                 f"{path} is one of {count} parts, which must all be there, named "
                 "NAME-00001-of-0000N.gguf: fetch them again"
@@ -154,12 +153,18 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
         if twice := tensors.keys() & file.tensors.keys():
             raise InputOutputError(f"{path} is damaged: tensor {min(twice)} is in another part too")
         tensors |= file.tensors
-    if first.get(_SPLIT_TENSORS, len(tensors)) != len(tensors):
+    if (count := _whole(files[0], _SPLIT_TENSORS, len(tensors))) != len(tensors):
         raise InputOutputError(
-            f"{paths[0]} is damaged: its parts have {len(tensors)} tensors and not "
-            f"{first[_SPLIT_TENSORS]}; fetch them again"
+            f"{paths[0]} is damaged: its parts have {len(tensors)} tensors and not {count}; fetch "
+            "them again"
         )
-    return GgufFile(values=first, tensors=tensors)
+    return GgufFile(values=files[0].values, tensors=tensors)
+
+
+def _whole(file: GgufFile, name: str, default: int) -> int:
+    """Return a whole number among the values; the default where it is something else."""
+    value = file.values.get(name, default)
+    return value if type(value) is int else default
 
 
 def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:
