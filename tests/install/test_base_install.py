@@ -123,11 +123,25 @@ def test_a_model_runs_with_the_library_of_a_wheel(base_python: Path, tmp_path: P
     assert not (tmp_path / "native").exists()
 
 
-def test_a_checkpoint_says_what_exporting_needs(base_python: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_path: Path) -> None:
     from kvcast.checkpoints.source import locate
 
-    cache = str(tmp_path)
-    done = run(base_python, "transcribe", "--model", locate("demo"), EXAMPLE, KVCAST_CACHE=cache)
+    cache = {"KVCAST_CACHE": str(tmp_path)}
+    done = run(base_python, "transcribe", "--model", locate("demo"), EXAMPLE, **cache)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "He was not an ill-disposed young man." in done.stdout
+    words = ("--model", locate("demo-chat"), "--quiet", "--chat", "What is the capital of France?")
+    done = run(base_python, "generate", *words, **cache)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Paris" in done.stdout
+    assert not (tmp_path / "bundles").exists()
+
+
+def test_a_checkpoint_says_what_exporting_needs(base_python: Path) -> None:
+    from kvcast.checkpoints.source import locate
+
+    words = ("transcribe", "--model", locate("demo"), "--runtime", "onnx", EXAMPLE)
+    done = run(base_python, *words)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "pip install 'kvcast[export]'" in done.stderr
