@@ -17,7 +17,6 @@ import kvcast
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.runtimes.lowering import calibrated_blocks
-from kvcast.spec.blocks import no_blocks
 from kvcast_bench.writing.huggingface import write_huggingface
 
 pytestmark = pytest.mark.slow
@@ -69,7 +68,7 @@ def rotated(checkpoint: Checkpoint) -> Checkpoint:
         read(f"{name}.feed_forward.gate_up.weight", f"{name}.feed_forward_norm.weight")
     tensors = {name: tensor.astype(np.float32) for name, tensor in rotated.items()}
     untied = replace(sizes, tied=False)
-    return replace(checkpoint, dimensions=untied, tensors=tensors, blocks_of=no_blocks)
+    return replace(checkpoint, dimensions=untied, tensors=tensors)
 
 
 @pytest.fixture(scope="module")
