@@ -194,6 +194,20 @@ def test_texts_are_ranked_by_similarity_and_none_is_there_twice():
         assert [text.similarity for text in texts] == pytest.approx([1.0, 0.8, 0.8, 0.4])
 
 
+class Forgetful(Sources):
+    """Some written texts have no tokens when they are read, such as control characters."""
+
+    def encode(self, text: str) -> list[int]:
+        return [] if text == "xyz" else super().encode(text)
+
+
+def test_a_text_without_tokens_is_like_nothing():
+    model = UnilmModel(RecomputingUnilm(saying("abx", "xyz")), Forgetful(), ROFORMER)
+    texts = model.generate("abc", n=20, temperature=1.0, batch=16)
+    assert [text.text for text in texts] == ["abx", "xyz"]
+    assert [text.similarity for text in texts] == pytest.approx([0.8, 0.0])
+
+
 def test_beams_are_ranked_too():
     model = letters_model(saying("xyz", "abx", "abc", "cabab"))
     texts = model.generate("abc", n=4, beam=4)

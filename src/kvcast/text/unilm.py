@@ -91,8 +91,11 @@ class UnilmModel(SourceTextModel):
         # Encoding a text again may give more tokens than the model has positions.
         most = self.dimensions.max_positions
         anew = [self._limits.known(self.tokenizer.encode(text.text)[:most]) for text in kept]
-        embeddings_nd = self.runtime.embed([encoded, *anew])
-        embeddings_nd /= np.linalg.norm(embeddings_nd, axis=1, keepdims=True)
-        similarities_n = embeddings_nd[1:] @ embeddings_nd[0]
+        read = [i for i, tokens in enumerate(anew) if len(tokens)]
+        similarities_n = np.zeros(len(kept), np.float32)  # a text without tokens is like nothing
+        if read:
+            embeddings_nd = self.runtime.embed([encoded, *(anew[i] for i in read)])
+            embeddings_nd /= np.linalg.norm(embeddings_nd, axis=1, keepdims=True)
+            similarities_n[read] = embeddings_nd[1:] @ embeddings_nd[0]
         best_first = np.argsort(-similarities_n, kind="stable")
         return [replace(kept[i], similarity=float(similarities_n[i])) for i in best_first]
