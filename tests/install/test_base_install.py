@@ -137,11 +137,11 @@ def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_pa
     assert not (tmp_path / "bundles").exists()
 
 
-def test_a_checkpoint_says_what_exporting_needs(base_python: Path) -> None:
+def test_a_checkpoint_says_what_exporting_needs(base_python: Path, tmp_path: Path) -> None:
     from kvcast.checkpoints.source import locate
 
     words = ("transcribe", "--model", locate("demo"), "--runtime", "onnx", EXAMPLE)
-    done = run(base_python, *words)
+    done = run(base_python, *words, KVCAST_CACHE=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "pip install 'kvcast[export]'" in done.stderr
