@@ -140,11 +140,11 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
     Raises as `read_gguf` does, and KvcastError for files that are not all parts of one model.
     """
     files = [read_gguf(path) for path in paths]
+    if len(files) == 1 and _whole(files[0], _SPLIT, 1) in (0, 1):
+        return files[0]
     tensors: dict[str, GgufTensor] = {}
     for number, (path, file) in enumerate(zip(paths, files, strict=True)):
         count = _whole(file, _SPLIT, 1)
-        if count in (0, 1) and len(paths) == 1:
-            return file
         if count != len(paths) or _whole(file, _SPLIT_NUMBER, -1) != number:
             raise KvcastError(
                 f"{path} is one of {count} parts, which must all be there, named "

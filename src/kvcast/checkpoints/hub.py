@@ -73,22 +73,22 @@ def download(model: str) -> Path:
 
     repository, revision = match["repository"], match["revision"]
     quantization = match["quantization"]
+    patterns = _PATTERNS if quantization is None else _patterns_of(quantization)
     try:
-        if quantization is not None:
-            spellings = {quantization, quantization.lower(), quantization.upper()}
-            patterns = [f"*{spelling}*.gguf" for spelling in sorted(spellings)]
-            folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
-            return _file_of(folder, repository, quantization)
-        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_PATTERNS))
-        if more := _missing_patterns(folder):
-            both = [*_PATTERNS, *more]
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+        if quantization is None and (more := _missing_patterns(folder)):
+            both = [*patterns, *more]
             folder = Path(snapshot_download(repository, revision=revision, allow_patterns=both))
-    except KvcastError:
-        raise
     except Exception as error:
         # Beside its own errors, the library lets those of its HTTP client through.
         raise _one_line(error, repository, revision) from error
-    return folder
+    return folder if quantization is None else _file_of(folder, repository, quantization)
+
+
+def _patterns_of(quantization: str) -> list[str]:
+    """Return the patterns of GGUF files, which tell letters from capitals."""
+    spellings = {quantization, quantization.lower(), quantization.upper()}
+    return [f"*{spelling}*.gguf" for spelling in sorted(spellings)]
 
 
 def _file_of(folder: Path, repository: str, quantization: str) -> Path:

@@ -1,15 +1,28 @@
 """Parts of programs that several families have. Knows sizes and no family."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvcast.families.programs import cache_names
-from kvcast.spec.program import Node
+from kvcast.families.programs import ProgramSignature, cache_names
+from kvcast.spec.program import Node, Program
 from kvcast.spec.self_attention import SelfAttention
 from kvcast.spec.writer import ProgramWriter
 
+Write = Callable[[ProgramWriter, Any], Program]
+"""Writes one program of a model with these dimensions."""
+
 TOKENS, LENGTHS, OFFSETS = Node("tokens"), Node("lengths"), Node("offsets")
 """Inputs of `decode`: tokens [rows, new], lengths [rows], offsets [asked]."""
+
+
+def written(
+    signatures: Mapping[str, ProgramSignature], dimensions: Any, **writers: Write
+) -> Mapping[str, Program]:
+    """Return the programs that signatures name, each by its writer."""
+    return {
+        name: writers[name](ProgramWriter(signature.inputs), dimensions)
+        for name, signature in signatures.items()
+    }
 
 
 def cache_of(prefix: str, layer: int) -> tuple[Node, Node]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
-from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows
+from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows, written
 from kvcast.families.caches import self_caches
 from kvcast.families.programs import ProgramSignature, decode_program
 from kvcast.spec.program import Constant, Node, Program
@@ -193,7 +193,11 @@ def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _written(dimensions: DecoderDimensions) -> Mapping[str, Program]:
-    write = ProgramWriter(_programs(dimensions)["decode"].inputs)
+    return written(_programs(dimensions), dimensions, decode=_decode)
+
+
+def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
+    """Write `decode`: new tokens to logits."""
     x = write.embedding("decoder.embedding.weight", TOKENS)
     if dimensions.embedding_scale != 1:
         x = write.step("mul", x, dimensions.embedding_scale)
@@ -214,7 +218,7 @@ def _written(dimensions: DecoderDimensions) -> Mapping[str, Program]:
     if softcap := dimensions.logit_softcap:
         capped = write.step("tanh", write.step("div", logits, softcap))
         logits = write.step("mul", capped, softcap)
-    return {"decode": write.program(logits=in_rows(write, logits))}
+    return write.program(logits=in_rows(write, logits))
 
 
 def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions, i: int) -> Node:

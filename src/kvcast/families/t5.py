@@ -24,6 +24,7 @@ from kvcast.families.blocks import (
     flat,
     in_rows,
     new_positions,
+    written,
 )
 from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.programs import (
@@ -188,11 +189,7 @@ _SOURCE, _SOURCE_LENGTHS = Node("source"), Node("source_lengths")
 
 
 def _written(dimensions: T5Dimensions) -> Mapping[str, Program]:
-    signatures = _programs(dimensions)
-    return {
-        "encode": _encode(ProgramWriter(signatures["encode"].inputs), dimensions),
-        "decode": _decode(ProgramWriter(signatures["decode"].inputs), dimensions),
-    }
+    return written(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:

@@ -24,6 +24,7 @@ from kvcast.families.blocks import (
     flat,
     in_rows,
     new_positions,
+    written,
 )
 from kvcast.families.caches import self_caches
 from kvcast.families.programs import Argument, ProgramSignature, decode_program
@@ -160,13 +161,12 @@ def _programs(dimensions: UnilmDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _written(dimensions: UnilmDimensions) -> Mapping[str, Program]:
-    signatures = _programs(dimensions)
-    programs = {"decode": _decode(ProgramWriter(signatures["decode"].inputs), dimensions)}
-    if "pool" in signatures:
-        write = ProgramWriter(signatures["pool"].inputs)
-        pooled = write.linear(Node("hidden"), "pooler", bias=True)
-        programs["pool"] = write.program(pooled=pooled)
-    return programs
+    return written(_programs(dimensions), dimensions, decode=_decode, pool=_pool)
+
+
+def _pool(write: ProgramWriter, _: UnilmDimensions) -> Program:
+    """Write `pool`: first tokens' hidden states to vectors of their sources."""
+    return write.program(pooled=write.linear(Node("hidden"), "pooler", bias=True))
 
 
 def _decode(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:

@@ -23,6 +23,7 @@ from kvcast.families.blocks import (
     flat,
     in_rows,
     new_positions,
+    written,
 )
 from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.programs import (
@@ -198,11 +199,7 @@ def _programs(dimensions: WhisperDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
-    signatures = _programs(dimensions)
-    return {
-        "encode": _encode(ProgramWriter(signatures["encode"].inputs), dimensions),
-        "decode": _decode(ProgramWriter(signatures["decode"].inputs), dimensions),
-    }
+    return written(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:

@@ -106,7 +106,7 @@ def open_model(
         manifest = read_on_trust(package)
     elif is_bundle(folder):
         manifest = read_bundle(folder)
-    elif opened := _opened_directly(folder, str(model), params, task):
+    elif opened := _opened_directly(folder, str(model), params, task, threads):
         return opened
     else:
         folder, manifest = export_once(folder, str(model), params, task)
@@ -120,7 +120,7 @@ def open_model(
 
 
 def _opened_directly(
-    folder: Path, name: str, params: LoadParams, task: Task | None
+    folder: Path, name: str, params: LoadParams, task: Task | None, threads: int
 ) -> OpenedModel | None:
     """Open a checkpoint as it is; None for a runtime that needs a bundle, or codes that do."""
     runtime = params.runtime or default_runtime(params.precision, params.on_phase)
@@ -129,7 +129,6 @@ def _opened_directly(
         return None
     checkpoint = open_checkpoint(folder)
     _check_task(name, checkpoint.family, task)
-    threads = params.threads or available_cores()
     if RUNTIMES[runtime].exports:
         opened = TARGETS[runtime].open_checkpoint(checkpoint, precision, threads)
     else:

@@ -47,6 +47,7 @@ def open_checkpoint(
     weights = CheckpointWeights(
         programs,
         checkpoint.tensors,
+        family.tensor_shapes(dimensions),
         checkpoint.tensors.rows_of,
         family.constants(dimensions, checkpoint.tensors),
         precision.quantize,

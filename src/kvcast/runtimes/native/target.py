@@ -64,10 +64,22 @@ class NativeTarget(Target):
         return is_there(lambda: on_phase("compiling kernels")) and len(instruction_sets()) > 1
 
     @override
+    def runtimes(self) -> Mapping[Interface, Any]:
+        from kvcast.runtimes.native.prefix import NativePrefix
+        from kvcast.runtimes.native.runtime import NativeEncoderDecoder, NativeRuntime
+
+        return {
+            "decoder-only": NativeRuntime,
+            "encoder-decoder": NativeEncoderDecoder,
+            "prefix": NativePrefix,
+        }
+
+    @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
         from kvcast.runtimes.native.opening import open_bundle
 
-        return self._runtime(manifest, open_bundle(folder, manifest, threads))
+        interpreter = open_bundle(folder, manifest, threads)
+        return self.runtimes()[family_of(family).interface](manifest, interpreter)
 
     @override
     def open_checkpoint(
@@ -75,15 +87,5 @@ class NativeTarget(Target):
     ) -> Any:
         from kvcast.runtimes.native.opening import open_checkpoint
 
-        return self._runtime(*open_checkpoint(checkpoint, precision, threads))
-
-    def _runtime(self, manifest: Manifest, interpreter: Any) -> Any:
-        from kvcast.runtimes.native.prefix import NativePrefix
-        from kvcast.runtimes.native.runtime import NativeEncoderDecoder, NativeRuntime
-
-        runtimes: Mapping[Interface, Any] = {
-            "decoder-only": NativeRuntime,
-            "encoder-decoder": NativeEncoderDecoder,
-            "prefix": NativePrefix,
-        }
-        return runtimes[family_of(manifest.family).interface](manifest, interpreter)
+        manifest, interpreter = open_checkpoint(checkpoint, precision, threads)
+        return self.runtimes()[family_of(checkpoint.family).interface](manifest, interpreter)

@@ -115,6 +115,7 @@ class CheckpointWeights(Weights):
     Args:
         programs: by name.
         tensors: arrays by canonical name, read on lookup.
+        shapes: of the tensors.
         rows_of: where the rows of a matrix lie.
         constants: of the programs, beside the tensors.
         quantize: "none", "int8" or "int4", of matrices.
@@ -125,11 +126,13 @@ class CheckpointWeights(Weights):
         self,
         programs: Mapping[str, Program],
         tensors: Mapping[str, NDArray[Any]],
+        shapes: Mapping[str, tuple[int, ...]],
         rows_of: RowsOf,
         constants: Mapping[str, NDArray[Any]],
         quantize: str,
     ) -> None:
         self._tensors = tensors
+        self._shapes = shapes
         self._rows_of = rows_of
         self._constants = constants
         self._kinds = kinds(
@@ -154,8 +157,7 @@ class CheckpointWeights(Weights):
 
     @override
     def experts(self, machine: Machine, constant: Constant) -> Experts:
-        rows, count = self._rows(constant.name), len(self._tensors[constant.name])
-        each = len(rows) // count
+        rows, (count, each, _) = self._rows(constant.name), self._shapes[constant.name]
         parts = [rows.part(slice(i * each, (i + 1) * each)) for i in range(count)]
         format_ = self._format(constant.name, rows)
         return Experts.of([self._tiles(machine, format_, part, None) for part in parts])
