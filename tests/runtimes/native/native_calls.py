@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 
 from kvcast.errors import LibraryMissingError
 from kvcast.runtimes.native.instructions import Activation, Operation, bits
-from kvcast.runtimes.native.library import Format, Machine, instruction_sets, rounded_bytes
+from kvcast.runtimes.native.library import (
+    Format,
+    Machine,
+    aligned,
+    instruction_sets,
+    rounded_bytes,
+)
+from kvcast.runtimes.native.planning import planned
+from kvcast.spec.file_rows import FileRows
+from kvcast.spec.program import Constant, Node
+from kvcast.spec.writer import ProgramWriter
 from runtimes.native.guarded import guarded
 
 Floats = NDArray[np.float32]
@@ -29,6 +39,18 @@ def all_instructions() -> list[str]:
         return instruction_sets()
     except LibraryMissingError as error:
         pytest.skip(str(error))
+
+
+def looked_up(machine: Machine, rows: FileRows) -> Floats:
+    """Return the numbers [rows, width] of all rows of a file, as a program's lookup reads them."""
+    write = ProgramWriter(["ids"])
+    program = write.program(numbers=write.embedding("table", Node("ids")))
+    ids, numbers = np.arange(len(rows)), np.empty((len(rows), rows.width), np.float32)
+    plan = planned(program, {Constant("table"): rows}, {"ids": ids}, {"numbers": numbers})
+    arena = aligned(plan.arena)
+    plan.words[plan.in_arena] += arena.ctypes.data
+    machine.run(plan.words)
+    return numbers
 
 
 def strided(rows: Floats, stride: int) -> Floats:

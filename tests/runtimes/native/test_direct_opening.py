@@ -18,6 +18,7 @@ from kvcast.runtimes.native.building import Experts, Matrix
 from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
 from kvcast.spec.file_rows import FileRows
 from kvcast.spec.runtimes import BundlePrecision
+from runtimes.native.native_calls import looked_up
 
 MODELS = [SMALL, SMALL_T5, CROSS_BIASED_T5, *DECODERS, *UNILMS]
 
@@ -41,7 +42,7 @@ def numbers_of(constant: Any, machine: Any) -> list[NDArray[Any]]:
         parts = [numbers_of(matrix, machine) for matrix in constant.matrices]
         return [array for part in parts for array in part]
     if isinstance(constant, FileRows):
-        return [machine.read_rows(constant)]
+        return [looked_up(machine, constant)]
     return [constant]
 
 

@@ -15,6 +15,7 @@ from kvcast.runtimes.native.matrices import packed_matrix
 from kvcast.runtimes.native.quantize import Kind, stored
 from kvcast.spec.blocks import no_blocks
 from kvcast.spec.file_rows import FOUR_BITS, Encoding, FileRows, joined_rows
+from runtimes.native.native_calls import looked_up
 
 ROWS, WIDTH = 150, 512  # some rows past the last whole tile
 FLOATS = {Encoding.F32: np.float32, Encoding.F16: np.float16}
@@ -51,7 +52,7 @@ def rows_of(raw: NDArray[np.uint8], encoding: Encoding) -> FileRows:
 def test_numbers_are_those_of_gguf(encoding: Encoding, extreme: bool, instructions: str) -> None:
     raw = coded(encoding, extreme=extreme)
     expected = dequantize(raw, GGMLQuantizationType(encoding))
-    actual = Machine(2, instructions).read_rows(rows_of(raw, encoding))
+    actual = looked_up(Machine(2, instructions), rows_of(raw, encoding))
     np.testing.assert_array_equal(actual, expected)
 
 
@@ -64,12 +65,12 @@ def test_floats_of_any_width_and_place(width: int, instructions: str) -> None:
         numbers[0, 0], numbers[-1, -1] = np.inf, 6e-8
         raw = np.empty(1 + numbers.nbytes, np.uint8)[1:]  # aligned to nothing
         raw[:] = numbers.view(np.uint8).reshape(-1)
-        actual = machine.read_rows(FileRows.of(raw, 9, width, encoding))
+        actual = looked_up(machine, FileRows.of(raw, 9, width, encoding))
         np.testing.assert_array_equal(actual, numbers.astype(np.float32))
     bits = random.integers(0, 0x7F80, (9, width)).astype(np.uint16)
     expected = np.left_shift(bits.astype(np.uint32), 16).view(np.float32)
-    actual = machine.read_rows(
-        FileRows.of(bits.view(np.uint8).reshape(-1), 9, width, Encoding.BF16)
+    actual = looked_up(
+        machine, FileRows.of(bits.view(np.uint8).reshape(-1), 9, width, Encoding.BF16)
     )
     np.testing.assert_array_equal(actual, expected)
 
@@ -125,7 +126,7 @@ def test_rows_are_moved_and_joined_without_a_copy() -> None:
         dequantize(first[::-1], GGMLQuantizationType.Q4_0),
         dequantize(second, GGMLQuantizationType.Q6_K),
     ]
-    np.testing.assert_array_equal(Machine(1).read_rows(both), np.concatenate(expected))
+    np.testing.assert_array_equal(looked_up(Machine(1), both), np.concatenate(expected))
 
 
 def test_the_search_is_numpys() -> None:

@@ -57,7 +57,6 @@ def _library() -> Any:
             c_int,
             [c_void_p, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
         ),
-        "kvcast_read_rows": (c_int, [c_void_p, c_int, c_int, *[c_void_p] * 3, c_char_p, c_size_t]),
         "kvcast_describe": (
             None,
             [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p],
@@ -158,13 +157,6 @@ class Machine:
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self._told(self._library.kvcast_pack_rows, *sizes, *addresses)
         return packed
-
-    def read_rows(self, rows: FileRows) -> NDArray[np.float32]:
-        """Return the numbers of rows, [rows, width]."""
-        out = np.empty((len(rows), rows.width), np.float32)
-        addresses = [part.ctypes.data for part in (rows.addresses, rows.encodings, out)]
-        self._told(self._library.kvcast_read_rows, len(rows), rows.width, *addresses)
-        return out
 
     def _told(self, function: Any, *arguments: Any) -> None:
         """Call a function that may fail; KvcastError if it does."""

@@ -101,13 +101,6 @@ EXPORT int kvcast_pack_rows(kvcast_machine* machine, int format, int outputs, in
               size);
 }
 
-// The numbers [rows, count] of rows of a file.
-EXPORT int kvcast_read_rows(kvcast_machine* machine, int count, int numbers, const uint8_t* const* rows,
-                            const int32_t* encodings, float* out, char* message, size_t size) {
-  const FileRows from = {rows, reinterpret_cast<const Encoding*>(encodings)};
-  return told([&] { read_rows(*machine, count, numbers, from, out); }, message, size);
-}
-
 // A packed matrix, or count of them, one for each expert, for what calls kvcast's operators (operators.hpp).
 // `tiles` is a matrix, or the addresses of `count`.
 EXPORT void kvcast_describe(const kvcast_machine* machine, int format, int outputs, int inputs, int count,

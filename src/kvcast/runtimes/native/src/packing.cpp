@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "products.hpp"
-#include "rows.hpp"
 
 namespace kvcast {
 namespace {
@@ -82,12 +81,6 @@ void pack_rows(Machine& machine, Format format, int outputs, int inputs, const F
     stored.count = count;
     stored.inputs = inputs;
     of.pack(stored, tiles + tile * bytes);
-  });
-}
-
-void read_rows(Machine& machine, int count, int numbers, const FileRows& from, float* out) {
-  for_rows(machine, count, numbers, [&](int n) {
-    machine.with.reading.numbers(from.encodings[n], from.rows[n], numbers, out + static_cast<size_t>(n) * numbers);
   });
 }
 

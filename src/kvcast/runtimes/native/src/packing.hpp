@@ -14,7 +14,4 @@ struct FileRows {
 // others codes are searched; in int8 of groups Q8_0 keeps its own. bias [outputs], null: zeros.
 void pack_rows(Machine&, Format, int outputs, int inputs, const FileRows&, const float* bias, uint8_t* tiles);
 
-// Their numbers [count, numbers].
-void read_rows(Machine&, int count, int numbers, const FileRows&, float* out);
-
 }  // namespace kvcast
