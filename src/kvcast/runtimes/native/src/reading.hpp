@@ -43,34 +43,19 @@ INLINE void six_bits(const uint8_t* from, uint8_t* scales, uint8_t* least) {
   }
 }
 
-INLINE void read_q4_0(const uint8_t* block, float* out) {
-  const float scale = half_at(block);
+// Q4_0, Q4_1, Q5_0, Q5_1: a half, a second one for the least value (if any), fifth bits (if any), nibbles. Without a
+// least value the code in the middle stands for 0.
+template <bool FIFTH, bool LEAST>
+INLINE void read_small(const uint8_t* block, float* out) {
+  constexpr int BITS = LEAST ? 4 : 2, CODES = BITS + (FIFTH ? 4 : 0), ZERO = LEAST ? 0 : FIFTH ? 16 : 8;
+  const float scale = half_at(block), least = LEAST ? half_at(block + 2) : 0;
   uint8_t codes[GROUP];
-  nibbles(block + 2, codes);
-  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(codes[i] - 8);
-}
-
-INLINE void read_q4_1(const uint8_t* block, float* out) {
-  const float scale = half_at(block), least = half_at(block + 2);
-  uint8_t codes[GROUP];
-  nibbles(block + 4, codes);
-  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(codes[i]) + least;
-}
-
-INLINE void read_q5_0(const uint8_t* block, float* out) {
-  const float scale = half_at(block);
-  uint8_t codes[GROUP];
-  nibbles(block + 6, codes);
-  fifth_bits(block + 2, codes);
-  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(codes[i] - 16);
-}
-
-INLINE void read_q5_1(const uint8_t* block, float* out) {
-  const float scale = half_at(block), least = half_at(block + 2);
-  uint8_t codes[GROUP];
-  nibbles(block + 8, codes);
-  fifth_bits(block + 4, codes);
-  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(codes[i]) + least;
+  nibbles(block + CODES, codes);
+  if (FIFTH) fifth_bits(block + BITS, codes);
+  for (int i = 0; i < GROUP; i++) {
+    const float number = scale * static_cast<float>(codes[i] - ZERO);
+    out[i] = LEAST ? number + least : number;
+  }
 }
 
 INLINE void read_q8_0(const uint8_t* block, float* out) {
@@ -199,10 +184,10 @@ void read_numbers(Encoding encoding, const uint8_t* row, int count, float* out) 
         std::memcpy(out + i, &bits, 4);
       }
       return;
-    case Encoding::Q4_0: return blocks(row, count, GROUP, 18, out, read_q4_0);
-    case Encoding::Q4_1: return blocks(row, count, GROUP, 20, out, read_q4_1);
-    case Encoding::Q5_0: return blocks(row, count, GROUP, 22, out, read_q5_0);
-    case Encoding::Q5_1: return blocks(row, count, GROUP, 24, out, read_q5_1);
+    case Encoding::Q4_0: return blocks(row, count, GROUP, 18, out, read_small<false, false>);
+    case Encoding::Q4_1: return blocks(row, count, GROUP, 20, out, read_small<false, true>);
+    case Encoding::Q5_0: return blocks(row, count, GROUP, 22, out, read_small<true, false>);
+    case Encoding::Q5_1: return blocks(row, count, GROUP, 24, out, read_small<true, true>);
     case Encoding::Q8_0: return blocks(row, count, GROUP, 34, out, read_q8_0);
     case Encoding::Q2_K: return blocks(row, count, LARGE_BLOCK, 84, out, read_q2_k);
     case Encoding::Q3_K: return blocks(row, count, LARGE_BLOCK, 110, out, read_q3_k);
