@@ -7,7 +7,7 @@ from typing import Any
 from kvcast.cli import console
 from kvcast.cli.arguments import Parser
 from kvcast.errors import UsageError
-from kvcast_bench.commands import generate, gpu, runtimes, serve, transcribe
+from kvcast_bench.commands import generate, gpu, opening, runtimes, serve, transcribe
 
 _BENCHMARKS = {
     "transcribe": (
@@ -26,6 +26,7 @@ _BENCHMARKS = {
         serve,
         "time kvcast serve against other servers, with many clients",
     ),
+    "open": (opening, "time opening a model in a new process, and its memory, beside llama.cpp"),
     "gpu": (gpu, "time decoding steps on a CUDA device, beside its memory's limit"),
 }
 

@@ -51,7 +51,8 @@ class Worker:
             for pid in pids:
                 (_PROC / str(pid) / "clear_refs").write_text(_PEAK)
         answer = self._workload.run(self._backend, trial)
-        return {**answer, "peak_bytes": sum(map(peak_bytes, pids))}
+        # A workload whose processes have ended knows their peak itself.
+        return {"peak_bytes": sum(map(peak_bytes, pids)), **answer}
 
     def break_down(self, trial: dict[str, Any]) -> dict[str, Any]:
         """Do a trial's work once on a backend of kvcast's; return seconds by part, and calls."""
