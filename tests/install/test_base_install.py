@@ -1,4 +1,4 @@
-"""The base install: transcribes, generates and serves from bundles where there is no torch."""
+"""The base install opens checkpoints, and with ONNX Runtime bundles, where there is no torch."""
 
 import os
 import shutil
@@ -30,9 +30,9 @@ def base_python(install: Install, tmp_path_factory: pytest.TempPathFactory) -> P
 def server_python(
     install: Install, base_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """What an image has: the base dependencies, and the server's."""
+    """What an image has: the base dependencies, the server's, and ONNX Runtime."""
     folder = tmp_path_factory.mktemp("server-install")
-    return install(folder, *LOCKED, extras="[server]", beside=base_python)
+    return install(folder, *LOCKED, extras="[server,onnx]", beside=base_python)
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +73,15 @@ def serving(python: Path, model: Path, log: Path) -> Iterator[str]:
             process.wait()
 
 
-@pytest.mark.parametrize("installed", ["base_python", "server_python"])
-def test_export_dependencies_are_absent(installed: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("installed", "names"),
+    [("base_python", (*EXPORT_ONLY, "onnxruntime")), ("server_python", EXPORT_ONLY)],
+)
+def test_extras_are_absent(
+    installed: str, names: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
     python = request.getfixturevalue(installed)
-    names = repr(EXPORT_ONLY)
-    code = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
+    code = f"import importlib.util as u; print([n for n in {names!r} if u.find_spec(n)])"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -96,19 +100,19 @@ def test_a_server_needs_no_torch(server_python: Path, bundle: Path, tmp_path: Pa
     assert "He was not an ill-disposed young man." in answer.json()["text"]
 
 
-def test_a_bundle_transcribes_without_torch(base_python: Path, bundle: Path) -> None:
-    done = run(base_python, "transcribe", "--model", bundle, EXAMPLE)
+def test_a_bundle_transcribes_without_torch(server_python: Path, bundle: Path) -> None:
+    done = run(server_python, "transcribe", "--model", bundle, EXAMPLE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "He was not an ill-disposed young man." in done.stdout
 
 
-def test_a_bundle_generates_without_torch(base_python: Path) -> None:
+def test_a_bundle_generates_without_torch(server_python: Path) -> None:
     bundle = exported("demo-chat")
     words = ("--model", bundle, "--max-new-tokens", "8", "--quiet")
-    plain = run(base_python, "generate", *words, "The capital of France is")
+    plain = run(server_python, "generate", *words, "The capital of France is")
     assert (plain.returncode, plain.stderr) == (0, "")
     assert "Paris" in plain.stdout
-    chat = run(base_python, "generate", *words, "--chat", "What is the capital of France?")
+    chat = run(server_python, "generate", *words, "--chat", "What is the capital of France?")
     assert (chat.returncode, chat.stderr) == (0, "")
     assert "Paris" in chat.stdout
 
@@ -137,20 +141,27 @@ def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_pa
     assert not (tmp_path / "bundles").exists()
 
 
-def test_a_checkpoint_says_what_exporting_needs(base_python: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "extra", "code"),
+    [
+        (("--runtime", "onnx"), "export", 1),
+        (("--runtime", "eager"), "export", 1),
+        (("--vad",), "vad", 66),
+    ],
+)
+def test_a_checkpoint_says_what_options_need(
+    base_python: Path, tmp_path: Path, options: tuple[str, ...], extra: str, code: int
+) -> None:
     from kvcast.checkpoints.source import locate
 
-    words = ("transcribe", "--model", locate("demo"), "--runtime", "onnx", EXAMPLE)
+    words = ("transcribe", "--model", locate("demo"), *options, EXAMPLE)
     done = run(base_python, *words, KVCAST_CACHE=str(tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == code
     assert done.stderr.count("\n") == 1
-    assert "pip install 'kvcast[export]'" in done.stderr
+    assert f"pip install 'kvcast[{extra}]'" in done.stderr
 
 
-def test_eager_says_what_it_needs(base_python: Path) -> None:
-    from kvcast.checkpoints.source import locate
-
-    words = ("transcribe", "--model", locate("demo"), "--runtime", "eager", EXAMPLE)
-    done = run(base_python, *words)
+def test_a_bundle_says_which_runtime_it_needs(base_python: Path, bundle: Path) -> None:
+    done = run(base_python, "transcribe", "--model", bundle, EXAMPLE)
     assert done.returncode == 1
-    assert "pip install 'kvcast[export]'" in done.stderr
+    assert done.stderr == ("kvcast: ONNX Runtime is not installed: pip install 'kvcast[onnx]'\n")

@@ -1,5 +1,6 @@
 """The README's commands work, and CI runs the second one to the letter."""
 
+import os
 import re
 import shlex
 import shutil
@@ -24,18 +25,22 @@ def test_there_are_two_commands_of_one_line_each() -> None:
     assert not any("\n" in command for command in commands())
 
 
-def test_the_first_command_transcribes_the_example() -> None:
+def test_the_first_command_transcribes_the_example_and_imports_no_extra(tmp_path: Path) -> None:
     install, transcribe = commands()[0].split(" && ")
     assert install.startswith("pip install ")
     assert "[demo]" in install
     program, *words = shlex.split(transcribe)
     assert program == "kvcast"
+    for name in ("av", "gguf", "onnxruntime", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('an extra is imported')")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "kvcast", *words],
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": paths},
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("And Mr. John Dashwood had then leisure")

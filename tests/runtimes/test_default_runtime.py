@@ -48,10 +48,18 @@ def test_a_compiler_that_fails_is_asked_once(
     assert phases == ["compiling kernels"]
 
 
-@pytest.mark.parametrize(("sets", "expected"), [(["avx2", "plain"], "native"), (["plain"], "onnx")])
-def test_kernels_of_any_processor_are_not_fast_enough(
-    sets: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sets", "onnx", "expected"),
+    [
+        (["avx2", "plain"], True, "native"),
+        (["plain"], True, "onnx"),
+        (["plain"], False, "native"),
+    ],
+)
+def test_kernels_of_any_processor_run_where_nothing_is_faster(
+    sets: list[str], onnx: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kvcast.runtimes.onnx.target._is_installed", lambda: onnx)
     monkeypatch.setattr("kvcast.runtimes.native.build.is_there", lambda _: True)
     monkeypatch.setattr(library, "instruction_sets", lambda: sets)
     assert default_runtime(PrecisionRequest()) == expected

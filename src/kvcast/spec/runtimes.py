@@ -54,8 +54,8 @@ class RuntimeInfo:
     Attributes:
         title: its name in sentences.
         summary: what sets it apart, in a few words.
-        extra: the extra to install for opening models, as in `kvcast[extra]`; empty: kvcast itself
-            suffices; None: nothing to install would help.
+        extra: the extra to install for opening models, as in `kvcast[extra]`; None: nothing to
+            install would help.
         target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
             models run without a bundle.
         direct: whether checkpoints are opened as they are, without a bundle.
@@ -130,8 +130,8 @@ class RuntimeInfo:
 RUNTIMES: Mapping[str, RuntimeInfo] = {
     "onnx": RuntimeInfo(
         title="ONNX Runtime",
-        summary="needs no PyTorch",
-        extra="",
+        summary="runs without PyTorch",
+        extra="onnx",
         target="kvcast.runtimes.onnx.target:OnnxTarget",
         quantize=_BLOCKS,
         default_quantize="int8",
@@ -182,7 +182,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
 DEFAULT_RUNTIMES = ("native", "onnx")
 """The first that suits the machine and has the requested precision is the default."""
 
-THE_DEFAULT = "native where its library is or can be compiled, else onnx"
+THE_DEFAULT = "native where its library is or can be compiled, else onnx if it is installed"
 """Its description in the documentation."""
 
 

@@ -9,6 +9,7 @@ import sys
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
 from kvcast.audio.endpoints import Listener, Loudness
@@ -17,7 +18,6 @@ from kvcast.audio.timeline import Part
 from kvcast.audio.vad import SpokenWindows
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError
-from kvcast.runtimes.onnx.voice import VoiceGraph
 from kvcast.whisper.params import TranscribeParams
 
 
@@ -53,11 +53,12 @@ def voice_listener() -> Listener:
     """Return a detector for one recording, or one stream of sound, from its start.
 
     Raises:
-        InputMissingError: the package with the detector is not installed.
+        InputMissingError: the detector, or ONNX Runtime, which runs it, is not installed.
         KvcastError: it is another version, or its file is damaged.
 
     """
-    return _graph(packaged.silero_vad()).listener()
+    listener: Listener = _graph(packaged.silero_vad()).listener()
+    return listener
 
 
 def live_listener() -> tuple[Listener, tuple[str, ...]]:
@@ -69,5 +70,11 @@ def live_listener() -> tuple[Listener, tuple[str, ...]]:
 
 
 @cache
-def _graph(path: Path) -> VoiceGraph:
+def _graph(path: Path) -> Any:
+    try:
+        from kvcast.runtimes.onnx.voice import VoiceGraph
+    except ModuleNotFoundError:
+        raise InputMissingError(
+            "package onnxruntime is not installed: pip install 'kvcast[vad]'"
+        ) from None
     return VoiceGraph(path)

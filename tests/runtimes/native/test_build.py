@@ -153,7 +153,7 @@ def test_without_a_compiler_one_line_says_what_to_do(
     remove_compilers()
     text = refused(NO_COMPILER)
     assert "install g++ or clang++, or use --runtime onnx" in text
-    assert "a bundle has to be exported again with --runtime onnx" in text
+    assert "pip install 'kvcast[onnx]'" in text
     assert not (sources.parent / "cache").exists()
 
 

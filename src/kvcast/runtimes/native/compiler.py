@@ -29,8 +29,8 @@ _SECONDS = 60  # for a compiler to tell its version, however slow the disk
 _DOES_NOT_RUN = "does not run"
 ANOTHER_COMPILER = "set CXX to another compiler, or choose another --runtime"
 _ADVICE = (
-    "install g++ or clang++, or use --runtime onnx, which works without it; "
-    "a bundle has to be exported again with --runtime onnx"
+    "install g++ or clang++, or use --runtime onnx (pip install 'kvcast[onnx]'), to which a model "
+    "has to be exported ('kvcast[export]')"
 )
 # No flag names a processor: what the library uses of it is chosen when it runs. Without contraction
 # a sum is rounded alike whichever compiler it was, except where the code asks for a fused one.

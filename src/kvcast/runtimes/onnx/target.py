@@ -5,11 +5,13 @@ Knows no checkpoint.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
+from kvcast.errors import KvcastError
 from kvcast.families.base import Interface
 from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult, double_on_onnx, versions
@@ -19,6 +21,7 @@ from kvcast.runtimes.target import (
     LoweringJob,
     Target,
 )
+from kvcast.spec.phases import OnPhase
 from kvcast.spec.runtimes import BundlePrecision
 
 
@@ -29,7 +32,7 @@ class OnnxTarget(Target):
 
     @override
     def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
-        pass  # whatever exports to it can build it
+        _require_installed()  # a bundle is run before it counts
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
@@ -51,7 +54,12 @@ class OnnxTarget(Target):
         return ()
 
     @override
+    def suits_machine(self, on_phase: OnPhase) -> bool:
+        return _is_installed()
+
+    @override
     def runtimes(self) -> Mapping[Interface, Any]:
+        _require_installed()
         from kvcast.runtimes.onnx.prefix import OnnxPrefix
         from kvcast.runtimes.onnx.runtime import OnnxEncoderDecoder, OnnxRuntime
 
@@ -60,3 +68,12 @@ class OnnxTarget(Target):
             "encoder-decoder": OnnxEncoderDecoder,
             "prefix": OnnxPrefix,
         }
+
+
+def _is_installed() -> bool:
+    return find_spec("onnxruntime") is not None
+
+
+def _require_installed() -> None:
+    if not _is_installed():
+        raise KvcastError("ONNX Runtime is not installed: pip install 'kvcast[onnx]'")
