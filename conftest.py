@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 # Whoever tests shares the cores, with other workers or other programs: more threads, or ones that
 # wait by spinning, take them from others, and small models are slower with them.
@@ -46,17 +47,56 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if not item.get_closest_marker("soak")]
 
 
+_LONGEST = (
+    "tests/text/test_smollm2.py",
+    "tests/cluster/test_serving_on_nodes.py",
+    "tests/server/test_load.py",
+    "tests/runtimes/executorch",
+    "tests/runtimes/native/test_compilers.py",
+    "tests/runtimes/native/test_sanitizers.py",
+    "tests/runtimes/native/test_build.py",
+    "tests/cluster/test_on_nodes.py",
+    "tests/cluster/test_serving_here.py",
+    "tests/cluster/test_lease_on_nodes.py",
+    "tests/install/test_base_install.py",
+    "tests/install/test_docs.py",
+    "tests/mutation/test_mutation.py",
+    "tests/server/page/test_transcribing_page.py",
+    "tests/text/test_demos.py",
+    "tests/whisper/test_accuracy.py",
+    "tests/whisper/test_languages.py",
+    "tests/whisper/test_live_speech.py",
+    "tests/whisper/test_ten_minutes.py",
+    "tests/whisper/test_transcripts_equal_openai.py",
+    "tests/whisper/test_words_equal_openai.py",
+)
+"""What is begun first, since at the end it would leave other cores idle: some of half a minute."""
+
+
 class _Together(LoadFileScheduling):
-    """Gives files to workers, and all that import ExecuTorch to one: importing takes seconds."""
+    """Gives files to workers, and all that import ExecuTorch to one: importing takes seconds.
+
+    The longest come first; then, as xdist has it, those with the most tests.
+    """
 
     @override
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
         return str(Path(file).parent) if "/executorch/" in file else file
 
+    @override
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        longest = next((scope for scope in _LONGEST if scope in self.workqueue), None)
+        if longest is not None:
+            self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    for scope in _LONGEST:
+        if not (config.rootpath / scope).exists():
+            raise pytest.UsageError(f"conftest.py names {scope}, which does not exist")
     return _Together(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
@@ -116,11 +156,12 @@ _SUBJECTS = {
             for subject in (
                 # Compiling takes long.
                 ("shallow whisper", "aoti"),
-                ("shallow t5", "aoti"),
                 ("cross-biased t5", "onnx"),
                 ("cross-biased t5", "native"),
             )
         ),
+        # test_targets.py has a T5 with real weights there.
+        pytest.param(("shallow t5", "aoti"), marks=pytest.mark.soak),
     ],
     ids=" ".join,
 )
