@@ -101,14 +101,19 @@ def test_a_killed_run_is_resumed_to_the_same_result(folder, tmp_path):
     kills(folder, tmp_path, ways=[WORKERS[0]], count=2, seed=1)
 
 
-@pytest.mark.slow
-def test_a_run_killed_at_any_point_is_resumed_to_the_same_result(folder, tmp_path):
-    kills(folder, tmp_path, ways=WORKERS, count=30, seed=2)
+COUNTS = pytest.mark.parametrize(
+    "count", [pytest.param(9, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.soak)]
+)
 
 
-@pytest.mark.slow
-def test_so_is_a_run_whose_recordings_are_decoded_together(folder, tmp_path):
-    kills(folder, tmp_path, ways=[("--batch", "1"), ("--batch", "4")], count=30, seed=3)
+@COUNTS
+def test_a_run_killed_at_any_point_is_resumed_to_the_same_result(folder, tmp_path, count: int):
+    kills(folder, tmp_path, ways=WORKERS, count=count, seed=2)
+
+
+@COUNTS
+def test_so_is_a_run_whose_recordings_are_decoded_together(folder, tmp_path, count: int):
+    kills(folder, tmp_path, ways=[("--batch", "1"), ("--batch", "4")], count=count, seed=3)
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_a_folder_on_two_nodes(tmp_path, cluster: Nodes):
 
 
 def test_a_folder_of_which_a_node_is_killed(tmp_path, cluster: Nodes):
-    check_folder(recordings(tmp_path / "in", 24, 20), tmp_path, cluster, kill=True)
+    check_folder(recordings(tmp_path / "in", 14, 15), tmp_path, cluster, kill=True)
 
 
 def test_a_file_that_a_machine_does_not_see(tmp_path, cluster: Nodes):

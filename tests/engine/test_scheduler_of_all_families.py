@@ -239,12 +239,24 @@ def test_on_onnx_runtime(name, arrivals, rows, inputs, chunk):
     check(name, "onnx", arrivals, rows, inputs, chunk)
 
 
+AT_LENGTH = pytest.mark.parametrize("runtime", ["eager", "onnx"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["eager", "onnx"])
+@AT_LENGTH
 @pytest.mark.parametrize("name", SUBJECTS)
 @RANDOM
-@settings(MANY, max_examples=150, derandomize=False)
+@settings(MANY, max_examples=40, derandomize=False)
 def test_at_length(name, runtime, arrivals, rows, inputs, chunk):
+    check(name, runtime, arrivals, rows, inputs, chunk)
+
+
+@pytest.mark.soak
+@AT_LENGTH
+@pytest.mark.parametrize("name", SUBJECTS)
+@RANDOM
+@settings(MANY, max_examples=500, derandomize=False)
+def test_at_greater_length(name, runtime, arrivals, rows, inputs, chunk):
     check(name, runtime, arrivals, rows, inputs, chunk)
 
 

@@ -25,7 +25,7 @@ def test_the_tests_install_all_extras():
     assert included("test") == set(EXTRAS)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the checks' own first command installs what `test` has
 def test_all_extras_are_resolved_together():
     words = ("install", "--quiet", "--dry-run", "--constraint", ROOT / "requirements.lock")
     done = subprocess.run(

@@ -66,7 +66,7 @@ PAIRS = [
     pytest.param(
         (model, runtime),
         id=f"{model} {runtime}",
-        marks=pytest.mark.slow if runtime == "onnx" and model not in EXPORTED else [],
+        marks=pytest.mark.soak if runtime == "onnx" and model not in EXPORTED else [],
     )
     for model in MODELS
     for runtime in ("eager", "onnx")

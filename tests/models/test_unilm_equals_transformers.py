@@ -39,7 +39,8 @@ def exported(models, tmp_path_factory):
     return open_folder(folder)
 
 
-@pytest.fixture(params=["eager", pytest.param("onnx", marks=pytest.mark.slow)])
+# test_unilm_contract.py holds their graphs beside eager.
+@pytest.fixture(params=["eager", pytest.param("onnx", marks=pytest.mark.soak)])
 def pair(request, models):
     oracle, programs = models
     if request.param == "eager":

@@ -14,9 +14,9 @@ from mutation.runner import OUTCOMES, Case, run
 from mutation.whole import FORMATS
 
 SEED = 20_260
-CASES = 60
+CASES = 30
 # Packages that were not opened before are opened in a child process, which imports torch.
-FEWER = {"pte": 4, "pte manifest": 8, "pt2": 4, "pt2 weights": 3, "pt2 manifest": 8}
+FEWER = {"pte": 2, "pte manifest": 4, "pt2": 2, "pt2 weights": 2, "pt2 manifest": 4}
 SECONDS = 300  # for a machine that is busy: what hangs does so for ever
 
 
@@ -27,7 +27,7 @@ def outcomes(name: str, cases: int) -> list[Case]:
 
 
 @pytest.mark.parametrize(
-    "times", [pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.soak)]
+    "times", [pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, times: int):

@@ -34,13 +34,10 @@ RANDOM: Mapping[str, Any] = {
 }
 # Compiling takes long. Of int4, which is in kvcast's own kernels, test_aoti_packed holds products;
 # a UniLM's decode is a decoder's, and a T5 in fp32 writes dates in test_targets.
-CASES = [
-    pytest.param(case, marks=pytest.mark.slow)
-    for case in (("decoder", "int8"), ("whisper", "int8"))
-]
+CASES = [pytest.param(("whisper", "int8"), marks=pytest.mark.slow)]
 CASES += [
     pytest.param(case, marks=pytest.mark.soak)
-    for case in (("decoder", "int4"), ("t5", "int8"), ("unilm", "none"))
+    for case in (("decoder", "int8"), ("decoder", "int4"), ("t5", "int8"), ("unilm", "none"))
 ]
 
 

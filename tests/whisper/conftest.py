@@ -28,6 +28,7 @@ def recordings() -> dict[str, Samples]:
         "pauses": np.concatenate([example, pause, example[: 9 * 16000]]),
         "spoken": spoken,
         "beginning": spoken[: 80 * 16000],
+        "minute": spoken[: 55 * 16000],
         "german": read(GERMAN),
     } | {path.stem: read(path) for path in CARDS}
 

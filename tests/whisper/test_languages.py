@@ -21,7 +21,7 @@ ENGLISH = EXAMPLE.with_suffix(".txt")
 
 @pytest.fixture(scope="module")
 def model(load: Load) -> WhisperModel:
-    return load("demo-base", runtime="eager")
+    return load("demo-base", quantize="none")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_silence_is_doubtful_so_the_next_windows_are_heard(model, recordings):
     assert transcription.language == "de"
 
 
-@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("batch", [None, pytest.param(2, marks=pytest.mark.soak)])
 def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed):
     transcription = model.transcribe(mixed, multilingual=True, temperature=0.0, batch=batch)
     segments = list(transcription)
@@ -92,7 +92,7 @@ def test_a_turn_within_windows_is_in_its_language(batch, load):
 def test_speech_in_one_language_is_decoded_as_if_it_had_been_given(recordings, load):
     model = load("demo-base")
     several, given = (
-        list(model.transcribe(recordings["beginning"], temperature=0.0, **options))
+        list(model.transcribe(recordings["two windows"], temperature=0.0, **options))
         for options in ({"multilingual": True}, {"language": "en"})
     )
     assert several == given

@@ -255,13 +255,15 @@ def test_delays_are_counted_in_little_memory():
     assert delays.quantile(0.5) == pytest.approx(values[1000], abs=0.06)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "minutes", [pytest.param(8, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize(("pause_every", "segment_every"), [(25, 8), (10_000, 10_000)])
-def test_half_an_hour_takes_the_memory_and_the_work_of_a_minute(
-    pause_every: int, segment_every: int
+def test_minutes_take_the_memory_and_the_work_of_one(
+    minutes: int, pause_every: int, segment_every: int
 ):
-    words = speech(5600, pause_every=pause_every, segment_every=segment_every)
-    assert length(words) > 30 * 60 * RATE
+    words = speech(188 * minutes, pause_every=pause_every, segment_every=segment_every)
+    assert length(words) > minutes * 60 * RATE
     hearing = ScriptedRecognizer(words)
     live, window, clock = opened(hearing)
     held: list[int] = []
@@ -280,9 +282,9 @@ def test_half_an_hour_takes_the_memory_and_the_work_of_a_minute(
     settled += [update.settled for update in live.finish()]
     assert "".join(settled) == "".join(word.text for word in words)
     # The test's own lists grow: the words that were settled, and what the prompts were.
-    assert held[-1] - held[5] < 1_000_000
+    assert held[-1] - held[minutes // 5] < 1_000_000
     by_minute = np.diff(work)
     assert by_minute.max() <= 70 * LONGEST  # a window for every second, and a few for cuts
-    assert by_minute[15:].mean() < 1.2 * by_minute[1:15].mean()
+    assert by_minute[minutes // 2 :].mean() < 1.2 * by_minute[1 : minutes // 2].mean()
     assert hearing.decoded < 1.2 * seconds(length(words))
     assert live.delays.count == len(words)

@@ -52,10 +52,8 @@ def assert_equal(
     ("runtime", "options"),
     [
         ("onnx", {}),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("eager", {}), ("onnx", BEAMS | UNTIMED))
-        ),
+        pytest.param("onnx", BEAMS | UNTIMED, marks=pytest.mark.slow),
+        pytest.param("eager", {}, marks=pytest.mark.soak),
         pytest.param("eager", BEAMS, marks=pytest.mark.soak),
     ],
     ids=str,
@@ -69,7 +67,8 @@ def test_real_speech(runtime, options, load, oracle, recordings):
     [
         pytest.param("eager", {}, marks=pytest.mark.soak),
         pytest.param("onnx", UNTIMED, marks=pytest.mark.soak),
-        pytest.param("onnx", BEAMS | ALONE, marks=pytest.mark.slow),
+        pytest.param("onnx", ALONE, marks=pytest.mark.slow),
+        pytest.param("onnx", BEAMS | ALONE, marks=pytest.mark.soak),
     ],
     ids=str,
 )
@@ -100,12 +99,12 @@ def test_minutes_of_speech(recording, seconds, load, oracle, recordings):
                 {"initial_prompt": "word " * 400, "clip_end": 17.3},
                 {"clip_timestamps": [1.0, 6.5, 9.0, 20.0, 24.0]},
                 {"suppress_tokens": "", "clip_start": 5.0, "clip_end": 17.3},
-                {"beam": 5, "max_new_tokens": 20, "clip_end": 17.3},
             )
         ),
         *(
             pytest.param(options, marks=pytest.mark.soak)
             for options in (
+                {"beam": 5, "max_new_tokens": 20, "clip_end": 17.3},
                 {"initial_prompt": "Mrs. Dashwood, Elinor & Marianne.", "clip_start": 3.21},
                 {"suppress_tokens": "11,13,-1", "clip_end": 17.3},
                 {"beam": 3, "patience": 2.0, "length_penalty": 0.6},

@@ -88,10 +88,9 @@ def test_what_is_not_speech_has_no_words(sound: str, load: Load) -> None:
 
 @pytest.mark.slow
 def test_a_language_is_named_even_if_nobody_speaks(load: Load) -> None:
-    transcription = load("demo-base", runtime="onnx", quantize="none").transcribe(
-        silence(3), vad=True
-    )
-    assert transcription.language in load("demo-base", runtime="onnx", quantize="none").languages
+    model = load("demo-base")
+    transcription = model.transcribe(silence(3), vad=True)
+    assert transcription.language in model.languages
     assert list(transcription) == []
 
 

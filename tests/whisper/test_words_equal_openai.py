@@ -61,9 +61,10 @@ def assert_as_theirs(
     oracle: Callable[[str], Oracle],
     samples: Samples,
     recording: str,
+    runtime: str = "onnx",
     **options: Any,
 ) -> None:
-    ours = load(model, runtime="onnx", quantize="none")
+    ours = load(model, runtime=runtime, quantize="none")
     words = words_of(ours, samples, stop_repetition=False, **options)  # they repeat theirs
     theirs = oracle(model).transcribe(
         recording, samples, temperature=0.0, word_timestamps=True, **options
@@ -88,26 +89,31 @@ def test_words_lie_where_openai_whisper_has_them(load, oracle, recordings):
 
 
 @pytest.mark.parametrize(
-    ("model", "recording"),
+    ("model", "recording", "runtime"),
     [
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("demo", "004"), ("demo", "005"), ("demo-base", "001"))
-        ),
-        pytest.param("demo", "beginning", marks=pytest.mark.soak),
+        pytest.param("demo", "004", "onnx", marks=pytest.mark.slow),
+        pytest.param("demo-base", "001", "native", marks=pytest.mark.slow),
+        pytest.param("demo", "005", "onnx", marks=pytest.mark.soak),
+        pytest.param("demo", "beginning", "onnx", marks=pytest.mark.soak),
     ],
 )
-def test_other_recordings_and_another_model(model, recording, load, oracle, recordings):
-    assert_as_theirs(model, load, oracle, recordings[recording], recording, language="en")
+def test_other_recordings_and_another_model(model, recording, runtime, load, oracle, recordings):
+    samples = recordings[recording]
+    assert_as_theirs(model, load, oracle, samples, recording, runtime, language="en")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recording", "options"),
     [
-        ("001", {"beam": 5}),
-        ("005", {"timestamps": False}),
-        ("pauses", {"hallucination_silence_threshold": 2.0}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("001", {"beam": 5}),
+                ("005", {"timestamps": False}),
+                ("two windows", {"hallucination_silence_threshold": 2.0}),
+            )
+        ),
+        pytest.param("pauses", {"hallucination_silence_threshold": 2.0}, marks=pytest.mark.soak),
     ],
     ids=str,
 )
@@ -117,7 +123,7 @@ def test_other_ways_to_decode(recording, options, load, oracle, recordings):
 
 @pytest.mark.slow
 def test_in_a_batch_words_lie_where_they_do_alone(load, recordings):
-    model = load("demo", runtime="onnx", quantize="none")
+    model = load("demo", runtime="native", quantize="none")
     alone, together = (words_of(model, recordings["beginning"], batch=size) for size in (1, 3))
     distances = apart(together, alone)
     print(f"batch of 3: {len(alone)} words; apart max {distances.max():.3f} s")
