@@ -67,10 +67,10 @@ def busy() -> list[psutil.Process]:
 def test_one_of_two_replicas_dies(url: str):
     began = threading.Semaphore(0)
     with ThreadPoolExecutor(40) as pool:
-        streams = [pool.submit(last_event, url, began) for _ in range(8)]
-        [began.acquire() for _ in range(8)]
+        streams = [pool.submit(last_event, url, began) for _ in range(4)]
+        [began.acquire() for _ in range(4)]
         until(lambda: len(busy()) == 2)
-        whole = [pool.submit(complete, url, temperature=0) for _ in range(8)]
+        whole = [pool.submit(complete, url, temperature=0, max_tokens=5000) for _ in range(4)]
         time.sleep(1)
         killed = replicas()[0]
         killed.kill()
@@ -78,7 +78,7 @@ def test_one_of_two_replicas_dies(url: str):
         answers = [answer.result() for answer in whole]
     lost = [event["error"]["code"] for event in events if "error" in event]
     assert set(lost) == {"replica_lost"}
-    assert 0 < len(lost) < 8
+    assert 0 < len(lost) < 4
     reasons = {event["choices"][0]["finish_reason"] for event in events if "error" not in event}
     assert reasons == {"length"}
     # None of these had begun to be answered.

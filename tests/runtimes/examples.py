@@ -4,11 +4,11 @@ import pytest
 
 EXAMPLES = [
     8,
-    pytest.param(40, marks=pytest.mark.slow),
+    pytest.param(20, marks=pytest.mark.slow),
     pytest.param(400, marks=pytest.mark.soak),
 ]
 EXAMPLES_OF_INT8 = [
     4,
-    pytest.param(30, marks=pytest.mark.slow),
+    pytest.param(15, marks=pytest.mark.slow),
     pytest.param(300, marks=pytest.mark.soak),
 ]

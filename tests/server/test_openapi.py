@@ -15,7 +15,6 @@ from kit.text_models import model, saying
 from kvcast.text.params import PromptParams
 from server.serving import serving
 
-REQUESTS = 2000
 NAMES = ("chat", "t5", "vectors")
 
 
@@ -64,8 +63,11 @@ def test_each_bound_is_a_value_that_its_option_takes():
     assert {"temperature", "top_k", "presence_penalty", "n", "top_logprobs"} <= set(names)
 
 
-@pytest.mark.slow
-def test_no_request_makes_it_fail():
+@pytest.mark.parametrize(
+    "requests",
+    [pytest.param(600, marks=pytest.mark.slow), pytest.param(5000, marks=pytest.mark.soak)],
+)
+def test_no_request_makes_it_fail(requests: int):
     models = {
         "chat": saying('{"answer": "Hello, world"}'),
         "t5": model(SMALL_T5, "native"),
@@ -74,9 +76,9 @@ def test_no_request_makes_it_fail():
     with serving(models, timeout=20) as server:
         operations = len(list(schemathesis.openapi.from_url(f"{server.url}/openapi.json")))
         count = sum(
-            asked(server.url, mode, REQUESTS // operations)
+            asked(server.url, mode, requests // operations)
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
         )
-        assert count >= REQUESTS
+        assert count >= requests
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert all(not status.running for status in map(server.status, models))

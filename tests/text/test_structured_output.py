@@ -86,11 +86,17 @@ def test_json_of_any_schema_validates(schema: Any, kind: str, seed: int):
     check_schema(schema, kind, seed)
 
 
-@pytest.mark.slow
-@given(schema=SCHEMAS, kind=st.sampled_from(KINDS), seed=st.integers(0, 3))
-@settings(deadline=None, max_examples=600)
-def test_json_of_many_schemas_validates(schema: Any, kind: str, seed: int):
-    check_schema(schema, kind, seed)
+@pytest.mark.parametrize(
+    "examples",
+    [pytest.param(150, marks=pytest.mark.slow), pytest.param(3000, marks=pytest.mark.soak)],
+)
+def test_json_of_many_schemas_validates(examples: int):
+    @given(schema=SCHEMAS, kind=st.sampled_from(KINDS), seed=st.integers(0, 3))
+    @settings(deadline=None, max_examples=examples)
+    def validates(schema: Any, kind: str, seed: int) -> None:
+        check_schema(schema, kind, seed)
+
+    validates()
 
 
 def check_schema(schema: Any, kind: str, seed: int) -> None:
