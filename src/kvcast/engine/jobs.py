@@ -1,18 +1,21 @@
 """Jobs: the consumers' ends of requests, with a stream of items, a result, and a way to cancel.
 
 The engine's thread puts items in; one consumer, a thread or a task of asyncio, takes them out.
-Knows nothing of models.
+asyncio is imported only where a task waits. Knows nothing of models.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Condition
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvcast.errors import KvcastError
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from asyncio import Future as AsyncFuture
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,7 +61,7 @@ class Job(Generic[Item, Result]):
         self._items: deque[Item] = deque()
         self._changed = Condition()
         self._future: Future[Result] = Future()
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._waiter: tuple[AbstractEventLoop, AsyncFuture[None]] | None = None
 
     def cancel(self) -> None:
         """Cancel; rows are free from the next step on. Has no effect on a finished job."""
@@ -138,8 +141,10 @@ class Job(Generic[Item, Result]):
             self._future.set_exception(error)
 
     async def _awaited(self) -> Result:
+        from asyncio import get_running_loop
+
         # asyncio's own wrapper would turn the job's cancellation into the waiting task's.
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         over = loop.create_future()
 
         def tell() -> None:
@@ -151,7 +156,9 @@ class Job(Generic[Item, Result]):
         return self._future.result()
 
     async def _news(self) -> None:
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
         waiting = loop.create_future()
         with self._changed:
             if self._items or self._future.done():
@@ -159,7 +166,7 @@ class Job(Generic[Item, Result]):
             self._waiter = loop, waiting
         await waiting
 
-    def _notify(self) -> tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | None:
+    def _notify(self) -> "tuple[AbstractEventLoop, AsyncFuture[None]] | None":
         """Tell a waiting thread; return a task that waits, if there is one."""
         with self._changed:
             self._changed.notify_all()
@@ -169,7 +176,7 @@ class Job(Generic[Item, Result]):
 
 def wake(jobs: Iterable[Job[Any, Any]]) -> None:
     """Wake the consumers of these jobs: one call for each event loop."""
-    waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    waiting: dict[AbstractEventLoop, list[AsyncFuture[None]]] = {}
     for job in jobs:
         if (waiter := job._notify()) is not None:
             waiting.setdefault(waiter[0], []).append(waiter[1])
@@ -178,7 +185,7 @@ def wake(jobs: Iterable[Job[Any, Any]]) -> None:
             loop.call_soon_threadsafe(_resolve, futures)
 
 
-def _resolve(futures: list["asyncio.Future[None]"]) -> None:
+def _resolve(futures: "list[AsyncFuture[None]]") -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)

@@ -108,7 +108,8 @@ class FileRows:
 
     def kinds(self) -> set[Encoding]:
         """Return the encodings that there are."""
-        return set(map(Encoding, np.unique(self.encodings).tolist()))
+        # `np.unique` imports masked arrays.
+        return set(map(Encoding, np.flatnonzero(np.bincount(self.encodings)).tolist()))
 
 
 def joined_rows(parts: Sequence[FileRows]) -> FileRows:

@@ -204,7 +204,7 @@ def _likeliest(logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -
 class _Draws:
     """Draws tokens; a row's draws do not depend on when other rows end."""
 
-    def __init__(self, temperature: float, rng: np.random.Generator, count: int) -> None:
+    def __init__(self, temperature: float, rng: "np.random.Generator", count: int) -> None:
         self._temperature = temperature
         self._rng = rng
         self._count = count
