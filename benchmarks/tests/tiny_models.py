@@ -58,5 +58,4 @@ def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> Checkpoint:
             "text.json": json.dumps(about).encode(),
         },
         source="a test",
-        content_hash="0",
     )

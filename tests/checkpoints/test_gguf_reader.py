@@ -345,7 +345,6 @@ def test_the_packaged_model_is_read_as_the_gguf_library_reads_it():
     assert (checkpoint.dimensions.layers, checkpoint.dimensions.width) == (30, 576)
     assert checkpoint.dimensions.rotary == Rotary(base=100_000.0)
     assert checkpoint.dimensions.tied
-    assert checkpoint.content_hash == fingerprint(path)
 
 
 def llama3_divisors(factor, trained=8192, low=1.0, high=4.0, base=10_000.0):

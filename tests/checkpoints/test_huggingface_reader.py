@@ -170,8 +170,7 @@ def test_the_fingerprint_follows_every_file_that_matters_and_no_other(folder):
     assert len(seen) == 5
 
 
-def test_the_fingerprint_is_the_content_hash_and_needs_no_valid_weights(folder):
-    assert open_checkpoint(folder).content_hash == fingerprint(folder)
+def test_the_fingerprint_needs_no_valid_weights(folder):
     (folder / "model.safetensors").write_bytes(b"no weights")
     assert len(fingerprint(folder)) == 64
 

@@ -339,7 +339,6 @@ def test_the_fingerprint_follows_every_file_that_matters(t5):
         (t5 / name).write_bytes((t5 / name).read_bytes() + b"\n")
         seen.add(fingerprint(t5))
     assert len(seen) == 6
-    assert open_checkpoint(t5).content_hash == fingerprint(t5)
 
 
 def test_half_precision_stays(tmp_path):

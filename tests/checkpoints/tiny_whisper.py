@@ -86,7 +86,6 @@ def random_checkpoint(languages=()) -> Checkpoint:
         text={"tokenizer.json": json.dumps(tokenizer).encode()},
         generation=generation | ({"language_tokens": list(languages)} if languages else {}),
         source="a test",
-        content_hash="0",
     )
 
 

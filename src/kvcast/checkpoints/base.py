@@ -121,7 +121,6 @@ class Checkpoint:
         tensors: canonical name to float16 or float32 array, as the family lists them.
         text: name to content of the tokenizer's files, which bundles contain unchanged.
         source: the reader's format.
-        content_hash: SHA-256 of the files.
         generation: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
             ids) and `alignment_heads` (list of [layer, head]) that the files specify.
 
@@ -131,7 +130,6 @@ class Checkpoint:
     tensors: LazyTensors
     text: Mapping[str, bytes]
     source: str
-    content_hash: str
     generation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -142,12 +140,15 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointReader:
-    """One format. `files` lists everything that `read` depends on, so their hash identifies it."""
+    """One format. `files` lists everything that `read` depends on, so their hash identifies it.
+
+    It raises InputMissingError where one is missing.
+    """
 
     name: str
     detect: Callable[[Path], bool]
     files: Callable[[Path], Sequence[Path]]
-    read: Callable[[Path, str], Checkpoint]
+    read: Callable[[Path], Checkpoint]
 
 
 def require_file(path: Path, advice: str) -> Path:

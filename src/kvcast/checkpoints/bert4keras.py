@@ -267,7 +267,7 @@ def _text(vocabulary: Path, end_token: int, words: bool) -> dict[str, bytes]:
     return {"vocab.txt": vocabulary.read_bytes(), "text.json": json.dumps(about).encode()}
 
 
-def _read(folder: Path, content_hash: str) -> Checkpoint:
+def _read(folder: Path) -> Checkpoint:
     path, index, vocabulary = _config(folder), _index(folder), _vocabulary(folder)
     config = Fields(values=read_json_object(path), label=str(path))
     for name in _OTHERS:
@@ -284,7 +284,6 @@ def _read(folder: Path, content_hash: str) -> Checkpoint:
             # Its tokenizer looks words of jieba's up first (the release's finetune.py).
             text=_text(vocabulary, ids[END], words=True),
             source=source,
-            content_hash=content_hash,
         )
     if _WORDS not in tensors:
         raise KvcastError(f"{index} has neither {_WORDS} nor {_SHARED}: it is not a BERT or a T5")
@@ -294,7 +293,6 @@ def _read(folder: Path, content_hash: str) -> Checkpoint:
         tensors=_unilm_tensors(unilm, tensors, str(index)),
         text=_text(vocabulary, ids[END], words=False),
         source=source,
-        content_hash=content_hash,
     )
 
 

@@ -277,7 +277,7 @@ def _dimensions(variables: Mapping[str, Variable], named: object, label: str) ->
     )
 
 
-def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> Checkpoint:
+def _read_whisper(folder: Path, model: ModelFile) -> Checkpoint:
     label = str(folder / "model.bin")
     config = folder / "config.json"
     fields = read_json_object(config) if config.is_file() else {}
@@ -295,16 +295,13 @@ def _read_whisper(folder: Path, model: ModelFile, content_hash: str) -> Checkpoi
         text={"tokenizer.json": tokenizer_json(folder)},
         generation=generation,
         source=f"CTranslate2 folder {folder}",
-        content_hash=content_hash,
     )
 
 
-_FAMILIES: Mapping[str, Callable[[Path, ModelFile, str], Checkpoint]] = {
-    "WhisperSpec": _read_whisper
-}
+_FAMILIES: Mapping[str, Callable[[Path, ModelFile], Checkpoint]] = {"WhisperSpec": _read_whisper}
 
 
-def _read(folder: Path, content_hash: str) -> Checkpoint:
+def _read(folder: Path) -> Checkpoint:
     model = parse_model_file(folder / "model.bin")
     family = _FAMILIES.get(model.specification)
     if family is None:
@@ -312,7 +309,7 @@ def _read(folder: Path, content_hash: str) -> Checkpoint:
             f"{folder / 'model.bin'} holds a {model.specification}, which is not supported "
             f"(supported: {', '.join(_FAMILIES)})"
         )
-    return family(folder, model, content_hash)
+    return family(folder, model)
 
 
 def _files(folder: Path) -> list[Path]:

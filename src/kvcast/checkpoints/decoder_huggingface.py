@@ -204,7 +204,6 @@ def read_decoder(
     folder: Path,
     config: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
-    content_hash: str,
 ) -> Checkpoint:
     """Return the checkpoint for a configuration with a model_type of this family.
 
@@ -227,7 +226,6 @@ def read_decoder(
         tensors=fill_decoder(dimensions, kind.names, stored, str(folder)),
         text=_text(folder, config),
         source=f"Hugging Face folder {folder}",
-        content_hash=content_hash,
     )
 
 

@@ -153,7 +153,7 @@ ARCHITECTURES: Mapping[str, _Architecture] = {
 }
 
 
-def _read(source: Path, content_hash: str) -> Checkpoint:
+def _read(source: Path) -> Checkpoint:
     paths = _parts(source)
     path, file = paths[0], read_parts(paths)
     dimensions, tensors = read_model(file, str(path))
@@ -166,7 +166,6 @@ def _read(source: Path, content_hash: str) -> Checkpoint:
         tensors=tensors,
         text=text,
         source=f"GGUF file {path}",
-        content_hash=content_hash,
     )
 
 

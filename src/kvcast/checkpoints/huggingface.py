@@ -76,14 +76,14 @@ def _family(path: Path, model_type: object) -> HuggingFaceFamily:
     return family
 
 
-def _read(folder: Path, content_hash: str) -> Checkpoint:
+def _read(folder: Path) -> Checkpoint:
     path = folder / "config.json"
     config = read_json_object(path)
     family = _family(path, config.get("model_type"))
     for name, advice in family.required.items():
         require_file(folder / name, advice)
     stored = read_weights(_weight_files(folder), ignored=family.ignored)
-    return family.read(folder, config, stored, content_hash)
+    return family.read(folder, config, stored)
 
 
 def _files(folder: Path) -> list[Path]:

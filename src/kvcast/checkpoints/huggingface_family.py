@@ -18,7 +18,7 @@ class HuggingFaceFamily:
     Attributes:
         model_types: values of config.json's `model_type`.
         dimensions: reads a configuration alone; takes it and a name for it in messages.
-        read: takes the folder, its configuration, its tensors by name and the files' hash.
+        read: takes the folder, its configuration and its tensors by name.
         required: names of further files, each with advice for a folder without it.
         ignored: last part of the names of tensors that hold no weights.
 
@@ -26,6 +26,6 @@ class HuggingFaceFamily:
 
     model_types: Sequence[str]
     dimensions: Callable[[Mapping[str, Any], str], Any]
-    read: Callable[[Path, Mapping[str, Any], Mapping[str, StoredTensor], str], Checkpoint]
+    read: Callable[[Path, Mapping[str, Any], Mapping[str, StoredTensor]], Checkpoint]
     required: Mapping[str, str] = field(default_factory=dict)
     ignored: str | None = None

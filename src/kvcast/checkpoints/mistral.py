@@ -163,7 +163,7 @@ def read_dimensions(params_path: Path) -> DecoderDimensions:
     return _dimensions(Fields(values=read_json_object(params_path), label=str(params_path)))
 
 
-def _read(folder: Path, content_hash: str) -> Checkpoint:
+def _read(folder: Path) -> Checkpoint:
     dimensions = read_dimensions(folder / "params.json")
     tokenizer = _tokenizer(folder)
     # These tokenizers know which tokens end a generation.
@@ -173,7 +173,6 @@ def _read(folder: Path, content_hash: str) -> Checkpoint:
         tensors=_tensors(folder, dimensions),
         text={tokenizer.name: tokenizer.read_bytes(), "text.json": json.dumps(about).encode()},
         source=f"Mistral folder {folder}",
-        content_hash=content_hash,
     )
 
 

@@ -79,7 +79,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises KvcastError with one line if there is no supported, complete checkpoint.
     """
     with _os_errors_as_ours():
-        return _reader_of(path).read(path, fingerprint(path))
+        reader = _reader_of(path)
+        reader.files(path)  # raises where one is missing
+        return reader.read(path)
 
 
 def read_dimensions(path: Path) -> Any:

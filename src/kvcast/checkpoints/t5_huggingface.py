@@ -116,7 +116,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 
 
 def read_t5(
-    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
     """Read a model with a model_type of this family.
 
@@ -139,7 +139,6 @@ def read_t5(
         ),
         text=_text(folder, config),
         source=f"Hugging Face folder {folder}",
-        content_hash=content_hash,
     )
 
 

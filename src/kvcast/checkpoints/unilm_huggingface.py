@@ -84,7 +84,7 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 
 def read_unilm(
-    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
     """Read a model with a model_type of this family.
 
@@ -108,7 +108,6 @@ def read_unilm(
         ),
         text=read_wordpiece(folder, _SEGMENTED[dimensions.architecture]),
         source=f"Hugging Face folder {folder}",
-        content_hash=content_hash,
     )
 
 

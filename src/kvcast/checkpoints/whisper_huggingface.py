@@ -95,7 +95,7 @@ def _dimensions(config: Mapping[str, Any], label: str) -> WhisperDimensions:
 
 
 def read_whisper(
-    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor], content_hash: str
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
     """Read a model whose model_type is "whisper".
 
@@ -123,7 +123,6 @@ def read_whisper(
         text={"tokenizer.json": tokenizer_json(folder)},
         generation=generation,
         source=f"Hugging Face folder {folder}",
-        content_hash=content_hash,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
-from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, special_tokens
@@ -88,6 +88,7 @@ def export_folder(
     """
     target = TARGETS[runtime]
     on_phase("reading")
+    digest = fingerprint(source)
     checkpoint = open_checkpoint(source)
     if precision.calibrated:
         _check_calibration(checkpoint.family, checkpoint.dimensions)
@@ -121,7 +122,7 @@ def export_folder(
             dimensions=asdict(checkpoint.dimensions),
             cache=layers,
             graphs=graphs,
-            source={"name": _public_name(name), "sha256": checkpoint.content_hash},
+            source={"name": _public_name(name), "sha256": digest},
             calibration=calibration,
             tools={name: version(name) for name in ("kvcast", "torch", *target.tools)},
         )

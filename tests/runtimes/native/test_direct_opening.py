@@ -30,7 +30,6 @@ def checkpoint_of(dimensions: Any) -> Checkpoint:
         tensors=lazy_tensors(random_tensors(dimensions)),
         text={},
         source="a checkpoint",
-        content_hash="",
     )
 
 

@@ -63,7 +63,7 @@ def open_checkpoint(
         dimensions=asdict(dimensions),
         cache=cache_layers(checkpoint.family, dimensions, precision),
         graphs=graphs_of(programs, ""),
-        source={"name": checkpoint.source, "sha256": checkpoint.content_hash},
+        source={"name": checkpoint.source},
         tools={},
     )
     exact = precision.quantize == "none"
