@@ -13,7 +13,7 @@ from kit.dimensions import SMALL
 from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
-from kvcast.cli.doctor import _about_library
+from kvcast.cli.doctor import _about_library, _about_model
 from kvcast.errors import LibraryMissingError
 from kvcast.loading import doctor
 from kvcast.runtimes.native.build import library_path
@@ -25,6 +25,7 @@ SCHEMA = json.loads(
 ABSENT = "raise ModuleNotFoundError('none', name='{name}')"
 ENDS = "import os; os.kill(os.getpid(), 6)"
 HANGS = "import time; time.sleep(600)"
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 BROKEN = "raise OSError('libtiny.so: cannot open\\nshared object file')"
 
 
@@ -52,7 +53,7 @@ def only(monkeypatch: pytest.MonkeyPatch):
 
     def narrow(*names: str) -> None:
         def asked(question: str, *words: str) -> tuple[Any, str]:
-            if question in ("library", "bundle") or not {*words}.isdisjoint(names):
+            if question in ("library", "bundle", "model") or not {*words}.isdisjoint(names):
                 return ask(question, *words)
             return None, "not asked"
 
@@ -135,7 +136,45 @@ def test_a_bundle_is_opened_after_its_checksums(installed, only, capsys):
     assert (code, document["bundle"]["runtime"]) == (1, read_bundle(small_bundle).runtime)
     assert "tokenizer" in document["bundle"]["problem"]
     assert main(["doctor", str(small_bundle / "onnx")]) == 1
-    assert "is not a bundle: it has no bundle.json" in " ".join(capsys.readouterr().out.split())
+    assert "holds no model that kvcast can read" in " ".join(capsys.readouterr().out.split())
+    # Its proof was made when it was exported, by the model in fp32.
+    assert examined(capsys, "--prove", str(small_bundle))[1]["model"]["problem"].endswith(
+        "is a bundle for onnx: its proof is in its bundle.json"
+    )
+
+
+@needs_compiler
+def test_a_checkpoint_is_told_and_proven_without_torch(
+    compiled, installed, only, capsys, monkeypatch
+):
+    installed()
+    only("native")
+    monkeypatch.setenv("KVCAST_CACHE", str(compiled.parents[1]))
+    code, document = examined(capsys, "--prove", "demo-t5")
+    model = document["model"]
+    assert (code, document["well"], document["bundle"], model["problem"]) == (0, True, None, "")
+    assert (model["family"], model["quantize"]) == ("t5", "int8")
+    stored = {(row["stored"], row["held"]): row for row in model["weights"]}
+    assert stored["F16", "INT8"]["stored_bytes"] > 1.8 * stored["F16", "INT8"]["held_bytes"]
+    assert sum(row["tensors"] for row in model["weights"]) == 35
+    assert model["proof"]["tokens"] == model["proof"]["tokens_equal"] == 56
+    assert main(["doctor", "demo-t5"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "model demo-t5 yes: t5, int8, opened in" in told
+    assert "23 tensors in F16, 1.9 MB -> INT8, 986.1 kB" in told
+
+
+def test_a_proof_that_fails_is_an_exit_code():
+    proof = {"tokens": 56, "tokens_equal": 55, "max_logit_error": 3.0, "logit_deviation": 1.0}
+    model = doctor.Examined(path="m", family="t5", proof=proof)
+    assert not model.well
+    assert replace(model, proof=proof | {"tokens_equal": 56}).well
+    assert "55 of 56 tokens are the plain kernels'" in " ".join(_about_model(model))
+
+
+def test_a_proof_needs_a_model(capsys):
+    assert main(["doctor", "--prove"]) == 2
+    assert "--prove needs a MODEL" in capsys.readouterr().err
 
 
 def test_a_library_that_is_not_compiled_yet_is_told_and_not_compiled(installed, tmp_path):
@@ -153,9 +192,6 @@ def test_without_a_compiler_the_library_says_what_to_install(installed, monkeypa
     library = doctor._library()
     assert "CXX=false does not run: install g++" in library.problem
     assert about(library).startswith("no: kvcast's native library is not compiled")
-
-
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 
 
 @needs_compiler

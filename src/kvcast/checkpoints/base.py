@@ -97,6 +97,10 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
         """Return some of the tensors."""
         return type(self)({name: self._parts[name] for name in names})
 
+    def parts_of(self, name: str) -> Sequence[StoredTensor]:
+        """Return the tensors of the files that an array is made of."""
+        return self._parts.get(name, ())
+
     def blocks_of(self, name: str) -> CodedMatrix | None:
         """Return a matrix's own codes; None where the file has none of them."""
         parts = self._parts.get(name, ())

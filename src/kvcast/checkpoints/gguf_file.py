@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
 from kvcast.checkpoints.gguf_blocks import read_blocks
 from kvcast.errors import InputOutputError, KvcastError
-from kvcast.spec.file_rows import Encoding, FileRows
+from kvcast.spec.file_rows import BLOCKS, Encoding, FileRows
 
 _VERSIONS = (2, 3)
 _SPLIT, _SPLIT_NUMBER, _SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
@@ -42,15 +42,6 @@ _NUMBERS: Mapping[int, str] = {
 _SMALLEST_VALUE = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-# Numbers and bytes of a block, from ggml's ggml-common.h.
-_BLOCKS: Mapping[Encoding, tuple[int, int]] = {
-    **{Encoding.F32: (1, 4), Encoding.F16: (1, 2), Encoding.BF16: (1, 2)},
-    **{Encoding.Q4_0: (32, 18), Encoding.Q4_1: (32, 20), Encoding.Q5_0: (32, 22)},
-    **{Encoding.Q5_1: (32, 24), Encoding.Q8_0: (32, 34), Encoding.IQ4_NL: (32, 18)},
-    **{Encoding.MXFP4: (32, 17), Encoding.Q2_K: (256, 84), Encoding.Q3_K: (256, 110)},
-    **{Encoding.Q4_K: (256, 144), Encoding.Q5_K: (256, 176), Encoding.Q6_K: (256, 210)},
-    Encoding.IQ4_XS: (256, 136),
-}
 # ggml's other types, which are not read.
 _OTHERS: Mapping[int, str] = {
     **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
@@ -304,12 +295,12 @@ def _description(cursor: _GgufCursor, path: Path) -> _Description:
     if number in _OTHERS:
         raise KvcastError(
             f"{path}: tensor {name} is {_OTHERS[number]}, not one of "
-            f"{', '.join(kind.name for kind in _BLOCKS)}: fetch another quantisation"
+            f"{', '.join(kind.name for kind in BLOCKS)}: fetch another quantisation"
         )
     if number not in list(Encoding):
         raise cursor.damaged(f"tensor {name} is of the unknown type {number}")
     kind = Encoding(number)
-    block, block_bytes = _BLOCKS[kind]
+    block, block_bytes = BLOCKS[kind]
     if 0 in shape or shape[-1] % block:
         raise cursor.damaged(f"tensor {name} cannot have shape {list(shape)}")
     return offset, math.prod(shape) // block * block_bytes, name, kind, shape

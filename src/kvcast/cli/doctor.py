@@ -1,4 +1,4 @@
-"""`kvcast doctor [BUNDLE]`: shows what works on this machine. Knows no check."""
+"""`kvcast doctor [MODEL]`: shows what works on this machine. Knows no check."""
 
 import argparse
 import json
@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 from kvcast.cli import console
 from kvcast.cli.arguments import filled
 from kvcast.cli.progress import progress
+from kvcast.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvcast.loading.doctor import Findings, NativeLibrary, Runtime
+    from kvcast.loading.doctor import Examined, Findings, NativeLibrary, Runtime
 
 JSON_FORMAT = "kvcast.doctor"
 JSON_VERSION = 1
 _WIDTH = 96
 
 EPILOG = """\
-Each runtime computes something tiny in a process of its own; nothing is changed or fetched.
-Exit codes: 0 the default runtime works (and BUNDLE opens), 1 it does not, 2 wrong usage.
+Each runtime computes something tiny in a process of its own; nothing is changed, and nothing but a
+MODEL of the hub is fetched. Exit codes: 0 the default runtime works (and MODEL opens, and what
+--prove computes agrees), 1 otherwise, 2 wrong usage.
 docs/doctor.schema.json describes the document that --json prints.
 """
 
@@ -29,7 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
-        "bundle", nargs="?", type=filled, metavar="BUNDLE", help="a bundle to open here as well"
+        "model",
+        nargs="?",
+        type=filled,
+        metavar="MODEL",
+        help="a bundle or a checkpoint to open here as well: how its files and memory hold it",
+    )
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="compare tokens and logits of MODEL, step by step on kvcast's own kernels, with those "
+        "of the plain kernels, all at once without a cache",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quiet", "-q", action="store_true", help="no progress")
@@ -39,8 +51,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the findings; returns 0 where the default runtime works."""
     from kvcast.loading.doctor import examine
 
+    if args.prove and args.model is None:
+        raise UsageError("--prove needs a MODEL")
     with progress(quiet=args.quiet).waiting("trying the runtimes"):
-        findings = examine(args.bundle)
+        findings = examine(args.model, prove=args.prove)
     if args.json:
         document = {"format": JSON_FORMAT, "version": JSON_VERSION, "well": findings.well}
         console.emit(json.dumps(document | asdict(findings), ensure_ascii=False) + "\n")
@@ -70,6 +84,9 @@ def _lines(findings: "Findings") -> Iterable[str]:
         state = f"no: {bundle.problem}" if bundle.problem else f"yes: opens on {bundle.runtime}"
         yield "\n"
         yield from _row("bundle", bundle.path, state)
+    if findings.model is not None:
+        yield "\n"
+        yield from _row("model", findings.model.path, *_about_model(findings.model))
 
 
 def _about(runtime: "Runtime") -> tuple[str, ...]:
@@ -88,6 +105,32 @@ def _about_library(library: "NativeLibrary") -> tuple[str, ...]:
     chosen, *others = library.instructions
     known = f" (it could use {', '.join(others)})" if others else ""
     return f"{library.path}, {origin}", f"uses {chosen}{known}; {library.threads} threads"
+
+
+def _about_model(model: "Examined") -> Iterable[str]:
+    if model.problem:
+        yield f"no: {model.problem}"
+        return
+    size = console.readable_size
+    yield f"yes: {model.family}, {model.quantize}, opened in {model.seconds:.1f} s"
+    for row in model.weights:
+        stored = "computed"
+        if row["tensors"]:
+            tensors = f"{row['tensors']} tensors" if row["tensors"] > 1 else "1 tensor"
+            stored = f"{tensors} in {row['stored']}, {size(row['stored_bytes'])}"
+        memory = f", {size(row['held_bytes'])}" if row["held_bytes"] else ""
+        yield f"{stored} -> {row['held']}{memory}"
+    stored, held = (
+        sum(row[key] for row in model.weights) for key in ("stored_bytes", "held_bytes")
+    )
+    yield f"weights in memory: {size(held)}" + (f", of {size(stored)} in files" if stored else "")
+    if (proof := model.proof) is not None:
+        error = proof["max_logit_error"]
+        far = "are not finite" if error is None else f"differ by up to {error:.2g}"
+        yield (
+            f"proof: {proof['tokens_equal']} of {proof['tokens']} tokens are the plain kernels', "
+            f"logits {far} (standard deviation: {proof['logit_deviation'] or 0:.2g})"
+        )
 
 
 def _listed(versions: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
-from kvcast.bundle.manifest import read_bundle
+from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading.exporting import require_export_extra
 from kvcast.machine.child import ask
@@ -24,6 +24,7 @@ from kvcast.spec.paths import cache_dir
 from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES
 
 _SECONDS = 120  # a first import from a slow disk takes a while
+_SECONDS_OF_MODEL = 3600  # the plain kernels take minutes for a large one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,37 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Examined:
+    """A model on kvcast's own kernels.
+
+    Attributes:
+        path: as it was named.
+        family: of the model; empty if it cannot be opened.
+        quantize: the precision of its matrices.
+        seconds: until it was opened.
+        weights: records of `kvcast.runtimes.native.inventory.Holding`.
+        proof: tokens and logits beside those of the plain kernels, all at once; None if nobody
+            asked.
+        problem: why it cannot be opened.
+
+    """
+
+    path: str
+    family: str = ""
+    quantize: str = ""
+    seconds: float = 0
+    weights: Sequence[Mapping[str, Any]] = ()
+    proof: Mapping[str, Any] | None = None
+    problem: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether it was opened, and its proof succeeded if there was one."""
+        agrees = self.proof is None or self.proof["tokens_equal"] == self.proof["tokens"]
+        return agrees and not self.problem
+
+
+@dataclass(frozen=True, kw_only=True)
 class Findings:
     """Everything that `examine` finds out."""
 
@@ -131,13 +163,15 @@ class Findings:
     parts: Sequence[OptionalPackage]
     cache: CacheFolder
     bundle: Opened | None
+    model: Examined | None
 
     @property
     def well(self) -> bool:
-        """Whether the runtime that is the default works, and the bundle if one was given."""
+        """Whether the runtime that is the default works, and the model if one was given."""
         defaults = [runtime for runtime in self.runtimes if runtime.name in DEFAULT_RUNTIMES]
         works = any(runtime.usable for runtime in defaults) and not self.library.stops
-        return works and not (self.bundle and self.bundle.problem)
+        opens = not (self.bundle and self.bundle.problem)
+        return works and opens and (self.model is None or self.model.well)
 
 
 # Name, modules, distributions, use, extra.
@@ -149,13 +183,15 @@ _PARTS = (
 )
 
 
-def examine(bundle: str | None = None) -> Findings:
+def examine(model: str | None = None, *, prove: bool = False) -> Findings:
     """Test everything, a few parts at a time; takes some seconds and never raises.
 
     Args:
-        bundle: a bundle's folder, to be opened as well.
+        model: a bundle's folder or a checkpoint, to be opened as well.
+        prove: whether the model is compared with the plain kernels.
 
     """
+    bundle = model if model is not None and is_bundle(Path(model)) else None
     with ThreadPoolExecutor(max(2, available_cores())) as pool:
         opened = pool.submit(_opened, bundle) if bundle is not None else None
         # In a process of its own, so a broken torch does not count against ONNX Runtime.
@@ -164,6 +200,9 @@ def examine(bundle: str | None = None) -> Findings:
         library = pool.submit(_library)
         cuda = pool.submit(_cuda)
         parts = [pool.submit(_part, *part) for part in _PARTS]
+        result = opened.result() if opened else None
+        # Afterwards, so that its seconds are those of a machine that does nothing else.
+        native = model if result is None or prove or result.runtime == "native" else None
         return Findings(
             runtimes=[
                 _with_exporters(runtime.result(), exporters.result()[1]) for runtime in runtimes
@@ -173,7 +212,8 @@ def examine(bundle: str | None = None) -> Findings:
             cuda=cuda.result(),
             parts=[part.result() for part in parts],
             cache=_cache(cache_dir()),
-            bundle=opened.result() if opened else None,
+            bundle=result,
+            model=None if native is None else _examined(native, prove=prove),
         )
 
 
@@ -250,6 +290,12 @@ def _open_and_call(bundle: str, runtime: str) -> None:
     open_and_call(bundle, runtime)
 
 
+def _examine_model(model: str, prove: str) -> dict[str, Any]:
+    from kvcast.loading.examination import examine_model
+
+    return examine_model(model, prove=bool(prove))
+
+
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "runtime": _self_test,
     "exporters": require_export_extra,
@@ -257,12 +303,14 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "cuda": _cuda_devices,
     "library": _native_library,
     "bundle": _open_and_call,
+    "model": _examine_model,
 }
 
 
 def _ask(*question: str) -> tuple[Any, str]:
     """Return a child process's answer, and its problem in one line, empty if there is none."""
-    answer = ask(f"{__name__}:answer", *question, seconds=_SECONDS)
+    seconds = _SECONDS_OF_MODEL if question[0] == "model" else _SECONDS
+    answer = ask(f"{__name__}:answer", *question, seconds=seconds)
     return answer.result, answer.problem
 
 
@@ -339,3 +387,8 @@ def _opened(path: str) -> Opened:
     # An absolute path, so a folder named demo is not mistaken for the packaged model.
     _, problem = _ask("bundle", str(Path(path).absolute()), runtime)
     return Opened(path=path, runtime=runtime, problem=problem)
+
+
+def _examined(model: str, *, prove: bool) -> Examined:
+    report, problem = _ask("model", model, "prove" if prove else "")
+    return Examined(path=model, problem=problem, **(report or {}))

@@ -5,15 +5,15 @@ once in eager fp32, so none of its results comes from a cached step. A family's 
 the inputs of both. Knows no family.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from kvcast.errors import KvcastError
-from kvcast.families.base import PROBE_STEPS, Family, Probe
+from kvcast.families.base import Family, Probe
 from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.families.table import family_with
+from kvcast.loading.probing import at_once, cache_for, stepped, steps_of
 from kvcast.runtimes.base import Float32, Int64, Runtime
 from kvcast.runtimes.eager.opening import eager_runtime
 
@@ -39,11 +39,7 @@ def prove(candidate: Runtime, programs: Any, *, exact: bool) -> dict[str, Any]:
     dimensions = programs.dimensions
     family = family_with(dimensions)
     probe = family.probe(dimensions)
-    longest = max(map(len, probe.prompts))
-    # The last token is not fed, so it needs no position.
-    steps = min(PROBE_STEPS, family.positions(dimensions) - longest + 1)
-    cache = _cache(candidate, probe, longest + steps - 1)
-    written_rs, stepped_rsv = _continued(candidate, cache, probe.prompts, steps)
+    written_rs, stepped_rsv = stepped(candidate, probe, steps_of(family, dimensions, probe))
     whole_rsv = _whole(programs, family, probe, written_rs)
     record = _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
     if ALIGNMENT_QUERIES not in family.programs(dimensions)["decode"].outputs:
@@ -59,20 +55,10 @@ def prove(candidate: Runtime, programs: Any, *, exact: bool) -> dict[str, Any]:
 
 def _whole(programs: Any, family: Family, probe: Probe, written_rs: Int64) -> Float32:
     """Return the logits [rows, steps, vocab] of the generated tokens, all at once."""
-    steps = written_rs.shape[1]
-    rows = list(zip(probe.prompts, written_rs[:, :-1], strict=True))
-    if family.interface == "prefix":  # its rows' sources have different lengths
-        return np.stack([programs.whole(prompt, written)[-steps:] for prompt, written in rows])
-    longest = max(map(len, probe.prompts))
-    capacity = longest + steps - 1
-    reference = eager_runtime(programs)
-    logits_rsv: Float32
-    logits_rsv, _ = reference.decode(
-        [np.concatenate(row) for row in rows],
-        _cache(reference, probe, capacity),
-        positions=range(longest - 1, capacity),
-    )
-    return logits_rsv
+    if family.interface != "prefix":
+        return at_once(eager_runtime(programs), family, probe, written_rs)
+    steps, rows = written_rs.shape[1], zip(probe.prompts, written_rs[:, :-1], strict=True)
+    return np.stack([programs.whole(prompt, written)[-steps:] for prompt, written in rows])
 
 
 def _alignment_error(candidate: Any, programs: Any, probe: Probe) -> float:
@@ -83,7 +69,7 @@ def _alignment_error(candidate: Any, programs: Any, probe: Probe) -> float:
             for row, tokens_s in enumerate(probe.prompts)
         ]
         for runtime in (candidate, eager_runtime(programs))
-        for cache in [_cache(runtime, probe, len(probe.prompts[0]))]
+        for cache in [cache_for(runtime, probe, len(probe.prompts[0]))]
     )
     return float(np.abs(np.stack(scores) - np.stack(expected)).max())
 
@@ -108,25 +94,3 @@ def _record(
         "tokens_equal": equal,
         "max_logit_error": error,
     }
-
-
-def _cache(runtime: Any, probe: Probe, capacity: int) -> Any:
-    """Return a cache with a row for each prompt, which reads its input if there are any."""
-    rows = range(len(probe.prompts))
-    if not probe.source:
-        return runtime.new_cache(len(rows), capacity)
-    cache = runtime.new_cache(len(rows), capacity, inputs=len(rows))
-    return runtime.reset(runtime.encode(cache, rows, *probe.source), rows, rows)
-
-
-def _continued(
-    runtime: Runtime, cache: Any, prompts: Sequence[Int64], steps: int
-) -> tuple[Int64, Float32]:
-    """Return the generated tokens [rows, steps] and their logits."""
-    new, logits, written = list(prompts), [], []
-    for _ in range(steps):
-        step, cache = runtime.decode(new, cache)
-        logits.append(step.copy())
-        written.append(step[:, -1].argmax(axis=-1))
-        new = list(written[-1][:, None])
-    return np.stack(written, axis=1), np.concatenate(logits, axis=1)

@@ -5,7 +5,7 @@ joined, without a copy. Knows no file format and no runtime.
 """
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Self
@@ -35,6 +35,16 @@ class Encoding(IntEnum):
     MXFP4 = 39
 
 
+BLOCKS: Mapping[Encoding, tuple[int, int]] = {
+    **{Encoding.F32: (1, 4), Encoding.F16: (1, 2), Encoding.BF16: (1, 2)},
+    **{Encoding.Q4_0: (32, 18), Encoding.Q4_1: (32, 20), Encoding.Q5_0: (32, 22)},
+    **{Encoding.Q5_1: (32, 24), Encoding.Q8_0: (32, 34), Encoding.IQ4_NL: (32, 18)},
+    **{Encoding.MXFP4: (32, 17), Encoding.Q2_K: (256, 84), Encoding.Q3_K: (256, 110)},
+    **{Encoding.Q4_K: (256, 144), Encoding.Q5_K: (256, 176), Encoding.Q6_K: (256, 210)},
+    Encoding.IQ4_XS: (256, 136),
+}
+"""Numbers and bytes of a block, from ggml's ggml-common.h."""
+
 FLOATS = frozenset({Encoding.F32, Encoding.F16, Encoding.BF16})
 FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K})
 """Codes of 0 .. 15 with a scale and a least value for 32 of them."""
@@ -59,6 +69,16 @@ class FileRows:
 
     def __len__(self) -> int:
         return len(self.addresses)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the rows take where they lie."""
+        counts = np.bincount(self.encodings).tolist()
+        sizes = [BLOCKS[Encoding(i)] if count else (1, 0) for i, count in enumerate(counts)]
+        return sum(
+            count * self.width // numbers * size
+            for count, (numbers, size) in zip(counts, sizes, strict=True)
+        )
 
     @classmethod
     def of(cls, raw: NDArray[np.uint8], rows: int, width: int, encoding: Encoding) -> Self:

@@ -59,9 +59,9 @@ def test_programs_and_tiles_are_the_bundles(dimensions: Any, quantize: str, tmp_
     assert opened.programs == bundle.programs
     assert own_manifest.cache == manifest.cache
     assert json.loads(json.dumps(own_manifest.dimensions)) == manifest.dimensions
-    assert opened._constants.keys() == bundle._constants.keys()
-    for constant, expected in bundle._constants.items():
-        actual = opened._constants[constant]
+    assert opened.constants.keys() == bundle.constants.keys()
+    for constant, expected in bundle.constants.items():
+        actual = opened.constants[constant]
         pairs = zip(
             numbers_of(actual, opened.machine), numbers_of(expected, bundle.machine), strict=True
         )

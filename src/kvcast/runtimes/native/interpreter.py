@@ -50,7 +50,7 @@ class Interpreter:
         """
         self.machine = machine
         self.programs = programs
-        self._constants = constants
+        self.constants = constants
         self._place_of = place_of
         self._exact = exact
         self._lock = ForkSafeLock()  # of the arena and the machine
@@ -61,7 +61,7 @@ class Interpreter:
     def angles(self) -> int | None:
         """Return for how many positions there are rotary angles; None where none are used."""
         tables = [
-            self._constants[argument]
+            self.constants[argument]
             for program in self.programs.values()
             for step in program.steps
             if step.operation == "self_attention"
@@ -73,7 +73,7 @@ class Interpreter:
     def last_product(self, name: str, output: str) -> tuple[str, Matrix]:
         """Return the input of a program's last product, by its name, and its matrix."""
         rows, matrix = self.programs[name].last_product(output).arguments
-        table: Matrix = self._constants[matrix]
+        table: Matrix = self.constants[matrix]
         return rows.name, table
 
     def call(
@@ -94,7 +94,7 @@ class Interpreter:
             if plan is None:
                 with naming(self._place_of(name)):
                     plan = planned(
-                        self.programs[name], self._constants, inputs, outputs, exact=self._exact
+                        self.programs[name], self.constants, inputs, outputs, exact=self._exact
                     )
             self._plans[key] = plan
             if len(self._plans) > _PLANS:

@@ -25,11 +25,16 @@ from kvcast.spec.runtimes import BundlePrecision
 _DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
-def open_bundle(folder: Path, manifest: Manifest, threads: int) -> Interpreter:
-    """Open a bundle's programs; KvcastError names the file that cannot be run."""
+def open_bundle(
+    folder: Path, manifest: Manifest, threads: int, instructions: str | None = None
+) -> Interpreter:
+    """Open a bundle's programs; KvcastError names the file that cannot be run.
+
+    `instructions` is a set of the library's, by default the chosen.
+    """
     paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
     programs = {name: _read(path, manifest.graphs[name]) for name, path in paths.items()}
-    machine = Machine(threads)
+    machine = Machine(threads, instructions)
     path = next(iter(paths.values())).parent / WEIGHTS
     with naming(path):
         constants = packed_constants(machine, list(programs.values()), BundleWeights(path))
@@ -38,12 +43,18 @@ def open_bundle(folder: Path, manifest: Manifest, threads: int) -> Interpreter:
 
 
 def open_checkpoint(
-    checkpoint: Checkpoint, precision: BundlePrecision, threads: int
+    checkpoint: Checkpoint,
+    precision: BundlePrecision,
+    threads: int,
+    instructions: str | None = None,
 ) -> tuple[Manifest, Interpreter]:
-    """Open a checkpoint; the manifest is the one that its bundle would have."""
+    """Open a checkpoint; the manifest is the one that its bundle would have.
+
+    `instructions` is a set of the library's, by default the chosen.
+    """
     family, dimensions = family_of(checkpoint.family), checkpoint.dimensions
     programs = family.written(dimensions)
-    machine = Machine(threads)
+    machine = Machine(threads, instructions)
     weights = CheckpointWeights(
         programs,
         checkpoint.tensors,
