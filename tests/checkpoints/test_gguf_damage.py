@@ -31,7 +31,7 @@ def outcome(path, contents):
     path.write_bytes(contents)
 
     def read():
-        checkpoint = READER.read(path, "")
+        checkpoint = READER.read(path)
         for name in checkpoint.tensors:
             assert checkpoint.tensors[name].dtype in (np.float32, np.float16)
 

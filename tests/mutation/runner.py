@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, LibraryMissingError
 from kvcast.machine.remote import Remote, RemoteError
+from kvcast.runtimes.native.build import library_path
 from kvcast_bench.worker import peak_bytes
 
 OPENED, REFUSED = "opened", "refused"
@@ -94,6 +95,7 @@ def run(
                 "TMPDIR": scratch,
                 "KVCAST_CACHE": f"{scratch}/cache",
             }
+            _share_library(Path(scratch) / "cache")
             trial = Trial(module, name, samples, seed, Path(scratch))
             with Remote(trial, environment) as remote:
                 for number in numbers:
@@ -102,6 +104,13 @@ def run(
                     numbers = numbers[1:]
                     if case.outcome in (CRASHED, HUNG, MEMORY):
                         break
+
+
+def _share_library(cache: Path) -> None:
+    """Let cases use the library that is compiled already."""
+    with contextlib.suppress(LibraryMissingError):
+        cache.mkdir()
+        (cache / "native").symlink_to(library_path().parent)
 
 
 def _case(remote: Remote, number: int, seconds: float) -> Case:

@@ -17,6 +17,8 @@ SEED = 20_260
 CASES = 30
 # Packages that were not opened before are opened in a child process, which imports torch.
 FEWER = {"pte": 2, "pte manifest": 4, "pt2": 2, "pt2 weights": 2, "pt2 manifest": 4}
+# Opened without a bundle, by the library that is compiled already; some cases are no damage.
+DIRECT = ("gguf", "model.bin", "safetensors", "config.json")
 SECONDS = 300  # for a machine that is busy: what hangs does so for ever
 
 
@@ -35,6 +37,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, times: int):
     assert [case for case in cases if not case.well] == []
     refused = [case for case in cases if case.outcome == "refused"]
     assert refused
+    assert name not in DIRECT or len(refused) < len(cases)
     assert all(case.message for case in refused)
 
 

@@ -192,10 +192,21 @@ def _write_checkpoints(*names: str) -> Callable[[Path], None]:
 
 
 def _use_checkpoint(folder: Path) -> None:
+    """Open it as kvcast's own kernels do, call it, and read what an export reads."""
     from kvcast.checkpoints.source import locate, open_checkpoint
+    from kvcast.families.table import family_of
+    from kvcast.loading.probing import stepped, steps_of
+    from kvcast.runtimes.targets import TARGETS
+    from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
     path = next(folder.glob("*.gguf"), folder)
     checkpoint = open_checkpoint(locate(str(path)))
+    precision = RUNTIMES["native"].choose_precision(PrecisionRequest())
+    runtime = TARGETS["native"].open_checkpoint(checkpoint, precision, 1)
+    family, sizes = family_of(checkpoint.family), checkpoint.dimensions
+    probe = family.probe(sizes)
+    if (steps := steps_of(family, sizes, probe)) > 0:
+        stepped(runtime, probe, min(2, steps))
     for name in checkpoint.tensors:
         np.asarray(checkpoint.tensors[name])
 
@@ -231,6 +242,7 @@ _SOURCE_TEXT = ("source-text", _write_source_tokenizers)
 _WHISPER_TEXT = ("whisper-text", _write_whisper_tokenizer)
 _CHECKPOINT = ("checkpoint", _write_checkpoints("llama", "gemma3_text"))
 _GGUF = ("gguf", _write_checkpoints("gguf"))
+_CTRANSLATE2 = ("ctranslate2", _write_checkpoints("ct2"))
 # Packages import torch.
 _PACKAGE: dict[str, Any] = {"use": _use_model, "seals": True, "room": 4 << 30}
 
@@ -247,6 +259,7 @@ FORMATS: Mapping[str, Format] = {
     "spiece, vocab": Format(*_SOURCE_TEXT, damaged_bytes, "[sv]*[elt]", _use_tokenizer),
     "whisper tokenizer": Format(*_WHISPER_TEXT, lying_json, "*.json", _use_whisper_tokenizer),
     "gguf": Format(*_GGUF, damaged_bytes, "*.gguf", _use_checkpoint),
+    "model.bin": Format(*_CTRANSLATE2, damaged_bytes, "model.bin", _use_checkpoint),
     "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
     "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
     "sound": Format("sound", _write_sound, damaged_bytes, "sound.*", _use_sound),

