@@ -269,6 +269,31 @@ def test_a_quantisation_names_a_file_of_a_hub_id(monkeypatch, tmp_path):
     assert "several GGUF files of Q8_0 (b/m-Q8_0.gguf, m-q8_0.gguf)" in line
 
 
+def test_a_download_tells_how_much_has_arrived(monkeypatch, tmp_path, capsys):
+    def snapshot_download(_repository, *, tqdm_class, **_):
+        files = tqdm_class(total=2, desc="Fetching 2 files")
+        network, written = (tqdm_class(total=0, unit="B", desc=name) for name in ("in", "out"))
+        for size in (4_000_000, 2_000_000):
+            for bar in (network, written):
+                bar.total += size
+            network.update(size)
+            written.update(size / 2)
+            files.update()
+        for bar in (files, network, written):
+            bar.refresh()
+            bar.close()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    (tmp_path / "model.bin").touch()
+    phases = []
+    assert locate("org/name", phases.append) == tmp_path
+    assert phases[0] == "downloading, 4 of 4 MB"
+    assert phases[-1] == "downloading, 6 of 6 MB"
+    assert len(phases) == 4
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_hub_out_of_reach_is_one_line(tmp_path):
     # Port 9 of this machine: nothing listens there, so no request leaves it.
     (line,) = run_locate(

@@ -6,8 +6,10 @@ Knows nothing of the files' contents.
 
 import re
 from pathlib import Path
+from typing import Any
 
 from kvcast.errors import InputMissingError, KvcastError
+from kvcast.spec.phases import OnPhase, ignore_phase
 
 # Weights that a reader can use: no second copy in float32, no pickles, no other framework's.
 _PATTERNS = [
@@ -56,10 +58,11 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
-def download(model: str) -> Path:
+def download(model: str, on_phase: OnPhase = ignore_phase) -> Path:
     """Return the folder of `org/name[@revision]`, downloaded or from huggingface_hub's cache.
 
-    With `:quantisation`, such as `:Q4_K_M`, it is the GGUF file that has it in its name.
+    With `:quantisation`, such as `:Q4_K_M`, it is the GGUF file that has it in its name. `on_phase`
+    is told how much has arrived; without it the library draws its own bars on a terminal.
 
     Raises InputMissingError if there is no such model, revision or file, or it is not in the cache
     and the hub cannot be reached; KvcastError if several files have the quantisation, access is
@@ -74,15 +77,46 @@ def download(model: str) -> Path:
     repository, revision = match["repository"], match["revision"]
     quantization = match["quantization"]
     patterns = _PATTERNS if quantization is None else _patterns_of(quantization)
+    bars = None if on_phase is ignore_phase else _telling(on_phase)
+
+    def fetched(patterns: list[str]) -> Path:
+        return Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=patterns, tqdm_class=bars
+            )
+        )
+
     try:
-        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+        folder = fetched(patterns)
         if quantization is None and (more := _missing_patterns(folder)):
-            both = [*patterns, *more]
-            folder = Path(snapshot_download(repository, revision=revision, allow_patterns=both))
+            folder = fetched([*patterns, *more])
     except Exception as error:
         # Beside its own errors, the library lets those of its HTTP client through.
         raise _one_line(error, repository, revision) from error
     return folder if quantization is None else _file_of(folder, repository, quantization)
+
+
+def _telling(on_phase: OnPhase) -> Any:
+    """Return a class of progress bars that draws nothing and tells how many bytes have arrived."""
+    from tqdm import tqdm
+
+    bars: list[Any] = []  # of bytes: one counts what the network brings, one what was written
+
+    class Told(tqdm):  # type: ignore[misc]
+        def __init__(self, *given: Any, unit: str = "it", **keywords: Any) -> None:
+            super().__init__(*given, unit=unit, **keywords | {"disable": True})
+            self._counts_bytes = unit == "B"
+            if self._counts_bytes:
+                bars.append(self)
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            total = min((bar.total for bar in bars if bar.total), default=0)
+            if self._counts_bytes and total:
+                done = min(max(bar.n for bar in bars), total)
+                on_phase(f"downloading, {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+    return Told
 
 
 def _patterns_of(quantization: str) -> list[str]:

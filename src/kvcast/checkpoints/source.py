@@ -14,6 +14,7 @@ from kvcast.checkpoints.hub import download, is_hub_id
 from kvcast.checkpoints.refused import refuse_file, refuse_folder, refuse_name
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.spec.digests import combined_sha256
+from kvcast.spec.phases import OnPhase, ignore_phase
 
 # The first reader that recognises a folder reads it, so the order matters. CTranslate2's folders
 # have a config.json; Mistral's may have one (its reader leaves folders with weights in both layouts
@@ -36,7 +37,7 @@ _PACKAGED: Mapping[str, Callable[[], Path]] = {
 }
 
 
-def locate(model: str) -> Path:
+def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
     """Return the folder or GGUF file of a packaged model, a path, or a hub id.
 
     A hub id is `org/name[@revision]`, or `org/name[@revision]:Q4_K_M` for the GGUF file of that
@@ -44,7 +45,8 @@ def locate(model: str) -> Path:
 
     Packaged models are `demo`, `demo-base`, `demo-chat`, `demo-t5` and `demo-unilm`; write `./demo`
     for a folder of that name. `org/name` is downloaded from the hub when needed. Raises KvcastError
-    with one line (InputMissingError if nothing has that name).
+    with one line (InputMissingError if nothing has that name). `on_phase` is told how much of a
+    download has arrived.
     """
     with _os_errors_as_ours():
         if model in _PACKAGED:
@@ -55,7 +57,7 @@ def locate(model: str) -> Path:
         if model and path.exists():
             refuse_file(path)
     if is_hub_id(model):
-        return download(model)
+        return download(model, on_phase)
     refuse_name(model)
     raise InputMissingError(
         f"no model {model!r}: give a folder, a GGUF file, a hub id (org/name or "

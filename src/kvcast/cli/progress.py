@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import override
 
 from kvcast.cli.console import printable
-from kvcast.spec.phases import ignore_phase
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -80,7 +79,7 @@ class Silent(Progress):
     @override
     @contextmanager
     def waiting(self, message: str) -> Iterator[Callable[[str], None]]:
-        yield ignore_phase
+        yield lambda _: None  # not `ignore_phase`, without which libraries draw bars of their own
 
     @override
     @contextmanager

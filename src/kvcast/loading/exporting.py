@@ -50,7 +50,7 @@ def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -
     build = BuildOptions(device=params.device, max_autotune=params.max_autotune)
     check_export(runtime, precision, build)
     return export_folder(
-        locate(str(model)),
+        locate(str(model), params.on_phase),
         str(model),
         Path(output),
         runtime,

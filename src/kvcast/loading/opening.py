@@ -33,6 +33,7 @@ from kvcast.runtimes.target import BuildOptions, Target
 from kvcast.runtimes.targets import TARGETS, default_runtime
 from kvcast.spec.digests import sha256_of
 from kvcast.spec.paths import cache_dir
+from kvcast.spec.phases import OnPhase
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, PrecisionRequest
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def load(model: str | Path, params: LoadParams) -> Model:
             layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model: `demo`,
             `demo-base`, `demo-chat`, `demo-t5`, `demo-unilm`.
         params: given as keywords.
-        on_phase: called with each phase of an export as it begins; see `export_bundle`.
+        on_phase: called with how much is done of a download and of packing, and with each phase of
+            an export as it begins; see `export_bundle`.
 
     Raises:
         KvcastError: the model cannot be found, read, exported or run; the message is one line.
@@ -98,7 +100,7 @@ def open_model(
     """
     runtime, request = params.runtime, params.precision
     threads = params.threads or available_cores()
-    place = _located(model)
+    place = _located(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, runtime)
     if package is not None:
@@ -130,7 +132,7 @@ def _opened_directly(
     checkpoint = open_checkpoint(folder)
     _check_task(name, checkpoint.family, task)
     if RUNTIMES[runtime].exports:
-        opened = TARGETS[runtime].open_checkpoint(checkpoint, precision, threads)
+        opened = TARGETS[runtime].open_checkpoint(checkpoint, precision, threads, params.on_phase)
     else:
         opened = _eager(checkpoint, precision, threads)
     model: Model = model_of(opened, checkpoint.dimensions, checkpoint.text)
@@ -147,7 +149,7 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
         KvcastError: the model cannot be found or read; the message is one line.
 
     """
-    place = _located(model)
+    place = _located(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, params.runtime)
     if package is None and not is_bundle(folder):
@@ -159,9 +161,9 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
         raise InputOutputError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _located(model: str | Path) -> Path:
+def _located(model: str | Path, on_phase: OnPhase) -> Path:
     """Return the file or folder of a model that a user names."""
-    return Path(model) if is_package(Path(model)) else locate(str(model))
+    return Path(model) if is_package(Path(model)) else locate(str(model), on_phase)
 
 
 def _check_task(model: str | Path, family: str, task: Task | None) -> None:

@@ -120,6 +120,10 @@ class Target(Protocol):
         return self.runtimes()[family_of(family).interface](folder, manifest, threads)
 
     def open_checkpoint(
-        self, checkpoint: Checkpoint, precision: BundlePrecision, threads: int
+        self,
+        checkpoint: Checkpoint,
+        precision: BundlePrecision,
+        threads: int,
+        on_phase: OnPhase = ignore_phase,
     ) -> Any:
         """Open a checkpoint as it is, on a runtime that needs no bundle."""

@@ -1,7 +1,9 @@
-"""The phases of an export, for progress callbacks.
+"""The phases of opening and exporting a model, for progress callbacks.
 
 A phase's text starts with reading, calibrating, exporting, quantising, compiling, proving or
 sealing; if a model has several programs, the program's name follows, as in "compiling decode".
+While a checkpoint is downloaded or packed, it says how much is done, as in "packing 3 of 47
+tensors".
 """
 
 from collections.abc import Callable

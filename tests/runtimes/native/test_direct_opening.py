@@ -55,7 +55,11 @@ def test_programs_and_tiles_are_the_bundles(dimensions: Any, quantize: str, tmp_
     manifest = read_bundle(folder)
     bundle = open_bundle(folder, manifest, 2)
     precision = BundlePrecision(quantize=quantize)
-    own_manifest, opened = open_checkpoint(checkpoint_of(dimensions), precision, 2)
+    phases: list[str] = []
+    checkpoint = checkpoint_of(dimensions)
+    own_manifest, opened = open_checkpoint(checkpoint, precision, 2, on_phase=phases.append)
+    count = len(opened.constants)
+    assert phases == [f"packing {number} of {count} tensors" for number in range(1, count + 1)]
     assert opened.programs == bundle.programs
     assert own_manifest.cache == manifest.cache
     assert json.loads(json.dumps(own_manifest.dimensions)) == manifest.dimensions

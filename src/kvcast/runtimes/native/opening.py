@@ -19,6 +19,7 @@ from kvcast.runtimes.native.library import Machine
 from kvcast.runtimes.native.planning import WEIGHTS, read_program
 from kvcast.runtimes.native.weights import BundleWeights, CheckpointWeights, packed_constants
 from kvcast.runtimes.opening import naming
+from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision
 
@@ -47,6 +48,7 @@ def open_checkpoint(
     precision: BundlePrecision,
     threads: int,
     instructions: str | None = None,
+    on_phase: OnPhase = ignore_phase,
 ) -> tuple[Manifest, Interpreter]:
     """Open a checkpoint; the manifest is the one that its bundle would have.
 
@@ -63,7 +65,7 @@ def open_checkpoint(
         family.constants(dimensions, checkpoint.tensors),
         precision.quantize,
     )
-    constants = packed_constants(machine, list(programs.values()), weights)
+    constants = packed_constants(machine, list(programs.values()), weights, on_phase)
     manifest = Manifest(
         family=checkpoint.family,
         runtime="native",

@@ -15,7 +15,7 @@ from kvcast.families.base import Interface
 from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
 from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Target
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import BundlePrecision
 
 
@@ -83,9 +83,13 @@ class NativeTarget(Target):
 
     @override
     def open_checkpoint(
-        self, checkpoint: Checkpoint, precision: BundlePrecision, threads: int
+        self,
+        checkpoint: Checkpoint,
+        precision: BundlePrecision,
+        threads: int,
+        on_phase: OnPhase = ignore_phase,
     ) -> Any:
         from kvcast.runtimes.native.opening import open_checkpoint
 
-        manifest, interpreter = open_checkpoint(checkpoint, precision, threads)
+        manifest, interpreter = open_checkpoint(checkpoint, precision, threads, on_phase=on_phase)
         return self.runtimes()[family_of(checkpoint.family).interface](manifest, interpreter)

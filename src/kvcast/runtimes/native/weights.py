@@ -20,6 +20,7 @@ from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES, packed_experts
 from kvcast.runtimes.native.quantize import Kind, kinds, roles_of
 from kvcast.spec.blocks import BLOCK
 from kvcast.spec.file_rows import FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf
+from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Constant, Program
 
 
@@ -53,7 +54,10 @@ _MAKERS: Mapping[str, Callable[[Weights, Machine, Constant], Any]] = {
 
 
 def packed_constants(
-    machine: Machine, programs: Sequence[Program], weights: Weights
+    machine: Machine,
+    programs: Sequence[Program],
+    weights: Weights,
+    on_phase: OnPhase = ignore_phase,
 ) -> dict[Constant, Any]:
     """Return what programs' operations take in place of their constants."""
     makers = {
@@ -63,12 +67,14 @@ def packed_constants(
         for name in program.matrices(operation)
     }
     constants = dict.fromkeys(c for program in programs for c in program.constants())
-    return {
-        constant: makers[constant.name](weights, machine, constant)
-        if constant.name in makers
-        else weights.array(constant.name)
-        for constant in constants
-    }
+    packed = {}
+    for number, constant in enumerate(constants, 1):
+        on_phase(f"packing {number} of {len(constants)} tensors")
+        make = makers.get(constant.name)
+        packed[constant] = (
+            weights.array(constant.name) if make is None else make(weights, machine, constant)
+        )
+    return packed
 
 
 class BundleWeights(Weights):
