@@ -1,6 +1,10 @@
 """Checkpoints that are opened as they are: the same programs and tiles as their bundles have."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,11 @@ from numpy.typing import NDArray
 
 from kit.dimensions import CROSS_BIASED_T5, DECODERS, SMALL, SMALL_T5, UNILMS
 from kit.models import lazy_tensors, random_programs, random_tensors, write
+from kit.tiny_gguf import tiny_llama
 from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.table import family_with
+from kvcast.runtimes.native.build import library_path
 from kvcast.runtimes.native.building import Experts, Matrix
 from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
 from kvcast.spec.file_rows import FileRows
@@ -87,3 +93,30 @@ def test_every_tensor_is_a_constant_or_makes_one() -> None:
         unread = tensors.keys() - read
         assert unread <= {"encoder.bias.weight", "decoder.bias.weight"}
         assert read - {None} - tensors.keys() == made
+
+
+LOADS_AND_IS_KILLED = """
+import os, signal, sys, kvcast
+
+def kill(phase):
+    if phase.startswith("packing 9 of"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+kvcast.load(sys.argv[1], runtime="native", threads=1).generate("house", max_new_tokens=1)
+kvcast.load(sys.argv[1], runtime="native", threads=1, on_phase=kill)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+def test_opening_writes_nothing_and_a_kill_leaves_nothing(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "m.gguf")
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    cache.mkdir()
+    temporary.mkdir()
+    (cache / "native").symlink_to(library_path().parent)
+    places = {"KVCAST_CACHE": str(cache), "TMPDIR": str(temporary)}
+    words = [sys.executable, "-c", LOADS_AND_IS_KILLED, model]
+    done = subprocess.run(words, check=False, env=os.environ | places)
+    assert done.returncode == -signal.SIGKILL
+    assert list(cache.iterdir()) == [cache / "native"]
+    assert list(temporary.iterdir()) == []
