@@ -107,14 +107,8 @@ def test_a_bundle_transcribes_without_torch(server_python: Path, bundle: Path) -
 
 
 def test_a_bundle_generates_without_torch(server_python: Path) -> None:
-    bundle = exported("demo-chat")
-    words = ("--model", bundle, "--max-new-tokens", "8", "--quiet")
-    plain = run(server_python, "generate", *words, "The capital of France is")
-    assert (plain.returncode, plain.stderr) == (0, "")
-    assert "Paris" in plain.stdout
-    chat = run(server_python, "generate", *words, "--chat", "What is the capital of France?")
-    assert (chat.returncode, chat.stderr) == (0, "")
-    assert "Paris" in chat.stdout
+    done = run(server_python, "generate", "--model", exported("demo-t5"), "--quiet", "3 March 2021")
+    assert (done.stdout, done.stderr) == ("2021-03-03\n", "")
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
