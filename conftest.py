@@ -27,7 +27,7 @@ os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 from kit.dimensions import CROSS_BIASED_T5, SHALLOW, SMALL, SMALL_T5
 from kit.models import Subject, opened, share, speech, text
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.models.programs.whisper import WhisperPrograms
+from kvcast.models.executor import TorchModel
 
 pytest_plugins = ["kit.costs"]
 
@@ -180,10 +180,10 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.fixture(scope="session")
-def demo_programs() -> WhisperPrograms:
+def demo_programs() -> TorchModel:
     """Whisper tiny.en with its real weights."""
     checkpoint = open_checkpoint(locate("demo"))
-    return WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    return TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
 
 @pytest.fixture(autouse=True, scope="session")

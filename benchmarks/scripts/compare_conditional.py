@@ -99,14 +99,14 @@ def compile_step(form: str, path: Path) -> None:
 def two_program_source() -> str:
     """Return the C++ of kvcast's `decode`, which bundles do not contain."""
     from kvcast.checkpoints.source import locate, open_checkpoint
-    from kvcast.models.programs.whisper import WhisperPrograms
+    from kvcast.models.executor import TorchModel
     from kvcast.runtimes.aoti import lowering as aoti
     from kvcast.runtimes.aoti.inductor import compile_program
     from kvcast.runtimes.aoti.precision import Precision
     from kvcast.runtimes.lowering.signatures import signatures_of
 
     checkpoint = open_checkpoint(locate("demo"))
-    programs = WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     signature = signatures_of(programs)["decode"]
     traced = aoti.trace_program(signature, Precision())
     files, _ = compile_program(*aoti.export_program(traced, signature, Precision(), "decode"))

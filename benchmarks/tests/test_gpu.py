@@ -43,7 +43,7 @@ def ways(subject: RandomModel) -> dict[str, GpuVariant]:
 
 
 def test_every_variant_writes_what_the_eager_programs_write(subject: RandomModel):
-    expected = written_eagerly(subject.decode, subject.begun, NEW)
+    expected = written_eagerly(subject.programs["decode"], subject.begun, NEW)
     assert len(set(expected)) > 3  # a text that says something
     by_name = ways(subject)
     # Without a graph, what one would replay.

@@ -35,7 +35,7 @@ def test_transformers_computes_the_same_from_it(tmp_path):
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
-    from kvcast.models.programs.t5 import T5Programs
+    from kvcast.models.executor import TorchModel
     from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
     write_t5(CONFIG, tmp_path / "model")
@@ -45,7 +45,7 @@ def test_transformers_computes_the_same_from_it(tmp_path):
             input_ids=torch.from_numpy(source_bt), decoder_input_ids=torch.from_numpy(target_rs)
         ).logits.numpy()
     checkpoint = open_checkpoint(tmp_path / "model")
-    runtime = EagerEncoderDecoder(T5Programs.from_tensors(TINY, checkpoint.tensors))
+    runtime = EagerEncoderDecoder(TorchModel.from_tensors(TINY, checkpoint.tensors))
     cache = runtime.new_cache(1, 8, 1)
     cache = runtime.encode(cache, [0], source_bt, np.array([4], np.int32))
     cache = runtime.reset(cache, [0], [0])

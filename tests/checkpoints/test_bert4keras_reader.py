@@ -15,8 +15,7 @@ from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensi
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.table import family_of
 from kvcast.families.unilm import UnilmDimensions
-from kvcast.models.programs.t5 import T5Programs
-from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.prefix import EagerPrefix
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.spec.rotary import Rotary
@@ -127,7 +126,7 @@ def in_transformers(release):
 @pytest.mark.parametrize("release", ["roformer-sim", "simbert"])
 def test_a_source_has_the_logits_and_the_vector_of_transformers(release):
     checkpoint, model = open_checkpoint(DATA / release), in_transformers(release)
-    programs = UnilmPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     source = np.array([2, 7, 5, 9, 6, 5, 8, 3])
     with torch.no_grad():
         theirs = model(torch.from_numpy(source)[None], output_hidden_states=True)
@@ -210,7 +209,7 @@ def test_t5_pegasus_has_the_logits_of_bert4keras(tmp_path, cross_bias):
     fields = {} if cross_bias else {"cross_position_bias": False}
     checkpoint = open_checkpoint(configured("t5-pegasus", tmp_path, **fields))
     assert checkpoint.dimensions.cross_bias == cross_bias
-    programs = T5Programs.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     runtime = EagerEncoderDecoder(programs)
     rng = np.random.default_rng(5)
     source, target = rng.integers(4, 9, 40), np.array([2, *rng.integers(4, 9, 24)])

@@ -18,8 +18,6 @@ ROOT = Path(kvcast.__file__).parent
 OWN = {
     "whisper": (
         "families.whisper",
-        "models.whisper",
-        "models.programs.whisper",
         "inspect.work.whisper",
         "whisper.model",
         "whisper.tokenizer",
@@ -28,21 +26,15 @@ OWN = {
     ),
     "decoder": (
         "families.decoder",
-        "models.decoder",
-        "models.programs.decoder",
         "inspect.work.decoder",
         "text.model",
         "checkpoints.decoder_huggingface",
         "checkpoints.tables",
         "checkpoints.gguf",
         "checkpoints.mistral",
-        "runtimes.lowering.calibrated_blocks",
-        "runtimes.lowering.smoothing",
     ),
     "t5": (
         "families.t5",
-        "models.t5",
-        "models.programs.t5",
         "inspect.work.t5",
         "inspect.tables",
         "text.t5",
@@ -50,8 +42,6 @@ OWN = {
     ),
     "unilm": (
         "families.unilm",
-        "models.unilm",
-        "models.programs.unilm",
         "inspect.work.unilm",
         "text.unilm",
         "checkpoints.unilm_huggingface",
@@ -62,7 +52,6 @@ SHARED = (
     "checkpoints.bert4keras",
     "checkpoints.ctranslate2",
 )
-PACKAGES = ("families", "models", "models.programs")
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -75,9 +64,9 @@ def is_one_of(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def test_only_a_familys_own_modules_import_its_dimensions_and_its_model():
+def test_only_a_familys_own_modules_import_its_dimensions():
     assert OWN.keys() == FAMILIES.keys()
-    homes = {f"kvcast.{package}.{name}": name for name in OWN for package in PACKAGES}
+    homes = {f"kvcast.families.{name}": name for name in OWN}
     strangers = {
         (module, homes[node.module])
         for module, tree in modules()
@@ -114,12 +103,7 @@ def test_each_list_of_own_modules_is_of_modules_that_exist():
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_record_names_classes_that_exist(family):
-    for entry_point in (
-        family.program_class,
-        family.model_class,
-        family.work_class,
-        family.tokenizer,
-    ):
+    for entry_point in (family.model_class, family.work_class, family.tokenizer):
         assert callable(imported(entry_point))
 
 

@@ -33,12 +33,12 @@ TIMED = {
 @torch.no_grad()
 def greedy(decode, device: str, tokens_rs, shapes, given=()) -> list[int]:
     """Prefill and steps with kvcast's operators, on a device."""
-    caches = [(torch.zeros(s, device=device), torch.zeros(s, device=device)) for s in shapes]
+    caches = [torch.zeros(s, device=device) for s in shapes for _ in range(2)]
     lengths = torch.zeros(1, dtype=torch.int32, device=device)
     tokens_rs, written = tokens_rs.to(device), []
     for _ in range(NEW):
         last = torch.tensor([tokens_rs.shape[1] - 1], device=device)
-        logits, *_ = decode(tokens_rs, lengths, last, caches, *given)
+        logits, *_ = decode(tokens_rs, lengths, last, *caches, *given)
         lengths = lengths + tokens_rs.shape[1]
         tokens_rs = logits[:, -1].argmax(-1)[:, None]
         written.append(int(tokens_rs))
@@ -50,17 +50,17 @@ def test_a_whisper_on_cuda_writes_what_it_writes_on_the_cpu():
     written = []
     for device in ("cpu", "cuda"):
         programs = random_programs(SMALL)
-        encode, decode = programs.encode.to(device), programs.decode.to(device)
+        encode, decode = programs["encode"].to(device), programs["decode"].to(device)
         cross = encode(torch.from_numpy(speech(1, 0)[0]).to(device))
         shapes = [(1, 4, 32, 16)] * SMALL.decoder_layers
-        written.append(greedy(decode, device, torch.tensor([[1, 2, 3]]), shapes, (cross,)))
+        written.append(greedy(decode, device, torch.tensor([[1, 2, 3]]), shapes, cross))
     assert written[0] == written[1]
 
 
 def test_a_decoder_on_cuda_writes_what_it_writes_on_the_cpu():
     written = []
     for device in ("cpu", "cuda"):
-        decode = random_programs(MISTRAL).decode.to(device)
+        decode = random_programs(MISTRAL)["decode"].to(device)
         shapes = [(1, 2, 7, 16)] * MISTRAL.layers
         written.append(greedy(decode, device, torch.tensor([[1, 2, 3]]), shapes))
     assert written[0] == written[1]

@@ -29,12 +29,12 @@ from kvcast.checkpoints.source import locate
 from kvcast.families.table import family_with
 from kvcast.loading.opening import export_once
 from kvcast.loading.params import LoadParams
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.aoti.greedy_step import GreedyState
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
 from kvcast.runtimes.onnx import lower
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.entry_points import imported
 from kvcast.spec.runtimes import BundlePrecision
 
 
@@ -55,10 +55,9 @@ def random_tensors(dimensions: Any, seed: int = 0) -> dict[str, NDArray[np.float
     return {name: 5 * part if ".bias." in name else part for name, part in tensors.items()}
 
 
-def random_programs(dimensions: Any, seed: int = 0) -> Any:
+def random_programs(dimensions: Any, seed: int = 0) -> TorchModel:
     """Return the programs of a model with random weights."""
-    programs = imported(family_with(dimensions).program_class)
-    return programs.from_tensors(dimensions, random_tensors(dimensions, seed))
+    return TorchModel.from_tensors(dimensions, random_tensors(dimensions, seed))
 
 
 @dataclass(frozen=True)
@@ -139,13 +138,10 @@ def lazy_tensors(arrays: Mapping[str, NDArray[np.float32]]) -> LazyTensors:
     return LazyTensors({name: [stored(array)] for name, array in arrays.items()})
 
 
-def tensors_of(programs: Any) -> dict[str, NDArray[Any]]:
-    """Return the weights of PyTorch's modules by their canonical names."""
-    whole = getattr(programs, "encode", programs.decode)
-    return {
-        name.removeprefix("rows.").removeprefix("model."): tensor.detach().numpy()
-        for name, tensor in whole.state_dict().items()
-    }
+def tensors_of(programs: TorchModel) -> dict[str, NDArray[Any]]:
+    """Return the weights of programs by their canonical names."""
+    names = family_with(programs.dimensions).tensor_shapes(programs.dimensions)
+    return {name: programs.weights[name].numpy() for name in names}
 
 
 def write(
@@ -280,7 +276,7 @@ def written_eagerly(decode: nn.Module, begun: GreedyState, new: int) -> list[int
     tokens = []
     for _ in range(new):
         offsets = torch.zeros(1, dtype=torch.int64)
-        logits, *_ = decode(text.token_rs, text.lengths, offsets, text.caches, *text.given)
+        logits, *_ = decode(text.token_rs, text.lengths, offsets, *text.caches, *text.given)
         text.token_rs.copy_(logits[:, -1].argmax(-1)[:, None])
         text.lengths.add_(1)
         tokens.append(int(text.token_rs))

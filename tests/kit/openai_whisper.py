@@ -19,9 +19,10 @@ from whisper.model import ModelDimensions, disable_sdpa
 from whisper.tokenizer import Tokenizer, get_tokenizer
 
 import whisper
+from kit.models import tensors_of
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.whisper import WhisperDimensions
-from kvcast.models.programs.whisper import WhisperPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
@@ -189,7 +190,7 @@ def _renamed(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def openai_attention(
-    programs: WhisperPrograms, features_mt: Float32, tokens_s: Int64
+    programs: TorchModel, features_mt: Float32, tokens_s: Int64
 ) -> tuple[Float32, Float32]:
     """Scores [heads, s, t] of the alignment heads, and logits [s, vocab].
 
@@ -217,13 +218,8 @@ def centred(scores_hst: Float32) -> Float32:
     return scores_hst - scores_hst.mean(axis=-1, keepdims=True)
 
 
-def _without_key_biases(programs: WhisperPrograms) -> dict[str, NDArray[Any]]:
-    modules = {"encoder": programs.encode.encoder, "decoder": programs.decode.decoder}
-    tensors = {
-        f"{side}.{name}": tensor.numpy().copy()
-        for side, module in modules.items()
-        for name, tensor in module.state_dict().items()
-    }
+def _without_key_biases(programs: TorchModel) -> dict[str, NDArray[Any]]:
+    tensors = {name: tensor.copy() for name, tensor in tensors_of(programs).items()}
     width = programs.dimensions.d_model
     for name, tensor in tensors.items():
         if name.endswith("attention.qkv.bias"):

@@ -17,7 +17,7 @@ from kvcast.checkpoints.source import open_checkpoint
 from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.loading.exporting import _check_calibration
-from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.runtimes.lowering import calibrated_blocks
 from kvcast.runtimes.lowering.calibrated_blocks import calibrate
@@ -41,8 +41,8 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrated_blocks, "_TOKENS", 256)
 
 
-def programs_of(checkpoint: Checkpoint) -> DecoderPrograms:
-    return DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+def programs_of(checkpoint: Checkpoint) -> TorchModel:
+    return TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
 
 def codes_of(model: Path) -> BlocksOf:

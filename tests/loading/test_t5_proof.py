@@ -31,14 +31,14 @@ def test_a_bundle_gives_what_its_model_gives_within_its_positions(dimensions, po
 
 def test_a_model_whose_weights_are_no_numbers_is_refused():
     programs = random_programs(SMALL_T5)
-    programs.decode.model.decoder.norm.weight[0] = np.nan
+    programs.weights["decoder.norm.weight"][0] = np.nan
     with pytest.raises(KvcastError, match="the model's logits are not all finite"):
         prove(EagerEncoderDecoder(programs), programs, exact=False)
 
 
 def test_a_candidate_that_gives_no_numbers_is_refused_whatever_it_promises():
     candidate = random_programs(SMALL_T5)
-    candidate.decode.model.decoder.norm.weight[0] = np.nan
+    candidate.weights["decoder.norm.weight"][0] = np.nan
     with pytest.raises(KvcastError, match="logits off by up to nan"):
         prove(EagerEncoderDecoder(candidate), random_programs(SMALL_T5), exact=False)
 

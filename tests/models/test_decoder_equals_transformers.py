@@ -10,7 +10,7 @@ import transformers
 
 from kit.models import open_folder, write
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 
 WINDOW, VOCAB, LENGTH = 7, 131, 45
@@ -92,7 +92,7 @@ def pair(request, tmp_path_factory):
     oracle.save_pretrained(folder / "checkpoint")
     (folder / "checkpoint" / "tokenizer.json").write_text("{}")
     checkpoint = open_checkpoint(folder / "checkpoint")
-    programs = DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     if runtime == "eager":
         return oracle, EagerDecoderOnly(programs)
     write(programs, folder / "bundle")

@@ -6,7 +6,7 @@ import torch
 
 from kit.in_transformers import SETTINGS, random_t5, t5_tensors
 from kit.models import encoded
-from kvcast.models.programs.t5 import T5Programs
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
 SOURCE_LENGTHS = (9, 4, 1, 12)
@@ -22,7 +22,7 @@ def both(name, **settings):
     model = random_t5(name, **settings)
     model.set_attn_implementation("eager")
     dimensions, tensors = t5_tensors(model)
-    return model, EagerEncoderDecoder(T5Programs.from_tensors(dimensions, tensors))
+    return model, EagerEncoderDecoder(TorchModel.from_tensors(dimensions, tensors))
 
 
 def random_tokens(model, *shape, seed=1):

@@ -12,7 +12,7 @@ import pytest
 
 from kit.dimensions import ROFORMER, SIMBERT, SMALL_ROFORMER
 from kit.in_transformers import halves
-from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.models.executor import TorchModel
 
 ERF = np.vectorize(math.erf)
 ACTIVATIONS = {
@@ -145,7 +145,7 @@ def test_the_uncached_unilm(dimensions, source_length, target_length):
     unpooled = {**vars(dimensions), "pooled": False}
     dimensions = type(dimensions)(**unpooled)
     weights = random_weights(dimensions)
-    programs = UnilmPrograms.from_tensors(dimensions, canonical(dimensions, weights))
+    programs = TorchModel.from_tensors(dimensions, canonical(dimensions, weights))
     tokens = np.random.default_rng(8).integers(
         0, dimensions.vocab_size, source_length + target_length
     )

@@ -9,7 +9,7 @@ import pytest
 
 from kit.in_transformers import VOCAB, dimensions_of, oracle_run, tensors_of, transformers_model
 from kit.models import open_folder, write
-from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.prefix import EagerPrefix
 
 KINDS = {
@@ -29,7 +29,7 @@ def models(request):
     """The oracle, and the programs with its weights."""
     kind, settings = KINDS[request.param]
     oracle = transformers_model(kind, **settings)
-    return oracle, UnilmPrograms.from_tensors(dimensions_of(oracle), tensors_of(oracle))
+    return oracle, TorchModel.from_tensors(dimensions_of(oracle), tensors_of(oracle))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from kit.models import whole
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.models.programs.whisper import WhisperPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
 TINY = {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6}
@@ -61,7 +61,7 @@ def test_logits_equal_transformers(shape: dict[str, int], tmp_path: Path) -> Non
     oracle = _save_random_model(tmp_path, shape)
     checkpoint = open_checkpoint(tmp_path)
     runtime = EagerEncoderDecoder(
-        WhisperPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+        TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     )
     generator = np.random.default_rng(1)
     features = generator.normal(size=(2, checkpoint.dimensions.n_mels, 3000)).astype(np.float32)

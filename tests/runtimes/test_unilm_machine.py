@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kit.dimensions import ROFORMER
 from kit.models import opened, random_programs
-from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import Runtime
 from runtimes.examples import EXAMPLES
 
@@ -26,7 +26,7 @@ class UnilmMachine(RuleBasedStateMachine):
     """`sources[row]` and `targets[row]` are what each row should have seen."""
 
     runtime: Runtime
-    programs: UnilmPrograms
+    programs: TorchModel
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ import torch
 from kit.in_transformers import random_t5, t5_tensors
 from kit.models import open_folder, write
 from kit.small_tokenizers import Numbers, random_sources
-from kvcast.models.programs.t5 import T5Programs
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.text.t5 import T5Model
 
@@ -33,7 +33,7 @@ def theirs_model() -> Any:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, T5Model]:
     dimensions, tensors = t5_tensors(theirs_model())
-    programs = T5Programs.from_tensors(dimensions, tensors)
+    programs = TorchModel.from_tensors(dimensions, tensors)
     folder = tmp_path_factory.mktemp("bundles") / "t5"
     write(programs, folder)
     runtimes = {

@@ -5,7 +5,6 @@ depend on the values of weights and caches, so nothing is downloaded, encoded or
 know how a step is compiled: the caller passes that in.
 """
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,18 +21,13 @@ from typing_extensions import override
 
 from kvcast.conditional.cross_attention import CachedCrossAttention
 from kvcast.errors import KvcastError
-from kvcast.families.decoder import DecoderDimensions
-from kvcast.families.table import family_of
-from kvcast.families.whisper import WhisperDimensions
+from kvcast.families.blocks import cross_caches
+from kvcast.families.caches import CacheLayers
+from kvcast.families.table import family_with
 from kvcast.inspect.work import work_of
 from kvcast.inspect.work.floor import best_of
 from kvcast.machine.remote import Local
-from kvcast.models.decoder import DecoderModel
-from kvcast.models.nn.attention import CrossAttention
-from kvcast.models.programs.decoder import AttentionConstants
-from kvcast.models.programs.decoder import Decode as DecodeText
-from kvcast.models.programs.whisper import WhisperDecode as DecodeSpeech
-from kvcast.models.whisper import Whisper
+from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.runtimes.aoti.greedy_step import (
     GreedyState,
     StepFunction,
@@ -42,10 +36,12 @@ from kvcast.runtimes.aoti.greedy_step import (
     slots_for,
 )
 from kvcast.runtimes.aoti.precision import Precision
+from kvcast.spec.program import Node
+from kvcast.spec.writer import ProgramWriter
 from kvcast_bench.backend import Backend, Tokens
 from kvcast_bench.device import COPIED, device_facts, memory_rates, seconds_of
 from kvcast_bench.probes import STEP
-from kvcast_bench.recompute.programs import DecodeFromStates
+from kvcast_bench.recompute.programs import STATES, DecodeFromStates
 from kvcast_bench.report import Benchmark, Floors, measure
 from kvcast_bench.runner import Runner
 from kvcast_bench.turns import Trial
@@ -70,7 +66,7 @@ class RandomModel(NamedTuple):
     """A model and the beginning of a text."""
 
     timed: TimedModel
-    decode: Any  # takes tokens, lengths, offsets, caches and what is given
+    programs: TorchModel
     source: Tensor | None  # stands for the encoder's output [1, t, width] behind cross caches
     begun: GreedyState
 
@@ -78,32 +74,36 @@ class RandomModel(NamedTuple):
 @torch.no_grad()
 def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomModel:
     """Return a model on a device, whose caches hold `timed.prompt` positions."""
-    family, make = _DECODE[type(timed.dimensions)]
+    dimensions, family = timed.dimensions, family_with(timed.dimensions)
     generator = torch.Generator(device).manual_seed(_SEED)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
-    with torch.device("meta"):
-        decode = make(timed.dimensions)
-    weights = {}
-    for name, weight in decode.named_parameters():
+    weights: dict[str, Tensor] = {}
+    for name, shape in family.tensor_shapes(dimensions).items():
+        if name.startswith("encoder."):
+            continue
         # Every part of the model moves the logits.
         mean = 1 if name.endswith("norm.weight") else 0
-        spread = 2 / weight.shape[-1] ** 0.5 if weight.ndim > 1 else 0.2
-        weights[name] = normal(*weight.shape).mul_(spread).add_(mean)
-    decode.load_state_dict(weights, assign=True)
-    # Rotary tables get the weights' dtype, too.
-    decode = decode.to(device, dtype).requires_grad_(requires_grad=False).eval()
-    caches, source, given = [], None, tuple[Any, ...]()
-    for part in family_of(family).caches(timed.dimensions):
+        spread = 2 / shape[-1] ** 0.5 if len(shape) > 1 else 0.2
+        tensor = normal(*shape).mul_(spread).add_(mean)
+        weights[name] = nn.Parameter(tensor, requires_grad=False)
+    for name, array in family.constants(dimensions, {}).items():
+        # Rotary tables get the weights' dtype, too.
+        tensor = torch.from_numpy(array).to(device)
+        weights[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    signature = family.programs(dimensions)["decode"]
+    decode = TorchProgram(family.written(dimensions)["decode"], signature.outputs, weights)
+    caches, source, given = [], None, list[Tensor]()
+    for part in family.caches(dimensions):
         if part.kind == "cross":
             source = normal(1, part.capacity, part.heads * part.head_dim)
-            given = (decode.decoder.project_cross(source),)
+            given = _projections(part, weights)(source)
         else:
             shape = (1, part.heads, part.capacity, part.head_dim)
-            caches += [(normal(*shape), normal(*shape)) for _ in range(part.layers)]
-    most = work_of(timed.dimensions).most_positions
+            caches += [normal(*shape) for _ in range(2 * part.layers)]
+    most = work_of(dimensions).most_positions
     begun = GreedyState(
         token_rs=torch.ones((1, 1), dtype=torch.int64, device=device),
         lengths=torch.full((1,), timed.prompt, dtype=torch.int32, device=device),
@@ -111,18 +111,15 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
         caches=caches,
         given=given,
     )
-    return RandomModel(timed, decode, source, begun)
+    model = TorchModel(dimensions=dimensions, weights=weights, programs={"decode": decode})
+    return RandomModel(timed, model, source, begun)
 
 
-def _decode_text(dimensions: DecoderDimensions) -> nn.Module:
-    return DecodeText(DecoderModel(dimensions).decoder, AttentionConstants(dimensions))
-
-
-# By the type of dimensions, a family's name and what makes its program.
-_DECODE: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
-    WhisperDimensions: ("whisper", lambda dimensions: DecodeSpeech(Whisper(dimensions))),
-    DecoderDimensions: ("decoder", _decode_text),
-}
+def _projections(cross: CacheLayers, weights: Mapping[str, Tensor]) -> TorchProgram:
+    """Return what makes cross caches of an encoder's output."""
+    write = ProgramWriter([STATES])
+    projected = cross_caches(write, Node(STATES), cross.layers, cross.heads, bias=True)
+    return TorchProgram(write.program(**projected), list(projected), weights)
 
 
 @dataclass(kw_only=True)
@@ -153,7 +150,7 @@ class GpuVariant(Backend):
     def load(self) -> None:
         if self.engine is None:
             ready, timed = cache(self._ready), self.model.timed
-            capacity = max(key.shape[2] for key, _ in self.text.caches)
+            capacity = max(cache.shape[2] for cache in self.text.caches)
             held = range(timed.prompt + 1, timed.prompt + timed.new + 1)
             self.engine = [ready(slots_for(positions, capacity)) for positions in held]
 
@@ -189,12 +186,15 @@ def variants(
 ) -> Iterator[GpuVariant]:
     """Yield the ways to write a model's text; ways that its device lacks have a reason."""
     text: GreedyState = tree_map(torch.clone, model.begun)
-    programs = {"cached": (model.decode, text)}
+    decode = model.programs["decode"]
+    programs: dict[str, tuple[nn.Module, GreedyState]] = {"cached": (decode, text)}
     if (source := model.source) is not None:
-        recompute = DecodeFromStates(model.decode, dtype=source.dtype)
-        programs["recompute"] = (recompute, text._replace(given=([(source,)],)))
-        cond = _conditional(model.decode, source.shape[1])
-        programs["cond"] = (cond, text._replace(given=([(source,)] * len(text.caches),)))
+        from_source = text._replace(given=[source])
+        recompute = DecodeFromStates(
+            model.timed.dimensions, model.programs.weights, dtype=source.dtype
+        )
+        programs["recompute"] = (recompute, from_source)
+        programs["cond"] = (Conditional(model.programs, source.shape[1]), from_source)
 
     # Variants that differ only in how steps are launched share them.
     @cache
@@ -218,36 +218,49 @@ def variants(
             )
 
 
-def _conditional(decode: nn.Module, positions: int) -> nn.Module:
-    """Return `programs.whisper.WhisperDecode` over the same weights with torch.cond on a flag.
+class Conditional(nn.Module):
+    """The program over the same weights with torch.cond on a flag.
 
     Its cross-attention is `kvcast.conditional`'s, which takes an encoder's output [1, t, width] in
     place of a cross cache's key and value. The first call projects it and later ones read what that
     left, so a text after another needs the same source.
     """
-    decode = copy.deepcopy(decode, {id(weight): weight for weight in decode.parameters()})
-    layers: Any = decode.get_submodule("decoder.layers")
-    for layer in layers:
-        own = WhisperAttention(layer.cross_attention)
-        layer.cross_attention = CachedCrossAttention(own, rows=1, source_positions=positions)
-        layer.cross_attention.register_forward_hook(_with_query)
-    return decode
 
+    def __init__(self, model: TorchModel, positions: int) -> None:
+        super().__init__()
+        self.decode = model["decode"]
+        layers = range(model.dimensions.decoder_layers)
+        self.layers = nn.ModuleList(
+            CachedCrossAttention(WhisperAttention(model, layer), rows=1, source_positions=positions)
+            for layer in layers
+        )
 
-def _with_query(module: Any, given: tuple[Any, ...], results: tuple[Any, ...]) -> Any:
-    # A step computes the query once: nothing reads this one, which words' times would need.
-    return results[0], module.query(given[0])
+    def forward(self, *arguments: Tensor) -> list[Tensor]:
+        """Take the program's arguments, with a source in place of all cross caches."""
+        *given, source = arguments
+        layers = iter(self.layers)
+
+        def attend(query: Tensor, key: Tensor, *_: Any) -> Any:
+            return next(layers)(query, key)[0]
+
+        sources = [source] * (2 * len(self.layers))
+        return self.decode.run([*given, *sources], cross_attention=attend)
 
 
 class WhisperAttention(nn.Module):
-    """A cross-attention's weights under the names that transformers has for them."""
+    """A cross-attention's weights under the names that transformers has for them.
 
-    def __init__(self, cross: CrossAttention) -> None:
+    The program itself projects queries and results.
+    """
+
+    def __init__(self, model: TorchModel, layer: int) -> None:
         super().__init__()
-        weights, biases = cross.key_value.weight.chunk(2), cross.key_value.bias.chunk(2)
-        self.k_proj, self.v_proj = map(_linear, weights, biases)
-        self.q_proj, self.out_proj = cross.query, cross.out
-        self.num_heads, self.scaling = cross.heads.count, cross.heads.scale
+        name = f"decoder.layers.{layer}.cross_attention.key_value"
+        parts = (model.weights[f"{name}.{part}"].chunk(2) for part in ("weight", "bias"))
+        self.k_proj, self.v_proj = map(_linear, *parts)
+        self.q_proj, self.out_proj = nn.Identity(), nn.Identity()
+        self.num_heads = model.dimensions.decoder_heads
+        self.scaling = model.dimensions.head_dim**-0.5
 
 
 def _linear(weight_oi: Tensor, bias_o: Tensor) -> nn.Linear:

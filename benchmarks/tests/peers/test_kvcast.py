@@ -7,7 +7,7 @@ import pytest
 
 from kit.models import random_programs
 from kvcast.families.decoder import tensor_shapes
-from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.text.model import TextModel
 from kvcast_bench.backend import Ticks
@@ -41,7 +41,7 @@ class Silent:
 @pytest.fixture
 def ours():
     backend = Kvcast(CausalModel(folder="", threads=1), "eager", "fp32")
-    programs: DecoderPrograms = random_programs(TINY)
+    programs: TorchModel = random_programs(TINY)
     backend.engine = TextModel(EagerDecoderOnly(programs), Silent(), TINY)
     return backend
 

@@ -6,7 +6,7 @@ import torch
 
 from kit.in_transformers import random_t5, save_t5, t5_tensors
 from kit.models import own_cache
-from kvcast.models.programs.t5 import T5Programs
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.text.t5 import T5Model
 from kvcast_bench.models import Seq2seqModel, installed_versions
@@ -51,7 +51,7 @@ def random():
 @pytest.fixture(scope="module")
 def ours(random):
     dimensions, tensors = t5_tensors(random)
-    runtime = EagerEncoderDecoder(T5Programs.from_tensors(dimensions, tensors))
+    runtime = EagerEncoderDecoder(TorchModel.from_tensors(dimensions, tensors))
     return T5Model(runtime, Silent(dimensions.vocab_size, (1,)), dimensions)
 
 

@@ -11,7 +11,7 @@ from transformers.models.whisper.modeling_whisper import WhisperModel
 
 from checkpoints.tiny_whisper import random_checkpoint
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.spec.rotary import Rotary
 from kvcast_bench.writing.huggingface import (
@@ -67,9 +67,7 @@ def test_transformers_computes_the_same_from_a_decoder(tmp_path):
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")(
             torch.from_numpy(tokens[None])
         )
-    runtime = EagerDecoderOnly(
-        DecoderPrograms.from_tensors(checkpoint.dimensions, checkpoint.tensors)
-    )
+    runtime = EagerDecoderOnly(TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors))
     ours, _ = runtime.decode([tokens], runtime.new_cache(1, 8))
     np.testing.assert_allclose(ours[0, 0], theirs.logits[0, -1], atol=1e-3)
 

@@ -86,12 +86,13 @@ class Family:
         caches: layout of the caches.
         programs: signature of each program.
         written: each program, as the model is defined.
+        whole: `decode` over a whole sequence at once, with the lengths of its sources as its last
+            input; None where `decode` is that itself.
         constants: tensors of programs that are no checkpoint's; a function of the dimensions and of
             the checkpoint's tensors by canonical name.
         tensor_shapes: canonical names of all tensors, with their shapes.
         precision: roles of matrices and caches.
         probe: inputs of the proof.
-        program_class: has the programs as attributes, and `from_tensors(dimensions, tensors)`.
         tokenizer: opens a tokenizer; a function of text files by name, and the dimensions.
         model_class: the class that users call; takes a runtime, a tokenizer and the dimensions.
         work_class: counts operations and numbers read.
@@ -115,11 +116,11 @@ class Family:
     tensor_shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     precision: PrecisionRoles
     probe: Callable[[Any], Probe]
-    program_class: str
     model_class: str
     work_class: str
     tokenizer: str = "kvcast.tokenizers.opening:open_tokenizer"
     rotary: Callable[[Any], bool] = field(default=lambda _: False)
     biased: bool = False
+    whole: Callable[[Any], Program] | None = None
     calibration_problem: Callable[[Any], str] = _not_calibrated
     facts: Callable[[Any], Mapping[str, Any]] = field(default=lambda _: {})

@@ -320,7 +320,6 @@ DECODER = Family(
         int8_self_cache=True,
     ),
     probe=_probe,
-    program_class="kvcast.models.programs.decoder:DecoderPrograms",
     model_class="kvcast.text.model:TextModel",
     work_class="kvcast.inspect.work.decoder:DecoderWork",
     rotary=lambda _: True,

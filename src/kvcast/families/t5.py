@@ -319,10 +319,9 @@ T5 = Family(
     constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(
-        tables=("model.embedding.weight", "model.head.weight"), outliers=("gate", "activation")
+        tables=("embedding.weight", "head.weight"), outliers=("gate", "activation")
     ),
     probe=_probe,
-    program_class="kvcast.models.programs.t5:T5Programs",
     model_class="kvcast.text.t5:T5Model",
     work_class="kvcast.inspect.work.t5:T5Work",
     biased=True,

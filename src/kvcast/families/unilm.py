@@ -174,10 +174,23 @@ def _decode(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:
 
     The first tokens of an empty row are its whole source, everything later is target.
     """
-    positions, epsilon = new_positions(write, "int32"), dimensions.norm_eps
+    positions = new_positions(write, "int32")
     empty = write.step("eq", LENGTHS, 0)
     # The cached positions of other rows all count as source: a target position sees them all.
     sources = write.step("where", empty, write.size(TOKENS, 1), LENGTHS)
+    return _prefixed(write, dimensions, positions, sources)
+
+
+def _whole(dimensions: UnilmDimensions) -> Program:
+    write = ProgramWriter([*_programs(dimensions)["decode"].inputs, "sources"])
+    return _prefixed(write, dimensions, new_positions(write, "int32"), Node("sources"))
+
+
+def _prefixed(
+    write: ProgramWriter, dimensions: UnilmDimensions, positions: Node, sources: Node
+) -> Program:
+    """Write a program over new tokens at these positions, of rows with sources of these lengths."""
+    epsilon = dimensions.norm_eps
     sources = write.step("unsqueeze", sources, 1)
     segments = write.step("to", write.step("ge", positions, sources), "int64")
     x = write.embedding("embedding.weight", TOKENS)
@@ -257,11 +270,11 @@ UNILM = Family(
     caches=self_caches,
     programs=_programs,
     written=_written,
+    whole=_whole,
     constants=_constants,
     tensor_shapes=tensor_shapes,
-    precision=PrecisionRoles(tables=("rows.model.embedding.weight",), int8_self_cache=True),
+    precision=PrecisionRoles(tables=("embedding.weight",), int8_self_cache=True),
     probe=_probe,
-    program_class="kvcast.models.programs.unilm:UnilmPrograms",
     model_class="kvcast.text.unilm:UnilmModel",
     work_class="kvcast.inspect.work.unilm:UnilmWork",
     rotary=lambda dimensions: dimensions.rotary is not None,

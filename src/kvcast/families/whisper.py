@@ -307,7 +307,6 @@ WHISPER = Family(
         tables=("decoder.embedding.weight",), int8_cross_cache=True, fused=False
     ),
     probe=_probe,
-    program_class="kvcast.models.programs.whisper:WhisperPrograms",
     model_class="kvcast.whisper.model:WhisperModel",
     work_class="kvcast.inspect.work.whisper:WhisperWork",
     tokenizer="kvcast.whisper.tokenizer:open_tokenizer",

@@ -1,7 +1,7 @@
 """Builds the parts of a model that its family's record names, and finds a model's dimensions.
 
-torch, and everything that needs it, is imported by the classes' own modules: only exporting and the
-eager runtime use it. Knows no family.
+torch, and everything that needs it, is imported inside functions: only exporting and the eager
+runtime use it. Knows no family.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,19 @@ from kvcast.spec.entry_points import imported
 
 
 def programs_of(checkpoint: Checkpoint) -> Any:
-    """Build a checkpoint's programs, in fp32."""
-    programs = imported(family_of(checkpoint.family).program_class)
-    return programs.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    """Return a checkpoint's programs as PyTorch executes them, in fp32."""
+    from kvcast.models.executor import TorchModel
+
+    return TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
 
 def quantize_eager(programs: Any, quantize: str) -> None:
-    """Replace the programs' linear layers with weight-only quantised ones, in place."""
-    from kvcast.models.nn.quantize import quantize_linears
+    """Replace the programs' matrices with weight-only quantised ones, in place."""
+    from kvcast.runtimes.eager.quantize import quantize_matrices
 
-    for name in family_with(programs.dimensions).programs(programs.dimensions):
-        quantize_linears(getattr(programs, name), quantize)
+    for program in programs.programs.values():
+        for name in quantize_matrices(program, quantize):
+            programs.weights.pop(name, None)  # or it would stay in memory
 
 
 def special_tokens(checkpoint: Checkpoint) -> Mapping[str, Sequence[int]]:

@@ -1,1 +1,1 @@
-"""Model definitions; each family has a module of its own."""
+"""PyTorch's execution of programs, for all families."""

@@ -43,7 +43,7 @@ class LoweringJob:
 
     Attributes:
         family: the model family that the programs belong to.
-        programs: the programs of one checkpoint, in fp32, as PyTorch's modules.
+        programs: the programs of one checkpoint, in fp32, as PyTorch executes them.
         tensors: the checkpoint's, by canonical name.
         precision: the precision to lower them to.
         build: options for compiling native code.

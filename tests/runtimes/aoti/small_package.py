@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import nn
 
 from kit.models import once
 from kvcast.bundle.manifest import Manifest
 from kvcast.bundle.writing import seal
-from kvcast.models.nn.feed_forward import Router
-from kvcast.models.ops.experts import mixture_of_experts
+from kvcast.models.executor import TorchProgram
 from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast.runtimes.lowering.signatures import Signature
@@ -25,26 +23,8 @@ from kvcast.spec.writer import ProgramWriter
 WIDTH, OUTPUTS, TOKENS, EXPERTS = 64, 150, 70, 3
 
 
-class Everything(nn.Module):
-    """Products with and without a bias, a table that is looked up and multiplied, and experts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(TOKENS, WIDTH)
-        self.up = nn.Linear(WIDTH, OUTPUTS)
-        self.router = Router(WIDTH, EXPERTS, bias=False)
-        self.gate_up = nn.Parameter(torch.randn(EXPERTS, 2 * 96, WIDTH) / 8)
-        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, 96) / 8)
-        # Whole numbers have one sum, in whatever order.
-        self.router.weight.data = torch.randint(-3, 4, (EXPERTS, WIDTH)).float()
-
-    def forward(self, ids_n: Tensor, hidden_nx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mixed = mixture_of_experts(hidden_nx, self.router(hidden_nx), self.gate_up, self.down, 2)
-        return self.table(ids_n), self.up(hidden_nx), linear(mixed, self.table.weight)
-
-
 def written() -> Program:
-    """Return what `Everything` computes."""
+    """Return products with and without a bias, a table looked up and multiplied, and experts."""
     write, hidden = ProgramWriter(["ids", "hidden"]), Node("hidden")
     experts = Constant("gate_up"), Constant("down")
     router = write.linear(hidden, "router")
@@ -63,14 +43,26 @@ def own_codes(name: str) -> CodedMatrix | None:
 
 def signature() -> Signature:
     """Return the program, always with the same weights."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "table.weight": (TOKENS, WIDTH),
+        "up.weight": (OUTPUTS, WIDTH),
+        "up.bias": (OUTPUTS,),
+        "gate_up": (EXPERTS, 2 * 96, WIDTH),
+        "down": (EXPERTS, WIDTH, 96),
+    }
+    weights = {name: torch.randn(shape, generator=generator) / 8 for name, shape in shapes.items()}
+    # Whole numbers have one sum, in whatever order.
+    router = torch.randint(-3, 4, (EXPERTS, WIDTH), generator=generator)
+    weights["router.weight"] = router.float()
+    parameters = {
+        name: nn.Parameter(tensor, requires_grad=False) for name, tensor in weights.items()
+    }
     rows = torch.export.Dim("rows")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        program = Everything().requires_grad_(False)
     return Signature(
-        program=program,
+        program=TorchProgram(written(), ["rows", "ups", "logits"], parameters),
         arguments=(torch.zeros(4, dtype=torch.int64), torch.zeros(4, WIDTH)),
-        sizes=({0: rows}, {0: rows}),
+        sizes=(({0: rows}, {0: rows}),),
         inputs=["ids", "hidden"],
         outputs=["rows", "ups", "logits"],
     )

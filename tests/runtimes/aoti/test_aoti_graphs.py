@@ -151,10 +151,10 @@ def test_cross_keys_are_projected_by_encode_alone(whisper_step):
 def test_weights_are_kept_once_and_apart(compiled_small, small_programs):
     with safe_open(compiled_small / aoti.WEIGHTS, "pt") as weights:
         stored = list(weights.keys())
-    parameters = dict(small_programs.decode.named_parameters())
-    parameters |= dict(small_programs.encode.named_parameters())
+    parameters = dict(small_programs["decode"].named_parameters())
+    parameters |= dict(small_programs["encode"].named_parameters())
     # Which channels are the alignment heads' is a constant of the program, too.
-    constants = {*parameters, "decoder.aligned_channels"}
+    constants = {*parameters, "aligned_channels"}
     assert {name.removeprefix("results.program.") for name in stored} == constants
     with zipfile.ZipFile(compiled_small / aoti.PACKAGE) as package:
         names = package.namelist()

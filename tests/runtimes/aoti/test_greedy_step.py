@@ -28,33 +28,30 @@ def begun(held: int, caches: list[tuple[int, ...]], cross: list[tuple[int, ...]]
     """A text of random positions, in caches of these shapes."""
     generator = torch.Generator().manual_seed(0)
 
-    def pairs(shapes: list[tuple[int, ...]]) -> list[tuple[Tensor, Tensor]]:
-        return [
-            (torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
-            for shape in shapes
-        ]
+    def keys_and_values(shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        return [torch.randn(shape, generator=generator) for shape in shapes for _ in range(2)]
 
     return GreedyState(
         token_rs=torch.ones((1, 1), dtype=torch.int64),
         lengths=torch.full((1,), held, dtype=torch.int32),
         written=torch.zeros(301, dtype=torch.int64),
-        caches=pairs(caches),
-        given=(pairs(cross),) if cross else (),
+        caches=keys_and_values(caches),
+        given=keys_and_values(cross),
     )
 
 
 def whisper() -> tuple[nn.Module, GreedyState]:
-    decode = random_programs(replace(SMALL, decoder_layers=1, alignment_heads=()), seed=1).decode
+    decode = random_programs(replace(SMALL, decoder_layers=1, alignment_heads=()), seed=1)["decode"]
     return decode, begun(4, [(1, 4, 32, 16)], [(1, 4, 25, 16)])
 
 
 def ring() -> tuple[nn.Module, GreedyState]:
-    return random_programs(MISTRAL).decode, begun(5, [(1, 2, 7, 16)] * 2, [])
+    return random_programs(MISTRAL)["decode"], begun(5, [(1, 2, 7, 16)] * 2, [])
 
 
 def linear() -> tuple[nn.Module, GreedyState]:
     dimensions = replace(MISTRAL, windows=(None, None), max_positions=300)
-    return random_programs(dimensions).decode, begun(100, [(1, 2, 300, 16)] * 2, [])
+    return random_programs(dimensions)["decode"], begun(100, [(1, 2, 300, 16)] * 2, [])
 
 
 @pytest.mark.parametrize("products", PRODUCTS)
@@ -63,7 +60,7 @@ def test_steps_write_what_the_eager_operators_write(made, products: str):
     decode, text = made()
     expected = written_eagerly(decode, text, NEW)
     assert len(set(expected)) > 3  # a text that says something
-    slots = slots_for(int(text.lengths) + NEW, text.caches[0][0].shape[2])
+    slots = slots_for(int(text.lengths) + NEW, text.caches[0].shape[2])
     first = int(text.lengths) + 1
     with torch.no_grad():
         step = make_step(decode, text, slots, products)
@@ -91,9 +88,8 @@ def test_a_step_reads_no_more_slots_than_it_was_made_for():
     expected = written_eagerly(decode, text, 1)
     with torch.no_grad():
         step = make_step(decode, text, 128, "sums")
-        for key, value in text.caches:
-            for cache in (key, value):
-                cache[:, :, 128:] = torch.nan
+        for cache in text.caches:
+            cache[:, :, 128:] = torch.nan
         step(*text)
     assert [int(text.token_rs)] == expected
 
@@ -114,4 +110,4 @@ def test_a_compiled_step_writes_its_caches_in_place_and_the_same_tokens():
     shapes = re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", code)
     buffers = [prod(map(int, re.findall(r"\d+", shape))) for shape in shapes]
     assert buffers
-    assert max(buffers) < text.caches[0][0].numel()  # so none is a copy of a cache
+    assert max(buffers) < text.caches[0].numel()  # so none is a copy of a cache

@@ -11,7 +11,7 @@ from kit.dimensions import GEMMA3, LLAMA, MISTRAL, QWEN2
 from kit.models import random_programs
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DecoderDimensions
-from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.lowering import calibrated_blocks
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.lowering.calibrated_blocks import calibrate
@@ -27,18 +27,19 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrated_blocks, "_TOKENS", 512)
 
 
-def short(dimensions: DecoderDimensions) -> DecoderPrograms:
+def short(dimensions: DecoderDimensions) -> TorchModel:
     """Programs whose texts take few steps, and with channels that stand out, as real ones have."""
     programs = random_programs(replace(dimensions, max_positions=32))
     random = torch.Generator().manual_seed(0)
-    for layer in programs.decode.decoder.layers:
-        for norm in (layer.attention_norm, layer.feed_forward_norm):
-            norm.weight.data *= torch.randn(dimensions.width, generator=random).exp()
+    for layer in range(dimensions.layers):
+        for norm in ("attention_norm", "feed_forward_norm"):
+            gain = programs.weights[f"decoder.layers.{layer}.{norm}.weight"]
+            gain *= torch.randn(dimensions.width, generator=random).exp()
     return programs
 
 
-def matrices(programs: DecoderPrograms) -> dict[str, NDArray[np.float32]]:
-    weights = programs.decode.state_dict()
+def matrices(programs: TorchModel) -> dict[str, NDArray[np.float32]]:
+    weights = programs["decode"].state_dict()
     return {
         name: weights[name].numpy().copy()
         for layer in range(programs.dimensions.layers)
@@ -46,7 +47,7 @@ def matrices(programs: DecoderPrograms) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def inputs_of(programs: DecoderPrograms, seed: int) -> dict[str, NDArray[np.float32]]:
+def inputs_of(programs: TorchModel, seed: int) -> dict[str, NDArray[np.float32]]:
     """What each matrix is given in a text, [positions, inputs]."""
     inputs: dict[str, NDArray[np.float32]] = {}
 
@@ -54,7 +55,7 @@ def inputs_of(programs: DecoderPrograms, seed: int) -> dict[str, NDArray[np.floa
         inputs[name] = given.flatten(0, -2).numpy()
 
     for name in matrices(programs):
-        matrix = programs.decode.get_submodule(name.removesuffix(".weight"))
+        matrix = programs["decode"].matrix(name)
         matrix.register_forward_pre_hook(lambda _, given, name=name: keep(name, *given))
     text = write_text(programs, 512, seed)
     decode_from_the_start(programs, text)
@@ -129,8 +130,8 @@ def test_inputs_that_are_no_multiple_of_a_block_are_left_to_the_lowering() -> No
     assert calibrated.blocks_of("decoder.layers.0.feed_forward.down.weight") is None
 
 
-def broken(programs: DecoderPrograms) -> DecoderPrograms:
-    programs.decode.decoder.norm.weight.data.fill_(torch.nan)
+def broken(programs: TorchModel) -> TorchModel:
+    programs.weights["decoder.norm.weight"].fill_(torch.nan)
     return programs
 
 

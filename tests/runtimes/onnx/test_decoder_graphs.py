@@ -13,8 +13,8 @@ from kit.dimensions import DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL, QWEN2
 from kit.models import bundle, opened, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from kvcast.models.nn.quantize import quantize_linears
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
+from kvcast.runtimes.eager.quantize import quantize_matrices
 from kvcast.runtimes.lowering.smoothing import smooth
 
 NAME = attrgetter("architecture")
@@ -77,7 +77,8 @@ def test_a_step_writes_its_own_slot_and_no_other():
 def test_smoothing_changes_ranges_and_no_result(dimensions):
     programs = random_programs(dimensions)
     # One channel far larger than the others, as trained models have them.
-    programs.decode.decoder.layers[0].attention_norm.weight.data[3] *= 80
+    norm = programs.weights["decoder.layers.0.attention_norm.weight"]
+    norm[3] *= 80
     tokens = np.random.default_rng(0).integers(0, dimensions.vocab_size, 30)
 
     def logits():
@@ -85,7 +86,6 @@ def test_smoothing_changes_ranges_and_no_result(dimensions):
         return runtime.decode([tokens], runtime.new_cache(1, 30), positions=range(30))[0]
 
     before = logits()
-    norm = programs.decode.decoder.layers[0].attention_norm.weight
     spread = float(norm.max() / norm.abs().mean())
     smooth(programs)
     assert float(norm.max() / norm.abs().mean()) < spread / 2
@@ -131,7 +131,7 @@ def test_quantised_eager_models_follow_fp32(dimensions, quantize):
     for kind in ("none", quantize):
         programs = random_programs(dimensions)
         if kind != "none":
-            quantize_linears(programs.decode, kind)
+            quantize_matrices(programs["decode"], kind)
         runtime = EagerDecoderOnly(programs)
         logits, _ = runtime.decode([tokens], runtime.new_cache(1, 30), positions=range(30))
         both.append(logits.ravel())

@@ -10,8 +10,8 @@ from kit import models
 from kit.dimensions import CROSS_BIASED_T5, SMALL_T5
 from kit.models import encoded, open_folder, stepped, text, write
 from kvcast.families.t5 import T5
-from kvcast.models.nn.quantize import quantize_linears
-from kvcast.models.programs.t5 import T5Programs
+from kvcast.models.executor import TorchModel
+from kvcast.runtimes.eager.quantize import quantize_matrices
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
 VOCAB = SMALL_T5.vocab_size
@@ -25,7 +25,7 @@ def programs_of(dimensions, part, size):
         name: generator.normal("norm" in name, size if part in name else 0.2, shape)
         for name, shape in T5.tensor_shapes(dimensions).items()
     }
-    return T5Programs.from_tensors(dimensions, tensors)
+    return TorchModel.from_tensors(dimensions, tensors)
 
 
 def milder(dimensions):
@@ -118,7 +118,7 @@ def test_quantised_models_follow_fp32(dimensions, quantize, least):
     programs = milder(dimensions)
     exact = logits_of(EagerEncoderDecoder(programs))
     bundled = logits_of(open_folder(quantised(dimensions, quantize)))
-    quantize_linears(programs.decode, quantize)
+    quantize_matrices(programs["decode"], quantize)
     for candidate in (bundled, logits_of(EagerEncoderDecoder(programs))):
         assert not np.array_equal(exact, candidate)
         assert np.corrcoef(exact, candidate)[0, 1] > least

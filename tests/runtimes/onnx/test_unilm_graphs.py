@@ -12,9 +12,9 @@ from kit.in_transformers import VOCAB
 from kit.models import bundle, open_folder, opened, random_programs, random_tensors, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from kvcast.models.nn.quantize import quantize_linears
-from kvcast.models.programs.unilm import UnilmPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.prefix import EagerPrefix
+from kvcast.runtimes.eager.quantize import quantize_matrices
 
 
 def architecture(dimensions):
@@ -62,7 +62,7 @@ def test_a_step_writes_its_own_slot_and_no_other():
 def test_only_a_pooled_model_has_a_graph_for_it_and_no_step_holds_it():
     graph = graph_of(ROFORMER, name="pool")
     assert [node.op_type for node in graph] == ["Gemm"]
-    assert set(graph.initializers) == {"model.pooler.weight", "model.pooler.bias"}
+    assert set(graph.initializers) == {"pooler.weight", "pooler.bias"}
     assert not [name for name in graph_of(ROFORMER).initializers if "pooler" in name]
     assert set(read_bundle(bundle(SMALL_ROFORMER)).graphs) == {"decode"}
 
@@ -126,7 +126,7 @@ def test_quantised_models_follow_fp32(dimensions, quantize, cache, least):
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_eager_models_follow_fp32(quantize):
     quantized = random_programs(SIMBERT)
-    quantize_linears(quantized.decode, quantize)
+    quantize_matrices(quantized["decode"], quantize)
     least = {"int8": 0.98, "int4": 0.8}[quantize]
     assert min(correlations(random_programs(SIMBERT), EagerPrefix(quantized))) > least
 
@@ -135,7 +135,7 @@ def test_quantised_eager_models_follow_fp32(quantize):
 def test_a_quantised_head_keeps_its_bias(tmp_path):
     tensors = random_tensors(SIMBERT)
     tensors["head.bias"] = np.linspace(-100, 100, VOCAB, dtype=np.float32)
-    programs = UnilmPrograms.from_tensors(SIMBERT, tensors)
+    programs = TorchModel.from_tensors(SIMBERT, tensors)
     write(programs, tmp_path / "b", "int8")
     runtime = open_folder(tmp_path / "b")
     logits, _ = runtime.decode([np.arange(4)], runtime.new_cache(1, 8))

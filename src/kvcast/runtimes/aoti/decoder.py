@@ -1,8 +1,7 @@
-"""Decoder-only bundles of AOTInductor: a compiled program where eager has a module.
+"""Decoder-only bundles of AOTInductor.
 
-The program takes as many new positions for every row, so rows side by side that have equally many
-go in one call, on views of the caches. It writes a ring before it reads it, so a ring has slots to
-spare, and what would displace more goes in pieces. Knows programs by the names in the bundle's
+The program writes a ring before it reads it, so a ring has slots to spare, and what would displace
+more goes in pieces. Knows programs by the names in the bundle's
 manifest and nothing of models.
 """
 
@@ -18,10 +17,8 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.aoti.runtime import DecodeProgram, open_programs
-from kvcast.runtimes.eager.decoder import EagerDecoderOnly
-from kvcast.runtimes.eager.runtime import LayerCache
+from kvcast.runtimes.eager.decoder import TorchDecoderOnly, decode_neighbours
 from kvcast.runtimes.memory import Layer, TurningRing
-from kvcast.spec.rows import neighbours
 
 # A ring takes a chunk of one position more than it has slots to spare.
 _SPARE = 127
@@ -61,11 +58,10 @@ class RowsProgram:
         self._window = rings.window
 
     def __call__(
-        self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, caches: Sequence[LayerCache]
+        self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, *caches: Tensor
     ) -> list[Tensor]:
         """Return the program's results at `offsets`, each [rows, len(offsets), ...]."""
-        flat = [part for layer in caches for part in layer]
-        keys = [key for key, _ in caches]
+        keys = caches[::2]
         capacities = {kind: key.shape[2] for kind, key in zip(self._kinds, keys, strict=True)}
         pieces, places = [], []
         for span in self._pieces(tokens_rs.shape[1], int(lengths.max()), capacities.get("ring")):
@@ -73,7 +69,7 @@ class RowsProgram:
             held = int(lengths.max()) + span.stop
             slots = {kind: min(held, capacity) for kind, capacity in capacities.items()}
             inputs = [tokens_rs[:, span].contiguous(), lengths + span.start]
-            inputs += [offsets[place] - span.start, *flat]
+            inputs += [offsets[place] - span.start, *caches]
             pieces.append(self._program(inputs, slots))
             places.append(place)
         if len(pieces) == 1:
@@ -92,52 +88,19 @@ class RowsProgram:
             first += size
 
 
-class PackedProgram:
-    """A compiled `decode` over rows that have different numbers of new positions."""
-
-    def __init__(self, rows: RowsProgram) -> None:
-        self._rows = rows
-
-    def __call__(
-        self,
-        tokens_n: Tensor,
-        rows: list[int],
-        counts: list[int],
-        lengths: Tensor,
-        offsets: Tensor,
-        caches: Sequence[LayerCache],
-    ) -> tuple[Tensor, Sequence[LayerCache]]:
-        """Run `programs.decoder.DecodePacked`, for as many positions of every row."""
-        offsets_rp = offsets.view(len(rows), -1)
-        logits, first, row = [], 0, 0
-        for part, count in neighbours(rows, counts):
-            size = part.stop - part.start
-            tokens_rs = tokens_n[first : first + size * count].view(size, count)
-            views = [(key[part], value[part]) for key, value in caches]
-            results = self._rows(tokens_rs, lengths[part], offsets_rp[row] - first, views)
-            logits.append(results[0].flatten(0, 1))
-            first, row = first + size * count, row + size
-        return torch.cat(logits), caches
-
-
-@dataclass(frozen=True)
-class _DecoderPrograms:
-    """The programs that `EagerDecoderOnly` runs."""
-
-    dimensions: Any
-    decode_packed: PackedProgram
-
-
-class AotiDecoderOnly(EagerDecoderOnly):
+class AotiDecoderOnly(TorchDecoderOnly):
     """A ring has slots to spare beside the window."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._rings = Rings(manifest.cache)
         self.device = manifest.device
         decode = DecodeProgram(open_programs(folder, manifest, threads))
-        packed = PackedProgram(RowsProgram(decode, self._rings))
-        super().__init__(_DecoderPrograms(manifest.dimensions, packed))
+        self._decode = RowsProgram(decode, self._rings)
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
         return self._rings.of(capacity)
+
+    @override
+    def decode_packed(self, *arguments: Any) -> Tensor:
+        return decode_neighbours(self._decode, *arguments)

@@ -32,8 +32,8 @@ class GreedyState(NamedTuple):
     token_rs: Tensor  # int64 [1, 1], the newest token, which no cache holds yet
     lengths: Tensor  # int32 [1], positions that the caches hold
     written: Tensor  # int64 [capacity + 1], the token that a step chose for each position
-    caches: list[tuple[Tensor, Tensor]]  # (key, value) [1, kv_heads, slots, d] a layer
-    given: tuple[Any, ...]  # further arguments of the program: cross caches; never changed
+    caches: list[Tensor]  # key and value [1, kv_heads, slots, d] of each layer
+    given: list[Tensor]  # further arguments of the program: cross caches; never changed
 
 
 def slots_for(positions: int, capacity: int) -> int:
@@ -78,7 +78,7 @@ class _Greedy(nn.Module):
     ) -> Tensor:
         """Append the token to the caches, and choose the next."""
         with reading(self._slots):
-            logits_rpv, *_ = self.program(token_rs, lengths, self.offsets, caches, *given)
+            logits_rpv, *_ = self.program(token_rs, lengths, self.offsets, *caches, *given)
         newest_r: Tensor = logits_rpv[:, -1].argmax(-1)
         lengths.add_(1)
         written.index_put_((lengths.long(),), newest_r)
@@ -93,9 +93,9 @@ def make_step(program: nn.Module, text: GreedyState, slots: int, products: str) 
     The first `slots` slots of each cache are read; `products` is one of PRODUCTS.
     """
     offsets = torch.zeros_like(text.lengths, dtype=torch.int64)
-    taken = (text.token_rs, text.lengths, offsets, text.caches, *text.given)
+    taken = (text.token_rs, text.lengths, offsets, *text.caches, *text.given)
     exported = torch.export.export(program, taken, strict=False)
-    numbers = text.caches[0][0].dtype
+    numbers = text.caches[0].dtype
     operators = {**table(numbers), torch.ops.aten.linear.default: PRODUCTS[products]}
     replaced = replace_operators(exported, operators)
     _cut_before_products(replaced)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import package_pt2
 from torch.export.pt2_archive._package_weights import Weights
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from kvcast.bundle.manifest import Graph
 from kvcast.families.caches import CacheLayers
@@ -60,16 +59,12 @@ _PREFIX = "results.program."
 
 
 class _Results(nn.Module):
-    """A program with its operators replaced; takes the slots to read before its own arguments.
-
-    All arguments come flat.
-    """
+    """A program with its operators replaced; takes the slots to read before its own arguments."""
 
     def __init__(self, program: nn.Module, signature: Signature, dtype: torch.dtype) -> None:
         super().__init__()
         self.program = program
         self._kinds = signature.kinds
-        self._structure = tree_structure(signature.arguments)
         self._dtypes = [
             dtype if name.startswith("cross_") else torch.float32
             for name in result_names(signature)
@@ -79,8 +74,7 @@ class _Results(nn.Module):
         """Return the results as a flat list, without the caches, which are written in place."""
         held = {kind: part.shape[0] for kind, part in zip(self._kinds, flat, strict=False)}
         with reading(held):
-            arguments = tree_unflatten(flat[len(held) :], self._structure)
-            results = tree_leaves(self.program(*arguments))
+            results = tree_leaves(self.program(*flat[len(held) :]))
         return [part.to(dtype) for part, dtype in zip(results, self._dtypes, strict=False)]
 
 
@@ -194,12 +188,9 @@ def export_program(
     """
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
     given = _examples(signature, precision.torch_dtype, typical)
-    sizes = [
-        *({0} for _ in signature.kinds),
-        *tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict)),
-    ]
+    sizes = [*({0} for _ in signature.kinds), *signature.open_sizes]
     slots = [torch.zeros(typical[_SLOTS + kind], dtype=torch.int8) for kind in signature.kinds]
-    arguments = tuple(part.to(device) for part in (*slots, *tree_leaves(given)))
+    arguments = tuple(part.to(device) for part in (*slots, *given))
     operators = dict(table(precision.torch_dtype, few=name == "decode", device=device))
     if packed is not None:  # which knows experts by kvcast's operator
         del operators[torch.ops.kvcast.mixture_of_experts.default]
@@ -221,20 +212,19 @@ def export_program(
 
 def _examples(
     signature: Signature, dtype: torch.dtype, typical: Mapping[str, int]
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, ...]:
     """Return arguments of typical sizes, with caches in `dtype`."""
-    flat, structure = tree_flatten(signature.arguments)
-    open_sizes = tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict))
     given = []
-    for name, part, open_here in zip(signature.inputs, flat, open_sizes, strict=True):
+    for name, part, open_here in zip(
+        signature.inputs, signature.arguments, signature.open_sizes, strict=True
+    ):
         shape = [
             typical[open_here[i].__name__] if i in open_here else size
             for i, size in enumerate(part.shape)
         ]
         is_cache = name.startswith(("past_", "cross_"))
         given.append(torch.zeros(shape, dtype=dtype if is_cache else part.dtype))
-    arguments: tuple[Any, ...] = tree_unflatten(given, structure)
-    return arguments
+    return tuple(given)
 
 
 def _drop_assertions(module: torch.fx.GraphModule) -> None:

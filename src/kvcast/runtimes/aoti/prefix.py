@@ -1,57 +1,44 @@
-"""Prefix models on AOTInductor: compiled programs where eager has modules.
+"""Prefix models on AOTInductor: compiled programs where eager executes them.
 
 Knows programs by the names in the bundle's manifest and nothing of models.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.runtimes.aoti.decoder import PackedProgram, Rings, RowsProgram
+from kvcast.runtimes.aoti.decoder import Rings, RowsProgram
 from kvcast.runtimes.aoti.runtime import CompiledProgram, DecodeProgram, open_programs
-from kvcast.runtimes.eager.prefix import EagerPrefix, PrefixPrograms
+from kvcast.runtimes.eager.prefix import EagerPrefix
+from kvcast.runtimes.eager.runtime import Model
 from kvcast.runtimes.memory import Layer
 
 
-@dataclass(frozen=True)
-class _Dimensions:
-    width: int
-    max_positions: int
-
-
-class _CompiledPrograms(PrefixPrograms):
+class _CompiledModel(Model):
     def __init__(
-        self, programs: dict[str, CompiledProgram], manifest: Manifest, rings: Rings
+        self, dimensions: Any, programs: Mapping[str, Callable[..., Sequence[Tensor]]]
     ) -> None:
-        sizes = manifest.dimensions
-        self._dimensions = _Dimensions(sizes["width"], sizes["max_positions"])
-        self._rows = RowsProgram(DecodeProgram(programs), rings)
-        self._packed = PackedProgram(self._rows)
-        self._pool = programs.get("pool")
+        self._dimensions = dimensions
+        self._programs = programs
 
     @property
     @override
-    def dimensions(self) -> _Dimensions:
+    def dimensions(self) -> Any:
         return self._dimensions
 
-    @property
     @override
-    def decode_packed(self) -> PackedProgram:
-        return self._packed
+    def __getitem__(self, name: str) -> Callable[..., Sequence[Tensor]]:
+        return self._programs[name]
 
-    @override
-    def decode(self, *arguments: Any) -> tuple[Tensor, Tensor, Any]:
-        logits, hidden = self._rows(*arguments)
-        return logits, hidden, arguments[-1]
 
-    @override
-    def pool(self, hidden_nx: Tensor) -> Tensor:
-        return hidden_nx if self._pool is None else self._pool([hidden_nx], {})[0].cpu()
+def _pool(program: CompiledProgram, hidden_nx: Tensor) -> Sequence[Tensor]:
+    return [result.cpu() for result in program([hidden_nx], {})]
 
 
 class AotiPrefix(EagerPrefix):
@@ -60,8 +47,11 @@ class AotiPrefix(EagerPrefix):
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._rings = Rings(manifest.cache)
         self.device = manifest.device
-        programs = open_programs(folder, manifest, threads)
-        super().__init__(_CompiledPrograms(programs, manifest, self._rings))
+        compiled = open_programs(folder, manifest, threads)
+        programs: dict[str, Any] = {"decode": RowsProgram(DecodeProgram(compiled), self._rings)}
+        if "pool" in compiled:
+            programs["pool"] = partial(_pool, compiled["pool"])
+        super().__init__(_CompiledModel(SimpleNamespace(**manifest.dimensions), programs))
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:

@@ -1,4 +1,4 @@
-"""Encoder-decoder bundles of AOTInductor: compiled programs where eager has modules.
+"""Encoder-decoder bundles of AOTInductor: compiled programs where eager executes them.
 
 A package holds native code, so it is opened only after the bundle's checksums were found right.
 All its programs are given the same weights, which are in memory once. Caches belong to the
@@ -150,7 +150,7 @@ def in_torchs_memory(mapped: Tensor, device: str) -> Tensor:
 
 
 class AotiEncoderDecoder(TorchEncoderDecoder):
-    """Compiled programs instead of modules; caches are in the bundle's dtype, on its device."""
+    """Compiled programs; caches are in the bundle's dtype, on its device."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         programs = open_programs(folder, manifest, threads)

@@ -1,49 +1,47 @@
 """A decoder-only program run by PyTorch as it is.
 
-The program comes as an argument: this module knows its signature and no model.
+The model comes as an argument: this module knows its program's signature and no family.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Tokens
 from kvcast.runtimes.cache import CacheHandle
-from kvcast.runtimes.eager.runtime import TorchRuntime, pairs
+from kvcast.runtimes.eager.runtime import Model, TorchRuntime
 from kvcast.runtimes.memory import Layer, TurningRing
+from kvcast.spec.rows import neighbours
 
 
-class DecoderOnlyPrograms(Protocol):
-    """The programs that eager runs: see `kvcast.models.programs.decoder`."""
+class TorchDecoderOnly(TorchRuntime):
+    """A program over flat lists of tensors; the new tokens of all rows come concatenated."""
 
-    @property
-    def dimensions(self) -> Any:
-        """Sizes: windows, kv_heads, head_dim."""
+    def decode_packed(
+        self,
+        tokens_n: Tensor,
+        rows: list[int],
+        counts: list[int],
+        lengths: Tensor,
+        offsets: Tensor,
+        caches: Sequence[Tensor],
+    ) -> Tensor:
+        """Return logits fp32 [m, vocab] on the CPU, and write caches.
 
-    @property
-    def decode_packed(self) -> Any:
-        """Packed tokens over caches to logits and caches."""
+        Args:
+            tokens_n: int64 [n], the new tokens of these rows.
+            rows: the rows of the caches that take part, ascending.
+            counts: the number of new tokens of each.
+            lengths: int32 [rows of the caches], positions in the caches before this call.
+            offsets: int64 [m], which of the n positions get logits, as many of each row.
+            caches: keys and values [rows, kv_heads, capacity, d].
 
-
-class EagerDecoderOnly(TorchRuntime):
-    """A ring has as many slots as the window."""
-
-    def __init__(self, programs: DecoderOnlyPrograms) -> None:
-        self._programs = programs
-
-    @override
-    def layers(self, capacity: int) -> Sequence[Layer]:
-        dimensions = self._programs.dimensions
-        layers = []
-        for window in dimensions.windows:
-            slots = min(window or capacity, capacity)
-            shape = (dimensions.kv_heads, slots, dimensions.head_dim)
-            ring = TurningRing(window, slots) if window else None
-            layers += [Layer(shape, torch.float32, ring)] * 2
-        return layers
+        """
+        raise NotImplementedError
 
     @override
     @torch.inference_mode()
@@ -61,15 +59,63 @@ class EagerDecoderOnly(TorchRuntime):
         ]
         lengths = np.empty_like(cache.lengths)
         lengths[cache.memory.places] = cache.lengths
-        logits, _ = self._programs.decode_packed(
+        logits = self.decode_packed(
             torch.from_numpy(np.concatenate([tokens[i] for i in order]).astype(np.int64)),
             [place for run in plan.runs for place in run.places],
             counts,
             torch.from_numpy(lengths),
             torch.tensor(offsets),
-            pairs(cache.memory.cells),
+            cache.memory.cells,
         )
         logits_rpv: Float32 = logits.unflatten(0, (len(tokens), -1)).numpy()
         if isinstance(plan.places, slice):
             return logits_rpv
         return logits_rpv[np.argsort(order)]
+
+
+def decode_neighbours(
+    decode: Callable[..., Sequence[Tensor]],
+    tokens_n: Tensor,
+    rows: list[int],
+    counts: list[int],
+    lengths: Tensor,
+    offsets: Tensor,
+    caches: Sequence[Tensor],
+) -> Tensor:
+    """Do as `decode_packed`, with a program that takes as many new positions for every row.
+
+    Rows side by side that have equally many go in one call, on views of the caches.
+    """
+    offsets_rp = offsets.view(len(rows), -1)
+    logits, first, row = [], 0, 0
+    for part, count in neighbours(rows, counts):
+        size = part.stop - part.start
+        tokens_rs = tokens_n[first : first + size * count].view(size, count)
+        views = [cache[part] for cache in caches]
+        results = decode(tokens_rs, lengths[part], offsets_rp[row] - first, *views)
+        logits.append(results[0].flatten(0, 1))
+        first, row = first + size * count, row + size
+    return torch.cat(logits)
+
+
+class EagerDecoderOnly(TorchDecoderOnly):
+    """A ring has as many slots as the window."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        dimensions = self._model.dimensions
+        layers = []
+        for window in dimensions.windows:
+            slots = min(window or capacity, capacity)
+            shape = (dimensions.kv_heads, slots, dimensions.head_dim)
+            ring = TurningRing(window, slots) if window else None
+            layers += [Layer(shape, torch.float32, ring)] * 2
+        return layers
+
+    @override
+    def decode_packed(self, *arguments: Any) -> Tensor:
+        logits_mv: Tensor = self._model["decode"].packed(*arguments)
+        return logits_mv

@@ -7,7 +7,7 @@ from kvcast.families.base import Interface
 from kvcast.families.table import family_with
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.runtimes.eager.prefix import EagerPrefix
-from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder, Model
 
 _RUNTIMES: Mapping[Interface, Any] = {
     "decoder-only": EagerDecoderOnly,
@@ -16,6 +16,6 @@ _RUNTIMES: Mapping[Interface, Any] = {
 }
 
 
-def eager_runtime(programs: Any) -> Any:
+def eager_runtime(model: Model) -> Any:
     """Return a runtime that runs a model's programs as they are."""
-    return _RUNTIMES[family_with(programs.dimensions).interface](programs)
+    return _RUNTIMES[family_with(model.dimensions).interface](model)

@@ -1,6 +1,6 @@
 """Encoder-decoder programs run by PyTorch as they are.
 
-The programs come as an argument: this module knows their signatures and no model.
+The model comes as an argument: this module knows its programs' signatures and no family.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from typing_extensions import override
 
 from kvcast.runtimes.alignment import NumpyAligningRuntime
@@ -18,26 +17,16 @@ from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
 from kvcast.runtimes.memory import Layer
 
-LayerCache = tuple[Tensor, Tensor]
 
-
-class EncoderDecoderPrograms(Protocol):
-    """The programs of `kvcast.models.programs.whisper` and `kvcast.models.programs.t5`."""
+class Model(Protocol):
+    """A model as eager runs it: `kvcast.models.executor.TorchModel`."""
 
     @property
     def dimensions(self) -> Any:
-        """Sizes: decoder_layers, decoder_heads, head_dim, target_positions.
+        """Sizes, the family's."""
 
-        Whisper's also have alignment_heads.
-        """
-
-    @property
-    def encode(self) -> Any:
-        """A source to cross caches."""
-
-    @property
-    def decode(self) -> Any:
-        """Tokens over caches to logits and caches; Whisper's queries of them are between those."""
+    def __getitem__(self, name: str, /) -> Any:
+        """Return a program: a function of tensors, which writes caches in place."""
 
 
 class TorchRuntime(CachedRuntime):
@@ -73,7 +62,7 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
         own: Sequence[Tensor],
         encoded: Sequence[Tensor],
     ) -> Sequence[Tensor]:
-        """Return the results of `models.programs.whisper.WhisperDecode` but for caches, on the CPU.
+        """Return the results of the program `decode` but for caches, on the CPU.
 
         The first is the logits fp32 [rows, p, vocab]. The self caches `own` are written.
         """
@@ -137,23 +126,22 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
 class EagerEncoderDecoder(TorchEncoderDecoder):
     """A cross cache's arrays are key and value of each layer, and what `encode` took beside."""
 
-    def __init__(self, programs: EncoderDecoderPrograms) -> None:
-        self._programs = programs
-        self._structure: TreeSpec
-        self.longest = programs.dimensions.target_positions
-        self.alignment_heads = getattr(programs.dimensions, "alignment_heads", ())
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._layers = 2 * model.dimensions.decoder_layers
+        self.longest = model.dimensions.target_positions
+        self.alignment_heads = getattr(model.dimensions, "alignment_heads", ())
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
-        dimensions = self._programs.dimensions
+        dimensions = self._model.dimensions
         shape = (dimensions.decoder_heads, capacity, dimensions.head_dim)
-        return [Layer(shape, torch.float32)] * (2 * dimensions.decoder_layers)
+        return [Layer(shape, torch.float32)] * self._layers
 
     @override
     def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
-        # Of every source alike.
-        flat, self._structure = tree_flatten(self._programs.encode(*source))
-        return flat
+        cross_caches: Sequence[Tensor] = self._model["encode"](*source)
+        return cross_caches
 
     @override
     def decode_tokens(
@@ -164,15 +152,6 @@ class EagerEncoderDecoder(TorchEncoderDecoder):
         own: Sequence[Tensor],
         encoded: Sequence[Tensor],
     ) -> Sequence[Tensor]:
-        count = self._structure.num_leaves
-        cross_caches = tree_unflatten(encoded[:count], self._structure)
-        results: list[Tensor]
-        *results, _ = self._programs.decode(
-            tokens_rs, lengths, offsets, pairs(own), cross_caches, *encoded[count:]
-        )
-        return results
-
-
-def pairs(flat: Sequence[Tensor]) -> list[LayerCache]:
-    """Key and value of each layer."""
-    return list(zip(flat[::2], flat[1::2], strict=True))
+        results = self._model["decode"](tokens_rs, lengths, offsets, *own, *encoded)
+        kept: Sequence[Tensor] = results[: -self._layers]
+        return kept

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph
@@ -121,15 +121,15 @@ def export_method(
 
 def _arguments(
     signature: Signature, layout: MethodLayout, cross_dtype: torch.dtype
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """Return example arguments and their dynamic shapes, as torch.export takes them."""
     most = {"new": layout.chunk, "asked": _MOST_ASKED, "source": layout.longest_source}
     own = [run for run in layout.self_layers for _ in range(run.layers)]
-    flat, structure = tree_flatten(signature.arguments)
-    open_sizes = tree_leaves(signature.sizes, is_leaf=lambda part: isinstance(part, dict))
     examples: list[Tensor] = []
     sizes: list[dict[int, Any] | None] = []
-    for name, part, open_here in zip(signature.inputs, flat, open_sizes, strict=True):
+    for name, part, open_here in zip(
+        signature.inputs, signature.arguments, signature.open_sizes, strict=True
+    ):
         named = {axis: size.__name__ for axis, size in open_here.items()}
         bounded = {axis: Dim(n, max=most[n]) for axis, n in named.items() if n in most}
         if name.startswith("past_"):
@@ -143,7 +143,7 @@ def _arguments(
             example = part if name.startswith(_CROSS_KEY) or 0 in bounded else part[:1]
         examples.append(_laid_out(name, example, cross_dtype))
         sizes.append(bounded or None)
-    return tree_unflatten(examples, structure), tree_unflatten(sizes, structure)
+    return tuple(examples), tuple(sizes)
 
 
 def _laid_out(name: str, part: Tensor, cross_dtype: torch.dtype) -> Tensor:
@@ -164,7 +164,7 @@ class _ExportedMethod(nn.Module):
         self._outputs = signature.outputs
         self._cross_dtype = cross_dtype
 
-    def forward(self, *arguments: Any) -> list[Tensor]:
+    def forward(self, *arguments: Tensor) -> list[Tensor]:
         """Run the program; return its results without the caches, which it wrote in place."""
         results = zip(self._outputs, tree_leaves(self.program(*arguments)), strict=True)
         return [

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.lowering.calibration import decode_from_the_start, write_text
+from kvcast.runtimes.native.quantize import roles_of
 from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix
 from kvcast.spec.phases import OnPhase
 
@@ -48,7 +49,7 @@ class Calibrated:
 
 
 @torch.no_grad()
-def calibrate(programs: DecoderPrograms, blocks_of: BlocksOf, on_phase: OnPhase) -> Calibrated:
+def calibrate(programs: TorchModel, blocks_of: BlocksOf, on_phase: OnPhase) -> Calibrated:
     """Measure the inputs of layers' matrices; the table and the head are left as they are.
 
     Args:
@@ -59,10 +60,10 @@ def calibrate(programs: DecoderPrograms, blocks_of: BlocksOf, on_phase: OnPhase)
     Raises KvcastError if the model's logits are not all finite.
 
     """
-    whole = {
-        f"{name}.weight": matrix
-        for name, matrix in programs.decode.decoder.named_modules(prefix="decoder")
-        if isinstance(matrix, nn.Linear) and name != "decoder.head"
+    decode = programs["decode"]
+    roles = roles_of(decode.program)
+    whole: dict[str, Any] = {
+        name: decode.matrix(name) for name in sorted(roles.products - roles.heads)
     }
     divisible = {name: matrix for name, matrix in whole.items() if matrix.in_features % BLOCK == 0}
     matrices = {name: matrix for name, matrix in divisible.items() if blocks_of(name) is None}

@@ -17,15 +17,14 @@ _LENGTH = 256
 
 
 class CalibrationModel(Protocol):
-    """A model of self caches alone; `decode` gives logits before anything else."""
+    """A model of self caches alone: `kvcast.models.executor.TorchModel`."""
 
     @property
     def dimensions(self) -> Any:
         """Sizes, with those of `kvcast.families.caches.DecoderOnlySizes`."""
 
-    @property
-    def decode(self) -> Any:
-        """New tokens over caches to logits."""
+    def __getitem__(self, name: str, /) -> Any:
+        """Return a program; `decode` gives logits before anything else."""
 
 
 @torch.no_grad()
@@ -55,11 +54,11 @@ def write_text(programs: CalibrationModel, tokens: int, seed: int) -> Tensor:
     caches = _caches(programs, rows, length)
     tokens_rs = torch.randint(dimensions.vocab_size, (rows, length), generator=generator)
     for past in range(length - 1):
-        logits_rpv, _ = programs.decode(
+        logits_rpv, *_ = programs["decode"](
             tokens_rs[:, past : past + 1],
             torch.full((rows,), past, dtype=torch.int32),
             torch.tensor([0]),
-            caches,
+            *caches,
         )
         if not logits_rpv.isfinite().all():
             raise KvcastError("the model's logits are not all finite: fetch its weights again")
@@ -75,11 +74,12 @@ def decode_from_the_start(
     """Decode whole rows in one call; return each layer's keys and values [rows, kv_heads, s, d]."""
     rows, count = tokens_rs.shape
     caches = _caches(programs, rows, count)
-    programs.decode(tokens_rs, torch.zeros(rows, dtype=torch.int32), torch.tensor([0]), caches)
-    return caches
+    lengths, offsets = torch.zeros(rows, dtype=torch.int32), torch.tensor([0])
+    programs["decode"](tokens_rs, lengths, offsets, *caches)
+    return list(zip(caches[::2], caches[1::2], strict=True))
 
 
-def _caches(programs: CalibrationModel, rows: int, capacity: int) -> list[tuple[Tensor, Tensor]]:
+def _caches(programs: CalibrationModel, rows: int, capacity: int) -> list[Tensor]:
     dimensions = programs.dimensions
     shape = (rows, dimensions.kv_heads, capacity, dimensions.head_dim)
-    return [(torch.zeros(shape), torch.zeros(shape)) for _ in dimensions.windows]
+    return [torch.zeros(shape) for _ in dimensions.windows for _ in range(2)]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from kvcast.families.programs import Argument, CacheArgument, ProgramSignature, Shape
 from kvcast.families.table import family_with
@@ -37,20 +38,25 @@ class Signature:
 
     Attributes:
         program: the module to export, with kvcast's operators.
-        arguments: example arguments.
+        arguments: example arguments, flat.
         sizes: dynamic shapes of each argument, as torch.export takes them.
-        inputs: names of the flattened arguments.
-        outputs: names of the flattened results; `present_...` are the caches after the call.
+        inputs: names of the arguments.
+        outputs: names of the results; `present_...` are the caches after the call.
         kinds: the kinds of its self caches, each once: "linear", "ring".
 
     """
 
     program: nn.Module
-    arguments: tuple[Any, ...]
+    arguments: tuple[Tensor, ...]
     sizes: tuple[Any, ...]
     inputs: Sequence[str]
     outputs: Sequence[str]
     kinds: Sequence[str] = ()
+
+    @property
+    def open_sizes(self) -> list[dict[int, Any]]:
+        """The dynamic sizes of each argument, by axis."""
+        return tree_leaves(self.sizes, is_leaf=lambda part: isinstance(part, dict))
 
     def export(self) -> ExportedProgram:
         """Return the program's graph of operators, kvcast's among them."""
@@ -63,30 +69,29 @@ class Signature:
 def signatures_of(programs: Any) -> Mapping[str, Signature]:
     """Return the signature of each of a model's programs, by name."""
     described = family_with(programs.dimensions).programs(programs.dimensions)
-    return {
-        name: signature_of(getattr(programs, name), program) for name, program in described.items()
-    }
+    return {name: signature_of(programs[name], program) for name, program in described.items()}
 
 
 def signature_of(module: nn.Module, program: ProgramSignature) -> Signature:
-    """Return the signature of a module that is this program."""
+    """Return the signature of a module that is this program, and takes any number of tensors."""
     return Signature(
         program=module,
-        arguments=tuple(map(_example, program.arguments)),
-        sizes=tuple(map(_dynamic, program.arguments)),
+        arguments=tuple(part for argument in program.arguments for part in _examples(argument)),
+        # One tuple, as the module's `forward` has one parameter.
+        sizes=(tuple(part for argument in program.arguments for part in _dynamic(argument)),),
         inputs=program.inputs,
         outputs=list(program.outputs),
         kinds=program.kinds,
     )
 
 
-def _example(argument: Argument | CacheArgument) -> Tensor | list[tuple[Tensor, Tensor]]:
+def _examples(argument: Argument | CacheArgument) -> list[Tensor]:
     if isinstance(argument, CacheArgument):
-        return [(_zeros(shape), _zeros(shape)) for shape in argument.shapes]
+        return [_zeros(shape) for shape in argument.shapes for _ in range(2)]
     dtype = _DTYPES[argument.dtype]
     if argument.example:
-        return torch.tensor(argument.example, dtype=dtype)
-    return _zeros(argument.shape, dtype)
+        return [torch.tensor(argument.example, dtype=dtype)]
+    return [_zeros(argument.shape, dtype)]
 
 
 def _zeros(shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -94,10 +99,9 @@ def _zeros(shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(sizes, dtype=dtype)
 
 
-def _dynamic(argument: Argument | CacheArgument) -> Any:
-    if isinstance(argument, CacheArgument):
-        return [(_named(shape), _named(shape)) for shape in argument.shapes]
-    return _named(argument.shape)
+def _dynamic(argument: Argument | CacheArgument) -> list[dict[int, Any]]:
+    each = 2 if isinstance(argument, CacheArgument) else 1
+    return [_named(shape) for shape in argument.shapes for _ in range(each)]
 
 
 def _named(shape: Shape) -> dict[int, Any]:

@@ -15,15 +15,13 @@ with all products in int8 and one scale for their input; 9.58 with the feed-forw
 product in blocks; 9.28 with smoothing as well.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from kvcast.models.decoder import Decoder
-from kvcast.models.nn.feed_forward import GatedFeedForward
-from kvcast.models.programs.decoder import DecoderPrograms
+from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.runtimes.lowering.calibration import run_random_tokens
 
 # How much of the quantisation difficulty moves from activations to weights: 0 none, 1 all.
@@ -32,39 +30,44 @@ _LEAST = 1e-5
 
 
 @torch.no_grad()
-def smooth(programs: DecoderPrograms) -> None:
+def smooth(programs: TorchModel) -> None:
     """Rescale norms and the matrices behind them in place; together they compute the same."""
-    decoder = programs.decode.decoder
-    with _largest_inputs(decoder) as largest:
+    pairs = list(_pairs(programs["decode"]))
+    with _largest_inputs(matrix for _, matrix in pairs) as largest:
         run_random_tokens(programs)
-    for norm, matrix in _pairs(decoder):
+    for gain_x, matrix in pairs:
         magnitude_x = matrix.weight.abs().amax(dim=0).clamp(min=_LEAST)
         input_x = largest[matrix].clamp(min=_LEAST)
         ratios_x = input_x**_STRENGTH / magnitude_x ** (1 - _STRENGTH)
         # A factor common to all channels would smooth nothing.
         factors_x = ratios_x / ratios_x.log().mean().exp()
-        norm.weight.div_(factors_x)
+        gain_x.div_(factors_x)
         matrix.weight.mul_(factors_x)
 
 
-def _pairs(decoder: Decoder) -> Iterator[tuple[nn.RMSNorm, nn.Linear]]:
-    """Yield norms, each with the only matrix that reads it."""
-    for layer in decoder.layers:
-        yield layer.attention_norm, layer.attention.qkv  # type: ignore[misc, union-attr]
-        if isinstance(layer.feed_forward, GatedFeedForward):
-            yield layer.feed_forward_norm, layer.feed_forward.gate_up  # type: ignore[misc]
+def _pairs(decode: TorchProgram) -> Iterator[tuple[Tensor, nn.Linear]]:
+    """Yield the gains of norms, each with the only matrix that reads the norm, but for the head."""
+    steps = decode.program.steps
+    head = decode.program.last_product("logits")
+    for step in steps:
+        readers = [other for other in steps if step.name in other.reads]
+        if step.operation == "rms_norm" and len(readers) == 1:
+            (reader,) = readers
+            if reader.operation == "linear" and reader is not head:
+                gain_x = decode.get_parameter(step.arguments[1].name)
+                yield gain_x, decode.matrix(reader.arguments[1].name)  # type: ignore[misc]
 
 
 @contextmanager
-def _largest_inputs(decoder: Decoder) -> Iterator[dict[nn.Linear, Tensor]]:
-    """Record the largest magnitude [width] of the inputs of each matrix behind a norm."""
+def _largest_inputs(matrices: Iterable[nn.Linear]) -> Iterator[dict[nn.Linear, Tensor]]:
+    """Record the largest magnitude [width] of the inputs of each matrix."""
     largest: dict[nn.Linear, Tensor] = {}
 
     def watch(matrix: nn.Linear, arguments: tuple[Tensor]) -> None:
         peaks = arguments[0].abs().flatten(0, -2).amax(dim=0)
         largest[matrix] = torch.maximum(largest[matrix], peaks) if matrix in largest else peaks
 
-    hooks = [matrix.register_forward_pre_hook(watch) for _, matrix in _pairs(decoder)]
+    hooks = [matrix.register_forward_pre_hook(watch) for matrix in matrices]
     try:
         yield largest
     finally:

@@ -5,10 +5,14 @@ int8 and int4 weights with bf16 activations, by PyTorch's kernels for packed wei
 too. A product's input is cast to bf16 and its result back to fp32. Knows no model.
 """
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor, nn
 
 from kvcast.errors import KvcastError
+from kvcast.runtimes.native.quantize import roles_of
+from kvcast.spec.program import Program
 
 _INT4_GROUP = 32
 _INT4_OUTPUTS = 16
@@ -79,15 +83,35 @@ def _biased(product_no: Tensor, bias_o: Tensor | None) -> Tensor:
 _LINEARS = {"int8": Int8Linear, "int4": Int4Linear}
 
 
-@torch.inference_mode()
-def quantize_linears(module: nn.Module, quantize: str) -> None:
-    """Replace every `nn.Linear` under `module` with its "int8" or "int4" form, in place.
+class Executed(Protocol):
+    """A program that is executed: `kvcast.models.executor.TorchProgram`."""
 
-    Subclasses, such as a router, stay as they are. Raises KvcastError for sizes that the kernel
-    does not support; layers replaced before that stay replaced.
+    @property
+    def program(self) -> Program:
+        """Return its operations."""
+
+    def matrix(self, name: str) -> Any:
+        """Return the layer that multiplies by a matrix."""
+
+    def replace_matrix(self, name: str, layer: nn.Module) -> None:
+        """Multiply by another layer."""
+
+
+@torch.inference_mode()
+def quantize_matrices(executed: Executed, quantize: str) -> set[str]:
+    """Replace the matrices of a program's products with their "int8" or "int4" form, in place.
+
+    Tables that are looked up as well stay as they are, and so do routers, which are small.
+
+    Returns:
+        Their names.
+
+    Raises:
+        KvcastError: the kernel does not support a matrix's sizes. Others may have been replaced.
+
     """
-    build = _LINEARS[quantize]
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, build(child))
+    roles = roles_of(executed.program)
+    replaced = executed.program.matrices("linear") - roles.tables - roles.routers
+    for name in sorted(replaced):
+        executed.replace_matrix(name, _LINEARS[quantize](executed.matrix(name)))
+    return replaced

@@ -1,0 +1,348 @@
+"""Executes programs with PyTorch, operation by operation, for eager and for torch.export.
+
+A matrix is a linear layer, so that layers can be watched or replaced by quantised ones. Parameters
+have the names of the checkpoint's tensors, buffers those of programs' other constants. Knows no
+family, and nothing of files or tokens' meaning.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kvcast.errors import KvcastError
+from kvcast.families.table import family_with
+from kvcast.models.ops.attention import (
+    cross_attention,
+    encoder_attention,
+    packed_self_attention,
+    self_attention,
+)
+from kvcast.models.ops.experts import mixture_of_experts
+from kvcast.spec.program import Constant, Node, Program
+from kvcast.spec.self_attention import SelfAttention
+
+Operation = Callable[..., Any]
+
+_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: Mapping[str, Operation] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+
+
+def _linear(
+    x: Tensor,
+    matrix: nn.Module,
+    *,
+    activation: str | None = None,
+    gate: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    product: Tensor = matrix(x)
+    if activation is not None:
+        product = _ACTIVATIONS[activation](product)
+    if gate is not None:
+        first, second = product.chunk(2, dim=-1)
+        product = _ACTIVATIONS[gate](first) * second
+    return product if residual is None else residual + product
+
+
+def _conv1d(
+    x: Tensor, matrix: nn.Module, stride: int, padding: int, *, activation: str | None = None
+) -> Tensor:
+    result = functional.conv1d(x, matrix.weight, matrix.bias, (stride,), (padding,))  # type: ignore[arg-type]
+    return result if activation is None else _ACTIVATIONS[activation](result)
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    **_ACTIVATIONS,
+    "linear": _linear,
+    "conv1d": _conv1d,
+    "layer_norm": lambda x, weight, bias, epsilon: functional.layer_norm(
+        x, weight.shape, weight, bias, epsilon
+    ),
+    "rms_norm": lambda x, weight, epsilon: functional.rms_norm(x, weight.shape, weight, epsilon),
+    "embedding": lambda table, ids: functional.embedding(ids, table),
+    "index_select": torch.index_select,
+    "self_attention": self_attention,
+    "cross_attention": cross_attention,
+    "encoder_attention": encoder_attention,
+    "mixture_of_experts": mixture_of_experts,
+    "tanh": torch.tanh,
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "clamp": torch.clamp,
+    "lt": torch.lt,
+    "ge": torch.ge,
+    "eq": torch.eq,
+    "where": torch.where,
+    "cat": torch.cat,
+    "arange": lambda count, dtype, device: torch.arange(count, dtype=_DTYPES[dtype], device=device),
+    "to": lambda x, dtype: x.to(_DTYPES[dtype]),
+    "contiguous": Tensor.contiguous,
+    "transpose": torch.transpose,
+    "unsqueeze": torch.unsqueeze,
+    "flatten": torch.flatten,
+    "unflatten": Tensor.unflatten,
+    "view": Tensor.view,
+    "chunk": torch.chunk,
+    "split": Tensor.split,
+    "getitem": operator.getitem,
+    "size": Tensor.size,
+}
+"""What each operation of a program is in PyTorch; `arange` needs the device, too."""
+
+
+_PRODUCTS = frozenset({"linear", "conv1d"})
+"""Operations whose matrix is a layer, with its bias."""
+
+
+class TorchProgram(nn.Module):
+    """A program over weights, which other programs may share.
+
+    Attributes:
+        program: as its family writes it.
+
+    """
+
+    def __init__(
+        self, program: Program, outputs: Sequence[str], weights: Mapping[str, Tensor]
+    ) -> None:
+        """Take the weights that the program reads.
+
+        Args:
+            program: its operations.
+            outputs: names of its results, in order; `present_...` is `past_...` after the call.
+            weights: all constants by name: parameters and, as buffers, other tensors.
+
+        """
+        super().__init__()
+        self.program = program
+        self._results = [
+            program.outputs.get(name, name.replace("present_", "past_", 1)) for name in outputs
+        ]
+        self._unread = _unread(program, self._results)
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        for name in program.matrices("linear"):
+            rows, columns = weights[name].shape
+            layer = nn.Linear(columns, rows, bias=False, device="meta")
+            self._owner(name.rpartition(".")[0], layer)
+        for constant in program.constants():
+            for name in filter(None, (constant.name, constant.bias)):
+                self._hold(name, weights[name])
+
+    def _owner(self, path: str, layer: nn.Module | None = None) -> nn.Module:
+        """Return the submodule at a path, `layer` or an empty one where there is none yet."""
+        if not path:
+            return self
+        before, _, leaf = path.rpartition(".")
+        parent = self._owner(before)
+        if leaf not in parent._modules:
+            parent.add_module(leaf, layer or nn.Module())
+        return parent.get_submodule(leaf)
+
+    def _hold(self, name: str, tensor: Tensor) -> None:
+        path, _, leaf = name.rpartition(".")
+        owner = self._owner(path)
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(leaf, tensor)
+        else:
+            owner.register_buffer(leaf, tensor, persistent=False)
+        self._places[name] = owner, leaf
+
+    def matrix(self, name: str) -> nn.Module:
+        """Return the layer that multiplies by a matrix."""
+        return self._places[name][0]
+
+    def replace_matrix(self, name: str, layer: nn.Module) -> None:
+        """Multiply by another layer instead of a matrix."""
+        path, _, leaf = name.rpartition(".")
+        self.set_submodule(path, layer)
+        self._places[name] = layer, leaf
+
+    def forward(self, *arguments: Tensor) -> list[Tensor]:
+        """Take the program's inputs, and give its results. Caches are written in place."""
+        return self.run(arguments)
+
+    def run(self, arguments: Sequence[Tensor], **others: Operation) -> list[Tensor]:
+        """Do so with other functions for some operations, by name."""
+        device = arguments[0].device
+        operations = {**OPERATIONS, **others}
+        values: dict[str, Any] = dict(zip(self.program.inputs, arguments, strict=True))
+        for step, unread in zip(self.program.steps, self._unread, strict=True):
+            given = [self._value(part, values) for part in step.arguments]
+            keywords = {name: self._value(part, values) for name, part in step.keywords.items()}
+            if step.operation == "arange":
+                keywords["device"] = device
+            elif step.operation in _PRODUCTS:
+                given[1] = self.matrix(step.arguments[1].name)
+            values[step.name] = operations[step.operation](*given, **keywords)
+            for name in unread:
+                del values[name]
+        return [values[name] for name in self._results]
+
+    def _value(self, part: Any, values: Mapping[str, Any]) -> Any:
+        if isinstance(part, Node):
+            return values[part.name]
+        if isinstance(part, Constant):
+            owner, leaf = self._places[part.name]
+            return getattr(owner, leaf)
+        if isinstance(part, list):
+            return [self._value(item, values) for item in part]
+        return part
+
+    def packed(
+        self,
+        tokens_n: Tensor,
+        rows: list[int],
+        counts: list[int],
+        lengths: Tensor,
+        offsets: Tensor,
+        caches: Sequence[Tensor],
+    ) -> Tensor:
+        """Run `decode` of a decoder-only model on rows with any number of new tokens each.
+
+        Only attention knows rows: no other operation sees padding, or a token's neighbours.
+
+        Args:
+            tokens_n: int64 [n], the new tokens of these rows, concatenated.
+            rows: the rows of the caches that take part.
+            counts: the number of new tokens of each.
+            lengths: int32 [rows of the caches], positions in the caches before this call.
+            offsets: int64 [m], which of the n positions get logits.
+            caches: keys and values [rows, kv_heads, capacity, d], written in place.
+
+        Returns:
+            Logits fp32 [m, vocab].
+
+        """
+
+        def attend(*arguments: Any) -> Tensor:
+            call = SelfAttention[Any](*arguments)
+            mixed_nx: Tensor = packed_self_attention(
+                call.query[0],
+                call.key[0],
+                call.value[0],
+                call.key_cache,
+                call.value_cache,
+                rows,
+                counts,
+                lengths,
+                call.scale,
+                call.window,
+                call.softcap,
+                call.cosines,
+                call.sines,
+            )
+            return mixed_nx[None]
+
+        given = (tokens_n[None], lengths[:1], offsets, *caches)
+        return self.run(given, self_attention=attend)[0][0]
+
+
+def _unread(program: Program, results: Sequence[str]) -> list[list[str]]:
+    """Return, for each step, the values that nothing reads after it."""
+    last: dict[str, int] = {}
+    for i, step in enumerate(program.steps):
+        last |= dict.fromkeys((*step.reads, step.name), i)
+    unread: list[list[str]] = [[] for _ in program.steps]
+    for name in last.keys() - set(results):
+        unread[last[name]].append(name)
+    return unread
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchModel:
+    """A model's programs over one set of weights.
+
+    Attributes:
+        dimensions: the family's.
+        weights: parameters by the names of the checkpoint's tensors, and programs' other constants.
+        programs: by name.
+
+    """
+
+    dimensions: Any
+    weights: dict[str, Tensor]
+    programs: Mapping[str, TorchProgram]
+
+    @classmethod
+    def from_tensors(cls, dimensions: Any, tensors: Mapping[str, NDArray[np.generic]]) -> Self:
+        """Build in fp32 from tensors by canonical name; KvcastError if names or shapes differ."""
+        family = family_with(dimensions)
+        arrays = {name: np.array(tensor, np.float32) for name, tensor in tensors.items()}
+        _check(family.tensor_shapes(dimensions), arrays)
+        weights: dict[str, Tensor] = {
+            name: nn.Parameter(torch.from_numpy(array), requires_grad=False)
+            for name, array in arrays.items()
+        }
+        constants = family.constants(dimensions, arrays)
+        weights |= {name: torch.from_numpy(array) for name, array in constants.items()}
+        return cls.over(dimensions, weights)
+
+    @classmethod
+    def over(cls, dimensions: Any, weights: dict[str, Tensor]) -> Self:
+        """Return the programs over all tensors that they read, of any dtype and device."""
+        family = family_with(dimensions)
+        signatures = family.programs(dimensions)
+        programs = {
+            name: TorchProgram(program, signatures[name].outputs, weights).eval()
+            for name, program in family.written(dimensions).items()
+        }
+        return cls(dimensions=dimensions, weights=weights, programs=programs)
+
+    def __getitem__(self, name: str) -> TorchProgram:
+        return self.programs[name]
+
+    @torch.inference_mode()
+    def whole(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return logits [len(source) + len(target), vocab] of a prefix model, from one call.
+
+        The source is given, not derived from lengths: steps must equal this.
+
+        Raises TypeError for models of other kinds.
+        """
+        program = family_with(self.dimensions).whole
+        if program is None:
+            raise TypeError("`decode` itself takes whole sequences")
+        tokens_rs = torch.from_numpy(np.concatenate([source, target]))[None]
+        count, dimensions = tokens_rs.shape[1], self.dimensions
+        shape = (1, dimensions.kv_heads, count, dimensions.head_dim)
+        caches = [torch.zeros(shape) for _ in dimensions.windows for _ in range(2)]
+        lengths, sources = torch.tensor([[0], [len(source)]], dtype=torch.int32)
+        whole = TorchProgram(program(dimensions), ["logits"], self.weights)
+        (logits_rsv,) = whole(tokens_rs, lengths, torch.arange(count), *caches, sources)
+        logits_sv: NDArray[np.float32] = logits_rsv[0].numpy()
+        return logits_sv
+
+
+def _check(
+    shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, NDArray[np.float32]]
+) -> None:
+    for name in sorted(shapes.keys() | tensors.keys()):
+        if name not in tensors or name not in shapes:
+            kind = "unknown" if name in tensors else "missing"
+            raise KvcastError(f"the weights do not fit the model: {name} is {kind}")
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise KvcastError(
+                f"the weights do not fit the model: {name} is {tensors[name].shape}, not {shape}"
+            )

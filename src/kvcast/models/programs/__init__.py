@@ -1,1 +1,0 @@
-"""The pure programs of each family, which exporters lower and eager runs."""
