@@ -44,9 +44,11 @@ INLINE size_t place(int n, int k) { return k / SIDE * SIDE * STRIP + SIDE * n + 
 // SIDE inputs from k on of an output of stored int8 codes; zeros past their end.
 INLINE uint64_t side(const Stored& from, int n, int k) {
   uint64_t bits = 0;
-  if (n < from.count && k < from.inputs)
-    std::memcpy(&bits, static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k,
-                std::min(SIDE, from.inputs - k));
+  const int8_t* codes = static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k;
+  if (n < from.count && k + SIDE <= from.inputs)
+    std::memcpy(&bits, codes, SIDE);
+  else if (n < from.count && k < from.inputs)
+    std::memcpy(&bits, codes, from.inputs - k);
   return bits ^ SIGNS * 0x0101010101010101u;
 }
 
@@ -182,21 +184,37 @@ INLINE int nibble(const Stored& from, int n, int k) {
   return static_cast<const uint8_t*>(from.codes)[static_cast<size_t>(n) * ((from.inputs + 1) / 2) + k / 2] >> k % 2 * 4 & 15;
 }
 
+// The codes of output n from k on, DEPTH of them, two in a byte as a part has them; zeros where there are none.
+template <class Of>
+INLINE void join_nibbles(const Stored& from, int n, int k, uint8_t* to) {
+  constexpr int HALF_DEPTH = Of::DEPTH / 2;
+  if (Of::PAIRED) {
+    if (n < from.count && k + Of::DEPTH <= from.inputs) {
+      const size_t each = (from.inputs + 1) / 2;
+      const uint8_t *low = static_cast<const uint8_t*>(from.codes) + n * each + k / 2, *high = low + HALF_DEPTH / 2;
+      for (int i = 0; i < HALF_DEPTH / 2; i++) {
+        to[2 * i] = static_cast<uint8_t>((low[i] & 15) | high[i] << 4);
+        to[2 * i + 1] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xf0));
+      }
+      return;
+    }
+    for (int i = 0; i < HALF_DEPTH; i++)
+      to[i] = static_cast<uint8_t>(nibble(from, n, k + i) | nibble(from, n, k + HALF_DEPTH + i) << 4);
+    return;
+  }
+  const uint8_t* codes = static_cast<const uint8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k;
+  const bool is_there = n < from.count && k < from.inputs;
+  for (int i = 0; i < HALF_DEPTH; i++) to[i] = is_there ? static_cast<uint8_t>(codes[i] | codes[i + HALF_DEPTH] << 4) : 0;
+}
+
 template <class Of>
 void pack_step(const Stored& from, int strip, int k, uint8_t* to) {
   if constexpr (Of::CODES_ARE == Coded::BYTES) return pack_codes(from, strip, k, Of::DEPTH, to);
-  for (int n = 0; n < STRIP; n++)
-    for (int i = 0; i < Of::DEPTH / 2; i += SIDE) {
-      const int output = strip * STRIP + n, low = k + i, high = low + Of::DEPTH / 2;
-      if constexpr (Of::PAIRED) {
-        for (int j = 0; j < SIDE; j++)
-          to[place(n, i) + j] = static_cast<uint8_t>(nibble(from, output, low + j) | nibble(from, output, high + j) << 4);
-      } else {
-        const uint64_t signs = SIGNS * 0x0101010101010101u;
-        const uint64_t bits = (side(from, output, low) ^ signs) | (side(from, output, high) ^ signs) << 4;
-        std::memcpy(to + place(n, i), &bits, SIDE);
-      }
-    }
+  for (int n = 0; n < STRIP; n++) {
+    uint8_t joined[Of::DEPTH / 2];
+    join_nibbles<Of>(from, strip * STRIP + n, k, joined);
+    for (int i = 0; i < Of::DEPTH / 2; i += SIDE) std::memcpy(to + place(n, i), joined + i, SIDE);
+  }
 }
 
 template <class Of>
