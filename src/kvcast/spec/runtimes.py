@@ -12,8 +12,8 @@ from kvcast.errors import UsageError
 
 CALIBRATED = "int4-calibrated"
 """int4 whose codes suit the matrices' inputs in a text that the model writes."""
-OWN = "own"
-"""The codes that a checkpoint's matrices have, and int8 for its other numbers."""
+OWN = "own codes"
+"""Those that a checkpoint's matrices have, and int8 for other numbers; int8 where none has any."""
 _BLOCKS = ("none", "int8", "int4", CALIBRATED)
 
 

@@ -15,11 +15,12 @@ import kvcast
 from kit import tiny_gguf
 from kvcast.checkpoints.base import map_file
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.loading.examination import examine_model
 from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.library import Format, Machine
 from kvcast.runtimes.native.opening import open_checkpoint as opened_on_native
 from kvcast.spec.file_rows import Encoding, FileRows
-from kvcast.spec.runtimes import RUNTIMES, BundlePrecision, PrecisionRequest
+from kvcast.spec.runtimes import OWN, RUNTIMES, BundlePrecision, PrecisionRequest
 
 WIDTH, INNER, HEADS, KEY_HEADS, HEAD_DIM, LAYERS = 256, 512, 4, 2, 64, 2
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"}
@@ -84,12 +85,12 @@ def write(path: Path, kinds: Mapping[str, str], *, tied: bool = True) -> Path:
 
 def constants_of(path: Path, precision: BundlePrecision) -> dict[str, Any]:
     _, interpreter = opened_on_native(open_checkpoint(path), precision, 2)
-    return {constant.name: packed for constant, packed in interpreter._constants.items()}
+    return {constant.name: packed for constant, packed in interpreter.constants.items()}
 
 
 def test_own_codes_are_the_default_of_what_native_opens() -> None:
     native = RUNTIMES["native"]
-    assert native.choose_opening(PrecisionRequest()).quantize == "own"
+    assert native.choose_opening(PrecisionRequest()).quantize == OWN
     assert native.choose_opening(PrecisionRequest(quantize="int8")).quantize == "int8"
     assert native.choose_precision(PrecisionRequest()).quantize == "int8"
     assert RUNTIMES["eager"].choose_opening(PrecisionRequest()).quantize == "none"
@@ -97,7 +98,7 @@ def test_own_codes_are_the_default_of_what_native_opens() -> None:
 
 def test_each_matrix_keeps_its_type(tmp_path: Path) -> None:
     path = write(tmp_path / "mixed.gguf", MIXED, tied=False)
-    constants = constants_of(path, BundlePrecision(quantize="own"))
+    constants = constants_of(path, BundlePrecision(quantize=OWN))
     qkv = constants[QKV]
     assert isinstance(qkv, Joined)
     assert [part.format for part in qkv.parts] == [Format.INT4_LARGE, Format.INT8_LARGE]
@@ -114,6 +115,23 @@ def test_each_matrix_keeps_its_type(tmp_path: Path) -> None:
         "decoder.head.weight": Format.INT4_LARGE,
     }
     assert isinstance(constants["decoder.embedding.weight"], FileRows)
+
+
+def test_an_examination_tells_what_was_kept(tmp_path: Path) -> None:
+    report = examine_model(str(write(tmp_path / "mixed.gguf", MIXED)), prove=True)
+    held = {row["stored"]: row["held"] for row in report["weights"]}
+    assert report["quantize"] == OWN
+    assert held["Q4_K, Q6_K"] == "INT4 LARGE and INT8 LARGE"
+    assert held["Q4_K"] == "INT4 LARGE"
+    assert report["proof"]["tokens_equal"] == report["proof"]["tokens"]
+
+
+def test_a_checkpoint_without_codes_is_int8(tmp_path: Path) -> None:
+    arrays = tiny_gguf.tensors()
+    values = tiny_gguf.sizes("llama") | tiny_gguf.vocabulary()
+    path = tiny_gguf.write(tmp_path / "f16.gguf", "llama", values, arrays, {"": "F16"})
+    manifest, _ = opened_on_native(open_checkpoint(path), BundlePrecision(quantize=OWN), 1)
+    assert manifest.quantize == "int8"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +171,7 @@ def test_experts_of_one_type_keep_it(tmp_path: Path) -> None:
         | tiny_gguf.vocabulary(),
         arrays, {"exps.weight": "Q4_0"},
     )  # fmt: skip
-    constants = constants_of(path, BundlePrecision(quantize="own"))
+    constants = constants_of(path, BundlePrecision(quantize=OWN))
     experts = constants["decoder.layers.0.feed_forward.gate_up"]
     assert isinstance(experts, Experts)
     assert experts.matrices[0].format == Format.INT4_TABLE
