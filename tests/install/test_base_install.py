@@ -17,7 +17,7 @@ from kit.models import exported
 pytestmark = pytest.mark.slow
 LOCKED = ("-c", ROOT / "requirements.lock")
 EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"
-EXPORT_ONLY = ("torch", "onnx", "onnxscript", "transformers")
+EXPORT_ONLY = ("torch", "onnx", "onnx_ir", "transformers")
 
 
 @pytest.fixture(scope="module")

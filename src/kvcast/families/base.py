@@ -36,7 +36,6 @@ class PrecisionRoles:
     """Roles of matrices and caches that decide on the precision they may have.
 
     Attributes:
-        tables: names of the tables of tokens, as programs have them; quantised in blocks of 8 bits.
         outliers: of "gate" and "activation", the ones whose results have a few huge values:
             matrices that read them are quantised in blocks.
         smoothed: whether norms are smoothed before matrices become int8 (SmoothQuant).
@@ -46,7 +45,6 @@ class PrecisionRoles:
 
     """
 
-    tables: tuple[str, ...]
     outliers: tuple[Literal["gate", "activation"], ...] = ()
     smoothed: bool = False
     int8_self_cache: bool = False

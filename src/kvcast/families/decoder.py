@@ -314,7 +314,6 @@ DECODER = Family(
     constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(
-        tables=("decoder.embedding.weight", "decoder.head.weight"),
         outliers=("gate",),
         smoothed=True,
         int8_self_cache=True,

@@ -35,10 +35,11 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheArgument:
-    """A key and a value for each layer, in fp32; `shapes` has one shape a layer."""
+    """A key and a value for each layer; `shapes` has one shape a layer."""
 
     name: str
     shapes: tuple[Shape, ...]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)

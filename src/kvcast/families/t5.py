@@ -318,9 +318,7 @@ T5 = Family(
     written=_written,
     constants=_constants,
     tensor_shapes=tensor_shapes,
-    precision=PrecisionRoles(
-        tables=("embedding.weight", "head.weight"), outliers=("gate", "activation")
-    ),
+    precision=PrecisionRoles(outliers=("gate", "activation")),
     probe=_probe,
     model_class="kvcast.text.t5:T5Model",
     work_class="kvcast.inspect.work.t5:T5Work",

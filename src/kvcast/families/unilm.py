@@ -273,7 +273,7 @@ UNILM = Family(
     whole=_whole,
     constants=_constants,
     tensor_shapes=tensor_shapes,
-    precision=PrecisionRoles(tables=("embedding.weight",), int8_self_cache=True),
+    precision=PrecisionRoles(int8_self_cache=True),
     probe=_probe,
     model_class="kvcast.text.unilm:UnilmModel",
     work_class="kvcast.inspect.work.unilm:UnilmWork",

@@ -303,9 +303,7 @@ WHISPER = Family(
     written=_written,
     constants=_constants,
     tensor_shapes=tensor_shapes,
-    precision=PrecisionRoles(
-        tables=("decoder.embedding.weight",), int8_cross_cache=True, fused=False
-    ),
+    precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,
     model_class="kvcast.whisper.model:WhisperModel",
     work_class="kvcast.inspect.work.whisper:WhisperWork",

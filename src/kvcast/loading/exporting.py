@@ -177,7 +177,6 @@ def require_export_extra() -> None:
     """Raise KvcastError unless torch and the exporters are installed."""
     try:
         import onnx_ir  # noqa: F401
-        import onnxscript  # noqa: F401
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
         raise KvcastError(

@@ -11,6 +11,7 @@ from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.base import Interface
 from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import ProgramSignature
 from kvcast.families.table import family_of
 from kvcast.runtimes.self_test import SelfTestResult
 from kvcast.spec.blocks import BlocksOf, no_blocks
@@ -72,11 +73,20 @@ class LoweringJob:
         """Return the programs as their family writes them."""
         return family_of(self.family).written(self.dimensions)
 
+    def described(self) -> Mapping[str, ProgramSignature]:
+        """Return the programs' arguments and results."""
+        return family_of(self.family).programs(self.dimensions)
+
+    def constants(self) -> dict[str, NDArray[Any]]:
+        """Return the programs' constants by name; matrices may be those of a smoothed model."""
+        return {name: tensor.numpy() for name, tensor in self.programs.weights.items()}
+
     def signatures(self) -> Mapping[str, Any]:
         """Return what exporters need to know of each program, from `lowering.signatures`."""
-        from kvcast.runtimes.lowering.signatures import signatures_of  # which imports torch
+        from kvcast.runtimes.lowering.signatures import signature_of  # which imports torch
 
-        return signatures_of(self.programs)
+        described = self.described().items()
+        return {name: signature_of(self.programs[name], program) for name, program in described}
 
 
 class Target(Protocol):

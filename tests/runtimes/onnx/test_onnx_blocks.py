@@ -1,7 +1,7 @@
 """Blocks on ONNX Runtime: their products and lookups, and codes as files have them."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from kit.tiny_gguf import LAYERS, permuted, sizes, tensors, vocabulary, write
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.families.programs import Argument, ProgramSignature
 from kvcast.loading.components import programs_of
-from kvcast.runtimes.onnx.blocks import BlockMatrix, Packed, eight_bits, packed
-from kvcast.runtimes.onnx.editing import CONTRIB
+from kvcast.runtimes.onnx.blocks import Packed, eight_bits, packed
+from kvcast.runtimes.onnx.matrices import Blocks
+from kvcast.runtimes.onnx.writing import GraphWriter
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.blocks import BLOCK, CodedMatrix
@@ -38,23 +40,22 @@ def blocks(kind: str) -> CodedMatrix:
 
 
 def run(
-    x: NDArray[np.generic], make: Callable[[ir.Graph, ir.Value], list[ir.Node]], path: Path
-) -> tuple[NDArray[np.float32], list[str]]:
-    """Return what nodes give for x, [1, s] or [1, s, inputs], and their operators."""
-    shape = ir.Shape([1, "s", *x.shape[2:]])
-    given = ir.Value(name="x", shape=shape, type=ir.TensorType(ir.DataType.from_numpy(x.dtype)))
-    graph = ir.Graph([given], [], nodes=[], opset_imports={"": 21, CONTRIB: 1}, name="g")
-    nodes = make(graph, given)
-    graph.extend(nodes)
-    result = nodes[-1].outputs[0]
-    result.name, result.shape, result.type = "y", ir.Shape([1, "s", None]), FLOAT
-    graph.outputs.append(result)
-    ir.save(ir.Model(graph, ir_version=10), path)
+    x: NDArray[np.generic], own: CodedMatrix, operation: str, path: Path, bias: Any = None
+) -> tuple[NDArray[np.float32], set[str]]:
+    """Return a product or a lookup of x, [1, s] or [1, s, inputs], and its operators."""
+    shape = (1, "s", *x.shape[2:])
+    signature = ProgramSignature(
+        arguments=(Argument(name="x", shape=shape, dtype=str(x.dtype)),), outputs=("y",)
+    )
+    write = GraphWriter(signature, {}, {})
+    given = [write.inputs["x"]]
+    if operation == "product":
+        given.append(write.constant("b", bias))
+    result = getattr(Blocks("m", packed(own)), operation)(write, *given)
+    model = write.model({"y": result})
+    ir.save(model, path)
     (numbers,) = ort.InferenceSession(path).run(None, {"x": x})
-    return numbers, [node.op_type for node in nodes]
-
-
-FLOAT = ir.TensorType(ir.DataType.FLOAT)
+    return numbers, {node.op_type for node in model.graph}
 
 
 @pytest.mark.parametrize("kind", ["least", "around 8", "eight"])
@@ -64,14 +65,7 @@ def test_a_product_is_that_of_the_numbers(kind: str, tmp_path: Path) -> None:
     x = np.random.default_rng(1).integers(-127, 128, (1, 5, INPUTS)).astype(np.float32)
     x[..., ::BLOCK] = 127
     bias = np.arange(OUTPUTS, dtype=np.float32)
-
-    def make(graph: ir.Graph, given: ir.Value) -> list[ir.Node]:
-        added = ir.Value(name="b", const_value=ir.tensor(bias), shape=ir.Shape(bias.shape))
-        added.type = FLOAT
-        graph.register_initializer(added)
-        return BlockMatrix(graph, "m", packed(own)).product(given, added)
-
-    actual, operators = run(x, make, tmp_path / "m.onnx")
+    actual, operators = run(x, own, "product", tmp_path / "m.onnx", bias)
     np.testing.assert_allclose(actual, x @ own.numbers().T + bias, rtol=1e-5, atol=1e-2)
     assert ("Add" in operators) == (kind == "least"), "codes around 8 need nothing beside them"
 
@@ -80,11 +74,7 @@ def test_a_product_is_that_of_the_numbers(kind: str, tmp_path: Path) -> None:
 def test_a_lookup_gives_the_numbers(kind: str, tmp_path: Path) -> None:
     own = blocks(kind)
     rows = np.array([[3, 0, OUTPUTS - 1, 3]], np.int64)
-
-    def make(graph: ir.Graph, given: ir.Value) -> list[ir.Node]:
-        return BlockMatrix(graph, "m", packed(own)).lookup(given)
-
-    actual, _ = run(rows, make, tmp_path / "m.onnx")
+    actual, _ = run(rows, own, "lookup", tmp_path / "m.onnx")
     np.testing.assert_allclose(actual, own.numbers()[rows], rtol=1e-6, atol=1e-5)
 
 

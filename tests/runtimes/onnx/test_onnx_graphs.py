@@ -25,7 +25,7 @@ from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import Float32
-from kvcast.runtimes.onnx.quantize import to_int8_columns
+from kvcast.runtimes.onnx.matrices import to_int8_columns
 from kvcast.runtimes.onnx.runtime import OnnxEncoderDecoder
 
 ATTENTION = {"GroupQueryAttention", "MultiHeadAttention"}

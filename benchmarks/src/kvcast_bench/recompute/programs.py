@@ -3,21 +3,19 @@
 Knows no file and no clock.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export import Dim
 from typing_extensions import override
 
 from kvcast.families.blocks import cross_caches
+from kvcast.families.programs import Argument, ProgramSignature
 from kvcast.families.table import family_with
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.models.ops.attention import cross_attention
-from kvcast.runtimes.lowering.signatures import Signature, signatures_of
 from kvcast.runtimes.target import LoweringJob
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.writer import ProgramWriter
@@ -115,25 +113,13 @@ class RecomputingJob(LoweringJob):
         return written(self.dimensions)
 
     @override
-    def signatures(self) -> Mapping[str, Signature]:
-        # The cached ones', but for the states.
-        signed = signatures_of(self.programs)
-        encode, decode = signed["encode"], signed["decode"]
-        kept = [i for i, name in enumerate(decode.inputs) if not name.startswith("cross_")]
-        (cross_key, *_) = decode.arguments[len(kept) :]
-        batch, _, positions, _ = cross_key.shape
-        states_btx = torch.zeros(batch, positions, self.dimensions.d_model)
-        (sizes,) = decode.sizes
+    def described(self) -> Mapping[str, ProgramSignature]:
+        cached = super().described()
+        encode, decode, sizes = cached["encode"], cached["decode"], self.dimensions
+        shape = ("batch", sizes.source_positions, sizes.d_model)
+        states = Argument(name=STATES, shape=shape, dtype="float32")
+        kept = (argument for argument in decode.arguments if argument.name != "cross")
         return {
-            "encode": replace(encode, outputs=[STATES]),
-            "decode": replace(
-                decode,
-                arguments=(*_of(decode.arguments, kept), states_btx),
-                sizes=((*_of(sizes, kept), {0: Dim("batch")}),),
-                inputs=[*_of(decode.inputs, kept), STATES],
-            ),
+            "encode": replace(encode, outputs=(STATES,)),
+            "decode": replace(decode, arguments=(*kept, states)),
         }
-
-
-def _of(items: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    return [items[i] for i in places]

@@ -1,4 +1,4 @@
-"""Matrices in blocks, as ONNX Runtime's operators read them, stored once for all that read them.
+"""Matrices in blocks, in the layout of ONNX Runtime's operators.
 
 `MatMulNBits` multiplies with, and `GatherBlockQuantized` looks up, scale * (code - zero). They are
 fast around one fixed zero alone, in the middle of the codes. Where a block's least value is
@@ -10,16 +10,10 @@ they are.
 from dataclasses import dataclass
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.onnx.editing import CONTRIB, constant
 from kvcast.spec.blocks import BLOCK, CodedMatrix
-
-CODES, SCALES, REST = ".codes", ".scales", ".rest"
-# MatMulNBits can compute in int8: level 4 allows it to quantise activations in blocks.
-_INT8_ACTIVATIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,71 +88,3 @@ def indivisible(inputs: int, block: int) -> KvcastError:
     return KvcastError(
         f"a matrix of {inputs} inputs cannot be quantised in blocks of {block}: use --quantize none"
     )
-
-
-class BlockMatrix:
-    """A matrix among a graph's constants, under its name."""
-
-    def __init__(self, graph: ir.Graph, name: str, content: Packed) -> None:
-        self._graph = graph
-        self._name = name
-        self._content = content
-        self._codes = constant(graph, name + CODES, content.codes)
-        self._scales = constant(graph, name + SCALES, content.scales)
-        self._rest = None
-        if content.rest is not None:
-            self._rest = constant(graph, name + REST, content.rest)
-
-    def product(self, x: ir.Value, bias: ir.Value | None) -> list[ir.Node]:
-        """Return nodes that multiply with it; the last one has the result [..., outputs]."""
-        content = self._content
-        attributes = {
-            "K": content.inputs,
-            "N": len(content.codes),
-            "bits": content.bits,
-            "block_size": content.block,
-            "accuracy_level": _INT8_ACTIVATIONS,
-        }
-        given = [x, self._codes, self._scales, None, None, bias]
-        main = ir.node("MatMulNBits", given, attributes, domain=CONTRIB)
-        if self._rest is None:
-            return [main]
-        if x.shape is None:
-            raise TypeError(f"the axes of {x.name} are not known")
-        blocks = self._in_blocks(x, len(x.shape))
-        last = constant(self._graph, "last_axis", np.array([-1], np.int64))
-        sums = ir.node("ReduceSum", [blocks.outputs[0], last], {"keepdims": 0})
-        shifted = ir.node("MatMul", [sums.outputs[0], self._rest])
-        whole = ir.node("Add", [main.outputs[0], shifted.outputs[0]])
-        return [main, blocks, sums, shifted, whole]
-
-    def lookup(self, rows: ir.Value) -> list[ir.Node]:
-        """Return nodes that look up rows [n, s]; the last one has the result [n, s, inputs]."""
-        content = self._content
-        flat = self._reshaped(self._codes, (len(content.codes), -1))
-        attributes = {
-            "bits": content.bits,
-            "block_size": content.block,
-            "gather_axis": 0,
-            "quantize_axis": 1,
-        }
-        given = [flat.outputs[0], rows, self._scales]
-        main = ir.node("GatherBlockQuantized", given, attributes, domain=CONTRIB)
-        if self._rest is None:
-            return [flat, main]
-        blocks = self._in_blocks(main.outputs[0], 3)
-        rest_bns = ir.node("Gather", [self._rest, rows], {"axis": 1})
-        rest_nsb = ir.node("Transpose", [rest_bns.outputs[0]], {"perm": [1, 2, 0]})
-        last = constant(self._graph, "last_axis", np.array([-1], np.int64))
-        rest_nsb1 = ir.node("Unsqueeze", [rest_nsb.outputs[0], last])
-        whole = ir.node("Add", [blocks.outputs[0], rest_nsb1.outputs[0]])
-        result = self._reshaped(whole.outputs[0], (0, 0, content.inputs))
-        return [flat, main, blocks, rest_bns, rest_nsb, rest_nsb1, whole, result]
-
-    def _in_blocks(self, x: ir.Value, axes: int) -> ir.Node:
-        """Return the node that gives x [..., inputs] as [..., blocks, 32]."""
-        return self._reshaped(x, (*[0] * (axes - 1), self._content.codes.shape[1], BLOCK))
-
-    def _reshaped(self, x: ir.Value, shape: tuple[int, ...]) -> ir.Node:
-        name = "shape_" + "_".join(map(str, shape))
-        return ir.node("Reshape", [x, constant(self._graph, name, np.array(shape, np.int64))])

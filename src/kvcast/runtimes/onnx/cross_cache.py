@@ -20,244 +20,202 @@ heads and 64 queries that takes 1.4 ms instead of 3.3; they break even at 10 to 
 notice the branch. The operator then runs for one query, as its outputs have to alias the cache.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from kvcast.runtimes.onnx.editing import CONTRIB, constant, put_in_place
+from kvcast.families.programs import Argument, CacheArgument, ProgramSignature
+from kvcast.runtimes.onnx.attention import INT8_CACHE, multi_head
+from kvcast.runtimes.onnx.writing import CONTRIB, GraphWriter, dims, number
+from kvcast.spec.program import Node, Program, Step
 
-PARTS = ("key", "value")
+_PARTS = ("key", "value")
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _MANY = 16
 """More queries than this of an input, tokens times rows, read a cache that was cast."""
 
-
-def quantize_cross_caches(encode: ir.Model, decode: ir.Model) -> dict[str, str]:
-    """Change both graphs in place; return which of `decode`'s outputs alias which inputs.
-
-    Graphs without cross caches stay as they are.
-    """
-    layers = sum((value.name or "").startswith("cross_key_") for value in decode.graph.inputs)
-    for layer in range(layers):
-        _quantize_outputs(encode.graph, layer)
-    encode.graph.sort()
-    return _read_quantized(decode.graph, layers) if layers else {}
+Described = tuple[Program, ProgramSignature]
+"""A program with its arguments and results."""
 
 
-def _quantize_outputs(graph: ir.Graph, layer: int) -> None:
-    """Quantise a layer's projection [batch, t, 2 * width] before it is split into heads."""
-    outputs = {value.name: value for value in graph.outputs}
-    split = _ancestor(outputs[f"cross_key_{layer}"], "Split")
-    projection = split.inputs[0]
-    axis = constant(graph, f"cross_axis_{layer}", np.array([1], np.int64))
-    high = ir.node("ReduceMax", [projection, axis], {"keepdims": 1})
-    low = ir.node("ReduceMin", [projection, axis], {"keepdims": 1})
-    negated = ir.node("Neg", low.outputs)
-    magnitude = ir.node("Max", [high.outputs[0], negated.outputs[0]])
-    # A channel of zeros still needs a scale to divide by.
-    steps = constant(graph, f"cross_steps_{layer}", np.array(127, np.float32))
-    least = constant(graph, f"cross_least_{layer}", np.array(1e-8, np.float32))
-    divided = ir.node("Div", [magnitude.outputs[0], steps])
-    scale = ir.node("Max", [divided.outputs[0], least])
-    # QuantizeLinear per channel takes 26 ms; multiplying first and using one scale takes 1 ms.
-    inverse = ir.node("Reciprocal", scale.outputs)
-    scaled = ir.node("Mul", [projection, inverse.outputs[0]])
-    unit = constant(graph, f"cross_one_{layer}", np.array(1, np.float32))
-    codes = ir.node("QuantizeLinear", [scaled.outputs[0], unit], {"output_dtype": ir.DataType.INT8})
-    halves = ir.node("Split", [scale.outputs[0]], {"axis": 2, "num_outputs": 2}, num_outputs=2)
-    added = [high, low, negated, magnitude, divided, scale, inverse, scaled, codes, halves]
-    graph.insert_before(split, added)
-    split.replace_input_with(0, codes.outputs[0])
-    for part, half in zip(PARTS, halves.outputs, strict=True):
-        cache = outputs[f"cross_{part}_{layer}"]
-        _mark_int8(cache, split)
-        half.name = f"cross_{part}_scale_{layer}"
-        half.type = ir.TensorType(ir.DataType.FLOAT)
-        half.shape = _scale_shape(cache)
-        graph.outputs.append(half)
-
-
-def _read_quantized(graph: ir.Graph, layers: int) -> dict[str, str]:
-    inputs = {value.name: value for value in graph.inputs}
-    shared = _shared_inputs(graph, inputs["cross_key_0"])
-    aliases = {}
-    for layer in range(layers):
-        caches = [inputs[f"cross_{part}_{layer}"] for part in PARTS]
-        key_scale, value_scale = (
-            _scale_input(graph, cache, f"cross_{part}_scale_{layer}")
-            for cache, part in zip(caches, PARTS, strict=True)
+def quantize_outputs(encode: Program, signature: ProgramSignature) -> Described:
+    """Return `encode` with int8 cross caches, and their scales as further results."""
+    layers = len(signature.outputs) // 2
+    layer_of = {encode.last_product(f"cross_key_{i}").name: i for i in range(layers)}
+    steps = [
+        quantizing
+        for step in encode.steps
+        for quantizing in (
+            _quantized(step, layer_of[step.name]) if step.name in layer_of else [step]
         )
-        attention = _reader(caches[0])
-        scaled = ir.node("Mul", [attention.inputs[0], key_scale])
-        few = ir.node("Slice", [scaled.outputs[0], *shared.few])
-        node = _attention(attention, few.outputs[0], caches, shared)
-        either = _either(attention, scaled.outputs[0], caches, node.outputs[0], shared.many)
-        mixed = ir.node("Mul", [either.outputs[0], value_scale])
-        graph.insert_before(attention, [scaled, few, node, either])
-        put_in_place(graph, attention, attention, mixed)
-        for cache, part, same in zip(caches, PARTS, node.outputs[1:], strict=True):
-            cache.type = same.type = ir.TensorType(ir.DataType.INT8)
-            same.shape = cache.shape
-            same.name = f"same_cross_{part}_{layer}"
-            aliases[same.name] = f"cross_{part}_{layer}"
-            graph.outputs.append(same)
-    return aliases
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """Inputs of the operators that all layers share."""
-
-    many: ir.Value
-    few: Sequence[ir.Value]
-    no_keys: ir.Value
-    last: ir.Value
-    total: ir.Value
-    ones: ir.Value
-
-
-def _shared_inputs(graph: ir.Graph, cache: ir.Value) -> _Shared:
-    """Add the inputs that all layers share.
-
-    Whether there are many queries; from where to where and along which axis those lie that the
-    operator takes; empty new keys, the last position, the number of positions, and scales of one.
-    """
-    first, positions = _reader(cache), _size(cache, 2)
-    none = constant(graph, "no_positions", np.zeros(1, np.int64))
-    single = constant(graph, "one_position", np.ones(1, np.int64))
-    axis = constant(graph, "position_axis", np.ones(1, np.int64))
-    most = constant(graph, "few_positions", np.array([_MANY], np.int64))
-    queries = ir.node("Shape", [first.inputs[0]], {"start": 1, "end": 2})
-    many = ir.node("Greater", [queries.outputs[0], most])
-    taken = ir.node("Where", [many.outputs[0], single, queries.outputs[0]])
-    no_keys = ir.node("Slice", [first.inputs[0], none, none, axis])
-    batch = ir.node("Shape", [cache], {"start": 0, "end": 1})
-    position = ir.tensor(np.array([positions - 1], np.int32))
-    last = ir.node("ConstantOfShape", batch.outputs, {"value": position})
-    graph.insert_before(first, [queries, many, taken, no_keys, batch, last])
-    total = constant(graph, "source_positions", np.array(positions, np.int32))
-    ones = constant(graph, "cross_ones", np.ones(_channels(cache), np.float32))
-    return _Shared(
-        many.outputs[0],
-        (none, taken.outputs[0], axis),
-        no_keys.outputs[0],
-        last.outputs[0],
-        total,
-        ones,
+    ]
+    scales = [name for layer in range(layers) for name in _scale_names(layer)]
+    outputs = {**encode.outputs, **{name: name for name in scales}}
+    return (
+        replace(encode, steps=steps, outputs=outputs),
+        replace(signature, outputs=(*signature.outputs, *scales)),
     )
 
 
-def _attention(
-    before: ir.Node, query: ir.Value, caches: Sequence[ir.Value], shared: _Shared
-) -> ir.Node:
-    """Return a GroupQueryAttention over int8 caches, with the sizes of the node `before` it."""
-    heads = before.attributes["num_heads"].as_int()
-    return ir.node(
-        "GroupQueryAttention",
-        [
-            query,
-            shared.no_keys,
-            shared.no_keys,
-            *caches,
-            shared.last,
-            shared.total,
-            *[None] * 5,
-            shared.ones,
-            shared.ones,
-        ],
-        {
-            "num_heads": heads,
-            "kv_num_heads": heads,
-            "scale": before.attributes["scale"].as_float(),
-            "causal": 0,
-            "k_quant_type": "PER_CHANNEL",
-            "v_quant_type": "PER_CHANNEL",
-            "kv_cache_bit_width": 8,
-        },
-        domain=CONTRIB,
-        num_outputs=3,
+def _quantized(projection: Step, layer: int) -> Iterator[Step]:
+    """Yield the steps that give codes in place of a projection, and the scales of both halves."""
+    exact, scales = Node(f"{projection.name}_exact"), Node(f"{projection.name}_scales")
+    yield replace(projection, name=exact.name)
+    yield Step(scales.name, "channel_scales", [exact])
+    yield Step(projection.name, "scaled_codes", [exact, scales])
+    halves = Node(f"{projection.name}_halves")
+    yield Step(halves.name, "chunk", [scales, 2, -1])
+    for i, name in enumerate(_scale_names(layer)):
+        yield Step(name, "getitem", [halves, i])
+
+
+def quantize_inputs(decode: Program, signature: ProgramSignature) -> Described:
+    """Return `decode` over int8 cross caches; it gives each of them again, unchanged."""
+    (cross,) = (argument for argument in signature.arguments if argument.name == "cross")
+    if not isinstance(cross, CacheArgument):
+        raise TypeError("cross caches are no caches")
+    steps = [
+        replace(step, operation="int8_cross_attention", keywords=_scales_of(step))
+        if step.operation == "cross_attention"
+        else step
+        for step in decode.steps
+    ]
+    scales = [
+        Argument(name=name, shape=("batch", 1, number(heads) * number(size)), dtype="float32")
+        for layer, (_, heads, _, size) in enumerate(cross.shapes)
+        for name in _scale_names(layer)
+    ]
+    same = [f"same_cross_{part}_{i}" for i in range(len(cross.shapes)) for part in _PARTS]
+    caches = [
+        replace(argument, dtype="int8") if argument is cross else argument
+        for argument in signature.arguments
+    ]
+    return (
+        replace(decode, steps=steps, inputs=[*decode.inputs, *(scale.name for scale in scales)]),
+        ProgramSignature(arguments=(*caches, *scales), outputs=(*signature.outputs, *same)),
     )
 
 
-def _either(
-    before: ir.Node,
+def aliases_of(signature: ProgramSignature) -> dict[str, str]:
+    """Return which results of `decode` are bound to which cross caches."""
+    return {name: name.removeprefix("same_") for name in signature.outputs if "same_" in name}
+
+
+def _scale_names(layer: int) -> list[str]:
+    return [f"cross_{part}_scale_{layer}" for part in _PARTS]
+
+
+def _scales_of(step: Step) -> Mapping[str, list[Node]]:
+    layer = int(step.arguments[1].name.rpartition("_")[2])
+    return {"scales": [Node(name) for name in _scale_names(layer)]}
+
+
+def channel_scales(write: GraphWriter, x: ir.Value) -> ir.Value:
+    """[batch, t, channels] to a scale for each channel, [batch, 1, channels]."""
+    batch, _, channels = dims(x)
+    shape = [batch, 1, channels]
+    high, low = (
+        write.node(operator, [x, write.integers(1)], _FLOAT, shape, keepdims=1)
+        for operator in ("ReduceMax", "ReduceMin")
+    )
+    magnitude = write.node("Max", [high, write.node("Neg", [low], _FLOAT, shape)], _FLOAT, shape)
+    divided = write.node("Div", [magnitude, write.number(127)], _FLOAT, shape)
+    # A channel of zeros still needs a scale to divide by.
+    return write.node("Max", [divided, write.number(1e-8)], _FLOAT, shape)
+
+
+def scaled_codes(write: GraphWriter, x: ir.Value, scales: ir.Value) -> ir.Value:
+    """[batch, t, channels] to int8."""
+    # QuantizeLinear per channel takes 26 ms; multiplying first and using one scale takes 1 ms.
+    inverse = write.node("Reciprocal", [scales], _FLOAT, dims(scales))
+    scaled = write.node("Mul", [x, inverse], _FLOAT, dims(x))
+    code = ir.DataType.INT8
+    given = [scaled, write.number(1)]
+    return write.node("QuantizeLinear", given, code, dims(x), output_dtype=code.value)
+
+
+def int8_cross_attention(
+    write: GraphWriter,
     query: ir.Value,
-    caches: Sequence[ir.Value],
-    mixed: ir.Value,
-    many: ir.Value,
-) -> ir.Node:
-    """Return a node with the result for many queries, computed by it alone, or `mixed`."""
-    casts = [ir.node("Cast", [cache], {"to": ir.DataType.FLOAT}) for cache in caches]
-    attention = ir.node(
-        "MultiHeadAttention",
-        [query, *(cast.outputs[0] for cast in casts)],
-        dict(before.attributes),
-        domain=CONTRIB,
+    key: ir.Value,
+    value: ir.Value,
+    scale: float,
+    *,
+    scales: Sequence[ir.Value],
+) -> ir.Value:
+    """Attend to int8 keys and values, each with the scales of its channels [batch, 1, channels]."""
+    folded, heads = write.folded(query, key), number(dims(key)[1])
+    shared = write.once("cross caches", lambda: _shared(write, folded, key))
+    key_scale, value_scale = scales
+    scaled = write.node("Mul", [folded, key_scale], _FLOAT, dims(folded))
+    batch, _, width = dims(folded)
+    few = write.node("Slice", [scaled, *shared.few], _FLOAT, [batch, "few", width])
+    given = [few, shared.no_keys, shared.no_keys, key, value, shared.last, shared.total]
+    given += [*[None] * 5, shared.ones, shared.ones]  # type: ignore[list-item]
+    attributes = {"num_heads": heads, "kv_num_heads": heads, "scale": float(scale), "causal": 0}
+    results = [(x.dtype, dims(x)) for x in (few, key, value)]
+    mixed, *same = write.nodes(
+        "GroupQueryAttention", given, results, CONTRIB, **attributes, **INT8_CACHE
     )
-    same = ir.node("Identity", [mixed])
-    branches = {
-        "then_branch": ir.Graph([], attention.outputs, nodes=[*casts, attention]),
-        "else_branch": ir.Graph([], same.outputs, nodes=[same]),
+    for cache, after in zip((key, value), same, strict=True):
+        write.changed[f"same_{cache.name}"] = after
+    branches: dict[str, Any] = {
+        "then_branch": _cast_first(scaled, (key, value), multi_head(heads, scale)),
+        "else_branch": _as_it_is(mixed),
     }
     for name, branch in branches.items():
-        branch.name = f"{name}_{caches[0].name}"
-        for number, node in enumerate(branch):
-            node.outputs[0].name = f"{branch.name}_{number}"
-        branch.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    return ir.node("If", [many], branches)
+        branch.name = f"{name}_{key.name}"
+        for i, node in enumerate(branch):
+            node.outputs[0].name = f"{branch.name}_{i}"
+        branch.outputs[0].type = ir.TensorType(_FLOAT)
+    either = write.node("If", [shared.many], _FLOAT, dims(folded), **branches)
+    result = write.node("Mul", [either, value_scale], _FLOAT, dims(folded))
+    return write.unfolded(result, query)
 
 
-def _scale_input(graph: ir.Graph, cache: ir.Value, name: str) -> ir.Value:
-    scale = ir.Value(
-        name=name,
-        type=ir.TensorType(ir.DataType.FLOAT),
-        shape=_scale_shape(cache),
+def _cast_first(
+    query: ir.Value, caches: Sequence[ir.Value], attributes: Mapping[str, object]
+) -> ir.Graph:
+    casts = [ir.node("Cast", [cache], {"to": _FLOAT}) for cache in caches]
+    given = [query, *(cast.outputs[0] for cast in casts)]
+    attention = ir.node("MultiHeadAttention", given, attributes, domain=CONTRIB)  # type: ignore[arg-type]
+    return ir.Graph([], attention.outputs, nodes=[*casts, attention])
+
+
+def _as_it_is(x: ir.Value) -> ir.Graph:
+    same = ir.node("Identity", [x])
+    return ir.Graph([], same.outputs, nodes=[same])
+
+
+class _Shared(NamedTuple):
+    """Inputs of the operators that all layers share."""
+
+    many: ir.Value  # whether there are many queries
+    few: Sequence[ir.Value]  # from where to where and along which axis the operator takes queries
+    no_keys: ir.Value  # empty new keys
+    last: ir.Value  # the last position of each input
+    total: ir.Value  # the number of positions
+    ones: ir.Value  # scales
+
+
+def _shared(write: GraphWriter, folded: ir.Value, key: ir.Value) -> _Shared:
+    batch, heads, positions, head_dim = dims(key)
+    none, single = write.integers(0), write.integers(1)
+    queries = write.node("Shape", [folded], _INT64, [1], start=1, end=2)
+    many = write.node("Greater", [queries, write.integers(_MANY)], ir.DataType.BOOL, [1])
+    taken = write.node("Where", [many, single, queries], _INT64, [1])
+    empty = [batch, 0, dims(folded)[2]]
+    last = ir.tensor(np.array([number(positions) - 1], np.int32))
+    return _Shared(
+        many=many,
+        few=(none, taken, single),
+        no_keys=write.node("Slice", [folded, none, none, single], _FLOAT, empty),
+        last=write.node(
+            "ConstantOfShape", [write.size(key, 0)], ir.DataType.INT32, [batch], value=last
+        ),
+        total=write.number(number(positions), ir.DataType.INT32),
+        ones=write.constant("cross_ones", np.ones(number(heads) * number(head_dim), np.float32)),
     )
-    graph.inputs.append(scale)
-    return scale
-
-
-def _reader(cache: ir.Value) -> ir.Node:
-    (node,) = (use.node for use in cache.uses() if use.node.op_type == "MultiHeadAttention")
-    return node
-
-
-def _size(value: ir.Value, axis: int) -> int:
-    size = value.shape[axis] if value.shape is not None else None
-    if not isinstance(size, int):
-        raise TypeError(f"{value.name} has no fixed size along axis {axis}")
-    return size
-
-
-def _channels(cache: ir.Value) -> int:
-    """Return the number of channels, heads * d."""
-    return _size(cache, 1) * _size(cache, 3)
-
-
-def _scale_shape(cache: ir.Value) -> ir.Shape:
-    """Return the shape of a cache's scales, one per channel: [batch, 1, heads * d]."""
-    batch = cache.shape[0] if cache.shape is not None else None
-    return ir.Shape([batch, 1, _channels(cache)])
-
-
-def _ancestors(value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the nodes above a value, along first inputs."""
-    node = value.producer()
-    while node is not None:
-        yield node
-        source = node.inputs[0]
-        node = None if source is None else source.producer()
-
-
-def _ancestor(value: ir.Value, op_type: str) -> ir.Node:
-    return next(node for node in _ancestors(value) if node.op_type == op_type)
-
-
-def _mark_int8(value: ir.Value, since: ir.Node) -> None:
-    """Mark everything between `since` and `value` as int8; those nodes only move data."""
-    for node in _ancestors(value):
-        for output in node.outputs:
-            output.type = ir.TensorType(ir.DataType.INT8)
-        if node is since:
-            return

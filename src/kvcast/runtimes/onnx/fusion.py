@@ -2,14 +2,12 @@
 
 A decoder-only layer becomes ten operators: one GroupQueryAttention, fed by one packed product,
 rotates, writes and attends; norms take the additions before them. Results do not change: each
-replacement computes the same. Knows no model, only patterns that kvcast's own programs
-export.
+replacement computes the same. Knows no model, only patterns of kvcast's own programs.
 """
 
-import numpy as np
 import onnx_ir as ir
 
-from kvcast.runtimes.onnx.editing import CONTRIB
+from kvcast.runtimes.onnx.writing import CONTRIB
 
 
 def fuse(model: ir.Model) -> None:
@@ -19,19 +17,6 @@ def fuse(model: ir.Model) -> None:
             _take_packed(model.graph, node)
         elif node.op_type == "SimplifiedLayerNormalization":
             _take_residual(model.graph, node)
-
-
-def interleave_experts(model: ir.Model) -> None:
-    """Interleave gate and up in the experts' weights [e, 2 * i, x], as the kernel expects them."""
-    for node in model.graph:
-        if node.op_type == "MoE":
-            weights = node.inputs[2]
-            if weights is None or weights.const_value is None:
-                raise TypeError("the experts' weights are not constant")
-            gate_up_eix = weights.const_value.numpy()
-            gate_eix, up_eix = np.split(gate_up_eix, 2, axis=1)
-            interleaved = np.stack([gate_eix, up_eix], axis=2).reshape(gate_up_eix.shape)
-            weights.const_value = ir.tensor(interleaved, name=weights.name)
 
 
 def _take_packed(graph: ir.Graph, node: ir.Node) -> None:

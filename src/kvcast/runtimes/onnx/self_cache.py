@@ -7,53 +7,63 @@ gives sample keys and values.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-import onnx_ir as ir
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from kvcast.runtimes.onnx.editing import constant
+from kvcast.families.programs import ProgramSignature
+from kvcast.runtimes.onnx.cross_cache import Described
+from kvcast.spec.program import Constant, Program
 
-_STEPS = 127
+_STEPS, _LEAST = np.float32(127), np.float32(1e-5)
 # Real texts may have larger activations than the random tokens that were measured.
-_MARGIN = 1.2
+_MARGIN = np.float32(1.2)
+
+Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Keys and values [rows, kv_heads, positions, d]."""
 
 
-def quantize_self_caches(model: ir.Model, measured: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Make every self cache int8, in place.
-
-    Args:
-        model: has one GroupQueryAttention per layer, in order.
-        measured: each layer's keys and values [rows, kv_heads, positions, d] for a sample text.
-
-    """
-    graph = model.graph
-    nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
-    for layer, (node, (key, value)) in enumerate(zip(nodes, measured, strict=True)):
-        node.resize_inputs(14)
-        for index, part, scales in (
-            (12, "key", _scales(_pair_lengths(key))),
-            (13, "value", _scales(value.abs())),
-        ):
-            name = f"self_{part}_scale_{layer}"
-            node.replace_input_with(index, constant(graph, name, scales))
-        for name in ("k_quant_type", "v_quant_type"):
-            node.attributes[name] = ir.AttrString(name, "PER_CHANNEL")
-        node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", 8)
-        for cache in (*node.inputs[3:5], *node.outputs[1:3]):
-            if cache is not None:
-                cache.type = ir.TensorType(ir.DataType.INT8)
+def quantize_self_caches(decode: Program, signature: ProgramSignature) -> Described:
+    """Return `decode` over int8 self caches; `scales_of` gives the constants that it reads."""
+    layers = iter(range(len(decode.steps)))
+    steps = [
+        replace(
+            step, keywords={**step.keywords, "scales": list(map(Constant, _names(next(layers))))}
+        )
+        if step.operation == "self_attention"
+        else step
+        for step in decode.steps
+    ]
+    arguments = tuple(
+        replace(argument, dtype="int8") if argument.name == "past" else argument
+        for argument in signature.arguments
+    )
+    return replace(decode, steps=steps), replace(signature, arguments=arguments)
 
 
-def _pair_lengths(key: Tensor) -> Tensor:
-    first, second = key.chunk(2, dim=-1)
-    length = torch.hypot(first, second)
-    return torch.cat([length, length], dim=-1)
+def scales_of(measured: Sequence[Layer]) -> dict[str, NDArray[np.float32]]:
+    """Return the scales [kv_heads * d] of each layer's channels, from a sample text."""
+    return {
+        name: scales
+        for i, (key, value) in enumerate(measured)
+        for name, scales in zip(
+            _names(i), (_scales(_pair_lengths(key)), _scales(np.abs(value))), strict=True
+        )
+    }
 
 
-def _scales(magnitude: Tensor) -> NDArray[np.float32]:
+def _names(layer: int) -> list[str]:
+    return [f"self_{part}_scale_{layer}" for part in ("key", "value")]
+
+
+def _pair_lengths(key: NDArray[np.float32]) -> NDArray[np.float32]:
+    length = np.hypot(*np.split(key, 2, axis=-1))
+    return np.concatenate([length, length], axis=-1)
+
+
+def _scales(magnitude: NDArray[np.float32]) -> NDArray[np.float32]:
     """[rows, kv_heads, positions, d] to [kv_heads * d]."""
-    largest = magnitude.amax(dim=(0, 2)).flatten().clamp(min=1e-5)
-    return (largest * (_MARGIN / _STEPS)).numpy()
+    largest = np.maximum(magnitude.max(axis=(0, 2)).ravel(), _LEAST)
+    scales: NDArray[np.float32] = largest * (_MARGIN / _STEPS)
+    return scales

@@ -1,0 +1,275 @@
+"""Writes ONNX graphs, a node after the other. Knows operators' sizes and no operation of programs.
+
+A value's shape has numbers and the names of sizes that callers vary. Equal nodes are written once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from kvcast.families.programs import Argument, CacheArgument, ProgramSignature, cache_names
+
+CONTRIB = "com.microsoft"
+OPSET = 21
+_IR_VERSION = 10  # the newest that ONNX Runtime reads with this opset
+TRANSPOSED = ".transposed"  # ends the name of a weight [inputs, outputs]
+
+T = TypeVar("T")
+Dim = int | str
+Shape = Sequence[Dim]
+
+
+class Matrix(Protocol):
+    """A matrix [outputs, inputs] of a program, in some form."""
+
+    def product(self, write: "GraphWriter", x: ir.Value, bias: ir.Value | None) -> ir.Value:
+        """[..., inputs] to [..., outputs]."""
+
+    def lookup(self, write: "GraphWriter", ids: ir.Value) -> ir.Value:
+        """Rows [...] to [..., inputs]."""
+
+
+class GraphWriter:
+    """A graph so far.
+
+    Attributes:
+        inputs: the graph's, by name.
+        changed: inputs after the program wrote to them, and results beside an operation's own.
+
+    """
+
+    def __init__(
+        self,
+        signature: ProgramSignature,
+        constants: Mapping[str, NDArray[Any]],
+        matrices: Mapping[str, Matrix],
+    ) -> None:
+        """Begin a graph with these arguments, of a program with these constants and matrices."""
+        self.inputs = {
+            value.name or "": value
+            for argument in signature.arguments
+            for value in _inputs(argument)
+        }
+        self._graph = ir.Graph(
+            list(self.inputs.values()),
+            [],
+            nodes=[],
+            opset_imports={"": OPSET, CONTRIB: 1},
+            name="program",
+        )
+        self._constants, self._matrices = constants, matrices
+        self._written: dict[Any, Sequence[ir.Value]] = {}
+        self._dims: dict[ir.Value, Dim] = {}
+        self._shared: dict[str, Any] = {}
+        self.changed: dict[str, ir.Value] = {}
+
+    def model(self, outputs: Mapping[str, ir.Value]) -> ir.Model:
+        """Return the model that gives these results."""
+        for name, value in outputs.items():
+            if value.name in self.inputs or value in self._graph.outputs:
+                value = self.node("Identity", [value], value.dtype, dims(value))
+            value.name = name
+            self._graph.outputs.append(value)
+        return ir.Model(self._graph, ir_version=_IR_VERSION, producer_name="kvcast")
+
+    def nodes(
+        self,
+        operator: str,
+        inputs: Sequence[ir.Value | None],
+        results: Sequence[tuple[ir.DataType | None, Shape]],
+        domain: str = "",
+        **attributes: Any,
+    ) -> Sequence[ir.Value]:
+        """Add an operator; return its results, of these dtypes and shapes."""
+        while inputs and inputs[-1] is None:
+            inputs = inputs[:-1]
+        key = (operator, *map(id, inputs), str(sorted(attributes.items())), len(results))
+        if key not in self._written:
+            node = ir.node(operator, inputs, attributes, domain=domain, num_outputs=len(results))
+            for value, (dtype, shape) in zip(node.outputs, results, strict=True):
+                value.type, value.shape = ir.TensorType(dtype or ir.DataType.FLOAT), ir.Shape(shape)
+            self._graph.append(node)
+            self._written[key] = node.outputs
+        return self._written[key]
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[ir.Value | None],
+        dtype: ir.DataType | None,
+        shape: Shape,
+        domain: str = "",
+        **attributes: Any,
+    ) -> ir.Value:
+        """Add an operator with one result."""
+        return self.nodes(operator, inputs, [(dtype, shape)], domain, **attributes)[0]
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what was made under a name; all layers share it."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        made: T = self._shared[name]
+        return made
+
+    def array(self, name: str) -> NDArray[np.generic]:
+        """Return a constant of the program."""
+        return self._constants[name]
+
+    def matrix(self, name: str) -> Matrix:
+        """Return a matrix or table of the program."""
+        return self._matrices[name]
+
+    def constant(self, name: str, array: NDArray[np.generic] | None = None) -> ir.Value:
+        """Return a constant of the program or, under a name of its own, another array."""
+        held = self._graph.initializers.get(name)
+        if held is not None:
+            return held
+        content = self.array(name) if array is None else array
+        value = ir.Value(
+            name=name,
+            const_value=ir.tensor(content, name=name),
+            shape=ir.Shape(content.shape),
+            type=ir.TensorType(ir.DataType.from_numpy(content.dtype)),
+        )
+        self._graph.register_initializer(value)
+        return value
+
+    def transposed(self, name: str) -> ir.Value:
+        """Return a matrix [outputs, inputs] of the program as [inputs, outputs]."""
+        return self.constant(name + TRANSPOSED, np.ascontiguousarray(self.array(name).T))
+
+    def number(self, number: float, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+        """Return a constant without axes."""
+        name = f"number_{dtype.name.lower()}_{number}"
+        return self.constant(name, np.array(number, dtype.numpy()))
+
+    def integers(self, *numbers: int) -> ir.Value:
+        """Return a constant int64 [n]."""
+        name = "_".join(map(str, ("integers", *numbers)))
+        return self.constant(name, np.array(numbers, np.int64))
+
+    def size(self, x: ir.Value, axis: int) -> ir.Value:
+        """Return the size of an axis, int64 [1]; one of a name is read from the first that has it.
+
+        So all layers share it.
+        """
+        size = dims(x)[axis]
+        if isinstance(size, int):
+            value = self.integers(size)
+        else:
+            named = {
+                name: (given, axis)
+                for given in reversed(self.inputs.values())
+                for axis, name in enumerate(dims(given))
+            }
+            source, axis = named.get(size, (x, axis % len(dims(x))))
+            value = self.node("Shape", [source], ir.DataType.INT64, [1], start=axis, end=axis + 1)
+        self._dims[value] = size
+        return value
+
+    def dim(self, size: ir.Value) -> Dim:
+        """Return a size's number or name."""
+        return self._dims[size]
+
+    def is_size(self, value: Any) -> bool:
+        """Tell whether a value is a size, which takes the dtype of what it meets."""
+        return value in self._dims
+
+    def reshaped(self, x: ir.Value, sizes: Sequence[int | ir.Value]) -> ir.Value:
+        """Return x in another shape: numbers, sizes, 0 for the axis of x in this place, and one -1.
+
+        The -1 has a number if all else has.
+        """
+        shape = [
+            self._dims[size] if isinstance(size, ir.Value) else size or dims(x)[axis]
+            for axis, size in enumerate(sizes)
+        ]
+        if -1 in shape:
+            shape[shape.index(-1)] = _rest(dims(x), [size for size in shape if size != -1])
+        if all(isinstance(size, int) for size in sizes):
+            target = self.integers(*sizes)  # type: ignore[arg-type]
+        else:
+            parts = [size if isinstance(size, ir.Value) else self.integers(size) for size in sizes]
+            target = self.node("Concat", parts, ir.DataType.INT64, [len(sizes)], axis=0)
+        return self.node("Reshape", [x, target], x.dtype, shape)
+
+    def scalar(self, size: ir.Value) -> ir.Value:
+        """Return a size without axes."""
+        return self.node("Squeeze", [size], size.dtype, [])
+
+    def transposed_axes(self, x: ir.Value, first: int, second: int) -> ir.Value:
+        """Return x with two axes in each other's place."""
+        shape, order = dims(x), list(range(len(dims(x))))
+        order[first], order[second] = order[second], order[first]
+        return self.node("Transpose", [x], x.dtype, [shape[axis] for axis in order], perm=order)
+
+    def folded(self, query: ir.Value, key: ir.Value) -> ir.Value:
+        """Return queries [rows, new, width] as [batch, rows / batch * new, width].
+
+        The rows of one input read the same keys [batch, ...], which are then not repeated.
+        """
+        return self.reshaped(query, [self.size(key, 0), -1, number(dims(query)[2])])
+
+    def unfolded(self, mixed: ir.Value, query: ir.Value) -> ir.Value:
+        """Return results of folded queries in the shape of the queries."""
+        return self.reshaped(mixed, [self.size(query, axis) for axis in range(3)])
+
+    def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Return x in a dtype."""
+        return x if x.dtype == dtype else self.node("Cast", [x], dtype, dims(x), to=dtype.value)
+
+
+def dims(value: ir.Value) -> list[Dim]:
+    """Return the shape of a value: numbers and names."""
+    if value.shape is None:
+        raise TypeError(f"the axes of {value.name} are not known")
+    return [size if isinstance(size, int) else str(size.value) for size in value.shape]
+
+
+def number(size: Dim) -> int:
+    """Return a size that is known; TypeError for another."""
+    if isinstance(size, str):
+        raise TypeError(f"{size} is no number")
+    return size
+
+
+def broadcast(*shapes: Shape) -> list[Dim]:
+    """Return the shape that arrays of these shapes have together."""
+    together: list[Dim] = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for axis, size in enumerate(shape, len(together) - len(shape)):
+            if size != 1 and (together[axis] == 1 or isinstance(size, int)):
+                together[axis] = size
+    return together
+
+
+def _rest(shape: Shape, others: Shape) -> Dim:
+    """Return the size that, times the others, makes as many numbers as a shape has."""
+    left, named = list(shape), [size for size in others if isinstance(size, str)]
+    for size in named:
+        if size in left:
+            left.remove(size)
+    numbers = [size for size in left if isinstance(size, int)]
+    names = [size for size in left if isinstance(size, str)]
+    count = int(np.prod(numbers)) // int(np.prod([n for n in others if isinstance(n, int)]))
+    if not names:
+        return count
+    return "*".join(names if count == 1 else [*names, str(count)])
+
+
+def _inputs(argument: Argument | CacheArgument) -> list[ir.Value]:
+    if isinstance(argument, Argument):
+        dtype = ir.DataType.from_numpy(np.dtype(argument.dtype))
+        return [
+            ir.Value(name=argument.name, type=ir.TensorType(dtype), shape=ir.Shape(argument.shape))
+        ]
+    dtype = ir.DataType.from_numpy(np.dtype(argument.dtype))
+    shapes = [shape for shape in argument.shapes for _ in range(2)]
+    names = cache_names(argument.name, len(argument.shapes))
+    return [
+        ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        for name, shape in zip(names, shapes, strict=True)
+    ]
