@@ -101,6 +101,11 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
         """Return the tensors of the files that an array is made of."""
         return self._parts.get(name, ())
 
+    def has_codes(self) -> bool:
+        """Tell whether a matrix lies in the files in codes of its own."""
+        parts = (part for parts in self._parts.values() for part in parts)
+        return any(part.rows is not None and part.blocks is not None for part in parts)
+
     def blocks_of(self, name: str) -> CodedMatrix | None:
         """Return a matrix's own codes; None where the file has none of them."""
         parts = self._parts.get(name, ())

@@ -119,7 +119,7 @@ def _bundle(folder: Path) -> Source:
 
 def _checkpoint(place: Path) -> Source:
     checkpoint = open_checkpoint(place)
-    precision = RUNTIMES[_NATIVE].choose_precision(PrecisionRequest())
+    precision = RUNTIMES[_NATIVE].choose_opening(PrecisionRequest())
 
     def opened(instructions: str | None) -> tuple[Manifest, Interpreter]:
         return opening.open_checkpoint(checkpoint, precision, available_cores(), instructions)

@@ -126,7 +126,7 @@ def _opened_directly(
 ) -> OpenedModel | None:
     """Open a checkpoint as it is; None for a runtime that needs a bundle, or codes that do."""
     runtime = params.runtime or default_runtime(params.precision, params.on_phase)
-    precision = RUNTIMES[runtime].choose_precision(params.precision)
+    precision = RUNTIMES[runtime].choose_opening(params.precision)
     if not RUNTIMES[runtime].direct or precision.calibrated:
         return None
     checkpoint = open_checkpoint(folder)

@@ -52,12 +52,14 @@ def _runtime(names: Callable[[], Sequence[str]], means: str, default: str) -> Op
     )
 
 
-def _quantize(names: Callable[[], Sequence[str]], before: str = "") -> Option:
+def _quantize(
+    names: Callable[[], Sequence[str]], attribute: str = "default_quantize", before: str = ""
+) -> Option:
     return Option(
         group=LOADING,
         help="weight quantisation",
         check=Choice(lambda: _values(names(), "quantize")),
-        default=lambda: before + _by_runtime(names(), "default_quantize"),
+        default=lambda: before + _by_runtime(names(), attribute),
     )
 
 
@@ -96,7 +98,7 @@ class LoadParams(Params):
         str | None,
         _runtime(_all, "the runtime", f"{_THE_BUNDLES}{THE_DEFAULT}"),
     ] = None
-    quantize: Annotated[str | None, _quantize(_all, _THE_BUNDLES)] = None
+    quantize: Annotated[str | None, _quantize(_all, "default_opening", _THE_BUNDLES)] = None
     dtype: Annotated[str | None, _dtype(_all, _THE_BUNDLES)] = None
     cache: Annotated[str | None, _cache(_all, _THE_BUNDLES)] = None
     threads: Annotated[

@@ -119,12 +119,27 @@ class FileRows:
             mapped = owner
             while isinstance(mapped, np.ndarray):
                 mapped = mapped.base
-            if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                begin = owner.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
-                first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-                size = (begin + owner.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-                if size > 0:
-                    mapped.madvise(mmap.MADV_DONTNEED, first, size)
+            if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+                continue
+            begin = owner.ctypes.data
+            places = self.addresses[
+                (self.addresses >= begin) & (self.addresses < begin + owner.nbytes)
+            ]
+            if len(places) == 0:
+                continue
+            # As many bytes after the last row as rows lie apart, of those that lie here.
+            file = np.frombuffer(mapped, np.uint8).ctypes.data
+            first, last = int(places.min()) - file, int(places.max()) - file
+            end = min(last + (last - first) // max(1, len(places) - 1), begin + owner.nbytes - file)
+            first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            if size > 0:
+                mapped.madvise(mmap.MADV_DONTNEED, first, size)
+
+    def runs(self) -> list[slice]:
+        """Return the runs of rows of one encoding."""
+        ends = [*(np.flatnonzero(np.diff(self.encodings)) + 1).tolist(), len(self)]
+        return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
     def kinds(self) -> set[Encoding]:
         """Return the encodings that there are."""

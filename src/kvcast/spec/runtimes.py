@@ -6,12 +6,14 @@ and needs none of its code.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvcast.errors import UsageError
 
 CALIBRATED = "int4-calibrated"
 """int4 whose codes suit the matrices' inputs in a text that the model writes."""
+OWN = "own codes"
+"""Those that a checkpoint's matrices have, and int8 for other numbers; int8 where none has any."""
 _BLOCKS = ("none", "int8", "int4", CALIBRATED)
 
 
@@ -20,7 +22,7 @@ class BundlePrecision:
     """The precision of a bundle.
 
     Attributes:
-        quantize: how weight matrices are quantised: "none" or one of the target's schemes.
+        quantize: how weight matrices are quantised: "none", one of the target's schemes, or `OWN`.
         dtype: of everything that is not quantised: "fp32", "bf16" or "fp16".
         cache: of self caches: the same as `dtype`, or "int8".
         calibrated: whether int4's codes are calibrated; see `CALIBRATED`.
@@ -59,6 +61,7 @@ class RuntimeInfo:
         target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
             models run without a bundle.
         direct: whether checkpoints are opened as they are, without a bundle.
+        keeps_codes: whether a checkpoint that is opened as it is keeps its own codes by default.
         compiles: whether exporting compiles native code, so that build options apply.
         package: the file of its bundles that can contain native code; empty if none can.
         quantize: quantisation schemes for weight matrices.
@@ -75,6 +78,7 @@ class RuntimeInfo:
     extra: str | None
     target: str = ""
     direct: bool = False
+    keeps_codes: bool = False
     compiles: bool = False
     package: str = ""
     quantize: tuple[str, ...]
@@ -88,6 +92,12 @@ class RuntimeInfo:
     def exports(self) -> bool:
         """Whether models are exported to bundles for it."""
         return bool(self.target)
+
+    @property
+    def default_opening(self) -> str:
+        """How checkpoints are quantised by default where they are opened as they are, in words."""
+        own = "a GGUF file's own codes or " if self.keeps_codes else ""
+        return f"{own}{self.default_quantize}"
 
     def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
         """Fill in defaults; raises UsageError for a precision the runtime lacks."""
@@ -106,6 +116,13 @@ class RuntimeInfo:
         calibrated = quantize == CALIBRATED
         stored = "int4" if calibrated else quantize
         return BundlePrecision(quantize=stored, dtype=dtype, cache=cache, calibrated=calibrated)
+
+    def choose_opening(self, request: PrecisionRequest) -> BundlePrecision:
+        """Fill in defaults for a checkpoint that is opened as it is."""
+        precision = self.choose_precision(request)
+        if self.keeps_codes and request.quantize is None:
+            return replace(precision, quantize=OWN)
+        return precision
 
     def offers(self, request: PrecisionRequest) -> bool:
         """Return whether the runtime has the requested precision."""
@@ -165,6 +182,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         extra=None,
         target="kvcast.runtimes.native.target:NativeTarget",
         direct=True,
+        keeps_codes=True,
         quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "fp16", "int8"),

@@ -193,7 +193,7 @@ struct Trial {
   std::vector<uint8_t> codes;
 
   explicit Trial(Random& random)
-      : format(static_cast<Format>(below(random, FORMATS))),
+      : format(static_cast<Format>(below(random, BUNDLE_FORMATS))),
         outputs(1 + below(random, 200)),
         inputs(1 + below(random, below(random, 4) ? 200 : 1300)),
         rows(1 + below(random, below(random, 3) ? 20 : 150)),

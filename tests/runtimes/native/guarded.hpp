@@ -53,18 +53,20 @@ inline bool near(float a, float b, float margin) { return same(a, b) || std::fab
 struct Codes {
   Guarded<int8_t> codes;
   Floats scales;
-  Guarded<int32_t> offsets;
+  Guarded<int32_t> offsets, fine;
   kvcast::Rounded rounded;
 
   Codes(int rows, int inputs)
       : codes(static_cast<size_t>(rows) * kvcast::filled(inputs)),
         scales(codes.size() / kvcast::BLOCK),
         offsets(codes.size() / kvcast::GROUP),
-        rounded{codes.data(), scales.data(), offsets.data(), kvcast::filled(inputs)} {}
+        fine(codes.size() / kvcast::FINE),
+        rounded{codes.data(), scales.data(), offsets.data(), fine.data(), kvcast::filled(inputs)} {}
 
   void check(Codes& other) {
     CHECK(same_bits(codes.data(), other.codes.data(), codes.size()));
     CHECK(same_bits(offsets.data(), other.offsets.data(), offsets.size() * sizeof(int32_t)));
+    CHECK(same_bits(fine.data(), other.fine.data(), fine.size() * sizeof(int32_t)));
     for (size_t i = 0; i < scales.size(); i++) CHECK(same(scales[i], other.scales[i]));
   }
 };

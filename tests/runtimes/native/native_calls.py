@@ -25,7 +25,9 @@ from runtimes.native.guarded import guarded
 
 Floats = NDArray[np.float32]
 
-BLOCK, GROUP = 64, 32
+BLOCK, GROUP, FINE = 64, 32, 16
+BUNDLE_FORMATS = [Format.F32, Format.INT8, Format.INT8_BLOCK, Format.INT4_MIN]
+"""The formats that are packed from codes; others are packed from a file's rows."""
 
 
 @cache
@@ -106,6 +108,9 @@ class Rounded:
         begin += -(-self.scales.nbytes // 64) * 64
         self.offsets = self.data[begin : begin + codes // GROUP * 4].view(np.int32)
         self.offsets = self.offsets.reshape(rows, -1)
+        begin += -(-self.offsets.nbytes // 64) * 64
+        self.fine = self.data[begin : begin + codes // FINE * 4].view(np.int32)
+        self.fine = self.fine.reshape(rows, -1)
 
     def floats(self) -> NDArray[np.float64]:
         """Return what the codes stand for."""
@@ -119,6 +124,7 @@ class Rounded:
                 (self.codes, other.codes),
                 (self.scales, other.scales),
                 (self.offsets, other.offsets),
+                (self.fine, other.fine),
             )
         )
 
@@ -135,8 +141,8 @@ def rounded(x: Floats) -> Rounded:
     inverse = np.where(is_zero, np.float32(0), np.float32(127) / safe)
     to.codes[...] = np.rint(blocks * inverse[..., None]).reshape(to.shape)
     to.scales[...] = np.where(is_zero, np.float32(0), most / np.float32(127))
-    groups = to.codes.reshape(len(x), -1, GROUP)
-    to.offsets[...] = -128 * groups.sum(-1, dtype=np.int32)
+    for sums, size in ((to.offsets, GROUP), (to.fine, FINE)):
+        sums[...] = -128 * to.codes.reshape(len(x), -1, size).sum(-1, dtype=np.int32)
     return to
 
 

@@ -165,7 +165,7 @@ struct Input {
   Operand operand() { return is_float ? Operand{x.row(0), x.stride, {}} : Operand{nullptr, 0, codes.rounded}; }
 };
 
-Format any_format(Random& random) { return static_cast<Format>(below(random, FORMATS)); }
+Format any_format(Random& random) { return static_cast<Format>(below(random, BUNDLE_FORMATS)); }
 
 void hold_products(Machine& with, Machine& oracle, Random& random) {
   const Format format = any_format(random);

@@ -13,6 +13,7 @@
 #include "environment.hpp"
 #include "guarded.hpp"
 #include "halves.hpp"
+#include "machine.hpp"
 #include "plain.hpp"
 
 using namespace kvcast;
@@ -35,11 +36,19 @@ void fill_rows(Random& random, Floats& x, int rows, int inputs) {
   }
 }
 
+// Whole numbers of 8 bits, as a large block has them.
+void fill_bytes(Random& random, Floats& x, bool has_sign) {
+  for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>(below(random, 256) - (has_sign ? 128 : 0));
+}
+
 void hold_products(const Instructions& with, Random& random) {
   const Format format = static_cast<Format>(below(random, FORMATS));
   const Tiles &tiles = with.products.of(format), &expected_tiles = plain.products.of(format);
-  const int outputs = 1 + below(random, BLOCK), inputs = 1 + below(random, below(random, 4) ? 300 : 1300), rows = 1 + below(random, tiles.most_rows);
-  const size_t weights = static_cast<size_t>(outputs) * inputs, groups = (inputs + GROUP - 1) / GROUP;
+  const bool is_large = format >= Format::INT4_LARGE, is_table = format == Format::INT4_TABLE;
+  const int any_inputs = 1 + below(random, below(random, 4) ? 300 : 1300), multiple = is_large ? LARGE : is_table ? GROUP : 1;
+  const int outputs = 1 + below(random, BLOCK), inputs = parts(any_inputs, multiple) * multiple, rows = 1 + below(random, tiles.most_rows);
+  const int depth = format >= Format::INT8_LARGE ? FINE : GROUP;
+  const size_t weights = static_cast<size_t>(outputs) * inputs, groups = parts(inputs, depth);
   const size_t row_bytes = format == Format::F32 ? 4 * inputs : format == Format::INT4_MIN ? (inputs + 1) / 2 : inputs;
   const bool greatest = below(random, 8) == 0;
   Guarded<uint8_t> stored(outputs * row_bytes);
@@ -50,11 +59,23 @@ void hold_products(const Instructions& with, Random& random) {
     }
   else
     for (size_t i = 0; i < stored.size(); i++) stored[i] = static_cast<uint8_t>(greatest ? 0x80 : random());
+  if (is_table || format == Format::INT4_LARGE)
+    for (size_t i = 0; i < stored.size(); i++) stored[i] = greatest ? 15 : stored[i] & 15;
   Floats scales(format == Format::INT8 ? outputs : outputs * groups), least(outputs * groups), bias(outputs);
   fill(random, scales, 0.01f);
   fill(random, least);
   fill(random, bias);
-  const Stored from = {stored.data(), scales.data(), least.data(), below(random, 4) ? bias.data() : nullptr, outputs, inputs};
+  Floats large_scales(outputs * parts(inputs, LARGE)), large_least(large_scales.size());
+  fill(random, large_scales, 0.01f);
+  fill(random, large_least);
+  if (is_large) {
+    fill_bytes(random, scales, format == Format::INT8_LARGE);
+    fill_bytes(random, least, false);
+  }
+  int8_t table[TABLE];
+  for (int8_t& entry : table) entry = static_cast<int8_t>(greatest ? -128 : random());
+  const Stored from = {stored.data(), scales.data(),  least.data(), below(random, 4) ? bias.data() : nullptr, outputs, inputs,
+                       is_large ? large_scales.data() : nullptr, large_least.data(), is_table ? table : nullptr};
 
   Floats x(static_cast<size_t>(rows) * inputs);
   fill_rows(random, x, rows, inputs);

@@ -11,6 +11,7 @@ from kvcast.runtimes.native.instructions import Activation, Operation
 from kvcast.runtimes.native.library import Format, Machine
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
+    BUNDLE_FORMATS,
     Floats,
     Matrix,
     Rounded,
@@ -25,7 +26,7 @@ from runtimes.native.native_calls import (
     untouched,
 )
 
-formats = st.sampled_from(Format)
+formats = st.sampled_from(BUNDLE_FORMATS)
 
 
 class Stack:

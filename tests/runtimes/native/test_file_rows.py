@@ -22,6 +22,7 @@ FLOATS = {Encoding.F32: np.float32, Encoding.F16: np.float16}
 CODED = [kind for kind in Encoding if kind not in (*FLOATS, Encoding.BF16)]
 # Of a large block: where its halves lie, which random bytes would make infinite.
 HALVES = {Encoding.Q2_K: 80, Encoding.Q3_K: 108, Encoding.Q6_K: 208}
+WITH_LEAST = {Encoding.Q4_1, Encoding.Q5_1, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q2_K}
 
 
 def coded(encoding: Encoding, seed: int = 0, *, extreme: bool = False) -> NDArray[np.uint8]:
@@ -36,8 +37,7 @@ def coded(encoding: Encoding, seed: int = 0, *, extreme: bool = False) -> NDArra
     spread = 5e4 if extreme else 2.0
     halves = random.uniform(-spread, spread, (len(blocks), 2)).astype(np.float16)
     halves[::7] = [0, 6e-8]  # nothing, and the smallest half
-    two = encoding in (Encoding.Q4_1, Encoding.Q5_1, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q2_K)
-    count = 2 if two else 1
+    count = 2 if encoding in WITH_LEAST else 1
     blocks[:, first : first + 2 * count] = halves[:, :count].copy().view(np.uint8)
     return blocks.reshape(ROWS, -1)
 

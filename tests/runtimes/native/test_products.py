@@ -10,6 +10,7 @@ from kvcast.runtimes.native.instructions import Activation, Operation
 from kvcast.runtimes.native.library import Format
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
+    BUNDLE_FORMATS,
     Floats,
     Matrix,
     Rounded,
@@ -31,7 +32,7 @@ EPSILON = 2.0**-24
 seeds = st.integers(0, 2**32 - 1)
 widths = st.integers(1, 300)
 counts = st.integers(1, 20)
-formats = st.sampled_from(Format)
+formats = st.sampled_from(BUNDLE_FORMATS)
 
 
 def rows_of(rng: np.random.Generator, rows: int, width: int) -> Floats:

@@ -57,6 +57,23 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """Matrices of the same inputs, whose outputs follow one another: parts of several formats."""
+
+    parts: Sequence[Matrix]
+
+    @property
+    def outputs(self) -> int:
+        """The outputs of all parts."""
+        return sum(part.outputs for part in self.parts)
+
+    @property
+    def inputs(self) -> int:
+        """The inputs of each part."""
+        return self.parts[0].inputs
+
+
+@dataclass(frozen=True)
 class Experts:
     """Matrices of one format and one shape, of which a token takes few."""
 

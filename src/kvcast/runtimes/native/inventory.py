@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvcast.checkpoints.base import StoredTensor
-from kvcast.runtimes.native.building import Experts, Matrix
+from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.spec.file_rows import FileRows
 from kvcast.spec.program import Constant
 
@@ -90,6 +90,10 @@ def _held(packed: Any) -> tuple[str, int]:
     """Describe a packed constant, and return its bytes in memory."""
     if isinstance(packed, Matrix):
         return packed.format.name.replace("_", " "), packed.tiles.nbytes
+    if isinstance(packed, Joined):
+        parts = [_held(matrix) for matrix in packed.parts]
+        names = dict.fromkeys(name for name, _ in parts)
+        return " and ".join(names), sum(size for _, size in parts)
     if isinstance(packed, Experts):
         parts = [_held(matrix) for matrix in packed.matrices]
         return parts[0][0], sum(size for _, size in parts)

@@ -33,12 +33,16 @@ TILE = 64
 
 
 class Format(IntEnum):
-    """Storage formats of a matrix [outputs, inputs]; kernels.hpp explains them."""
+    """Storage formats of a matrix [outputs, inputs]; instructions.def explains them."""
 
     F32 = 0
     INT8 = 1
     INT8_BLOCK = 2
     INT4_MIN = 3
+    INT4_TABLE = 4
+    INT4_LARGE = 5
+    INT8_LARGE = 6
+    INT8_LARGE_MIN = 7
 
 
 @cache
@@ -55,7 +59,7 @@ def _library() -> Any:
         ),
         "kvcast_pack_rows": (
             c_int,
-            [c_void_p, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
+            [c_void_p, c_int, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
         ),
         "kvcast_describe": (
             None,
@@ -144,18 +148,24 @@ class Machine:
         return packed
 
     def pack_rows(
-        self, format_: Format, rows: FileRows, bias: NDArray[np.float32] | None = None
+        self,
+        format_: Format,
+        rows: FileRows,
+        bias: NDArray[np.float32] | None = None,
+        *,
+        own: bool = False,
     ) -> NDArray[np.uint8]:
         """Return the tiles of a matrix whose rows lie in a file; see packing.hpp.
 
-        Formats of blocks take widths that are multiples of 32.
+        Formats of blocks take widths that are multiples of 32, those of large blocks of 256. `own`:
+        the rows' codes are kept where the format can hold them.
         """
-        sizes = format_, len(rows), rows.width
-        packed = self._take(self._library.kvcast_packed_bytes(self._handle, *sizes))
+        sizes = len(rows), rows.width
+        packed = self._take(self._library.kvcast_packed_bytes(self._handle, format_, *sizes))
         given = None if bias is None else np.ascontiguousarray(bias, np.float32)
         arrays = rows.addresses, rows.encodings, given, packed
         addresses = [None if array is None else array.ctypes.data for array in arrays]
-        self._told(self._library.kvcast_pack_rows, *sizes, *addresses)
+        self._told(self._library.kvcast_pack_rows, format_, own, *sizes, *addresses)
         return packed
 
     def _told(self, function: Any, *arguments: Any) -> None:

@@ -21,7 +21,7 @@ from kvcast.runtimes.native.weights import BundleWeights, CheckpointWeights, pac
 from kvcast.runtimes.opening import naming
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Program
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import OWN, BundlePrecision
 
 _DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
@@ -54,6 +54,8 @@ def open_checkpoint(
 
     `instructions` is a set of the library's, by default the chosen.
     """
+    if precision.quantize == OWN and not checkpoint.tensors.has_codes():
+        precision = replace(precision, quantize="int8")
     family, dimensions = family_of(checkpoint.family), checkpoint.dimensions
     programs = family.written(dimensions)
     machine = Machine(threads, instructions)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native.building import NOTHING, Builder, Experts, Matrix
+from kvcast.runtimes.native.building import NOTHING, Builder, Experts, Joined, Matrix
 from kvcast.runtimes.native.instructions import (
     SCALE_BYTES,
     STRUCTS,
@@ -35,7 +35,7 @@ _ALL = 1 << 62
 def _linear(
     builder: Builder,
     x: Value,
-    matrix: Matrix,
+    matrix: Matrix | Joined,
     *,
     activation: str = "none",
     residual: Value | None = None,
@@ -44,17 +44,39 @@ def _linear(
     """Multiply; with a gate, multiply the activated first half of the results by the second."""
     _expect(x.sizes[-1] == matrix.inputs, "a product's inputs")
     _expect(gate is None or (matrix.outputs % 2 == 0 and residual is None), "a gate")
-    whole_tiles = gate is not None and matrix.outputs % (2 * TILE) == 0
+    is_one = isinstance(matrix, Matrix)
+    whole_tiles = is_one and gate is not None and matrix.outputs % (2 * TILE) == 0
     outputs = matrix.outputs // 2 if whole_tiles else matrix.outputs
     sizes = (*x.sizes[:-1], outputs)
     _expect(residual is None or residual.sizes == sizes, "what is added to a product")
     out = Value.fresh(sizes, Dtype.F32)
     if gate is None or whole_tiles:
-        _product(builder, builder.lines(x), matrix, gate or activation, residual, out, whole_tiles)
+        _products(builder, builder.lines(x), matrix, gate or activation, residual, out, whole_tiles)
         return out
-    _product(builder, builder.lines(x), matrix, "none", None, out)
+    _products(builder, builder.lines(x), matrix, "none", None, out)
     half = outputs // 2
     return _gated(builder, out.part(-1, 0, half), out.part(-1, half, half), activation=gate)
+
+
+def _products(
+    builder: Builder,
+    lines: Lines,
+    matrix: Matrix | Joined,
+    activation: str,
+    residual: Value | None,
+    out: Value,
+    gated: bool = False,
+) -> None:
+    """Multiply with each part of a matrix; `out` is contiguous."""
+    if isinstance(matrix, Matrix):
+        _product(builder, lines, matrix, activation, residual, out, gated)
+        return
+    first = 0
+    for part in matrix.parts:
+        added = None if residual is None else residual.part(-1, first, part.outputs)
+        to = out.part(-1, first, part.outputs)
+        _product(builder, lines, part, activation, added, to)
+        first += part.outputs
 
 
 def _product(
@@ -66,7 +88,7 @@ def _product(
     out: Value,
     gated: bool = False,
 ) -> None:
-    """Multiply lines of exactly the matrix's inputs; `out` is contiguous."""
+    """Multiply lines of exactly the matrix's inputs; `out` is contiguous, or a part of lines."""
     x = factors(builder, lines, matrix)
     added = None if residual is None else builder.lines(residual)
     builder.emit(
@@ -79,7 +101,7 @@ def _product(
         residual=NOTHING if added is None else added.value.address,
         residual_stride=0 if added is None else added.stride,
         out=out.address,
-        out_stride=out.sizes[-1],
+        out_stride=out.strides[-2] if len(out.sizes) > 1 else out.sizes[-1],
         rounded_out=NOTHING,
     )
     if out.fills_storage:

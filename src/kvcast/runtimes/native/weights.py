@@ -5,7 +5,7 @@ where they lie in its files, one after the other, by the kernels that pack them:
 are kept where a kernel has such, and other numbers are rounded. Knows no program's meaning.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.runtimes.native.building import Experts, Matrix
+from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.library import Format, Machine
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES, packed_experts, packed_matrix
 from kvcast.runtimes.native.quantize import Kind, kinds, roles_of
@@ -22,12 +22,13 @@ from kvcast.spec.blocks import BLOCK
 from kvcast.spec.file_rows import FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Constant, Program
+from kvcast.spec.runtimes import OWN
 
 
 class Weights(Protocol):
     """A model's constants by name, each made when it is asked for and not kept."""
 
-    def matrix(self, machine: Machine, constant: Constant) -> Matrix:
+    def matrix(self, machine: Machine, constant: Constant) -> Matrix | Joined:
         """Pack a matrix with its bias."""
 
     def convolution(self, machine: Machine, constant: Constant) -> Matrix:
@@ -124,7 +125,7 @@ class CheckpointWeights(Weights):
         shapes: of the tensors.
         rows_of: where the rows of a matrix lie.
         constants: of the programs, beside the tensors.
-        quantize: "none", "int8" or "int4", of matrices.
+        quantize: "none", "int8" or "int4", of matrices; OWN: the files' own codes.
 
     """
 
@@ -141,9 +142,9 @@ class CheckpointWeights(Weights):
         self._shapes = shapes
         self._rows_of = rows_of
         self._constants = constants
-        self._kinds = kinds(
-            {name: roles_of(program) for name, program in programs.items()}, quantize
-        )
+        self._own = quantize == OWN
+        roles = {name: roles_of(program) for name, program in programs.items()}
+        self._kinds = kinds(roles, "int8" if self._own else quantize)
 
     @override
     def array(self, name: str) -> NDArray[Any]:
@@ -152,8 +153,21 @@ class CheckpointWeights(Weights):
         return np.ascontiguousarray(self._tensors[name], np.float32)
 
     @override
-    def matrix(self, machine: Machine, constant: Constant) -> Matrix:
-        return self._packed(machine, constant, self._rows(constant.name))
+    def matrix(self, machine: Machine, constant: Constant) -> Matrix | Joined:
+        rows = self._rows(constant.name)
+        if not self._own or rows.kinds() <= FLOATS:
+            return self._packed(machine, constant, rows)
+        bias = None if constant.bias is None else self.array(constant.bias)
+        parts = [
+            self._tiles(
+                machine,
+                self._format(constant.name, rows.part(run)),
+                rows.part(run),
+                None if bias is None else bias[run],
+            )
+            for run in rows.runs()
+        ]
+        return parts[0] if len(parts) == 1 else Joined(parts)
 
     @override
     def convolution(self, machine: Machine, constant: Constant) -> Matrix:
@@ -186,22 +200,36 @@ class CheckpointWeights(Weights):
     def _tiles(
         self, machine: Machine, format_: Format, rows: FileRows, bias: NDArray[np.float32] | None
     ) -> Matrix:
-        matrix = Matrix(format_, len(rows), rows.width, machine.pack_rows(format_, rows, bias))
+        tiles = machine.pack_rows(format_, rows, bias, own=self._own)
         rows.release()
-        return matrix
+        return Matrix(format_, len(rows), rows.width, tiles)
 
     def _format(self, name: str, rows: FileRows) -> Format:
-        return format_of(self._kinds.get(name, Kind.EXACT), rows.kinds(), rows.width)
+        kind = self._kinds.get(name, Kind.EXACT)
+        return format_of(kind, rows.kinds(), rows.width, own=self._own)
 
 
-def format_of(kind: Kind, encodings: set[Encoding], width: int) -> Format:
+_OWN_FORMATS: Mapping[Encoding, Format] = {
+    **{Encoding.Q4_0: Format.INT4_TABLE, Encoding.IQ4_NL: Format.INT4_TABLE},
+    **{Encoding.MXFP4: Format.INT4_TABLE, Encoding.Q4_1: Format.INT4_MIN},
+    **{Encoding.Q5_0: Format.INT8_BLOCK, Encoding.Q8_0: Format.INT8_BLOCK},
+    **{Encoding.Q4_K: Format.INT4_LARGE, Encoding.Q6_K: Format.INT8_LARGE},
+    **{Encoding.Q3_K: Format.INT8_LARGE, Encoding.IQ4_XS: Format.INT8_LARGE},
+    **{Encoding.Q2_K: Format.INT8_LARGE_MIN, Encoding.Q5_K: Format.INT8_LARGE_MIN},
+}
+"""The formats that hold encodings' own codes."""
+
+
+def format_of(kind: Kind, encodings: Set[Encoding], width: int, *, own: bool = False) -> Format:
     """Choose the format of a matrix of that kind, from the encodings of its rows.
 
-    Codes of a file are kept: those of 8 bits always, those of 4 in a matrix of 4 bits. What no
-    kernel has becomes int8 in blocks.
+    With `own`, codes of a file are kept in any format that holds them. Otherwise those of 8 bits
+    are kept always, and those of 4 in a matrix of 4 bits. Others become int8 in blocks.
     """
     if kind is Kind.EXACT:
         return Format.F32
+    if own and len(encodings) == 1 and not encodings.isdisjoint(_OWN_FORMATS):
+        return _OWN_FORMATS[min(encodings)]
     if width % BLOCK:
         return Format.INT8
     if kind in (Kind.INT4, Kind.TABLE) and encodings <= FOUR_BITS:

@@ -17,7 +17,7 @@ namespace {
 using namespace amx_tiles;
 
 constexpr int SLICE = 512;  // inputs whose weights are unpacked at once
-constexpr int STEPS = SLICE / GROUP;  // at most: a step is a block, or a group
+constexpr int STEPS = SLICE / FINE;  // at most: a step is a block, or a group
 constexpr int QUADS = 4 * HALF;  // bytes of four inputs of a half
 
 // Some inputs of a tile, as AMX wants them.
@@ -33,7 +33,7 @@ struct Weights {
   }
 };
 
-// Of up to 16 rows: in each step the scale, and for INT4_MIN the sum of the codes times it.
+// Of up to 16 rows: in each step the scale, and where there are least values the sum of the codes times it.
 struct Strip {
   alignas(64) float scales[STEPS][ROWS], sums[STEPS][ROWS];
 };
@@ -84,62 +84,45 @@ struct Int8 {
   }
 };
 
-template <size_t EACH>
+template <Format OF_FORMAT, class Of>
 struct Groups {
-  static constexpr int DEPTH = GROUP;
+  static constexpr Format FORMAT = OF_FORMAT;
+  static constexpr int DEPTH = Of::DEPTH, OF_BLOCK = BLOCK / DEPTH;
 
   const uint8_t* tile;
   const Rounded& in;
 
-  INLINE const uint8_t* group(int half, int step) const {
-    return tile + (static_cast<size_t>(half) * (in.inputs / GROUP) + step) * EACH;
+  INLINE const uint8_t* part(int half, int step) const {
+    return tile + half * groups::strip_bytes<Of>(in.inputs) + step / Of::STEPS * groups::EACH<Of>;
   }
-  INLINE __m512 scales(int m, __mmask16 there, int step) const {
-    return floats_of_rows(in.scales, m, there, step / 2, in.inputs / BLOCK);
-  }
-
-  INLINE __m512 end(int z, __m512 total) const {
-    const float* bias = reinterpret_cast<const float*>(tile + 2 * EACH * (in.inputs / GROUP)) + 16 * z;
-    return _mm512_add_ps(total, _mm512_loadu_ps(bias));
-  }
-};
-
-struct Int8Block : Groups<INT8_GROUP> {
-  static constexpr Format FORMAT = Format::INT8_BLOCK;
 
   INLINE void unpack(int step, int half, int k, Weights& to) const {
-    unpack_bytes(group(half, step) + HALVES, half, k, GROUP, to);
-  }
-  INLINE void factors(int m, __mmask16 there, int step, float* to, float*) const {
-    _mm512_store_ps(to, scales(m, there, step));
-  }
-
-  struct Adding {
-    __m512 d;
-    INLINE __m512 operator()(__m512 total, __m512 sum, const float* scale, const float*) const {
-      return _mm512_fmadd_ps(_mm512_mul_ps(sum, _mm512_set1_ps(*scale)), d, total);
+    const uint8_t* from = part(half, step) + Of::HEAD + step % Of::STEPS * groups::CODES<Of>;
+    if constexpr (Of::CODES_ARE == groups::Coded::BYTES) {
+      unpack_bytes(from, half, k, DEPTH, to);
+      return;
     }
-  };
-  INLINE Adding adding(int z, int step) const { return {halves(group(z / PAIR, step) + z % PAIR * 32)}; }
-};
-
-struct Int4Min : Groups<INT4_GROUP> {
-  static constexpr Format FORMAT = Format::INT4_MIN;
-
-  INLINE void unpack(int step, int half, int k, Weights& to) const {
-    const uint8_t* from = group(half, step) + 2 * HALVES;
     const __m512i low = _mm512_set1_epi8(15);
-    for (int i = 0; i < GROUP / 2; i += 4, from += QUADS) {
+    __m512i numbers = low;
+    if (Of::CODES_ARE == groups::Coded::TABLE)
+      numbers = with_sign(_mm512_loadu_si512(groups::table_of(tile, groups::strip_bytes<Of>(in.inputs))));
+    const auto number = [&](__m512i bits) {
+      const __m512i nibbles = _mm512_and_si512(bits, low);
+      return Of::CODES_ARE == groups::Coded::TABLE ? _mm512_shuffle_epi8(numbers, nibbles) : nibbles;
+    };
+    for (int i = 0; i < DEPTH / 2; i += 4, from += QUADS) {
       const __m512i first = _mm512_loadu_si512(from), second = _mm512_loadu_si512(from + ROW_BYTES);
-      to.set(half, k + i, _mm512_and_si512(first, low), _mm512_and_si512(second, low));
-      to.set(half, k + i + GROUP / 2, _mm512_and_si512(_mm512_srli_epi16(first, 4), low),
-             _mm512_and_si512(_mm512_srli_epi16(second, 4), low));
+      to.set(half, k + i, number(first), number(second));
+      to.set(half, k + i + DEPTH / 2, number(_mm512_srli_epi16(first, 4)), number(_mm512_srli_epi16(second, 4)));
     }
   }
+
   INLINE void factors(int m, __mmask16 there, int step, float* to, float* sums) const {
-    const __m512 scale = scales(m, there, step);
-    const __m512 offset = _mm512_cvtepi32_ps(of_rows(in.offsets, m, there, step, in.inputs / GROUP));
+    const __m512 scale = floats_of_rows(in.scales, m, there, step / OF_BLOCK, in.inputs / BLOCK);
     _mm512_store_ps(to, scale);
+    if (!Of::LEAST) return;
+    const int32_t* offsets = DEPTH == GROUP ? in.offsets : in.fine;
+    const __m512 offset = _mm512_cvtepi32_ps(of_rows(offsets, m, there, step, in.inputs / DEPTH));
     _mm512_store_ps(sums, _mm512_mul_ps(_mm512_mul_ps(offset, scale), _mm512_set1_ps(-1 / 128.f)));
   }
 
@@ -147,12 +130,18 @@ struct Int4Min : Groups<INT4_GROUP> {
     __m512 d, least;
     INLINE __m512 operator()(__m512 total, __m512 sum, const float* scale, const float* codes) const {
       total = _mm512_fmadd_ps(_mm512_mul_ps(sum, _mm512_set1_ps(*scale)), d, total);
-      return _mm512_fmadd_ps(_mm512_set1_ps(*codes), least, total);
+      return Of::LEAST ? _mm512_fmadd_ps(_mm512_set1_ps(*codes), least, total) : total;
     }
   };
   INLINE Adding adding(int z, int step) const {
-    const uint8_t* at = group(z / PAIR, step) + z % PAIR * 32;
-    return {halves(at), halves(at + HALVES)};
+    const uint8_t* at = part(z / PAIR, step);
+    const int i = step % Of::STEPS;
+    return {Of::scale(at, i, z % PAIR), Of::LEAST ? Of::least(at, i, z % PAIR) : _mm512_setzero_ps()};
+  }
+
+  INLINE __m512 end(int z, __m512 total) const {
+    const uint8_t* bias = tile + 2 * groups::strip_bytes<Of>(in.inputs);
+    return _mm512_add_ps(total, _mm512_loadu_ps(reinterpret_cast<const float*>(bias) + 16 * z));
   }
 };
 
@@ -178,7 +167,7 @@ class Blocks {
     load<2>(weights_, ROW_BYTES);
     zero<0>();
     dot_signed<0, 1, 2>();
-    store<0>(sums, ROW_BYTES);
+    amx_tiles::store<0>(sums, ROW_BYTES);
     left_--;
     weights_ += Of::DEPTH * 16;
     if (++step_ == steps_) step_ = 0;
@@ -264,7 +253,16 @@ Tiles tiles() {
 const Products amx_products = {
     avx512_products.round,
     avx512_products.finish,
-    {avx512_products.of(Format::F32), tiles<Int8>(), tiles<Int8Block>(), tiles<Int4Min>()},
+    {
+        avx512_products.of(Format::F32),
+        tiles<Int8>(),
+        tiles<Groups<Format::INT8_BLOCK, Int8Block>>(),
+        tiles<Groups<Format::INT4_MIN, Int4Min>>(),
+        tiles<Groups<Format::INT4_TABLE, Int4Table>>(),
+        tiles<Groups<Format::INT4_LARGE, Int4Large>>(),
+        tiles<Groups<Format::INT8_LARGE, Int8Large>>(),
+        tiles<Groups<Format::INT8_LARGE_MIN, Int8LargeMin>>(),
+    },
 };
 
 }  // namespace kvcast

@@ -22,16 +22,17 @@ INLINE void round_vectors(const __m256 v[VECTORS], const Rounded& to) {
   const bool is_zero = m < SMALLEST;
   const __m256 inverse = _mm256_set1_ps(m >= SMALLEST ? 127.f / m : 0.f);
   for (int g = 0; g < BLOCK / GROUP; g++) {
-    __m256i codes[4], sum = _mm256_setzero_si256();
+    __m256i codes[4];
     for (int z = 0; z < 4; z++) {
       const __m256i nearest = _mm256_cvtps_epi32(_mm256_mul_ps(v[4 * g + z], inverse));
       codes[z] = _mm256_max_epi32(nearest, _mm256_set1_epi32(-127));  // NaN came as the least integer
-      sum = _mm256_add_epi32(sum, codes[z]);
     }
+    int32_t* fine = to.fine + 2 * g;
+    for (int i = 0; i < 2; i++) fine[i] = -128 * total(_mm256_add_epi32(codes[2 * i], codes[2 * i + 1]));
     const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3]));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.codes + g * GROUP),
                         _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
-    to.offsets[g] = -128 * total(sum);
+    to.offsets[g] = fine[0] + fine[1];
   }
   *to.scales = is_zero ? 0.f : m / 127.f;
 }
@@ -54,6 +55,13 @@ void finish(const float* x, int count, const Epilogue& epilogue) {
     if (epilogue.to) round_vectors(v, *epilogue.to);
   });
 }
+
+constexpr int LANES = 8;
+
+INLINE Vector halves(const uint8_t* at, int z) { return load(reinterpret_cast<const uint16_t*>(at) + LANES * z); }
+INLINE __m128i load_bytes(const uint8_t* at, int z) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + LANES * z)); }
+INLINE Vector bytes(const uint8_t* at, int z) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_bytes(at, z))); }
+INLINE Vector signed_bytes(const uint8_t* at, int z) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(at, z))); }
 
 #include "strips.hpp"
 
@@ -88,13 +96,14 @@ void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, 
 }  // namespace f32
 
 // Shared by the formats of codes: consecutive strips, and behind them the floats of each output, given as the floats
-// of a strip's first.
+// of a strip's first, and a table (if any).
 template <class Strip, int ROWS>
 void multiply(const uint8_t* tile, const Operand& in, float* out) {
   const size_t strip = Strip::bytes(in.rounded.inputs);
   const float* last = reinterpret_cast<const float*>(tile + STRIPS * strip);
+  const uint8_t* table = groups::table_of(tile, strip);
   for (int i = 0; i < STRIPS; i++)
-    Strip::template multiply<ROWS>(tile + i * strip, in.rounded, last + i * STRIP, out + i * STRIP);
+    Strip::template multiply<ROWS>(tile + i * strip, in.rounded, last + i * STRIP, table, out + i * STRIP);
 }
 
 // The sums of three rows fit into the registers.
@@ -141,7 +150,7 @@ struct Strip {
   static size_t bytes(int inputs) { return static_cast<size_t>(STRIP) * inputs; }
 
   template <int ROWS>
-  static INLINE void multiply(const uint8_t* weights, const Rounded& in, const float* scales, float* out) {
+  static INLINE void multiply(const uint8_t* weights, const Rounded& in, const float* scales, const uint8_t*, float* out) {
     const int blocks = in.inputs / BLOCK;
     __m256 totals[ROWS][PAIR];
     zero<ROWS>(totals);
@@ -168,97 +177,83 @@ struct Strip {
 
 namespace groups {
 
-// 8 halves.
-INLINE __m256 halves(const uint8_t* at) { return load(reinterpret_cast<const uint16_t*>(at)); }
-
-INLINE void store(const __m256 total[PAIR], const float* bias, float* out) {
-  for (int z = 0; z < PAIR; z++) _mm256_storeu_ps(out + z * 8, _mm256_add_ps(total[z], load(bias + z * 8)));
-}
-
-}  // namespace groups
-
-namespace int8_block {
-
-struct Strip {
-  static size_t bytes(int inputs) { return EACH * (inputs / GROUP); }
-
-  template <int ROWS>
-  static INLINE void multiply(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
-    const int blocks = in.inputs / BLOCK;
-    __m256 totals[ROWS][PAIR];
-    zero<ROWS>(totals);
-    for (int g = 0; g < 2 * blocks; g++, tile += EACH) {
-      __m256i sums[ROWS][PAIR];
-      for (int m = 0; m < ROWS; m++)
-        for (int z = 0; z < PAIR; z++) sums[m][z] = begin(in.offsets[m * blocks * 2 + g]);
-      dot_quads<ROWS>(tile + groups::HALVES, GROUP, in.codes + g * GROUP, in.inputs, sums);
-      __m256 d[PAIR];
-      for (int z = 0; z < PAIR; z++) d[z] = groups::halves(tile + 16 * z);
-      for (int m = 0; m < ROWS; m++) {
-        const __m256 scale = _mm256_set1_ps(in.scales[m * blocks + g / 2]);
-        for (int z = 0; z < PAIR; z++)
-          totals[m][z] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
-      }
-    }
-    for (int m = 0; m < ROWS; m++) groups::store(totals[m], bias, out + m * BLOCK);
-  }
-};
-
-}  // namespace int8_block
-
-namespace int4_min {
-
-// A group x codes.
-template <int ROWS>
-INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stride, __m256i sums[ROWS][PAIR]) {
+// sums = a group of codes of 4 bits x codes. `numbers`: of a table.
+template <Coded CODED, int ROWS>
+INLINE void dot_nibbles(const uint8_t* weights, __m256i numbers, const int8_t* codes, size_t stride, const int32_t* offsets,
+                        size_t apart, __m256i sums[ROWS][PAIR]) {
+  constexpr bool TABLE = CODED == Coded::TABLE;
   const __m256i low = _mm256_set1_epi8(15);
   for (int m = 0; m < ROWS; m++)
-    for (int z = 0; z < PAIR; z++) sums[m][z] = _mm256_setzero_si256();
+    for (int z = 0; z < PAIR; z++) sums[m][z] = TABLE ? begin(offsets[m * apart]) : _mm256_setzero_si256();
   for (int k = 0; k < GROUP / 2; k += 4, weights += 4 * STRIP)
     for (int z = 0; z < PAIR; z++) {
       const __m256i both = load_codes(weights + z * 32);
-      const __m256i w[2] = {_mm256_and_si256(both, low), _mm256_and_si256(_mm256_srli_epi16(both, 4), low)};
+      __m256i w[2] = {_mm256_and_si256(both, low), _mm256_and_si256(_mm256_srli_epi16(both, 4), low)};
+      for (int half = 0; TABLE && half < 2; half++) w[half] = _mm256_shuffle_epi8(numbers, w[half]);
       for (int m = 0; m < ROWS; m++)
         for (int half = 0; half < 2; half++) {
           const __m256i y = four(codes + m * stride + k + half * (GROUP / 2));
-          add_nibbles(sums[m][z], w[half], y);
+          if (TABLE)
+            add(sums[m][z], w[half], y);
+          else
+            add_nibbles(sums[m][z], w[half], y);
         }
     }
+  if (TABLE) return;
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < PAIR; z++) sums[m][z] = end_nibbles(sums[m][z]);
 }
 
+template <class Of>
 struct Strip {
-  static size_t bytes(int inputs) { return EACH * (inputs / GROUP); }
+  static size_t bytes(int inputs) { return strip_bytes<Of>(inputs); }
 
   template <int ROWS>
-  static INLINE void multiply(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
-    const int blocks = in.inputs / BLOCK;
+  static INLINE void multiply(const uint8_t* part, const Rounded& in, const float* bias, const uint8_t* table, float* out) {
+    constexpr int OF_BLOCK = BLOCK / Of::DEPTH;
+    const int blocks = in.inputs / BLOCK, steps = blocks * OF_BLOCK;
+    const int32_t* offsets = Of::DEPTH == GROUP ? in.offsets : in.fine;
+    const __m256i numbers = Of::CODES_ARE == Coded::TABLE ? load_codes(table) : _mm256_setzero_si256();
     __m256 totals[ROWS][PAIR];
     zero<ROWS>(totals);
-    for (int g = 0; g < 2 * blocks; g++, tile += EACH) {
-      __m256i sums[ROWS][PAIR];
-      dot_nibbles<ROWS>(tile + HEAD, in.codes + g * GROUP, in.inputs, sums);
-      __m256 d[PAIR], least[PAIR];
-      for (int z = 0; z < PAIR; z++) {
-        d[z] = groups::halves(tile + 16 * z);
-        least[z] = groups::halves(tile + groups::HALVES + 16 * z);
-      }
-      for (int m = 0; m < ROWS; m++) {
-        const float s = in.scales[m * blocks + g / 2];
-        const __m256 scale = _mm256_set1_ps(s);
-        const __m256 codes = _mm256_set1_ps(static_cast<float>(in.offsets[m * blocks * 2 + g]) * s * (-1 / 128.f));
+    for (int first = 0; first < steps; first += Of::STEPS, part += EACH<Of>)
+      for (int i = 0; i < Of::STEPS; i++) {
+        const int step = first + i;
+        const uint8_t* weights = part + Of::HEAD + i * CODES<Of>;
+        const int8_t* codes = in.codes + step * Of::DEPTH;
+        __m256i sums[ROWS][PAIR];
+        if constexpr (Of::CODES_ARE == Coded::BYTES) {
+          for (int m = 0; m < ROWS; m++)
+            for (int z = 0; z < PAIR; z++) sums[m][z] = begin(offsets[m * steps + step]);
+          dot_quads<ROWS>(weights, Of::DEPTH, codes, in.inputs, sums);
+        } else {
+          dot_nibbles<Of::CODES_ARE, ROWS>(weights, numbers, codes, in.inputs, offsets + step, steps, sums);
+        }
+        __m256 d[PAIR], least[PAIR];
         for (int z = 0; z < PAIR; z++) {
-          totals[m][z] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
-          totals[m][z] = _mm256_fmadd_ps(codes, least[z], totals[m][z]);
+          d[z] = Of::scale(part, i, z);
+          if (Of::LEAST) least[z] = Of::least(part, i, z);
+        }
+        for (int m = 0; m < ROWS; m++) {
+          const float s = in.scales[m * blocks + step / OF_BLOCK];
+          const __m256 scale = _mm256_set1_ps(s);
+          const __m256 of_codes = _mm256_set1_ps(static_cast<float>(offsets[m * steps + step]) * s * (-1 / 128.f));
+          for (int z = 0; z < PAIR; z++) {
+            totals[m][z] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
+            if (Of::LEAST) totals[m][z] = _mm256_fmadd_ps(of_codes, least[z], totals[m][z]);
+          }
         }
       }
-    }
-    for (int m = 0; m < ROWS; m++) groups::store(totals[m], bias, out + m * BLOCK);
+    for (int m = 0; m < ROWS; m++)
+      for (int z = 0; z < PAIR; z++)
+        _mm256_storeu_ps(out + m * BLOCK + z * 8, _mm256_add_ps(totals[m][z], load(bias + z * 8)));
   }
 };
 
-}  // namespace int4_min
+template <class Of>
+constexpr Tiles TILES = {bytes_of<Of>, pack<Of>, unpack<Of>, multiply_any<Strip<Of>>};
+
+}  // namespace groups
 
 constexpr Products PRODUCTS = {
     round,
@@ -266,7 +261,11 @@ constexpr Products PRODUCTS = {
     {
         {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
         {int8::bytes, int8::pack, int8::unpack, multiply_any<int8::Strip>},
-        {int8_block::bytes, int8_block::pack, int8_block::unpack, multiply_any<int8_block::Strip>},
-        {int4_min::bytes, int4_min::pack, int4_min::unpack, multiply_any<int4_min::Strip>},
+        groups::TILES<Int8Block>,
+        groups::TILES<Int4Min>,
+        groups::TILES<Int4Table>,
+        groups::TILES<Int4Large>,
+        groups::TILES<Int8Large>,
+        groups::TILES<Int8LargeMin>,
     },
 };

@@ -22,16 +22,13 @@ INLINE void round_vectors(const __m512 v[VECTORS], const Rounded& to) {
   std::memcpy(&m, &bits, sizeof m);
   const bool is_zero = m < SMALLEST;
   const __m512 inverse = _mm512_set1_ps(m >= SMALLEST ? 127.f / m : 0.f);
-  for (int g = 0; g < BLOCK / GROUP; g++) {
-    __m512i sum = _mm512_setzero_si512();
-    for (int z = g * PAIR; z < (g + 1) * PAIR; z++) {
-      const __m512i nearest = _mm512_cvtps_epi32(_mm512_mul_ps(v[z], inverse));
-      const __m512i codes = _mm512_max_epi32(nearest, _mm512_set1_epi32(-127));  // NaN came as the least integer
-      sum = _mm512_add_epi32(sum, codes);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16 * z), _mm512_cvtepi32_epi8(codes));
-    }
-    to.offsets[g] = -128 * _mm512_reduce_add_epi32(sum);
+  for (int z = 0; z < VECTORS; z++) {
+    const __m512i nearest = _mm512_cvtps_epi32(_mm512_mul_ps(v[z], inverse));
+    const __m512i codes = _mm512_max_epi32(nearest, _mm512_set1_epi32(-127));  // NaN came as the least integer
+    to.fine[z] = -128 * _mm512_reduce_add_epi32(codes);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16 * z), _mm512_cvtepi32_epi8(codes));
   }
+  for (int g = 0; g < BLOCK / GROUP; g++) to.offsets[g] = to.fine[2 * g] + to.fine[2 * g + 1];
   *to.scales = is_zero ? 0.f : m / 127.f;
 }
 
@@ -53,13 +50,6 @@ void finish(const float* x, int count, const Epilogue& epilogue) {
     if (epilogue.to) round_vectors(v, *epilogue.to);
   });
 }
-
-constexpr int STRIP = HALF, FLOATS = BLOCK, SIDE = 4;
-constexpr uint8_t SIGNS = 0x80;
-
-#include "strips.hpp"
-
-static_assert(int8_block::EACH == INT8_GROUP && int4_min::EACH == INT4_GROUP);
 
 // The function for each number of rows.
 using Multiply = void (*)(const uint8_t*, const Operand&, int, float*);
@@ -165,62 +155,25 @@ FOR_ROWS(multiply)
 
 namespace groups {
 
-INLINE void store(const __m512 total[PAIR], const float* bias, float* out) {
-  for (int z = 0; z < PAIR; z++) _mm512_storeu_ps(out + z * 16, _mm512_add_ps(total[z], _mm512_loadu_ps(bias + z * 16)));
-}
-
-}  // namespace groups
-
-namespace int8_block {
-
-template <int ROWS>
-INLINE void multiply_half(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
-  const int blocks = in.inputs / BLOCK;
-  __m512 totals[ROWS][PAIR];
-  zero<ROWS>(totals);
-  for (int g = 0; g < 2 * blocks; g++, tile += EACH) {
-    __m512i sums[ROWS][PAIR];
-    for (int m = 0; m < ROWS; m++)
-      for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_set1_epi32(in.offsets[m * blocks * 2 + g]);
-    dot_quads<ROWS>(tile + HALVES, GROUP, in.codes + g * GROUP, in.inputs, sums);
-    __m512 d[PAIR];
-    for (int z = 0; z < PAIR; z++) d[z] = halves(tile + 32 * z);
-    for (int m = 0; m < ROWS; m++) {
-      const __m512 scale = _mm512_set1_ps(in.scales[m * blocks + g / 2]);
-      for (int z = 0; z < PAIR; z++)
-        totals[m][z] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
-    }
-  }
-  for (int m = 0; m < ROWS; m++) groups::store(totals[m], bias, out + m * BLOCK);
-}
-
-template <int ROWS>
-void multiply(const uint8_t* tile, const Operand& in, int, float* out) {
-  const size_t half = EACH * (in.rounded.inputs / GROUP);
-  const float* bias = reinterpret_cast<const float*>(tile + 2 * half);
-  for (int i = 0; i < 2; i++) multiply_half<ROWS>(tile + i * half, in.rounded, bias + i * HALF, out + i * HALF);
-}
-
-FOR_ROWS(multiply)
-
-}  // namespace int8_block
-
-namespace int4_min {
-
-template <int ROWS>
-INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stride, __m512i sums[ROWS][PAIR]) {
+// sums = a group x codes, of which SIGNS is not yet taken back. `numbers`: of codes of 4 bits.
+template <Coded CODED, int ROWS>
+INLINE void dot_nibbles(const uint8_t* weights, __m512i numbers, const int8_t* codes, size_t stride,
+                        __m512i sums[ROWS][PAIR]) {
   const __m512i low = _mm512_set1_epi8(15);
+  const auto number = [&](__m512i nibbles) {
+    return CODED == Coded::TABLE ? _mm512_shuffle_epi8(numbers, nibbles) : nibbles;
+  };
   for (int k = 0; k < GROUP / 2; k += 4, weights += 4 * HALF) {
     __m512i w[PAIR], part[PAIR];
     for (int z = 0; z < PAIR; z++) {
       w[z] = _mm512_loadu_si512(weights + z * 64);
-      part[z] = _mm512_and_si512(w[z], low);
+      part[z] = number(_mm512_and_si512(w[z], low));
     }
     for (int m = 0; m < ROWS; m++) {
       const __m512i y = four(codes + m * stride + k);
       for (int z = 0; z < PAIR; z++) dot(sums[m][z], part[z], y);
     }
-    for (int z = 0; z < PAIR; z++) part[z] = _mm512_and_si512(_mm512_srli_epi16(w[z], 4), low);
+    for (int z = 0; z < PAIR; z++) part[z] = number(_mm512_and_si512(_mm512_srli_epi16(w[z], 4), low));
     for (int m = 0; m < ROWS; m++) {
       const __m512i y = four(codes + m * stride + k + GROUP / 2);
       for (int z = 0; z < PAIR; z++) dot(sums[m][z], part[z], y);
@@ -228,44 +181,70 @@ INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stri
   }
 }
 
-template <int ROWS>
-INLINE void multiply_half(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
-  const int blocks = in.inputs / BLOCK;
+constexpr int AHEAD = 4096, LINE = 64;  // bytes: processors foresee no reading across pages
+
+template <class Of, int ROWS>
+INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i numbers, const float* bias, float* out) {
+  constexpr int OF_BLOCK = BLOCK / Of::DEPTH;
+  const int blocks = in.inputs / BLOCK, steps = blocks * OF_BLOCK;
+  const int32_t* offsets = Of::DEPTH == GROUP ? in.offsets : in.fine;
   __m512 totals[ROWS][PAIR];
   zero<ROWS>(totals);
-  for (int g = 0; g < 2 * blocks; g++, tile += EACH) {
-    __m512i sums[ROWS][PAIR];
-    for (int m = 0; m < ROWS; m++)
-      for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_setzero_si512();
-    dot_nibbles<ROWS>(tile + HEAD, in.codes + g * GROUP, in.inputs, sums);
-    __m512 d[PAIR], least[PAIR];
-    for (int z = 0; z < PAIR; z++) {
-      d[z] = halves(tile + 32 * z);
-      least[z] = halves(tile + HALVES + 32 * z);
-    }
-    for (int m = 0; m < ROWS; m++) {
-      const float s = in.scales[m * blocks + g / 2];
-      const __m512 scale = _mm512_set1_ps(s);
-      const __m512 codes = _mm512_set1_ps(static_cast<float>(in.offsets[m * blocks * 2 + g]) * s * (-1 / 128.f));
+  for (int first = 0; first < steps; first += Of::STEPS, part += EACH<Of>)
+    for (int i = 0; i < Of::STEPS; i++) {
+      const int step = first + i;
+      const uint8_t* weights = part + Of::HEAD + i * CODES<Of>;
+      const int8_t* codes = in.codes + step * Of::DEPTH;
+      for (size_t line = 0; line < CODES<Of>; line += LINE) __builtin_prefetch(weights + AHEAD + line);
+      __m512i sums[ROWS][PAIR];
+      for (int m = 0; m < ROWS; m++)
+        for (int z = 0; z < PAIR; z++)
+          sums[m][z] = Of::CODES_ARE == Coded::NIBBLES ? _mm512_setzero_si512() : _mm512_set1_epi32(offsets[m * steps + step]);
+      if constexpr (Of::CODES_ARE == Coded::BYTES)
+        dot_quads<ROWS>(weights, Of::DEPTH, codes, in.inputs, sums);
+      else
+        dot_nibbles<Of::CODES_ARE, ROWS>(weights, numbers, codes, in.inputs, sums);
+      __m512 d[PAIR], least[PAIR];
       for (int z = 0; z < PAIR; z++) {
-        totals[m][z] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
-        totals[m][z] = _mm512_fmadd_ps(codes, least[z], totals[m][z]);
+        d[z] = Of::scale(part, i, z);
+        if (Of::LEAST) least[z] = Of::least(part, i, z);
+      }
+      for (int m = 0; m < ROWS; m++) {
+        const float s = in.scales[m * blocks + step / OF_BLOCK];
+        const __m512 scale = _mm512_set1_ps(s);
+        const __m512 of_codes = _mm512_set1_ps(static_cast<float>(offsets[m * steps + step]) * s * (-1 / 128.f));
+        for (int z = 0; z < PAIR; z++) {
+          totals[m][z] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
+          if (Of::LEAST) totals[m][z] = _mm512_fmadd_ps(of_codes, least[z], totals[m][z]);
+        }
       }
     }
-  }
-  for (int m = 0; m < ROWS; m++) groups::store(totals[m], bias, out + m * BLOCK);
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < PAIR; z++)
+      _mm512_storeu_ps(out + m * BLOCK + z * 16, _mm512_add_ps(totals[m][z], _mm512_loadu_ps(bias + z * 16)));
 }
 
-template <int ROWS>
+template <class Of, int ROWS>
 void multiply(const uint8_t* tile, const Operand& in, int, float* out) {
-  const size_t half = EACH * (in.rounded.inputs / GROUP);
+  const size_t half = strip_bytes<Of>(in.rounded.inputs);
   const float* bias = reinterpret_cast<const float*>(tile + 2 * half);
-  for (int i = 0; i < 2; i++) multiply_half<ROWS>(tile + i * half, in.rounded, bias + i * HALF, out + i * HALF);
+  __m512i numbers = _mm512_setzero_si512();
+  if (Of::CODES_ARE == Coded::TABLE) numbers = _mm512_loadu_si512(table_of(tile, half));
+  for (int i = 0; i < 2; i++)
+    multiply_half<Of, ROWS>(tile + i * half, in.rounded, numbers, bias + i * HALF, out + i * HALF);
 }
 
-FOR_ROWS(multiply)
+template <class Of>
+void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out) {
+  constexpr Multiply MULTIPLY[MOST_ROWS] = {multiply<Of, 1>, multiply<Of, 2>, multiply<Of, 3>,
+                                            multiply<Of, 4>, multiply<Of, 5>, multiply<Of, 6>};
+  MULTIPLY[rows - 1](tile, in, inputs, out);
+}
 
-}  // namespace int4_min
+template <class Of>
+constexpr Tiles TILES = {bytes_of<Of>, pack<Of>, unpack<Of>, multiply_any<Of>};
+
+}  // namespace groups
 
 }  // namespace
 
@@ -277,8 +256,12 @@ const Products avx512_products = {
     {
         {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
         {int8::bytes, int8::pack, int8::unpack, int8::multiply_any},
-        {int8_block::bytes, int8_block::pack, int8_block::unpack, int8_block::multiply_any},
-        {int4_min::bytes, int4_min::pack, int4_min::unpack, int4_min::multiply_any},
+        groups::TILES<Int8Block>,
+        groups::TILES<Int4Min>,
+        groups::TILES<Int4Table>,
+        groups::TILES<Int4Large>,
+        groups::TILES<Int8Large>,
+        groups::TILES<Int8LargeMin>,
     },
 };
 

@@ -81,6 +81,7 @@ void copy_row(const Rounded& from, const Rounded& to) {
   std::memcpy(to.codes, from.codes, from.inputs);
   std::memcpy(to.scales, from.scales, from.inputs / BLOCK * sizeof(float));
   std::memcpy(to.offsets, from.offsets, from.inputs / GROUP * sizeof(int32_t));
+  std::memcpy(to.fine, from.fine, from.inputs / FINE * sizeof(int32_t));
 }
 
 void product(Machine& machine, const Matrix& matrix, int rows, const LineBuffer& in, int first, float* out) {

@@ -11,6 +11,9 @@ namespace kvcast {
 
 constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
 constexpr int GROUP = 32;       // inputs of an output that share a scale in the formats of blocks
+constexpr int FINE = 16;        // likewise in the formats of large blocks with 8 bits
+constexpr int LARGE = 256;      // inputs of a large block: its groups' scales are whole numbers, times one of its own
+constexpr int TABLE = 16;       // numbers that codes of 4 bits may stand for
 constexpr int MOST_ROWS = 6;    // rows of a product: 6 x 4 sums and 4 weights fit in 32 registers
 constexpr int MOST_TILE_ROWS = 128;  // rows of a product with matrix units, whose sums lie on the stack
 constexpr float SMALLEST = 1e-30f;  // a block that stays below it is zero: 127 / it would be infinite
@@ -23,24 +26,27 @@ struct Rounded {
   int8_t* codes;      // [m, k]; 0 past a row's end
   float* scales;      // [m, k / BLOCK]
   int32_t* offsets;   // [m, k / GROUP]: -128 * the sum of the codes, since weights are stored + 128
+  int32_t* fine;      // [m, k / FINE]: likewise
   int inputs;         // k, filled up to a multiple of BLOCK
 
   Rounded row(size_t m) const {
-    const size_t blocks = inputs / BLOCK, groups = inputs / GROUP;
-    return {codes + m * inputs, scales + m * blocks, offsets + m * groups, inputs};
+    const size_t k = inputs;
+    return {codes + m * k, scales + m * (k / BLOCK), offsets + m * (k / GROUP), fine + m * (k / FINE), inputs};
   }
   Rounded block(size_t b) const {  // of the first row
-    return {codes + b * BLOCK, scales + b, offsets + b * (BLOCK / GROUP), inputs};
+    return {codes + b * BLOCK, scales + b, offsets + b * (BLOCK / GROUP), fine + b * (BLOCK / FINE), inputs};
   }
 };
 
-constexpr int FORMATS = 4;
+constexpr int FORMATS = 8, BUNDLE_FORMATS = 4;  // the first ones are those of bundles too
 
 // Some outputs of a stored matrix, up to BLOCK.
 struct Stored {
   const void* codes;
-  const float *scales, *least, *bias;  // least: of INT4_MIN; bias [count], null: zeros
+  const float *scales, *least, *bias;  // least: of formats that have it; bias [count], null: zeros
   int count, inputs;
+  const float *large_scales, *large_least;  // [count, k / LARGE], of the formats of large blocks
+  const int8_t* table;                      // [TABLE], of INT4_TABLE
 };
 
 // Rows of a product's input: x for F32, rounded ones for the other formats.
@@ -206,12 +212,24 @@ constexpr bool ALIGNED_STACK = true;
 #endif
 #endif
 
+// A file's own codes, one in a byte, as `Format` says; what a format lacks is null.
+struct OwnCodes {
+  int8_t* codes;
+  float *scales, *least, *large_scales, *large_least;
+};
+
+// The numbers that codes of INT4_TABLE stand for, where rows have that encoding.
+const int8_t* table_of(Encoding);
+
 // Rows of a file, `count` numbers each, read and rounded. Codes of 4 bits are two in a byte.
 struct Reading {
   void (*numbers)(Encoding, const uint8_t* row, int count, float* out);
 
   // Codes with their scales and least values for each GROUP; false for an encoding without codes of 4 bits.
   bool (*codes)(Encoding, const uint8_t* row, int count, uint8_t* codes, float* scales, float* least);
+
+  // The codes of a row as they are; false if the format does not hold them.
+  bool (*own)(Format, Encoding, const uint8_t* row, int count, const OwnCodes& to);
 
   void (*round_row)(const float* x, int count, int8_t* codes, float* scale);        // one scale
   void (*round_groups)(const float* x, int count, int8_t* codes, float* scales);    // for each GROUP

@@ -56,7 +56,7 @@ struct kvcast_machine : Machine {
 };
 
 // Changes whenever an older caller would misunderstand.
-EXPORT int kvcast_abi() { return 4; }
+EXPORT int kvcast_abi() { return 5; }
 
 // The name of the i-th instruction set that runs here, fastest first; null past the last.
 EXPORT const char* kvcast_instructions(int i) {
@@ -94,10 +94,10 @@ EXPORT int kvcast_pack(kvcast_machine* machine, int format, int outputs, int inp
 }
 
 // As kvcast_pack, from the rows of a file: an address and an encoding for each of `outputs`.
-EXPORT int kvcast_pack_rows(kvcast_machine* machine, int format, int outputs, int inputs, const uint8_t* const* rows,
+EXPORT int kvcast_pack_rows(kvcast_machine* machine, int format, int own, int outputs, int inputs, const uint8_t* const* rows,
                             const int32_t* encodings, const float* bias, uint8_t* packed, char* message, size_t size) {
   const FileRows from = {rows, reinterpret_cast<const Encoding*>(encodings)};
-  return told([&] { pack_rows(*machine, static_cast<Format>(format), outputs, inputs, from, bias, packed); }, message,
+  return told([&] { pack_rows(*machine, static_cast<Format>(format), own, outputs, inputs, from, bias, packed); }, message,
               size);
 }
 

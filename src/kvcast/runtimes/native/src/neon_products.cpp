@@ -80,18 +80,19 @@ INLINE void round_vectors(const float32x4_t v[VECTORS], const Rounded& to) {
   float m;
   std::memcpy(&m, &bits, sizeof m);
   const float32x4_t inverse = vdupq_n_f32(m >= SMALLEST ? 127.f / m : 0.f), least = vdupq_n_f32(-127.f);
-  for (int g = 0; g < BLOCK / GROUP; g++) {
+  for (int g = 0; g < BLOCK / FINE; g++) {
     int32x4_t sum = vdupq_n_s32(0);
-    for (int i = 0; i < GROUP; i += SIDE) {
-      const float32x4_t* x = v + (g * GROUP + i) / LANES;
+    for (int i = 0; i < FINE; i += SIDE) {
+      const float32x4_t* x = v + (g * FINE + i) / LANES;
       // NaN becomes -127.
       const int32x4_t low = vcvtnq_s32_f32(vmaxnmq_f32(vmulq_f32(x[0], inverse), least));
       const int32x4_t high = vcvtnq_s32_f32(vmaxnmq_f32(vmulq_f32(x[1], inverse), least));
       sum = vaddq_s32(sum, vaddq_s32(low, high));
-      vst1_s8(to.codes + g * GROUP + i, vqmovn_s16(vcombine_s16(vqmovn_s32(low), vqmovn_s32(high))));
+      vst1_s8(to.codes + g * FINE + i, vqmovn_s16(vcombine_s16(vqmovn_s32(low), vqmovn_s32(high))));
     }
-    to.offsets[g] = -128 * vaddvq_s32(sum);
+    to.fine[g] = -128 * vaddvq_s32(sum);
   }
+  for (int g = 0; g < BLOCK / GROUP; g++) to.offsets[g] = to.fine[2 * g] + to.fine[2 * g + 1];
   *to.scales = m < SMALLEST ? 0.f : m / 127.f;
 }
 
@@ -112,6 +113,15 @@ void finish(const float* x, int count, const Epilogue& epilogue) {
     }
     if (epilogue.to) round_vectors(v, *epilogue.to);
   });
+}
+
+// Four numbers, from z * 4 on.
+INLINE Vector halves(const uint8_t* at, int z) { return load(reinterpret_cast<const uint16_t*>(at) + z * LANES); }
+INLINE Vector signed_bytes(const uint8_t* at, int z) { return load(reinterpret_cast<const int8_t*>(at) + z * LANES); }
+INLINE Vector bytes(const uint8_t* at, int z) {
+  uint8_t numbers[8] = {};
+  std::memcpy(numbers, at + z * LANES, LANES);
+  return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vld1_u8(numbers)))));
 }
 
 #include "strips.hpp"
@@ -166,34 +176,13 @@ INLINE void dot_codes(const uint8_t* weights, int count, const int8_t* codes, si
   }
 }
 
-// A group of 4-bit codes x codes.
-template <class Sums>
-INLINE void dot_nibbles(const uint8_t* weights, const int8_t* codes, size_t stride,
-                        int32x4_t sums[Sums::LINES][TWOS]) {
-  zero<Sums>(sums);
-  for (int k = 0; k < GROUP / 2; k += SIDE, weights += SIDE * STRIP) {
-    __asm__ volatile("" : "+r"(weights), "+r"(codes));  // likewise: two rounds become one whatever one asks for
-    int8x16_t low[Sums::LINES], high[Sums::LINES];
-    for (int m = 0; m < Sums::LINES; m++) {
-      low[m] = Sums::load(codes + k, stride, m);
-      high[m] = Sums::load(codes + GROUP / 2 + k, stride, m);
-    }
-    for (int z = 0; z < TWOS; z++) {
-      const uint8x16_t both = vld1q_u8(weights + z * 16);
-      const int8x16_t w = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-      const int8x16_t v = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-      for (int m = 0; m < Sums::LINES; m++) sums[m][z] = Sums::add(Sums::add(sums[m][z], low[m], w), high[m], v);
-    }
-  }
-}
-
 namespace int8 {
 
 struct Strip {
   static size_t bytes(int inputs) { return static_cast<size_t>(STRIP) * inputs; }
 
   template <int ROWS, class Sums>
-  static INLINE void multiply(const uint8_t* weights, const Rounded& in, const float* scales, float* out) {
+  static INLINE void multiply(const uint8_t* weights, const Rounded& in, const float* scales, const uint8_t*, float* out) {
     const int blocks = in.inputs / BLOCK;
     float32x4_t totals[ROWS][QUADS];
     for (int m = 0; m < ROWS; m++)
@@ -218,32 +207,63 @@ struct Strip {
 
 namespace groups {
 
-// Four halves, from z * 4 on.
-INLINE float32x4_t halves(const uint8_t* at, int z) { return load(reinterpret_cast<const uint16_t*>(at) + z * LANES); }
+// A group of codes of 4 bits x codes. `numbers`: of a table.
+template <Coded CODED, class Sums>
+INLINE void dot_nibbles(const uint8_t* weights, int8x16_t numbers, const int8_t* codes, size_t stride,
+                        int32x4_t sums[Sums::LINES][TWOS]) {
+  const auto number = [&](uint8x16_t nibbles) {
+    return CODED == Coded::TABLE ? vqtbl1q_s8(numbers, nibbles) : vreinterpretq_s8_u8(nibbles);
+  };
+  zero<Sums>(sums);
+  for (int k = 0; k < GROUP / 2; k += SIDE, weights += SIDE * STRIP) {
+    __asm__ volatile("" : "+r"(weights), "+r"(codes));  // likewise: two rounds become one whatever one asks for
+    int8x16_t low[Sums::LINES], high[Sums::LINES];
+    for (int m = 0; m < Sums::LINES; m++) {
+      low[m] = Sums::load(codes + k, stride, m);
+      high[m] = Sums::load(codes + GROUP / 2 + k, stride, m);
+    }
+    for (int z = 0; z < TWOS; z++) {
+      const uint8x16_t both = vld1q_u8(weights + z * 16);
+      const int8x16_t w = number(vandq_u8(both, vdupq_n_u8(15))), v = number(vshrq_n_u8(both, 4));
+      for (int m = 0; m < Sums::LINES; m++) sums[m][z] = Sums::add(Sums::add(sums[m][z], low[m], w), high[m], v);
+    }
+  }
+}
 
-// Shared by the formats: a group has its scales first.
-template <class Group>
+template <class Of>
 struct Strip {
-  static size_t bytes(int inputs) { return Group::EACH * (inputs / GROUP); }
+  static size_t bytes(int inputs) { return strip_bytes<Of>(inputs); }
 
   template <int ROWS, class Sums>
-  static INLINE void multiply(const uint8_t* tile, const Rounded& in, const float* bias, float* out) {
-    const int blocks = in.inputs / BLOCK;
+  static INLINE void multiply(const uint8_t* part, const Rounded& in, const float* bias, const uint8_t* table, float* out) {
+    constexpr int OF_BLOCK = BLOCK / Of::DEPTH;
+    const int blocks = in.inputs / BLOCK, steps = blocks * OF_BLOCK;
+    const int32_t* offsets = Of::DEPTH == GROUP ? in.offsets : in.fine;
+    int8x16_t numbers = vdupq_n_s8(0);
+    if (Of::CODES_ARE == Coded::TABLE) numbers = vld1q_s8(reinterpret_cast<const int8_t*>(table));
     float32x4_t totals[ROWS][QUADS];
     for (int m = 0; m < ROWS; m++)
       for (int z = 0; z < QUADS; z++) totals[m][z] = vdupq_n_f32(0.f);
-    for (int g = 0; g < 2 * blocks; g++, tile += Group::EACH) {
-      int32x4_t sums[Sums::LINES][TWOS];
-      Group::template dot<Sums>(tile, in.codes + g * GROUP, in.inputs, sums);
-      for (int m = 0; m < ROWS; m++) {
-        const float s = in.scales[m * blocks + g / 2];
-        for (int z = 0; z < QUADS; z++) {
-          const float32x4_t scaled = vmulq_n_f32(vcvtq_f32_s32(Sums::of(sums, m, z)), s);
-          totals[m][z] = vfmaq_f32(totals[m][z], scaled, halves(tile, z));
-          totals[m][z] = Group::add_least(totals[m][z], tile, z, in.offsets[m * blocks * 2 + g], s);
+    for (int first = 0; first < steps; first += Of::STEPS, part += EACH<Of>)
+      for (int i = 0; i < Of::STEPS; i++) {
+        const int step = first + i;
+        const uint8_t* weights = part + Of::HEAD + i * CODES<Of>;
+        const int8_t* codes = in.codes + step * Of::DEPTH;
+        int32x4_t sums[Sums::LINES][TWOS];
+        if constexpr (Of::CODES_ARE == Coded::BYTES)
+          dot_codes<Sums>(weights, Of::DEPTH, codes, in.inputs, sums);
+        else
+          dot_nibbles<Of::CODES_ARE, Sums>(weights, numbers, codes, in.inputs, sums);
+        for (int m = 0; m < ROWS; m++) {
+          const float s = in.scales[m * blocks + step / OF_BLOCK];
+          const float of_codes = static_cast<float>(offsets[m * steps + step]) * s * (-1 / 128.f);
+          for (int z = 0; z < QUADS; z++) {
+            const float32x4_t scaled = vmulq_n_f32(vcvtq_f32_s32(Sums::of(sums, m, z)), s);
+            totals[m][z] = vfmaq_f32(totals[m][z], scaled, Of::scale(part, i, z));
+            if (Of::LEAST) totals[m][z] = vfmaq_f32(totals[m][z], vdupq_n_f32(of_codes), Of::least(part, i, z));
+          }
         }
       }
-    }
     for (int m = 0; m < ROWS; m++)
       for (int z = 0; z < QUADS; z++)
         vst1q_f32(out + m * BLOCK + z * LANES, vaddq_f32(totals[m][z], load(bias + z * LANES)));
@@ -252,48 +272,15 @@ struct Strip {
 
 }  // namespace groups
 
-namespace int8_block {
-
-struct Group {
-  static constexpr size_t EACH = int8_block::EACH;
-
-  template <class Sums>
-  static INLINE void dot(const uint8_t* group, const int8_t* codes, size_t stride, int32x4_t sums[Sums::LINES][TWOS]) {
-    dot_codes<Sums>(group + groups::HALVES, GROUP, codes, stride, sums);
-  }
-  static INLINE float32x4_t add_least(float32x4_t total, const uint8_t*, int, int32_t, float) { return total; }
-};
-
-using Strip = groups::Strip<Group>;
-
-}  // namespace int8_block
-
-namespace int4_min {
-
-struct Group {
-  static constexpr size_t EACH = int4_min::EACH;
-
-  template <class Sums>
-  static INLINE void dot(const uint8_t* group, const int8_t* codes, size_t stride, int32x4_t sums[Sums::LINES][TWOS]) {
-    dot_nibbles<Sums>(group + HEAD, codes, stride, sums);
-  }
-  static INLINE float32x4_t add_least(float32x4_t total, const uint8_t* group, int z, int32_t offset, float scale) {
-    const float codes = static_cast<float>(offset) * scale * (-1 / 128.f);
-    return vfmaq_f32(total, vdupq_n_f32(codes), groups::halves(group + groups::HALVES, z));
-  }
-};
-
-using Strip = groups::Strip<Group>;
-
-}  // namespace int4_min
-
-// Consecutive strips, and the floats of each output behind them, given as the floats of a strip's first.
+// Consecutive strips, and behind them the floats of each output, given as the floats of a strip's first, and a table
+// (if any).
 template <class Strip, int ROWS, class Sums>
 void multiply(const uint8_t* tile, const Operand& in, float* out) {
   const size_t strip = Strip::bytes(in.rounded.inputs);
   const float* last = reinterpret_cast<const float*>(tile + STRIPS * strip);
+  const uint8_t* table = groups::table_of(tile, strip);
   for (int i = 0; i < STRIPS; i++)
-    Strip::template multiply<ROWS, Sums>(tile + i * strip, in.rounded, last + i * STRIP, out + i * STRIP);
+    Strip::template multiply<ROWS, Sums>(tile + i * strip, in.rounded, last + i * STRIP, table, out + i * STRIP);
 }
 
 using Multiply = void (*)(const uint8_t*, const Operand&, float*);
@@ -315,6 +302,16 @@ void multiply_matrices(const uint8_t* tile, const Operand& in, int, int rows, fl
   BY_ROWS[rows - 1](tile, in, out);
 }
 
+// A set's tiles of the formats of groups; `multiply` is its function for a kind of strip.
+#define GROUP_TILES(multiply)                                                                                          \
+  {groups::bytes_of<Int8Block>, groups::pack<Int8Block>, groups::unpack<Int8Block>, multiply<groups::Strip<Int8Block>>}, \
+  {groups::bytes_of<Int4Min>, groups::pack<Int4Min>, groups::unpack<Int4Min>, multiply<groups::Strip<Int4Min>>},         \
+  {groups::bytes_of<Int4Table>, groups::pack<Int4Table>, groups::unpack<Int4Table>, multiply<groups::Strip<Int4Table>>}, \
+  {groups::bytes_of<Int4Large>, groups::pack<Int4Large>, groups::unpack<Int4Large>, multiply<groups::Strip<Int4Large>>}, \
+  {groups::bytes_of<Int8Large>, groups::pack<Int8Large>, groups::unpack<Int8Large>, multiply<groups::Strip<Int8Large>>}, \
+  {groups::bytes_of<Int8LargeMin>, groups::pack<Int8LargeMin>, groups::unpack<Int8LargeMin>,                           \
+   multiply<groups::Strip<Int8LargeMin>>}
+
 }  // namespace
 }  // namespace with_neon
 
@@ -326,8 +323,7 @@ const Products neon_products = {
     {
         {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
         {int8::bytes, int8::pack, int8::unpack, multiply_dots<int8::Strip>},
-        {int8_block::bytes, int8_block::pack, int8_block::unpack, multiply_dots<int8_block::Strip>},
-        {int4_min::bytes, int4_min::pack, int4_min::unpack, multiply_dots<int4_min::Strip>},
+        GROUP_TILES(multiply_dots),
     },
 };
 
@@ -337,8 +333,7 @@ const Products neon_i8mm_products = {
     {
         {f32::bytes, f32::pack, f32::unpack, f32::multiply_any},
         {int8::bytes, int8::pack, int8::unpack, multiply_matrices<int8::Strip>},
-        {int8_block::bytes, int8_block::pack, int8_block::unpack, multiply_matrices<int8_block::Strip>},
-        {int4_min::bytes, int4_min::pack, int4_min::unpack, multiply_matrices<int4_min::Strip>},
+        GROUP_TILES(multiply_matrices),
     },
 };
 

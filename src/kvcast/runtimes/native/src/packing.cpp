@@ -1,86 +1,100 @@
 #include "packing.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "products.hpp"
 
 namespace kvcast {
+
+const int8_t* table_of(Encoding encoding) {
+  static constexpr int8_t EVEN[TABLE] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+  static constexpr int8_t NONLINEAR[TABLE] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  static constexpr int8_t SMALL_FLOATS[TABLE] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                 0, -1, -2, -3, -4, -6, -8, -12};  // doubled, of e2m1
+  switch (encoding) {
+    case Encoding::Q4_0: return EVEN;
+    case Encoding::IQ4_NL: return NONLINEAR;
+    case Encoding::MXFP4: return SMALL_FLOATS;
+    default: return nullptr;
+  }
+}
+
 namespace {
 
 // Some rows of a matrix as its format stores them, and room for one row's numbers.
-struct Coded {
-  std::vector<float> numbers, scales, least;
-  std::vector<uint8_t> codes;
-
+class CodedRows {
+ public:
   void resize(Format format, size_t inputs) {
-    const size_t groups = inputs / GROUP;
-    if (format == Format::F32) {
-      numbers.resize(BLOCK * inputs);
-      return;
-    }
-    numbers.resize(inputs);
-    codes.resize(BLOCK * (format == Format::INT4_MIN ? inputs / 2 : inputs));
-    scales.resize(BLOCK * std::max<size_t>(groups, 1));
-    if (format == Format::INT4_MIN) least.resize(BLOCK * groups);
+    format_ = format;
+    inputs_ = inputs;
+    const bool is_large = format >= Format::INT4_LARGE, is_fine = format >= Format::INT8_LARGE;
+    groups_ = format == Format::INT8 ? 1 : inputs / (is_fine ? FINE : GROUP);
+    bytes_ = format == Format::F32 ? 0 : has_pairs() ? inputs / 2 : inputs;
+    numbers_.resize(format == Format::F32 ? BLOCK * inputs : inputs);
+    codes_.resize(BLOCK * bytes_);
+    scales_.resize(BLOCK * groups_);
+    least_.resize(has_least() ? BLOCK * groups_ : 0);
+    large_scales_.resize(is_large ? BLOCK * (inputs / LARGE) : 0);
+    large_least_.resize(is_large && has_least() ? BLOCK * (inputs / LARGE) : 0);
   }
+
+  // Row n of those that are being packed.
+  void read(int n, Encoding encoding, const uint8_t* row, bool own, const Reading& reading) {
+    const int inputs = static_cast<int>(inputs_);
+    if (format_ == Format::F32) return reading.numbers(encoding, row, inputs, at(numbers_, n, inputs_));
+    const OwnCodes to = {reinterpret_cast<int8_t*>(at(codes_, n, bytes_)), at(scales_, n, groups_), at(least_, n, groups_),
+                         at(large_scales_, n, inputs_ / LARGE), at(large_least_, n, inputs_ / LARGE)};
+    uint8_t* codes = at(codes_, n, bytes_);
+    if (has_pairs() && reading.codes(encoding, row, inputs, codes, to.scales, to.least)) return;
+    if ((own || encoding == Encoding::Q8_0) && reading.own(format_, encoding, row, inputs, to)) return;
+    if (static_cast<int>(format_) >= BUNDLE_FORMATS) throw std::invalid_argument("rows without the format's codes");
+    float* numbers = numbers_.data();
+    reading.numbers(encoding, row, inputs, numbers);
+    if (has_pairs())
+      reading.search(numbers, inputs, codes, to.scales, to.least);
+    else if (format_ == Format::INT8)
+      reading.round_row(numbers, inputs, to.codes, to.scales);
+    else
+      reading.round_groups(numbers, inputs, to.codes, to.scales);
+  }
+
+  Stored stored(int count, const float* bias, Encoding encoding) const {
+    const void* codes = codes_.data();
+    if (format_ == Format::F32) codes = numbers_.data();
+    return {codes, scales_.data(), least_.data(), bias, count, static_cast<int>(inputs_),
+            large_scales_.empty() ? nullptr : large_scales_.data(), large_least_.data(),
+            format_ == Format::INT4_TABLE ? table_of(encoding) : nullptr};
+  }
+
+ private:
+  bool has_pairs() const { return format_ == Format::INT4_MIN; }
+  bool has_least() const { return has_pairs() || format_ == Format::INT4_LARGE || format_ == Format::INT8_LARGE_MIN; }
+
+  template <class Number>
+  static Number* at(std::vector<Number>& all, size_t n, size_t each) {
+    return all.empty() ? nullptr : all.data() + n * each;
+  }
+
+  Format format_{};
+  size_t inputs_ = 0, groups_ = 0, bytes_ = 0;
+  std::vector<float> numbers_, scales_, least_, large_scales_, large_least_;
+  std::vector<uint8_t> codes_;
 };
-
-// Q8_0: a half and GROUP codes in each block.
-void copy_groups(const uint8_t* row, int groups, uint8_t* codes, float* scales, const Reading& reading) {
-  constexpr int BYTES = 2 + GROUP;
-  for (int g = 0; g < groups; g++, row += BYTES) {
-    reading.numbers(Encoding::F16, row, 1, scales + g);
-    std::memcpy(codes + g * GROUP, row + 2, GROUP);
-  }
-}
-
-// Row n of those that are being packed.
-void code_row(Format format, Encoding encoding, const uint8_t* row, int n, int inputs, Coded& to, const Reading& reading) {
-  if (format == Format::F32) {
-    reading.numbers(encoding, row, inputs, to.numbers.data() + static_cast<size_t>(n) * inputs);
-    return;
-  }
-  const int groups = inputs / GROUP;
-  uint8_t* codes = to.codes.data() + static_cast<size_t>(n) * (format == Format::INT4_MIN ? inputs / 2 : inputs);
-  float* scales = to.scales.data() + static_cast<size_t>(n) * (format == Format::INT8 ? 1 : groups);
-  if (format == Format::INT8_BLOCK && encoding == Encoding::Q8_0) {
-    copy_groups(row, groups, codes, scales, reading);
-    return;
-  }
-  float* least = format == Format::INT4_MIN ? to.least.data() + static_cast<size_t>(n) * groups : nullptr;
-  if (least && reading.codes(encoding, row, inputs, codes, scales, least)) return;
-  float* numbers = to.numbers.data();
-  reading.numbers(encoding, row, inputs, numbers);
-  if (least)
-    reading.search(numbers, inputs, codes, scales, least);
-  else if (format == Format::INT8)
-    reading.round_row(numbers, inputs, reinterpret_cast<int8_t*>(codes), scales);
-  else
-    reading.round_groups(numbers, inputs, reinterpret_cast<int8_t*>(codes), scales);
-}
 
 }  // namespace
 
-void pack_rows(Machine& machine, Format format, int outputs, int inputs, const FileRows& from, const float* bias,
+void pack_rows(Machine& machine, Format format, bool own, int outputs, int inputs, const FileRows& from, const float* bias,
                uint8_t* tiles) {
   const Tiles& of = machine.with.products.of(format);
   const size_t bytes = of.bytes(inputs);
   machine.threads.run(parts(outputs, BLOCK), [&](int tile) {
-    thread_local Coded coded;  // its pages are touched once
+    thread_local CodedRows coded;  // its pages are touched once
     coded.resize(format, inputs);
     const int first = tile * BLOCK, count = std::min(BLOCK, outputs - first);
-    for (int n = 0; n < count; n++)
-      code_row(format, from.encodings[first + n], from.rows[first + n], n, inputs, coded, machine.with.reading);
-    Stored stored{};
-    stored.codes = format == Format::F32 ? static_cast<const void*>(coded.numbers.data()) : coded.codes.data();
-    stored.scales = coded.scales.data();
-    stored.least = coded.least.data();
-    stored.bias = bias ? bias + first : nullptr;
-    stored.count = count;
-    stored.inputs = inputs;
-    of.pack(stored, tiles + tile * bytes);
+    for (int n = 0; n < count; n++) coded.read(n, from.encodings[first + n], from.rows[first + n], own, machine.with.reading);
+    of.pack(coded.stored(count, bias ? bias + first : nullptr, from.encodings[first]), tiles + tile * bytes);
   });
 }
 

@@ -10,8 +10,9 @@ struct FileRows {
   const Encoding* encodings;
 };
 
-// Rows [outputs] of `inputs` numbers to tiles. In the format of 4 bits, rows that have such codes keep them, and for
-// others codes are searched; in int8 of groups Q8_0 keeps its own. bias [outputs], null: zeros.
-void pack_rows(Machine&, Format, int outputs, int inputs, const FileRows&, const float* bias, uint8_t* tiles);
+// Rows [outputs] of `inputs` numbers to tiles. With `own`, rows keep the codes that the format can hold, and without
+// it those of 4 bits in INT4_MIN and Q8_0's in INT8_BLOCK. Others are rounded; INT4_MIN searches codes. Formats that
+// files alone have take rows of one encoding, with such codes. bias [outputs], null: zeros.
+void pack_rows(Machine&, Format, bool own, int outputs, int inputs, const FileRows&, const float* bias, uint8_t* tiles);
 
 }  // namespace kvcast

@@ -21,11 +21,12 @@ void round(const float* x, int count, const Rounded& to) {
   for (int i = 0; i < BLOCK; i++)
     to.codes[i] = i < count ? static_cast<int8_t>(std::max(-127.f, std::nearbyint(x[i] * inverse))) : 0;
   *to.scales = is_zero ? 0.f : most / 127.f;
-  for (int g = 0; g < BLOCK / GROUP; g++) {
+  for (int g = 0; g < BLOCK / FINE; g++) {
     int32_t sum = 0;
-    for (int i = g * GROUP; i < (g + 1) * GROUP; i++) sum += to.codes[i];
-    to.offsets[g] = -128 * sum;
+    for (int i = g * FINE; i < (g + 1) * FINE; i++) sum += to.codes[i];
+    to.fine[g] = -128 * sum;
   }
+  for (int g = 0; g < BLOCK / GROUP; g++) to.offsets[g] = to.fine[2 * g] + to.fine[2 * g + 1];
 }
 
 void finish(const float* x, int count, const Epilogue& epilogue) {
@@ -240,6 +241,79 @@ void multiply(const uint8_t* tile, const Operand& in, int inputs, int rows, floa
 
 }  // namespace int4_min
 
+// The formats that files alone have: scales as floats [BLOCK, k / DEPTH], least values likewise (if any), bias, then the
+// numbers of codes [BLOCK, filled k].
+template <bool LEAST, int DEPTH>
+struct Wide {
+  float *scales, *least, *bias;
+  int8_t* numbers;
+
+  static int count(int inputs) { return filled(inputs) / DEPTH; }
+
+  Wide(uint8_t* tile, int inputs)
+      : scales(reinterpret_cast<float*>(tile)),
+        least(scales + BLOCK * count(inputs)),
+        bias(LEAST ? least + BLOCK * count(inputs) : least),
+        numbers(reinterpret_cast<int8_t*>(bias + BLOCK)) {}
+  Wide(const uint8_t* tile, int inputs) : Wide(const_cast<uint8_t*>(tile), inputs) {}
+
+  static size_t bytes(int inputs) {
+    return sizeof(float) * BLOCK * ((LEAST ? 2 : 1) * count(inputs) + 1) + static_cast<size_t>(BLOCK) * filled(inputs);
+  }
+
+  static void pack(const Stored& from, uint8_t* tile) {
+    const Wide to(tile, from.inputs);
+    const int k = filled(from.inputs), there = from.inputs / DEPTH;
+    std::memset(tile, 0, bytes(from.inputs));
+    copy_or_zeros(from.bias, from.count, to.bias);
+    for (int n = 0; n < from.count; n++) {
+      const int8_t* codes = static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs;
+      for (int i = 0; i < from.inputs; i++) to.numbers[static_cast<size_t>(n) * k + i] = from.table ? from.table[codes[i]] : codes[i];
+      for (int g = 0; g < there; g++) {
+        const int at = n * there + g, block = n * (from.inputs / LARGE) + g * DEPTH / LARGE;
+        const auto as_half = [](float x) { return from_half(to_half(x)); };
+        float& scale = to.scales[n * count(k) + g];
+        scale = from.large_scales ? from.scales[at] * as_half(from.large_scales[block]) : as_half(from.scales[at]);
+        if (LEAST) to.least[n * count(k) + g] = from.least[at] * as_half(from.large_least[block]);
+      }
+    }
+  }
+
+  static void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+    const Wide from(tile, inputs);
+    for (int i = 0; i < inputs; i++) {
+      const int g = n * count(inputs) + i / DEPTH;
+      const float number = from.numbers[static_cast<size_t>(n) * filled(inputs) + i];
+      out[i] = LEAST ? std::fma(number, from.scales[g], from.least[g]) : number * from.scales[g];
+    }
+  }
+
+  static void multiply(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out) {
+    const Wide from(tile, inputs);
+    for (int m = 0; m < rows; m++) {
+      const Rounded row = in.rounded.row(m);
+      for (int n = 0; n < BLOCK; n++) {
+        const int8_t* numbers = from.numbers + static_cast<size_t>(n) * row.inputs;
+        float total = 0;
+        for (int g = 0; g < count(row.inputs); g++) {
+          const float scale = row.scales[g * DEPTH / BLOCK];
+          int32_t sum = 0, codes = 0;
+          for (int i = g * DEPTH; i < (g + 1) * DEPTH; i++) {
+            sum += numbers[i] * row.codes[i];
+            codes += row.codes[i];
+          }
+          const int at = n * count(row.inputs) + g;
+          total = std::fma(static_cast<float>(sum) * scale, from.scales[at], total);
+          if (LEAST) total = std::fma(static_cast<float>(codes) * scale, from.least[at], total);
+        }
+        out[m * BLOCK + n] = total + from.bias[n];
+      }
+    }
+  }
+
+  static constexpr Tiles tiles() { return {bytes, pack, unpack, multiply}; }
+};
+
 }  // namespace
 
 const Products plain_products = {
@@ -250,6 +324,10 @@ const Products plain_products = {
         {int8::bytes, int8::pack, int8::unpack, int8::multiply},
         {int8_block::bytes, int8_block::pack, int8_block::unpack, int8_block::multiply},
         {int4_min::bytes, int4_min::pack, int4_min::unpack, int4_min::multiply},
+        Wide<false, GROUP>::tiles(),
+        Wide<true, GROUP>::tiles(),
+        Wide<false, FINE>::tiles(),
+        Wide<true, FINE>::tiles(),
     },
 };
 

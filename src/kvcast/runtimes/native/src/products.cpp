@@ -2,6 +2,7 @@
 #include "products.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "rows.hpp"
 
@@ -35,6 +36,7 @@ size_t packed_bytes(const Instructions& with, Format format, int outputs, int in
 
 void pack(Machine& machine, Format format, int outputs, int inputs, const void* codes, const float* scales,
           const float* bias, uint8_t* tiles) {
+  if (static_cast<int>(format) >= BUNDLE_FORMATS) throw std::invalid_argument("a format that files alone have");
   const Tiles& of = machine.with.products.of(format);
   const size_t row = code_bytes(format, inputs), each = scales_of_output(format, inputs), bytes = of.bytes(inputs);
   machine.threads.run(parts(outputs, BLOCK), [&](int tile) {
@@ -56,14 +58,16 @@ void unpack_row(const Instructions& with, const Matrix& matrix, int n, float* ou
 
 size_t rounded_bytes(int rows, int inputs) {
   const size_t all = static_cast<size_t>(rows) * filled(inputs);
-  return aligned(all) + aligned(all / BLOCK * sizeof(float)) + aligned(all / GROUP * sizeof(int32_t));
+  return aligned(all) + aligned(all / BLOCK * sizeof(float)) + aligned(all / GROUP * sizeof(int32_t)) +
+         aligned(all / FINE * sizeof(int32_t));
 }
 
 Rounded rounded(uint8_t* data, int rows, int inputs) {
   const size_t all = static_cast<size_t>(rows) * filled(inputs);
   uint8_t *scales = data + aligned(all), *offsets = scales + aligned(all / BLOCK * sizeof(float));
+  uint8_t* fine = offsets + aligned(all / GROUP * sizeof(int32_t));
   return {reinterpret_cast<int8_t*>(data), reinterpret_cast<float*>(scales), reinterpret_cast<int32_t*>(offsets),
-          filled(inputs)};
+          reinterpret_cast<int32_t*>(fine), filled(inputs)};
 }
 
 void round_rows(Machine& machine, const float* x, size_t stride, int rows, int inputs, const Rounded& to) {

@@ -8,9 +8,7 @@
 // gguf-py computes them, bit for bit.
 #pragma once
 
-constexpr int LARGE_BLOCK = 256;
-constexpr int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-constexpr int8_t SMALL_FLOATS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled, of e2m1
+constexpr int PARTS = LARGE / FINE;  // of a large block
 
 INLINE float half_at(const uint8_t* from) {
   uint16_t bits;
@@ -64,75 +62,112 @@ INLINE void read_q8_0(const uint8_t* block, float* out) {
   for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(codes[i]);
 }
 
+// A large block's codes; whole numbers that are the scale and the least value (if any) of each FINE of them, and the
+// block's two numbers that these are multiplied with.
+struct LargeBlock {
+  int8_t codes[LARGE];
+  int scales[PARTS], least[PARTS];
+  float scale, lowest;
+};
+
 // 16 bytes of a scale's nibble and a least value's, 64 of codes, a half of each.
-INLINE void read_q2_k(const uint8_t* block, float* out) {
+INLINE void split_q2_k(const uint8_t* block, LargeBlock& to) {
   const uint8_t* codes = block + 16;
-  const float scale = half_at(block + 80), least = half_at(block + 82);
-  for (int part = 0; part < 16; part++) {
-    const float times = scale * static_cast<float>(block[part] & 15), low = least * static_cast<float>(block[part] >> 4);
+  to.scale = half_at(block + 80);
+  to.lowest = half_at(block + 82);
+  for (int part = 0; part < PARTS; part++) {
+    to.scales[part] = block[part] & 15;
+    to.least[part] = block[part] >> 4;
     const uint8_t* from = codes + part / 8 * 32 + part % 2 * 16;
     const int shift = part % 8 / 2 * 2;
-    for (int i = 0; i < 16; i++) out[part * 16 + i] = times * static_cast<float>(from[i] >> shift & 3) - low;
+    for (int i = 0; i < FINE; i++) to.codes[part * FINE + i] = from[i] >> shift & 3;
   }
 }
 
 // 32 bytes of high bits, 64 of low ones, 12 of scales, a half.
-INLINE void read_q3_k(const uint8_t* block, float* out) {
+INLINE void split_q3_k(const uint8_t* block, LargeBlock& to) {
   const uint8_t *high = block, *low = block + 32, *packed = block + 96;
-  const float scale = half_at(block + 108);
-  for (int part = 0; part < 16; part++) {
+  to.scale = half_at(block + 108);
+  for (int part = 0; part < PARTS; part++) {
     const int four = packed[part % 8] >> part / 8 * 4 & 15, two = packed[8 + part % 4] >> part / 4 * 2 & 3;
-    const float times = scale * static_cast<float>((four | two << 4) - 32);
+    to.scales[part] = (four | two << 4) - 32;
     const uint8_t *from = low + part / 8 * 32 + part % 2 * 16, *bits = high + part % 2 * 16;
     const int shift = part % 8 / 2 * 2, bit = part / 2;
-    for (int i = 0; i < 16; i++) {
-      const int code = (from[i] >> shift & 3) - ((bits[i] >> bit & 1) ^ 1) * 4;
-      out[part * 16 + i] = times * static_cast<float>(code);
+    for (int i = 0; i < FINE; i++)
+      to.codes[part * FINE + i] = static_cast<int8_t>((from[i] >> shift & 3) - ((bits[i] >> bit & 1) ^ 1) * 4);
+  }
+}
+
+// A half of scales and one of least values, 12 bytes of both, 128 of codes; with five bits, 32 bytes of the fifth before
+// the codes.
+template <bool FIFTH>
+INLINE void split_q4_k(const uint8_t* block, LargeBlock& to) {
+  to.scale = half_at(block);
+  to.lowest = half_at(block + 2);
+  uint8_t scales[8], least[8];
+  six_bits(block + 4, scales, least);
+  for (int group = 0; group < 8; group++) {
+    for (int half = 0; half < 2; half++) {
+      to.scales[2 * group + half] = scales[group];
+      to.least[2 * group + half] = least[group];
     }
-  }
-}
-
-// A half of scales and one of least values, 12 bytes of both, 128 of codes.
-INLINE void read_q4_k(const uint8_t* block, float* out) {
-  const float scale = half_at(block), least = half_at(block + 2);
-  uint8_t scales[8], lows[8];
-  six_bits(block + 4, scales, lows);
-  for (int part = 0; part < 8; part++) {
-    const float times = scale * static_cast<float>(scales[part]), low = least * static_cast<float>(lows[part]);
-    const uint8_t* from = block + 16 + part / 2 * 32;
-    for (int i = 0; i < GROUP; i++) out[part * GROUP + i] = times * static_cast<float>(from[i] >> part % 2 * 4 & 15) - low;
-  }
-}
-
-// The same with 32 bytes of fifth bits before the codes.
-INLINE void read_q5_k(const uint8_t* block, float* out) {
-  const float scale = half_at(block), least = half_at(block + 2);
-  uint8_t scales[8], lows[8];
-  six_bits(block + 4, scales, lows);
-  for (int part = 0; part < 8; part++) {
-    const float times = scale * static_cast<float>(scales[part]), low = least * static_cast<float>(lows[part]);
-    const uint8_t *from = block + 48 + part / 2 * 32, *fifth = block + 16;
+    const uint8_t *fifth = block + 16, *from = fifth + (FIFTH ? 32 : 0) + group / 2 * 32;
     for (int i = 0; i < GROUP; i++) {
-      const int code = (from[i] >> part % 2 * 4 & 15) | (fifth[i] >> part & 1) << 4;
-      out[part * GROUP + i] = times * static_cast<float>(code) - low;
+      const int code = from[i] >> group % 2 * 4 & 15;
+      to.codes[group * GROUP + i] = static_cast<int8_t>(FIFTH ? code | (fifth[i] >> group & 1) << 4 : code);
     }
   }
 }
 
 // 128 bytes of low nibbles, 64 of two high bits, 16 scales as int8, a half.
-INLINE void read_q6_k(const uint8_t* block, float* out) {
+INLINE void split_q6_k(const uint8_t* block, LargeBlock& to) {
   const uint8_t *low = block, *high = block + 128;
-  const int8_t* scales = reinterpret_cast<const int8_t*>(block + 192);
-  const float scale = half_at(block + 208);
-  for (int part = 0; part < 16; part++) {
-    const float times = scale * static_cast<float>(scales[part]);
+  to.scale = half_at(block + 208);
+  for (int part = 0; part < PARTS; part++) {
+    to.scales[part] = static_cast<int8_t>(block[192 + part]);
     const int group = part / 2 % 4;  // of 32 numbers, in a half of the block
     const uint8_t* from = low + part / 8 * 64 + group % 2 * 32 + part % 2 * 16;
     const uint8_t* bits = high + part / 8 * 32 + part % 2 * 16;
-    for (int i = 0; i < 16; i++) {
-      const int code = ((from[i] >> group / 2 * 4 & 15) | (bits[i] >> group * 2 & 3) << 4) - 32;
-      out[part * 16 + i] = times * static_cast<float>(code);
+    for (int i = 0; i < FINE; i++)
+      to.codes[part * FINE + i] =
+          static_cast<int8_t>(((from[i] >> group / 2 * 4 & 15) | (bits[i] >> group * 2 & 3) << 4) - 32);
+  }
+}
+
+// A half, two high bits of each scale, low nibbles of them, codes.
+INLINE void split_iq4_xs(const uint8_t* block, LargeBlock& to) {
+  to.scale = half_at(block);
+  uint16_t high;
+  std::memcpy(&high, block + 2, 2);
+  for (int group = 0; group < 8; group++) {
+    const int scale = ((block[4 + group / 2] >> group % 2 * 4 & 15) | (high >> group * 2 & 3) << 4) - 32;
+    to.scales[2 * group] = to.scales[2 * group + 1] = scale;
+    uint8_t codes[GROUP];
+    nibbles(block + 8 + group * 16, codes);
+    for (int i = 0; i < GROUP; i++) to.codes[group * GROUP + i] = table_of(Encoding::IQ4_NL)[codes[i]];
+  }
+}
+
+// Calls use(block, first) with each large block of a row and the place of its first number; false for an encoding
+// without such.
+template <class Use>
+INLINE bool large_blocks(Encoding encoding, const uint8_t* row, int count, Use use) {
+  const auto each = [&](int bytes, auto split) {
+    LargeBlock block{};
+    for (int first = 0; first < count; first += LARGE, row += bytes) {
+      split(row, block);
+      use(block, first);
     }
+    return true;
+  };
+  switch (encoding) {
+    case Encoding::Q2_K: return each(84, split_q2_k);
+    case Encoding::Q3_K: return each(110, split_q3_k);
+    case Encoding::Q4_K: return each(144, split_q4_k<false>);
+    case Encoding::Q5_K: return each(176, split_q4_k<true>);
+    case Encoding::Q6_K: return each(210, split_q6_k);
+    case Encoding::IQ4_XS: return each(136, split_iq4_xs);
+    default: return false;
   }
 }
 
@@ -140,36 +175,27 @@ INLINE void read_iq4_nl(const uint8_t* block, float* out) {
   const float scale = half_at(block);
   uint8_t codes[GROUP];
   nibbles(block + 2, codes);
-  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(NONLINEAR[codes[i]]);
-}
-
-// A half, two high bits of each scale, low nibbles of them, codes.
-INLINE void read_iq4_xs(const uint8_t* block, float* out) {
-  const float scale = half_at(block);
-  uint16_t high;
-  std::memcpy(&high, block + 2, 2);
-  for (int part = 0; part < 8; part++) {
-    const int times = ((block[4 + part / 2] >> part % 2 * 4 & 15) | (high >> part * 2 & 3) << 4) - 32;
-    const float of_part = scale * static_cast<float>(times);
-    uint8_t codes[GROUP];
-    nibbles(block + 8 + part * 16, codes);
-    for (int i = 0; i < GROUP; i++) out[part * GROUP + i] = of_part * static_cast<float>(NONLINEAR[codes[i]]);
-  }
+  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(table_of(Encoding::IQ4_NL)[codes[i]]);
 }
 
 // A power of two, and codes of floats of 4 bits.
-INLINE void read_mxfp4(const uint8_t* block, float* out) {
-  const uint32_t bits = *block < 2 ? 0x00200000u << *block : static_cast<uint32_t>(*block - 1) << 23;
+INLINE float power_of_two(uint8_t exponent) {
+  const uint32_t bits = exponent < 2 ? 0x00200000u << exponent : static_cast<uint32_t>(exponent - 1) << 23;
   float scale;
   std::memcpy(&scale, &bits, 4);
+  return scale;
+}
+
+INLINE void read_mxfp4(const uint8_t* block, float* out) {
+  const float scale = power_of_two(*block);
   uint8_t codes[GROUP];
   nibbles(block + 1, codes);
-  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(SMALL_FLOATS[codes[i]]);
+  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(table_of(Encoding::MXFP4)[codes[i]]);
 }
 
 template <class Read>
-INLINE void blocks(const uint8_t* row, int count, int each, int bytes, float* out, Read read) {
-  for (int i = 0; i < count / each; i++) read(row + static_cast<size_t>(i) * bytes, out + static_cast<size_t>(i) * each);
+INLINE void blocks(const uint8_t* row, int count, int bytes, float* out, Read read) {
+  for (int i = 0; i < count / GROUP; i++) read(row + static_cast<size_t>(i) * bytes, out + static_cast<size_t>(i) * GROUP);
 }
 
 void read_numbers(Encoding encoding, const uint8_t* row, int count, float* out) {
@@ -184,20 +210,25 @@ void read_numbers(Encoding encoding, const uint8_t* row, int count, float* out) 
         std::memcpy(out + i, &bits, 4);
       }
       return;
-    case Encoding::Q4_0: return blocks(row, count, GROUP, 18, out, read_small<false, false>);
-    case Encoding::Q4_1: return blocks(row, count, GROUP, 20, out, read_small<false, true>);
-    case Encoding::Q5_0: return blocks(row, count, GROUP, 22, out, read_small<true, false>);
-    case Encoding::Q5_1: return blocks(row, count, GROUP, 24, out, read_small<true, true>);
-    case Encoding::Q8_0: return blocks(row, count, GROUP, 34, out, read_q8_0);
-    case Encoding::Q2_K: return blocks(row, count, LARGE_BLOCK, 84, out, read_q2_k);
-    case Encoding::Q3_K: return blocks(row, count, LARGE_BLOCK, 110, out, read_q3_k);
-    case Encoding::Q4_K: return blocks(row, count, LARGE_BLOCK, 144, out, read_q4_k);
-    case Encoding::Q5_K: return blocks(row, count, LARGE_BLOCK, 176, out, read_q5_k);
-    case Encoding::Q6_K: return blocks(row, count, LARGE_BLOCK, 210, out, read_q6_k);
-    case Encoding::IQ4_NL: return blocks(row, count, GROUP, 18, out, read_iq4_nl);
-    case Encoding::IQ4_XS: return blocks(row, count, LARGE_BLOCK, 136, out, read_iq4_xs);
-    case Encoding::MXFP4: return blocks(row, count, GROUP, 17, out, read_mxfp4);
+    case Encoding::Q4_0: return blocks(row, count, 18, out, read_small<false, false>);
+    case Encoding::Q4_1: return blocks(row, count, 20, out, read_small<false, true>);
+    case Encoding::Q5_0: return blocks(row, count, 22, out, read_small<true, false>);
+    case Encoding::Q5_1: return blocks(row, count, 24, out, read_small<true, true>);
+    case Encoding::Q8_0: return blocks(row, count, 34, out, read_q8_0);
+    case Encoding::IQ4_NL: return blocks(row, count, 18, out, read_iq4_nl);
+    case Encoding::MXFP4: return blocks(row, count, 17, out, read_mxfp4);
+    default: break;
   }
+  large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
+    for (int part = 0; part < PARTS; part++) {
+      const float times = block.scale * static_cast<float>(block.scales[part]);
+      const float low = block.lowest * static_cast<float>(block.least[part]);
+      for (int i = 0; i < FINE; i++) {
+        const int at = part * FINE + i;
+        out[first + at] = times * static_cast<float>(block.codes[at]) - low;
+      }
+    }
+  });
 }
 
 // The codes, scales and least values of 4 bits that an encoding has, two codes in a byte. As halves: the products
@@ -217,22 +248,62 @@ bool read_codes(Encoding encoding, const uint8_t* row, int count, uint8_t* codes
       nibbles(row + (has_least ? 4 : 2), apart);
       join(g);
     }
-  } else if (encoding == Encoding::Q4_K) {
-    for (int first = 0; first < groups; first += 8, row += 144) {
-      const float scale = half_at(row), low = half_at(row + 2);
-      uint8_t times[8], lows[8];
-      six_bits(row + 4, times, lows);
-      for (int part = 0; part < 8; part++) {
-        scales[first + part] = scale * static_cast<float>(times[part]);
-        least[first + part] = -low * static_cast<float>(lows[part]);
-        for (int i = 0; i < GROUP; i++) apart[i] = row[16 + part / 2 * 32 + i] >> part % 2 * 4 & 15;
-        join(first + part);
-      }
-    }
-  } else {
-    return false;
+    return true;
   }
+  if (encoding != Encoding::Q4_K) return false;
+  return large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
+    for (int part = 0; part < LARGE / GROUP; part++) {
+      const int group = first / GROUP + part;
+      scales[group] = block.scale * static_cast<float>(block.scales[2 * part]);
+      least[group] = -block.lowest * static_cast<float>(block.least[2 * part]);
+      std::memcpy(apart, block.codes + part * GROUP, GROUP);
+      join(group);
+    }
+  });
+}
+
+// Groups of GROUP codes in blocks of `bytes`: take(block, codes) returns their scale.
+template <class Take>
+INLINE bool own_groups(const uint8_t* row, int count, int bytes, const OwnCodes& to, Take take) {
+  for (int g = 0; g < count / GROUP; g++) to.scales[g] = take(row + static_cast<size_t>(g) * bytes, to.codes + g * GROUP);
   return true;
+}
+
+bool own_codes(Format format, Encoding encoding, const uint8_t* row, int count, const OwnCodes& to) {
+  const auto from_nibbles = [](const uint8_t* block, int8_t* codes) { nibbles(block, reinterpret_cast<uint8_t*>(codes)); };
+  const auto half_first = [&](const uint8_t* block, int8_t* codes) {
+    from_nibbles(block + 2, codes);
+    return half_at(block);
+  };
+  if (format == Format::INT8_BLOCK && encoding == Encoding::Q8_0)
+    return own_groups(row, count, 34, to, [](const uint8_t* block, int8_t* codes) {
+      std::memcpy(codes, block + 2, GROUP);
+      return half_at(block);
+    });
+  if (format == Format::INT8_BLOCK && encoding == Encoding::Q5_0)
+    return own_groups(row, count, 22, to, [&](const uint8_t* block, int8_t* codes) {
+      from_nibbles(block + 6, codes);
+      fifth_bits(block + 2, reinterpret_cast<uint8_t*>(codes));
+      for (int i = 0; i < GROUP; i++) codes[i] = static_cast<int8_t>(codes[i] - 16);
+      return half_at(block);
+    });
+  if (format == Format::INT4_TABLE && encoding == Encoding::MXFP4)
+    return own_groups(row, count, 17, to, [&](const uint8_t* block, int8_t* codes) {
+      from_nibbles(block + 1, codes);
+      return power_of_two(*block);
+    });
+  if (format == Format::INT4_TABLE && table_of(encoding)) return own_groups(row, count, 18, to, half_first);
+  if (!to.large_scales) return false;
+  const int each = format == Format::INT4_LARGE ? GROUP : FINE;
+  return large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
+    std::memcpy(to.codes + first, block.codes, LARGE);
+    to.large_scales[first / LARGE] = block.scale;
+    if (to.large_least) to.large_least[first / LARGE] = -block.lowest;
+    for (int g = 0; g < LARGE / each; g++) {
+      to.scales[first / each + g] = static_cast<float>(block.scales[g * each / FINE]);
+      if (to.least) to.least[first / each + g] = static_cast<float>(block.least[g * each / FINE]);
+    }
+  });
 }
 
 constexpr float MOST_INT8 = 127, MOST_INT4 = 15, LARGEST_HALF = 65504;
@@ -386,4 +457,4 @@ void search_row(const float* x, int count, uint8_t* codes, float* scales, float*
   }
 }
 
-const Reading reading = {read_numbers, read_codes, round_row, round_groups, search_row};
+const Reading reading = {read_numbers, read_codes, own_codes, round_row, round_groups, search_row};

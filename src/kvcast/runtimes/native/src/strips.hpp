@@ -4,7 +4,9 @@
 // defines nothing that two files could share. The file that includes it has
 //   STRIP, FLOATS: outputs of a strip of codes, and of one of floats;
 //   SIDE: inputs of an output that lie side by side, 4 or 8;
-//   SIGNS: the mask that is xored to int8 codes as they are stored.
+//   SIGNS: the mask that is xored to int8 codes as they are stored;
+//   LANES: floats of a Vector, of which halves(from, z), bytes(from, z) and signed_bytes(from, z) are the z-th of
+//     numbers one after the other; multiply(a, b) and store(to, x).
 #pragma once
 
 // Copies count numbers, and zeros up to BLOCK of them.
@@ -42,9 +44,11 @@ INLINE size_t place(int n, int k) { return k / SIDE * SIDE * STRIP + SIDE * n + 
 // SIDE inputs from k on of an output of stored int8 codes; zeros past their end.
 INLINE uint64_t side(const Stored& from, int n, int k) {
   uint64_t bits = 0;
-  if (n < from.count && k < from.inputs)
-    std::memcpy(&bits, static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k,
-                std::min(SIDE, from.inputs - k));
+  const int8_t* codes = static_cast<const int8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k;
+  if (n < from.count && k + SIDE <= from.inputs)
+    std::memcpy(&bits, codes, SIDE);
+  else if (n < from.count && k < from.inputs)
+    std::memcpy(&bits, codes, from.inputs - k);
   return bits ^ SIGNS * 0x0101010101010101u;
 }
 
@@ -81,96 +85,187 @@ void unpack(const uint8_t* tile, int inputs, int n, float* out) {
 
 }  // namespace int8
 
-// The formats of groups: [BLOCK / STRIP, k / GROUP] of a group's scales (halves [STRIP]), its least values
-// likewise (if any) and its codes; then bias.
+// The formats of groups: [BLOCK / STRIP] strips of parts, one after the other; then bias, and the numbers of codes
+// (INT4_TABLE). A part has its factors, and CODES bytes for each of its STEPS groups of DEPTH inputs.
 namespace groups {
+
+enum class Coded { BYTES, NIBBLES, TABLE };
 
 constexpr size_t HALVES = STRIP * sizeof(uint16_t);
 
-void pack_halves(const float* from, const Stored& stored, int strip, int g, uint8_t* to) {
-  const int groups = (stored.inputs + GROUP - 1) / GROUP;
-  for (int i = 0; i < STRIP; i++) {
-    const int n = strip * STRIP + i;
-    const uint16_t bits = n < stored.count && g < groups ? to_half(from[static_cast<size_t>(n) * groups + g]) : 0;
-    std::memcpy(to + 2 * i, &bits, 2);
+// Of `each` numbers that stored outputs have, a strip's i-th ones; zeros where there are none.
+INLINE float number(const float* from, const Stored& stored, int each, int strip, int i, int n) {
+  const int output = strip * STRIP + n;
+  return output < stored.count && i < each ? from[static_cast<size_t>(output) * each + i] : 0;
+}
+
+void pack_halves(const float* from, const Stored& stored, int each, int strip, int i, uint8_t* to) {
+  for (int n = 0; n < STRIP; n++) {
+    const uint16_t bits = to_half(number(from, stored, each, strip, i, n));
+    std::memcpy(to + 2 * n, &bits, 2);
   }
 }
 
-float unpack_half(const uint8_t* from, int i) {
-  uint16_t bits;
-  std::memcpy(&bits, from + 2 * i, 2);
-  return from_half(bits);
+void pack_bytes(const float* from, const Stored& stored, int each, int strip, int i, uint8_t* to) {
+  for (int n = 0; n < STRIP; n++) to[n] = static_cast<uint8_t>(static_cast<int>(number(from, stored, each, strip, i, n)));
 }
 
-// Bytes of a tile whose groups have `each` of a strip.
-size_t bytes(size_t each, int inputs) { return BLOCK / STRIP * each * (filled(inputs) / GROUP) + BLOCK * sizeof(float); }
+// A group's scales are halves, and so are its least values (if any).
+template <Coded CODED, bool HAS_LEAST>
+struct Small {
+  static constexpr Coded CODES_ARE = CODED;
+  static constexpr bool LEAST = HAS_LEAST;
+  static constexpr bool PAIRED = CODED == Coded::NIBBLES;  // stored codes are two in a byte
+  static constexpr int DEPTH = GROUP, STEPS = 1;
+  static constexpr size_t HEAD = (LEAST ? 2 : 1) * HALVES;
 
-}  // namespace groups
+  static INLINE Vector scale(const uint8_t* part, int, int z) { return halves(part, z); }
+  static INLINE Vector least(const uint8_t* part, int, int z) { return halves(part + HALVES, z); }
 
-// Codes [GROUP / SIDE, STRIP, SIDE].
-namespace int8_block {
-
-constexpr size_t EACH = groups::HALVES + GROUP * STRIP;
-
-size_t bytes(int inputs) { return groups::bytes(EACH, inputs); }
-
-void pack(const Stored& from, uint8_t* tile) {
-  for (int strip = 0; strip < BLOCK / STRIP; strip++)
-    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += EACH) {
-      groups::pack_halves(from.scales, from, strip, g, tile);
-      pack_codes(from, strip, g * GROUP, GROUP, tile + groups::HALVES);
-    }
-  copy_or_zeros(from.bias, from.count, tile);
-}
-
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  tile += n / STRIP * EACH * (filled(inputs) / GROUP);
-  const int i = n % STRIP;
-  for (int k = 0; k < inputs; k++) {
-    const uint8_t* group = tile + k / GROUP * EACH;
-    out[k] = code(group[groups::HALVES + place(i, k % GROUP)]) * groups::unpack_half(group, i);
+  static void pack_head(const Stored& from, int strip, int part, uint8_t* to) {
+    const int each = (from.inputs + GROUP - 1) / GROUP;
+    pack_halves(from.scales, from, each, strip, part, to);
+    if (LEAST) pack_halves(from.least, from, each, strip, part, to + HALVES);
   }
+};
+
+// A large block has a half for its scales, one for its least values (if any), and the groups' numbers as bytes.
+template <Coded CODED, bool HAS_LEAST, int INPUTS>
+struct Large {
+  static constexpr Coded CODES_ARE = CODED;
+  static constexpr bool LEAST = HAS_LEAST;
+  static constexpr bool PAIRED = false;
+  static constexpr int DEPTH = INPUTS, STEPS = LARGE / DEPTH;
+  static constexpr size_t FACTORS = (LEAST ? 2 : 1) * HALVES, HEAD = FACTORS + (LEAST ? 2 : 1) * STEPS * STRIP;
+
+  static INLINE Vector scale(const uint8_t* part, int i, int z) {
+    const uint8_t* from = part + FACTORS + i * STRIP;
+    return multiply(halves(part, z), LEAST ? bytes(from, z) : signed_bytes(from, z));
+  }
+  static INLINE Vector least(const uint8_t* part, int i, int z) {
+    return multiply(halves(part + HALVES, z), bytes(part + FACTORS + (STEPS + i) * STRIP, z));
+  }
+
+  static void pack_head(const Stored& from, int strip, int part, uint8_t* to) {
+    const int each = from.inputs / DEPTH;
+    pack_halves(from.large_scales, from, each / STEPS, strip, part, to);
+    if (LEAST) pack_halves(from.large_least, from, each / STEPS, strip, part, to + HALVES);
+    for (int i = 0; i < STEPS; i++) pack_bytes(from.scales, from, each, strip, part * STEPS + i, to + FACTORS + i * STRIP);
+    for (int i = 0; LEAST && i < STEPS; i++)
+      pack_bytes(from.least, from, each, strip, part * STEPS + i, to + FACTORS + (STEPS + i) * STRIP);
+  }
+};
+
+// Bytes: [DEPTH / SIDE, STRIP, SIDE]. Nibbles: [DEPTH / 2 / SIDE, STRIP, SIDE], input k of the group in the low half of
+// a byte, k + DEPTH / 2 in the high one.
+template <class Of>
+constexpr size_t CODES = static_cast<size_t>(Of::DEPTH) * STRIP / (Of::CODES_ARE == Coded::BYTES ? 1 : 2);
+template <class Of>
+constexpr size_t EACH = Of::HEAD + Of::STEPS * CODES<Of>;
+
+template <class Of>
+constexpr int parts(int inputs) {
+  return filled(inputs) / (Of::DEPTH * Of::STEPS);
 }
 
-}  // namespace int8_block
+template <class Of>
+size_t strip_bytes(int inputs) {
+  return EACH<Of> * parts<Of>(inputs);
+}
 
-// Codes [GROUP / 2 / SIDE, STRIP, SIDE]: input k of the group in the low half of a byte, k + GROUP / 2 in the
-// high one.
-namespace int4_min {
+template <class Of>
+size_t bytes_of(int inputs) {
+  return BLOCK / STRIP * strip_bytes<Of>(inputs) + BLOCK * sizeof(float) + (Of::CODES_ARE == Coded::TABLE ? BLOCK : 0);
+}
 
-constexpr size_t HEAD = 2 * groups::HALVES, EACH = HEAD + GROUP * STRIP / 2;
-
-size_t bytes(int inputs) { return groups::bytes(EACH, inputs); }
-
-int stored_code(const Stored& from, int n, int k) {
+// Code k of output n of codes that are two in a byte.
+INLINE int nibble(const Stored& from, int n, int k) {
   if (n >= from.count || k >= from.inputs) return 0;
   return static_cast<const uint8_t*>(from.codes)[static_cast<size_t>(n) * ((from.inputs + 1) / 2) + k / 2] >> k % 2 * 4 & 15;
 }
 
-void pack(const Stored& from, uint8_t* tile) {
-  for (int strip = 0; strip < BLOCK / STRIP; strip++)
-    for (int g = 0; g < filled(from.inputs) / GROUP; g++, tile += EACH) {
-      groups::pack_halves(from.scales, from, strip, g, tile);
-      groups::pack_halves(from.least, from, strip, g, tile + groups::HALVES);
-      for (int i = 0; i < STRIP; i++)
-        for (int k = 0; k < GROUP / 2; k++) {
-          const int n = strip * STRIP + i, low = g * GROUP + k;
-          tile[HEAD + place(i, k)] =
-              static_cast<uint8_t>(stored_code(from, n, low) | stored_code(from, n, low + GROUP / 2) << 4);
-        }
+// The codes of output n from k on, DEPTH of them, two in a byte as a part has them; zeros where there are none.
+template <class Of>
+INLINE void join_nibbles(const Stored& from, int n, int k, uint8_t* to) {
+  constexpr int HALF_DEPTH = Of::DEPTH / 2;
+  if (Of::PAIRED) {
+    if (n < from.count && k + Of::DEPTH <= from.inputs) {
+      const size_t each = (from.inputs + 1) / 2;
+      const uint8_t *low = static_cast<const uint8_t*>(from.codes) + n * each + k / 2, *high = low + HALF_DEPTH / 2;
+      for (int i = 0; i < HALF_DEPTH / 2; i++) {
+        to[2 * i] = static_cast<uint8_t>((low[i] & 15) | high[i] << 4);
+        to[2 * i + 1] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xf0));
+      }
+      return;
     }
-  copy_or_zeros(from.bias, from.count, tile);
+    for (int i = 0; i < HALF_DEPTH; i++)
+      to[i] = static_cast<uint8_t>(nibble(from, n, k + i) | nibble(from, n, k + HALF_DEPTH + i) << 4);
+    return;
+  }
+  const uint8_t* codes = static_cast<const uint8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k;
+  const bool is_there = n < from.count && k < from.inputs;
+  for (int i = 0; i < HALF_DEPTH; i++) to[i] = is_there ? static_cast<uint8_t>(codes[i] | codes[i + HALF_DEPTH] << 4) : 0;
 }
 
-void unpack(const uint8_t* tile, int inputs, int n, float* out) {
-  tile += n / STRIP * EACH * (filled(inputs) / GROUP);
-  const int i = n % STRIP;
-  for (int k = 0; k < inputs; k++) {
-    const uint8_t* group = tile + k / GROUP * EACH;
-    const int high = k % GROUP / (GROUP / 2);
-    const int code = group[HEAD + place(i, k % (GROUP / 2))] >> 4 * high & 15;
-    out[k] = std::fma(static_cast<float>(code), groups::unpack_half(group, i), groups::unpack_half(group + groups::HALVES, i));
+template <class Of>
+void pack_step(const Stored& from, int strip, int k, uint8_t* to) {
+  if constexpr (Of::CODES_ARE == Coded::BYTES) return pack_codes(from, strip, k, Of::DEPTH, to);
+  for (int n = 0; n < STRIP; n++) {
+    uint8_t joined[Of::DEPTH / 2];
+    join_nibbles<Of>(from, strip * STRIP + n, k, joined);
+    for (int i = 0; i < Of::DEPTH / 2; i += SIDE) std::memcpy(to + place(n, i), joined + i, SIDE);
   }
 }
 
-}  // namespace int4_min
+template <class Of>
+void pack(const Stored& from, uint8_t* tile) {
+  for (int strip = 0; strip < BLOCK / STRIP; strip++)
+    for (int part = 0; part < parts<Of>(from.inputs); part++, tile += EACH<Of>) {
+      Of::pack_head(from, strip, part, tile);
+      for (int i = 0; i < Of::STEPS; i++)
+        pack_step<Of>(from, strip, (part * Of::STEPS + i) * Of::DEPTH, tile + Of::HEAD + i * CODES<Of>);
+    }
+  copy_or_zeros(from.bias, from.count, tile);
+  if constexpr (Of::CODES_ARE == Coded::TABLE)
+    for (int i = 0; i < BLOCK; i++) tile[BLOCK * sizeof(float) + i] = static_cast<uint8_t>(from.table[i % TABLE]) ^ SIGNS;
+}
+
+// Where the numbers of codes lie, behind a tile's bias.
+INLINE const uint8_t* table_of(const uint8_t* tile, size_t strip) {
+  return tile + BLOCK / STRIP * strip + BLOCK * sizeof(float);
+}
+
+INLINE float lane(Vector x, int i) {
+  float numbers[LANES];
+  store(numbers, x);
+  return numbers[i];
+}
+
+template <class Of>
+void unpack(const uint8_t* tile, int inputs, int n, float* out) {
+  const size_t strip = strip_bytes<Of>(inputs);
+  const uint8_t *parts = tile + n / STRIP * strip, *table = table_of(tile, strip);
+  const int i = n % STRIP, z = i / LANES, half = Of::DEPTH / 2;
+  for (int g = 0; g * Of::DEPTH < inputs; g++) {
+    const uint8_t *part = parts + g / Of::STEPS * EACH<Of>, *codes = part + Of::HEAD + g % Of::STEPS * CODES<Of>;
+    const float scale = lane(Of::scale(part, g % Of::STEPS, z), i % LANES);
+    const float least = Of::LEAST ? lane(Of::least(part, g % Of::STEPS, z), i % LANES) : 0;
+    for (int k = 0; k < std::min(Of::DEPTH, inputs - g * Of::DEPTH); k++) {
+      const int nibble = codes[place(i, k % half)] >> k / half * 4 & 15;
+      const int number = Of::CODES_ARE == Coded::BYTES ? code(codes[place(i, k)])
+                         : Of::CODES_ARE == Coded::TABLE ? code(table[nibble])
+                                                         : nibble;
+      const float times = static_cast<float>(number);
+      out[g * Of::DEPTH + k] = Of::LEAST ? std::fma(times, scale, least) : times * scale;
+    }
+  }
+}
+
+}  // namespace groups
+
+using Int8Block = groups::Small<groups::Coded::BYTES, false>;
+using Int4Min = groups::Small<groups::Coded::NIBBLES, true>;
+using Int4Table = groups::Small<groups::Coded::TABLE, false>;
+using Int4Large = groups::Large<groups::Coded::NIBBLES, true, GROUP>;
+using Int8Large = groups::Large<groups::Coded::BYTES, false, FINE>;
+using Int8LargeMin = groups::Large<groups::Coded::BYTES, true, FINE>;

@@ -1,0 +1,169 @@
+"""Matrices in a file's own codes: gguf-py's numbers, and their products."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.runtimes.native.instructions import Operation
+from kvcast.runtimes.native.library import Format
+from kvcast.runtimes.native.quantize import Kind
+from kvcast.runtimes.native.weights import format_of
+from kvcast.spec.file_rows import Encoding
+from runtimes.native.guarded import guarded
+from runtimes.native.native_calls import (
+    Floats,
+    Rounded,
+    address,
+    all_instructions,
+    call,
+    flat,
+    machine,
+    rounded,
+)
+from runtimes.native.test_file_rows import CODED, HALVES, ROWS, WIDTH, WITH_LEAST, coded, rows_of
+
+EPSILON = 2.0**-24
+CONVERTED = {Encoding.Q5_1}
+"""Types that become int8 in blocks: no format holds their codes."""
+KEPT = [encoding for encoding in CODED if encoding not in CONVERTED]
+
+
+def own_format(encoding: Encoding, width: int = WIDTH) -> Format:
+    return format_of(Kind.INT8_BLOCK, {encoding}, width, own=True)
+
+
+def numbers(raw: NDArray[np.uint8], encoding: Encoding) -> Floats:
+    matrix: Floats = dequantize(raw, GGMLQuantizationType(encoding))
+    return matrix
+
+
+def blocks_of(encoding: Encoding, *, extreme: bool = False, seed: int = 0) -> NDArray[np.uint8]:
+    """Return random blocks; of MXFP4 with the powers of two that halves have."""
+    raw = coded(encoding, seed, extreme=extreme)
+    if encoding == Encoding.MXFP4 and extreme:
+        powers = np.random.default_rng(seed).integers(104, 143, raw.size // 17, np.uint8)
+        raw.reshape(-1, 17)[:, 0] = powers
+    return raw
+
+
+def packed(
+    instructions: str, encoding: Encoding, raw: NDArray[np.uint8], bias: Floats | None = None
+) -> NDArray[np.uint8]:
+    tiles = machine(2, instructions).pack_rows(
+        own_format(encoding), rows_of(raw, encoding), bias, own=True
+    )
+    return guarded(tiles)
+
+
+def unpacked(instructions: str, encoding: Encoding, tiles: NDArray[np.uint8]) -> Floats:
+    ids, out = np.arange(ROWS), np.empty((ROWS, WIDTH), np.float32)
+    call(
+        machine(1, instructions), Operation.EMBEDDING, own_format(encoding), ROWS, WIDTH,
+        address(tiles), address(ids), ROWS, *flat(out),
+    )  # fmt: skip
+    return out
+
+
+def product(
+    instructions: str, threads: int, encoding: Encoding, tiles: NDArray[np.uint8], x: Rounded
+) -> Floats:
+    out = np.full((x.shape[0], ROWS), np.nan, np.float32)
+    call(
+        machine(threads, instructions), Operation.PRODUCT, own_format(encoding), ROWS, WIDTH,
+        address(tiles), x.shape[0], 0, 0, address(x.data), 0, 0, 0, 0, *flat(out), 0,
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("instructions", all_instructions())
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize("encoding", KEPT, ids=lambda encoding: encoding.name)
+def test_a_kept_matrix_is_ggufs(encoding: Encoding, extreme: bool, instructions: str) -> None:
+    raw = blocks_of(encoding, extreme=extreme)
+    expected = numbers(raw, encoding)
+    actual = unpacked(instructions, encoding, packed(instructions, encoding, raw))
+    # A scale times a code, and the least value: two roundings there, one here.
+    scale = np.abs(expected).reshape(ROWS, -1, 256).max(-1).repeat(256, axis=1)
+    assert (np.abs(actual - expected) <= 2 * EPSILON * scale).all()
+    without_least = own_format(encoding) in (
+        Format.INT8_BLOCK,
+        Format.INT4_TABLE,
+        Format.INT8_LARGE,
+    )
+    assert not without_least or np.array_equal(actual, expected)
+
+
+@cache
+def _matrix(encoding: Encoding, extreme: bool) -> tuple[NDArray[np.uint8], Floats, Floats]:
+    raw = blocks_of(encoding, extreme=extreme, seed=5)
+    bias = np.random.default_rng(6).normal(size=ROWS).astype(np.float32)
+    return raw, bias, numbers(raw, encoding)
+
+
+@cache
+def _tiles(instructions: str, encoding: Encoding, extreme: bool) -> NDArray[np.uint8]:
+    raw, bias, _ = _matrix(encoding, extreme)
+    return packed(instructions, encoding, raw, bias)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from(KEPT), st.booleans(), st.integers(1, 20),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_products_are_those_of_ggufs_numbers_on_every_set(
+    seed: int, encoding: Encoding, extreme: bool, rows: int, threads: int
+) -> None:
+    _, bias, matrix = _matrix(encoding, extreme)
+    spread = 10.0 ** np.random.default_rng(seed).uniform(-3, 2, (rows, 1))
+    numbers_rk = np.random.default_rng(seed).normal(size=(rows, WIDTH)) * spread
+    x = rounded(numbers_rk.astype(np.float32))
+    exact, wide = x.floats(), matrix.astype(np.float64)
+    expected = exact @ wide.T + bias
+    # Codes and least values are summed apart, and may be larger than what they make together.
+    scale = np.abs(wide).reshape(ROWS, -1, 256).max(-1).repeat(256, axis=1) * 4
+    close = (np.abs(exact) @ scale.T + np.abs(bias)) * 64 * EPSILON
+    results = [
+        product(name, threads, encoding, _tiles(name, encoding, extreme), x)
+        for name in all_instructions()
+    ]
+    assert (np.abs(results[0] - expected) <= close).all()
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    alone = rounded(numbers_rk[-1:].astype(np.float32))
+    for name in all_instructions():
+        row = product(name, 1, encoding, _tiles(name, encoding, extreme), alone)
+        np.testing.assert_array_equal(row[0], results[0][-1])
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("encoding", KEPT, ids=lambda encoding: encoding.name)
+def test_the_greatest_sums_do_not_overflow(encoding: Encoding, byte: int) -> None:
+    size = GGML_QUANT_SIZES[GGMLQuantizationType(encoding)][1]
+    raw = np.full_like(blocks_of(encoding), byte).reshape(-1, size)
+    if encoding == Encoding.MXFP4:
+        raw[:, 0] = 127
+    else:
+        first, count = HALVES.get(encoding, 0), 2 if encoding in WITH_LEAST else 1
+        raw[:, first : first + 2 * count] = np.ones(count, np.float16).view(np.uint8)
+    raw = raw.reshape(ROWS, -1)
+    matrix = numbers(raw, encoding)
+    x = rounded(np.full((7, WIDTH), 1, np.float32))
+    expected = x.floats() @ matrix.astype(np.float64).T
+    for name in all_instructions():
+        actual = product(name, 2, encoding, packed(name, encoding, raw), x)
+        largest = np.abs(matrix).max() * WIDTH
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6 * largest)
+
+
+def test_rows_without_a_formats_codes_are_refused() -> None:
+    raw = blocks_of(Encoding.Q6_K)
+    with pytest.raises(KvcastError, match="without the format's codes"):
+        machine(1, "plain").pack_rows(Format.INT4_TABLE, rows_of(raw, Encoding.Q6_K), own=True)
