@@ -17,6 +17,7 @@ from kit.models import exported
 pytestmark = pytest.mark.slow
 LOCKED = ("-c", ROOT / "requirements.lock")
 EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 NO_COMPILER = {"PATH": "/nonexistent", "CXX": "false"}
 EXPORT_ONLY = ("torch", "onnx", "onnx_ir", "transformers")
 
@@ -112,7 +113,7 @@ def test_a_bundle_generates_without_torch(server_python: Path) -> None:
     assert (done.stdout, done.stderr) == ("2021-03-03\n", "")
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+@needs_compiler
 def test_a_model_runs_with_the_library_of_a_wheel(base_python: Path, tmp_path: Path) -> None:
     bundle = exported("demo-t5", runtime="native", quantize="int8")
     words = ("generate", "--quiet", "--model", bundle, "3 March 2021")
@@ -121,10 +122,11 @@ def test_a_model_runs_with_the_library_of_a_wheel(base_python: Path, tmp_path: P
     assert not (tmp_path / "native").exists()
 
 
+@needs_compiler
 def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_path: Path) -> None:
     from kvcast.checkpoints.source import locate
 
-    cache = {"KVCAST_CACHE": str(tmp_path)} | (NO_COMPILER if shutil.which("g++") else {})
+    cache = {**NO_COMPILER, "KVCAST_CACHE": str(tmp_path)}
     done = run(base_python, "transcribe", "--model", locate("demo"), EXAMPLE, **cache)
     assert (done.returncode, done.stderr) == (0, "")
     assert "He was not an ill-disposed young man." in done.stdout
