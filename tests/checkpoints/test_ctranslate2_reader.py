@@ -76,6 +76,8 @@ def test_int8_and_int16_are_divided_by_their_scales(tmp_path):
         tensors["encoder.layers.0.feed_forward.down.weight"],
         np.arange(-32, 32, dtype=np.float32).reshape(4, 16) / scale[:, None],
     )
+    (part,) = tensors.parts_of("encoder.layers.0.feed_forward.down.weight")
+    assert (part.kinds, part.nbytes, part.rows) == ({"int8"}, 64, None)
     np.testing.assert_array_equal(
         tensors["encoder.conv2.weight"],
         np.arange(48, dtype=np.float32).reshape(4, 4, 3) / scale[:, None, None],

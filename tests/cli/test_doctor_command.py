@@ -160,7 +160,7 @@ def test_a_checkpoint_is_told_and_proven_without_torch(
     assert model["proof"]["tokens"] == model["proof"]["tokens_equal"] == 56
     told = list(_about_model(doctor.Examined(**model)))
     assert told[0].startswith("yes: t5, int8, opened in ")
-    assert "23 tensors in F16, 1.9 MB -> INT8, 986.1 kB" in told
+    assert "23 tensors in F16, 1.9 MB -> INT8, 986.1 kB, rounded" in told
 
 
 def test_a_proof_that_fails_is_an_exit_code():

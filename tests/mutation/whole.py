@@ -201,7 +201,7 @@ def _use_checkpoint(folder: Path) -> None:
 
     path = next(folder.glob("*.gguf"), folder)
     checkpoint = open_checkpoint(locate(str(path)))
-    precision = RUNTIMES["native"].choose_precision(PrecisionRequest())
+    precision = RUNTIMES["native"].choose_opening(PrecisionRequest())
     runtime = TARGETS["native"].open_checkpoint(checkpoint, precision, 1)
     family, sizes = family_of(checkpoint.family), checkpoint.dimensions
     probe = family.probe(sizes)

@@ -39,13 +39,16 @@ class StoredTensor:
     """A tensor with a known shape, whose values are read on demand.
 
     `blocks` reads a matrix's codes, where the file has codes of up to 8 bits. `rows` tells where a
-    matrix's rows lie in the file, those of its last axis.
+    matrix's rows lie in the file, those of its last axis. `kinds` and `nbytes` are
+    of the file's own numbers, which `read` may widen; computed ones have none.
     """
 
     shape: tuple[int, ...]
     read: Callable[[], NDArray[Any]]
     blocks: Callable[[], CodedMatrix] | None = None
     rows: Callable[[], FileRows] | None = None
+    kinds: frozenset[str] = frozenset()
+    nbytes: int = 0
 
 
 def tensor_from_bytes(
@@ -71,7 +74,13 @@ def tensor_from_bytes(
         return FileRows.of(raw, math.prod(shape[:-1]), shape[-1], _ENCODINGS[kind])
 
     is_matrix = kind in _ENCODINGS and len(shape) > 1
-    return StoredTensor(shape=shape, read=read, rows=rows if is_matrix else None)
+    return StoredTensor(
+        shape=shape,
+        read=read,
+        rows=rows if is_matrix else None,
+        kinds=frozenset({_ENCODINGS[kind].name if kind in _ENCODINGS else kind}),
+        nbytes=raw.nbytes,
+    )
 
 
 class LazyTensors(Mapping[str, NDArray[Any]]):

@@ -15,7 +15,7 @@ the file before it is used. Knows nothing of other formats.
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -229,7 +229,7 @@ def _dequantised(variable: Variable, scale: Variable | None, label: str) -> Stor
             numbers: NDArray[np.float32] = np.divide(stored.read(), column, dtype=np.float32)
         return numbers
 
-    return StoredTensor(shape=variable.shape, read=read)
+    return replace(stored, read=read)
 
 
 def _dimensions(variables: Mapping[str, Variable], named: object, label: str) -> WhisperDimensions:

@@ -107,7 +107,7 @@ def same(tensor: StoredTensor, other: StoredTensor) -> bool:
 
 def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
     """Return a tensor of the same shape that applies `change` when it is read."""
-    return StoredTensor(shape=tensor.shape, read=lambda: change(tensor.read()))
+    return replace(tensor, read=lambda: change(tensor.read()), blocks=None, rows=None)
 
 
 def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
@@ -132,6 +132,8 @@ def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTens
         shape=shape,
         read=read,
         rows=(lambda: joined_rows([rows() for rows in places])) if has_rows else None,
+        kinds=frozenset[str]().union(*(part.kinds for part in parts)),
+        nbytes=sum(part.nbytes for part in parts),
     )
     blocks = [part.blocks for part in parts if part.blocks is not None]
     if len(blocks) < len(parts) or len(shape) < _MATRIX:

@@ -119,7 +119,8 @@ def _about_model(model: "Examined") -> Iterable[str]:
             tensors = f"{row['tensors']} tensors" if row["tensors"] > 1 else "1 tensor"
             stored = f"{tensors} in {row['stored']}, {size(row['stored_bytes'])}"
         memory = f", {size(row['held_bytes'])}" if row["held_bytes"] else ""
-        yield f"{stored} -> {row['held']}{memory}"
+        rounded = "" if row["kept"] else ", rounded"
+        yield f"{stored} -> {row['held']}{memory}{rounded}"
     stored, held = (
         sum(row[key] for row in model.weights) for key in ("stored_bytes", "held_bytes")
     )

@@ -123,6 +123,7 @@ def test_an_examination_tells_what_was_kept(tmp_path: Path) -> None:
     assert report["quantize"] == OWN
     assert held["Q4_K, Q6_K"] == "INT4 LARGE and INT8 LARGE"
     assert held["Q4_K"] == "INT4 LARGE"
+    assert all(row["kept"] for row in report["weights"])
     assert report["proof"]["tokens_equal"] == report["proof"]["tokens"]
 
 

@@ -4,15 +4,18 @@ What is in memory is read from what was packed. Knows no program's meaning.
 """
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.runtimes.native.building import Experts, Joined, Matrix
-from kvcast.spec.file_rows import FileRows
+from kvcast.runtimes.native.library import Format
+from kvcast.runtimes.native.weights import keeps
+from kvcast.spec.file_rows import Encoding, FileRows
 from kvcast.spec.program import Constant
 
 PartsOf = Callable[[str], Sequence[StoredTensor]]
@@ -29,7 +32,8 @@ class Holding:
     Attributes:
         stored: types of the tensors in the files; empty for what is computed, and for bundles.
         held: how they lie in memory.
-        tensors: how many the files have.
+        kept: whether memory has the numbers or the codes of the files, and nothing was rounded.
+        tensors: how many the files have, as kvcast names them: query, key and value are one.
         stored_bytes: their bytes in the files.
         held_bytes: their bytes in memory.
 
@@ -37,6 +41,7 @@ class Holding:
 
     stored: str
     held: str
+    kept: bool
     tensors: int
     stored_bytes: int
     held_bytes: int
@@ -55,11 +60,13 @@ def inventory(constants: Mapping[Constant, Any], parts_of: PartsOf) -> list[Hold
 def _holding(constant: Constant, packed: Any, parts_of: PartsOf) -> Holding:
     parts = parts_of(constant.name)
     biases = () if constant.bias is None else parts_of(constant.bias)
-    types = dict.fromkeys(name for part in parts for name in _types(part))
-    held, held_bytes = _held(packed)
+    types = sorted({name for part in parts for name in _types(part)})
+    held, held_bytes, formats = _held(packed)
+    own = {Encoding[name] for name in types if name in Encoding.__members__}
     return Holding(
-        stored=", ".join(sorted(types)),
+        stored=", ".join(types),
         held=held,
+        kept=not formats or (len(own) == len(types) and keeps(own, formats)),
         tensors=len(parts) + len(biases),
         stored_bytes=sum(map(_stored_bytes, (*parts, *biases))),
         held_bytes=held_bytes,
@@ -75,35 +82,42 @@ def _sum(left: Holding, right: Holding) -> Holding:
     )
 
 
-def _types(part: StoredTensor) -> list[str]:
+def _types(part: StoredTensor) -> Set[str]:
     if part.rows is not None:
-        return [encoding.name for encoding in part.rows().kinds()]
-    dtype = str(part.read().dtype)
-    return [_FLOATS.get(dtype, dtype)]
+        return {encoding.name for encoding in part.rows().kinds()}
+    return part.kinds or {_spelled(part.read())}
 
 
 def _stored_bytes(part: StoredTensor) -> int:
-    return part.rows().nbytes if part.rows is not None else part.read().nbytes
+    if part.rows is not None:
+        return part.rows().nbytes
+    return part.nbytes or part.read().nbytes
 
 
-def _held(packed: Any) -> tuple[str, int]:
-    """Describe a packed constant, and return its bytes in memory."""
-    if isinstance(packed, Matrix):
-        return packed.format.name.replace("_", " "), packed.tiles.nbytes
-    if isinstance(packed, Joined):
-        parts = [_held(matrix) for matrix in packed.parts]
-        names = dict.fromkeys(name for name, _ in parts)
-        return " and ".join(names), sum(size for _, size in parts)
-    if isinstance(packed, Experts):
-        parts = [_held(matrix) for matrix in packed.matrices]
-        return parts[0][0], sum(size for _, size in parts)
-    if isinstance(packed, FileRows):
-        size = sum(0 if _is_mapped(owner) else owner.nbytes for owner in packed.owners)
-        return ("F32", size) if size else (_MAPPED, 0)
-    if _is_mapped(packed):
-        return _MAPPED, 0
-    dtype = str(packed.dtype)
-    return _FLOATS.get(dtype, dtype), packed.nbytes
+def _held(packed: Any) -> tuple[str, int, set[Format]]:
+    """Describe a packed constant; return its bytes in memory, and the formats of a matrix."""
+    matrices: Sequence[Matrix] = ()
+    match packed:
+        case Matrix():
+            matrices = [packed]
+        case Joined(parts=parts) | Experts(matrices=parts):
+            matrices = parts
+        case FileRows():
+            size = sum(0 if _is_mapped(owner) else owner.nbytes for owner in packed.owners)
+            return ("F32" if size else _MAPPED), size, set()
+    if not matrices:
+        return (
+            (_MAPPED, 0, set()) if _is_mapped(packed) else (_spelled(packed), packed.nbytes, set())
+        )
+    formats = dict.fromkeys(matrix.format for matrix in matrices)
+    names = " and ".join(format_.name.replace("_", " ") for format_ in formats)
+    return names, sum(matrix.tiles.nbytes for matrix in matrices), set(formats)
+
+
+def _spelled(array: NDArray[Any]) -> str:
+    """Return the name of an array's type, as files call it."""
+    dtype = str(array.dtype)
+    return _FLOATS.get(dtype, dtype)
 
 
 def _is_mapped(array: Any) -> bool:

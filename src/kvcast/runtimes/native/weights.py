@@ -239,3 +239,8 @@ def format_of(kind: Kind, encodings: Set[Encoding], width: int, *, own: bool = F
     if kind is Kind.INT8 and encodings <= FLOATS | FOUR_BITS:
         return Format.INT8
     return Format.INT8_BLOCK
+
+
+def keeps(encodings: Set[Encoding], formats: Set[Format]) -> bool:
+    """Tell whether a matrix in these formats has the numbers or the codes of its file's rows."""
+    return formats == {Format.F32} or all(_OWN_FORMATS.get(kind) in formats for kind in encodings)
