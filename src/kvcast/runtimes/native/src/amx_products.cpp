@@ -93,11 +93,11 @@ struct Groups {
   const Rounded& in;
 
   INLINE const uint8_t* part(int half, int step) const {
-    return tile + half * groups::strip_bytes<Of>(in.inputs) + step / Of::STEPS * groups::EACH<Of>;
+    return tile + half * groups::strip_bytes<Of>(in.inputs) + step / Of::STEPS * Of::EACH;
   }
 
   INLINE void unpack(int step, int half, int k, Weights& to) const {
-    const uint8_t* from = part(half, step) + Of::HEAD + step % Of::STEPS * groups::CODES<Of>;
+    const uint8_t* from = part(half, step) + Of::codes(step % Of::STEPS);
     if constexpr (Of::CODES_ARE == groups::Coded::BYTES) {
       unpack_bytes(from, half, k, DEPTH, to);
       return;

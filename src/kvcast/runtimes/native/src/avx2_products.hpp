@@ -216,10 +216,10 @@ struct Strip {
     const __m256i numbers = Of::CODES_ARE == Coded::TABLE ? load_codes(table) : _mm256_setzero_si256();
     __m256 totals[ROWS][PAIR];
     zero<ROWS>(totals);
-    for (int first = 0; first < steps; first += Of::STEPS, part += EACH<Of>)
+    for (int first = 0; first < steps; first += Of::STEPS, part += Of::EACH)
       for (int i = 0; i < Of::STEPS; i++) {
         const int step = first + i;
-        const uint8_t* weights = part + Of::HEAD + i * CODES<Of>;
+        const uint8_t* weights = part + Of::codes(i);
         const int8_t* codes = in.codes + step * Of::DEPTH;
         __m256i sums[ROWS][PAIR];
         if constexpr (Of::CODES_ARE == Coded::BYTES) {

@@ -181,7 +181,8 @@ INLINE void dot_nibbles(const uint8_t* weights, __m512i numbers, const int8_t* c
   }
 }
 
-constexpr int AHEAD = 4096, LINE = 64;  // bytes: processors foresee no reading across pages
+// Bytes: where several rows are computed between the lines of memory, processors foresee too few of them.
+constexpr int AHEAD = 8192, LINE = 64;
 
 template <class Of, int ROWS>
 INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i numbers, const float* bias, float* out) {
@@ -190,12 +191,13 @@ INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i number
   const int32_t* offsets = Of::DEPTH == GROUP ? in.offsets : in.fine;
   __m512 totals[ROWS][PAIR];
   zero<ROWS>(totals);
-  for (int first = 0; first < steps; first += Of::STEPS, part += EACH<Of>)
+  for (int first = 0; first < steps; first += Of::STEPS, part += Of::EACH)
     for (int i = 0; i < Of::STEPS; i++) {
       const int step = first + i;
-      const uint8_t* weights = part + Of::HEAD + i * CODES<Of>;
+      const uint8_t* weights = part + Of::codes(i);
       const int8_t* codes = in.codes + step * Of::DEPTH;
-      for (size_t line = 0; line < CODES<Of>; line += LINE) __builtin_prefetch(weights + AHEAD + line);
+      const uint8_t* ahead = part + AHEAD + i * (Of::EACH / Of::STEPS);
+      for (size_t line = 0; ROWS > 2 && line < Of::EACH / Of::STEPS; line += LINE) __builtin_prefetch(ahead + line);
       __m512i sums[ROWS][PAIR];
       for (int m = 0; m < ROWS; m++)
         for (int z = 0; z < PAIR; z++)

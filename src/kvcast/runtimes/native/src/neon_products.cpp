@@ -244,10 +244,10 @@ struct Strip {
     float32x4_t totals[ROWS][QUADS];
     for (int m = 0; m < ROWS; m++)
       for (int z = 0; z < QUADS; z++) totals[m][z] = vdupq_n_f32(0.f);
-    for (int first = 0; first < steps; first += Of::STEPS, part += EACH<Of>)
+    for (int first = 0; first < steps; first += Of::STEPS, part += Of::EACH)
       for (int i = 0; i < Of::STEPS; i++) {
         const int step = first + i;
-        const uint8_t* weights = part + Of::HEAD + i * CODES<Of>;
+        const uint8_t* weights = part + Of::codes(i);
         const int8_t* codes = in.codes + step * Of::DEPTH;
         int32x4_t sums[Sums::LINES][TWOS];
         if constexpr (Of::CODES_ARE == Coded::BYTES)

@@ -71,7 +71,7 @@ struct LargeBlock {
 };
 
 // 16 bytes of a scale's nibble and a least value's, 64 of codes, a half of each.
-INLINE void split_q2_k(const uint8_t* block, LargeBlock& to) {
+void split_q2_k(const uint8_t* block, LargeBlock& to) {
   const uint8_t* codes = block + 16;
   to.scale = half_at(block + 80);
   to.lowest = half_at(block + 82);
@@ -85,7 +85,7 @@ INLINE void split_q2_k(const uint8_t* block, LargeBlock& to) {
 }
 
 // 32 bytes of high bits, 64 of low ones, 12 of scales, a half.
-INLINE void split_q3_k(const uint8_t* block, LargeBlock& to) {
+void split_q3_k(const uint8_t* block, LargeBlock& to) {
   const uint8_t *high = block, *low = block + 32, *packed = block + 96;
   to.scale = half_at(block + 108);
   for (int part = 0; part < PARTS; part++) {
@@ -101,7 +101,7 @@ INLINE void split_q3_k(const uint8_t* block, LargeBlock& to) {
 // A half of scales and one of least values, 12 bytes of both, 128 of codes; with five bits, 32 bytes of the fifth before
 // the codes.
 template <bool FIFTH>
-INLINE void split_q4_k(const uint8_t* block, LargeBlock& to) {
+void split_q4_k(const uint8_t* block, LargeBlock& to) {
   to.scale = half_at(block);
   to.lowest = half_at(block + 2);
   uint8_t scales[8], least[8];
@@ -120,7 +120,7 @@ INLINE void split_q4_k(const uint8_t* block, LargeBlock& to) {
 }
 
 // 128 bytes of low nibbles, 64 of two high bits, 16 scales as int8, a half.
-INLINE void split_q6_k(const uint8_t* block, LargeBlock& to) {
+void split_q6_k(const uint8_t* block, LargeBlock& to) {
   const uint8_t *low = block, *high = block + 128;
   to.scale = half_at(block + 208);
   for (int part = 0; part < PARTS; part++) {
@@ -135,7 +135,7 @@ INLINE void split_q6_k(const uint8_t* block, LargeBlock& to) {
 }
 
 // A half, two high bits of each scale, low nibbles of them, codes.
-INLINE void split_iq4_xs(const uint8_t* block, LargeBlock& to) {
+void split_iq4_xs(const uint8_t* block, LargeBlock& to) {
   to.scale = half_at(block);
   uint16_t high;
   std::memcpy(&high, block + 2, 2);

@@ -86,7 +86,7 @@ void unpack(const uint8_t* tile, int inputs, int n, float* out) {
 }  // namespace int8
 
 // The formats of groups: [BLOCK / STRIP] strips of parts, one after the other; then bias, and the numbers of codes
-// (INT4_TABLE). A part has its factors, and CODES bytes for each of its STEPS groups of DEPTH inputs.
+// (INT4_TABLE). A part of EACH bytes has the factors and the codes of STEPS groups of DEPTH inputs.
 namespace groups {
 
 enum class Coded { BYTES, NIBBLES, TABLE };
@@ -110,58 +110,65 @@ void pack_bytes(const float* from, const Stored& stored, int each, int strip, in
   for (int n = 0; n < STRIP; n++) to[n] = static_cast<uint8_t>(static_cast<int>(number(from, stored, each, strip, i, n)));
 }
 
-// A group's scales are halves, and so are its least values (if any).
+// Bytes of a strip's codes, DEPTH of each output. BYTES: [DEPTH / SIDE, STRIP, SIDE]. Others: [DEPTH / 2 / SIDE, STRIP,
+// SIDE], input k of the group in the low half of a byte, k + DEPTH / 2 in the high one.
+constexpr size_t code_bytes(Coded coded, int depth) { return static_cast<size_t>(depth) * STRIP / (coded == Coded::BYTES ? 1 : 2); }
+
+// A group's scales are halves, and so are its least values (if any); then come its codes.
 template <Coded CODED, bool HAS_LEAST>
 struct Small {
   static constexpr Coded CODES_ARE = CODED;
   static constexpr bool LEAST = HAS_LEAST;
   static constexpr bool PAIRED = CODED == Coded::NIBBLES;  // stored codes are two in a byte
   static constexpr int DEPTH = GROUP, STEPS = 1;
-  static constexpr size_t HEAD = (LEAST ? 2 : 1) * HALVES;
+  static constexpr size_t HEAD = (LEAST ? 2 : 1) * HALVES, EACH = HEAD + code_bytes(CODED, DEPTH);
 
+  static constexpr size_t codes(int) { return HEAD; }
   static INLINE Vector scale(const uint8_t* part, int, int z) { return halves(part, z); }
   static INLINE Vector least(const uint8_t* part, int, int z) { return halves(part + HALVES, z); }
 
-  static void pack_head(const Stored& from, int strip, int part, uint8_t* to) {
+  static void pack_factors(const Stored& from, int strip, int part, uint8_t* to) {
     const int each = (from.inputs + GROUP - 1) / GROUP;
     pack_halves(from.scales, from, each, strip, part, to);
     if (LEAST) pack_halves(from.least, from, each, strip, part, to + HALVES);
   }
 };
 
-// A large block has a half for its scales, one for its least values (if any), and the groups' numbers as bytes.
+// A large block has a half for its scales and one for its least values (if any). After them all is read in the order in
+// which it lies: of each one or two groups, so that codes begin with a line of memory, the scales as bytes, the least
+// values likewise, and the codes.
 template <Coded CODED, bool HAS_LEAST, int INPUTS>
 struct Large {
   static constexpr Coded CODES_ARE = CODED;
   static constexpr bool LEAST = HAS_LEAST;
   static constexpr bool PAIRED = false;
   static constexpr int DEPTH = INPUTS, STEPS = LARGE / DEPTH;
-  static constexpr size_t FACTORS = (LEAST ? 2 : 1) * HALVES, HEAD = FACTORS + (LEAST ? 2 : 1) * STEPS * STRIP;
+  static constexpr int KINDS = LEAST ? 2 : 1, TOGETHER = LEAST ? 1 : 2;
+  static constexpr size_t CODES = code_bytes(CODED, DEPTH), BYTES = TOGETHER * STRIP, UNIT = KINDS * BYTES + TOGETHER * CODES;
+  static constexpr size_t EACH = KINDS * HALVES + STEPS / TOGETHER * UNIT;
+
+  static constexpr size_t unit(int i) { return KINDS * HALVES + i / TOGETHER * UNIT; }
+  static constexpr size_t scales(int i) { return unit(i) + i % TOGETHER * STRIP; }
+  static constexpr size_t codes(int i) { return unit(i) + KINDS * BYTES + i % TOGETHER * CODES; }
 
   static INLINE Vector scale(const uint8_t* part, int i, int z) {
-    const uint8_t* from = part + FACTORS + i * STRIP;
+    const uint8_t* from = part + scales(i);
     return multiply(halves(part, z), LEAST ? bytes(from, z) : signed_bytes(from, z));
   }
   static INLINE Vector least(const uint8_t* part, int i, int z) {
-    return multiply(halves(part + HALVES, z), bytes(part + FACTORS + (STEPS + i) * STRIP, z));
+    return multiply(halves(part + HALVES, z), bytes(part + scales(i) + BYTES, z));
   }
 
-  static void pack_head(const Stored& from, int strip, int part, uint8_t* to) {
+  static void pack_factors(const Stored& from, int strip, int part, uint8_t* to) {
     const int each = from.inputs / DEPTH;
     pack_halves(from.large_scales, from, each / STEPS, strip, part, to);
     if (LEAST) pack_halves(from.large_least, from, each / STEPS, strip, part, to + HALVES);
-    for (int i = 0; i < STEPS; i++) pack_bytes(from.scales, from, each, strip, part * STEPS + i, to + FACTORS + i * STRIP);
-    for (int i = 0; LEAST && i < STEPS; i++)
-      pack_bytes(from.least, from, each, strip, part * STEPS + i, to + FACTORS + (STEPS + i) * STRIP);
+    for (int i = 0; i < STEPS; i++) {
+      pack_bytes(from.scales, from, each, strip, part * STEPS + i, to + scales(i));
+      if (LEAST) pack_bytes(from.least, from, each, strip, part * STEPS + i, to + scales(i) + BYTES);
+    }
   }
 };
-
-// Bytes: [DEPTH / SIDE, STRIP, SIDE]. Nibbles: [DEPTH / 2 / SIDE, STRIP, SIDE], input k of the group in the low half of
-// a byte, k + DEPTH / 2 in the high one.
-template <class Of>
-constexpr size_t CODES = static_cast<size_t>(Of::DEPTH) * STRIP / (Of::CODES_ARE == Coded::BYTES ? 1 : 2);
-template <class Of>
-constexpr size_t EACH = Of::HEAD + Of::STEPS * CODES<Of>;
 
 template <class Of>
 constexpr int parts(int inputs) {
@@ -170,7 +177,7 @@ constexpr int parts(int inputs) {
 
 template <class Of>
 size_t strip_bytes(int inputs) {
-  return EACH<Of> * parts<Of>(inputs);
+  return Of::EACH * parts<Of>(inputs);
 }
 
 template <class Of>
@@ -220,10 +227,10 @@ void pack_step(const Stored& from, int strip, int k, uint8_t* to) {
 template <class Of>
 void pack(const Stored& from, uint8_t* tile) {
   for (int strip = 0; strip < BLOCK / STRIP; strip++)
-    for (int part = 0; part < parts<Of>(from.inputs); part++, tile += EACH<Of>) {
-      Of::pack_head(from, strip, part, tile);
+    for (int part = 0; part < parts<Of>(from.inputs); part++, tile += Of::EACH) {
+      Of::pack_factors(from, strip, part, tile);
       for (int i = 0; i < Of::STEPS; i++)
-        pack_step<Of>(from, strip, (part * Of::STEPS + i) * Of::DEPTH, tile + Of::HEAD + i * CODES<Of>);
+        pack_step<Of>(from, strip, (part * Of::STEPS + i) * Of::DEPTH, tile + Of::codes(i));
     }
   copy_or_zeros(from.bias, from.count, tile);
   if constexpr (Of::CODES_ARE == Coded::TABLE)
@@ -247,7 +254,7 @@ void unpack(const uint8_t* tile, int inputs, int n, float* out) {
   const uint8_t *parts = tile + n / STRIP * strip, *table = table_of(tile, strip);
   const int i = n % STRIP, z = i / LANES, half = Of::DEPTH / 2;
   for (int g = 0; g * Of::DEPTH < inputs; g++) {
-    const uint8_t *part = parts + g / Of::STEPS * EACH<Of>, *codes = part + Of::HEAD + g % Of::STEPS * CODES<Of>;
+    const uint8_t *part = parts + g / Of::STEPS * Of::EACH, *codes = part + Of::codes(g % Of::STEPS);
     const float scale = lane(Of::scale(part, g % Of::STEPS, z), i % LANES);
     const float least = Of::LEAST ? lane(Of::least(part, g % Of::STEPS, z), i % LANES) : 0;
     for (int k = 0; k < std::min(Of::DEPTH, inputs - g * Of::DEPTH); k++) {
