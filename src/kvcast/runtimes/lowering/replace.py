@@ -33,28 +33,12 @@ def replace_operators(exported: torch.export.ExportedProgram, table: Table) -> G
     module = exported.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")
-    _replace_all(module, table)
-    return module
-
-
-def replace_in_place(exported: torch.export.ExportedProgram, table: Table) -> None:
-    """Replace operators in the program itself; only an exporter that traces it can read it then.
-
-    That saves the trace that makes a program of a module again. The functions make no tensors of
-    numbers (`torch.tensor`): the exporter's trace loses these constants.
-    """
-    _replace_all(exported.graph_module, table)
-    results = exported.graph.output_node().args[0]
-    for spec, result in zip(exported.graph_signature.output_specs, results, strict=True):
-        spec.arg.name = result.name
-
-
-def _replace_all(module: GraphModule, table: Table) -> None:
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in table:
             _replace(module.graph, node, table[node.target])
     module.graph.lint()
     module.recompile()
+    return module
 
 
 def _replace(graph: Graph, node: Node, function: Callable[..., Any]) -> None:
