@@ -1,6 +1,8 @@
 """GGUF files opened as they are: matrices stay in their own codes, of mixed types too."""
 
 import mmap
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def raw(rows: int, width: int, kind: str, seed: int) -> NDArray[np.uint8]:
     return blocks.reshape(rows, -1)
 
 
-def write(path: Path, kinds: Mapping[str, str], *, tied: bool = True) -> Path:
+def write(path: Path, kinds: Mapping[str, str], *, tied: bool = True, bias: bool = False) -> Path:
     """Write a small Llama; `kinds` maps parts of tensors' names to types, the first that fits."""
     writer = gguf.GGUFWriter(path, "llama")
     values = tiny_gguf.sizes(
@@ -70,6 +72,9 @@ def write(path: Path, kinds: Mapping[str, str], *, tied: bool = True) -> Path:
         }
         for norm in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(WIDTH, np.float32))
+        for part, heads in {"q": HEADS, "k": KEY_HEADS, "v": KEY_HEADS}.items() if bias else ():
+            added = np.random.default_rng(heads).normal(size=heads * HEAD_DIM).astype(np.float32)
+            writer.add_tensor(f"blk.{i}.attn_{part}.bias", added)
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
     for seed, (name, shape) in enumerate(shapes.items()):
         kind = next(kind for part, kind in kinds.items() if part in name)
@@ -149,7 +154,7 @@ def test_a_checkpoint_without_codes_is_int8(tmp_path: Path) -> None:
 def test_logits_are_nearly_those_of_the_files_numbers(
     kinds: Mapping[str, str], tied: bool, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "m.gguf", kinds, tied=tied)
+    path = write(tmp_path / "m.gguf", kinds, tied=tied, bias=not tied)
     tokens = np.random.default_rng(0).integers(0, tiny_gguf.VOCAB, 40).tolist()
     own = kvcast.load(path, runtime="native", cache="fp32").score(tokens)
     exact = kvcast.load(path, runtime="native", quantize="none").score(tokens)
@@ -197,3 +202,23 @@ def test_only_the_pages_of_rows_that_were_read_are_let_go(tmp_path: Path) -> Non
     assert resident() == before - 16 * page
     given.release()
     assert resident() == 0
+
+
+@pytest.mark.slow
+def test_a_billion_weights_open_within_1_3_gb(tmp_path: Path) -> None:
+    """The file is mapped and let go of; the process's own memory is limited to what is packed."""
+    path, limit = tmp_path / "1b.gguf", 1_300_000_000
+    script = Path(__file__).parents[3] / "scripts" / "make_gguf.py"
+    subprocess.run([sys.executable, script, "llama-1b", "Q4_0", path], check=True)
+    program = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (1_000_000_000, 1_000_000_000))\n"
+        "import kvcast\n"
+        "model = kvcast.load(sys.argv[1], runtime='native', threads=2)\n"
+        "model.generate('A', max_new_tokens=2, min_new_tokens=2)\n"
+        "peak = open('/proc/self/status').read().split('VmHWM:')[1].split()[0]\n"
+        "print(1024 * int(peak))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < limit

@@ -7,9 +7,10 @@
 
 With a scale for 32 inputs, perplexity of decoder-only models grows by less than half as much as
 with one an output. int4's are found by a small search for the least squared error
-(`runtimes/lowering/block_search.py`, llama.cpp's `make_qkx2_quants`). Of a GGUF file, Q4_0, Q4_1
-and Q8_0 stay exact; the scales and least values of Q4_K, products of two, become halves; Q5 and Q6,
-and fused matrices whose parts differ, become 8 bits in blocks.
+(`runtimes/lowering/block_search.py`, llama.cpp's `make_qkx2_quants`). In bundles, of a GGUF file
+Q4_0, Q4_1 and Q8_0 stay exact; the scales and least values of Q4_K, products of two, become halves;
+Q5 and Q6, and fused matrices whose parts differ, become 8 bits in blocks. Files that are opened as
+they are keep more (`weights.py`).
 
 AOTInductor's packages hold the same. Knows no model: names are of matrices.
 """
