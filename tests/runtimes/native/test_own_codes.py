@@ -15,7 +15,7 @@ from kvcast.runtimes.native.instructions import Operation
 from kvcast.runtimes.native.library import Format
 from kvcast.runtimes.native.quantize import Kind
 from kvcast.runtimes.native.weights import format_of
-from kvcast.spec.file_rows import Encoding
+from kvcast.spec.file_rows import Encoding, FileRows
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
     Floats,
@@ -167,3 +167,6 @@ def test_rows_without_a_formats_codes_are_refused() -> None:
     raw = blocks_of(Encoding.Q6_K)
     with pytest.raises(KvcastError, match="without the format's codes"):
         machine(1, "plain").pack_rows(Format.INT4_TABLE, rows_of(raw, Encoding.Q6_K), own=True)
+    narrow = FileRows.of(raw.reshape(-1), ROWS, WIDTH - 32, Encoding.Q6_K)
+    with pytest.raises(KvcastError, match="without whole blocks"):
+        machine(1, "plain").pack_rows(Format.INT8_LARGE, narrow, own=True)

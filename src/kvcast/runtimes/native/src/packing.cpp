@@ -87,6 +87,7 @@ class CodedRows {
 
 void pack_rows(Machine& machine, Format format, bool own, int outputs, int inputs, const FileRows& from, const float* bias,
                uint8_t* tiles) {
+  if (format >= Format::INT4_LARGE && inputs % LARGE) throw std::invalid_argument("rows without whole blocks");
   const Tiles& of = machine.with.products.of(format);
   const size_t bytes = of.bytes(inputs);
   machine.threads.run(parts(outputs, BLOCK), [&](int tile) {

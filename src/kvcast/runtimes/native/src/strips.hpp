@@ -191,36 +191,38 @@ INLINE int nibble(const Stored& from, int n, int k) {
   return static_cast<const uint8_t*>(from.codes)[static_cast<size_t>(n) * ((from.inputs + 1) / 2) + k / 2] >> k % 2 * 4 & 15;
 }
 
-// The codes of output n from k on, DEPTH of them, two in a byte as a part has them; zeros where there are none.
-template <class Of>
-INLINE void join_nibbles(const Stored& from, int n, int k, uint8_t* to) {
-  constexpr int HALF_DEPTH = Of::DEPTH / 2;
-  if (Of::PAIRED) {
-    if (n < from.count && k + Of::DEPTH <= from.inputs) {
-      const size_t each = (from.inputs + 1) / 2;
-      const uint8_t *low = static_cast<const uint8_t*>(from.codes) + n * each + k / 2, *high = low + HALF_DEPTH / 2;
-      for (int i = 0; i < HALF_DEPTH / 2; i++) {
-        to[2 * i] = static_cast<uint8_t>((low[i] & 15) | high[i] << 4);
-        to[2 * i + 1] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xf0));
-      }
-      return;
-    }
-    for (int i = 0; i < HALF_DEPTH; i++)
-      to[i] = static_cast<uint8_t>(nibble(from, n, k + i) | nibble(from, n, k + HALF_DEPTH + i) << 4);
+// The nibbles of a part, of output n from k on; zeros where there are none. Of stored codes that are two in a byte.
+INLINE void join_pairs(const Stored& from, int n, int k, uint8_t (&to)[GROUP / 2]) {
+  if (n >= from.count || k + GROUP > from.inputs) {
+    for (int i = 0; i < GROUP / 2; i++)
+      to[i] = static_cast<uint8_t>(nibble(from, n, k + i) | nibble(from, n, k + GROUP / 2 + i) << 4);
     return;
   }
+  const size_t each = (from.inputs + 1) / 2;
+  const uint8_t *low = static_cast<const uint8_t*>(from.codes) + n * each + k / 2, *high = low + GROUP / 4;
+  for (int i = 0; i < GROUP / 4; i++) {
+    to[2 * i] = static_cast<uint8_t>((low[i] & 15) | high[i] << 4);
+    to[2 * i + 1] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xf0));
+  }
+}
+
+// Likewise, of codes that have a byte each.
+INLINE void join_bytes(const Stored& from, int n, int k, uint8_t (&to)[GROUP / 2]) {
   const uint8_t* codes = static_cast<const uint8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k;
   const bool is_there = n < from.count && k < from.inputs;
-  for (int i = 0; i < HALF_DEPTH; i++) to[i] = is_there ? static_cast<uint8_t>(codes[i] | codes[i + HALF_DEPTH] << 4) : 0;
+  for (int i = 0; i < GROUP / 2; i++) to[i] = is_there ? static_cast<uint8_t>(codes[i] | codes[i + GROUP / 2] << 4) : 0;
 }
 
 template <class Of>
 void pack_step(const Stored& from, int strip, int k, uint8_t* to) {
   if constexpr (Of::CODES_ARE == Coded::BYTES) return pack_codes(from, strip, k, Of::DEPTH, to);
   for (int n = 0; n < STRIP; n++) {
-    uint8_t joined[Of::DEPTH / 2];
-    join_nibbles<Of>(from, strip * STRIP + n, k, joined);
-    for (int i = 0; i < Of::DEPTH / 2; i += SIDE) std::memcpy(to + place(n, i), joined + i, SIDE);
+    uint8_t joined[GROUP / 2];
+    if (Of::PAIRED)
+      join_pairs(from, strip * STRIP + n, k, joined);
+    else
+      join_bytes(from, strip * STRIP + n, k, joined);
+    for (int i = 0; i < GROUP / 2; i += SIDE) std::memcpy(to + place(n, i), joined + i, SIDE);
   }
 }
 
