@@ -35,7 +35,7 @@ def test_every_peer_is_what_its_row_says_and_can_be_sent_to_a_process(kind: str)
     for name, make in peers.items():
         peer = pickle.loads(pickle.dumps(make(model=model(folder="x", threads=3))))
         assert peer.name == name
-        assert peer.precision in ("fp32", "bf16", "fp16", "int8", "int4")
+        assert peer.precision in ("fp32", "bf16", "fp16", "int8", "int4", "own")
         assert peer.packages
         assert peer.modules
         assert peer.dtype
@@ -59,6 +59,7 @@ def test_windows_are_for_everybody_but_llama_cpp(tmp_path: Path):
     assert {name for name, reason in unfit.items() if reason} == {
         "llama.cpp-q8_0",
         "llama.cpp-q4_0",
+        "llama.cpp-own",
     }
 
 

@@ -56,12 +56,20 @@ def add_common(parser: argparse.ArgumentParser, model: str, words: str, kinds: K
         add_numbers(group, workload.options, absent=True)
 
 
-def add_some(parser: Any, flag: str, names: Iterable[str], words: str, **settings: Any) -> None:
-    """Declare an option that takes some of these names; without it all of them."""
+def add_some(
+    parser: Any,
+    flag: str,
+    names: Iterable[str],
+    words: str,
+    usual: Sequence[str] | None = None,
+    **settings: Any,
+) -> None:
+    """Declare an option that takes some of these names; without it the usual ones, or all."""
     listed = list(dict.fromkeys(names))
-    settings = {"default": listed, "nargs": "+", "metavar": "NAME", **settings}
+    words += f" (default: {' '.join(usual) if usual else 'all'})"
+    settings = {"default": usual or listed, "nargs": "+", "metavar": "NAME", **settings}
     parser.add_argument(
-        flag, choices=listed, help=f"any of {', '.join(listed)}; {words} (default: all)", **settings
+        flag, choices=listed, help=f"any of {', '.join(listed)}; {words}", **settings
     )
 
 

@@ -24,7 +24,7 @@ from kvcast_bench.commands import (
     compare,
     peers,
 )
-from kvcast_bench.peers.kvcast import QUANTIZED, Kvcast, KvcastNgram, KvcastRing, own_runtime
+from kvcast_bench.peers.kvcast import OWN, QUANTIZED, Kvcast, KvcastNgram, KvcastRing, own_runtime
 from kvcast_bench.peers.table import CAUSAL, SEQ2SEQ
 from kvcast_bench.random_t5 import PREFIX, RANDOM, random_folder
 from kvcast_bench.workloads.causal import Causal
@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words += f"{', '.join(RANDOM)} (random weights)"
     add_common(parser, "demo-chat", words, _KINDS)
     add_numbers(parser, {"batch": ([1, 8], "texts at once")})
-    add_some(parser, "--quantize", QUANTIZED, "of kvcast")
+    words = f"of kvcast; {OWN} is what it does unless told"
+    add_some(parser, "--quantize", QUANTIZED, words, usual=["int8", "int4", "none"])
     words = "none for kvcast alone"
     add_some(parser, "--peers", [*CAUSAL, *SEQ2SEQ], words, nargs="*", default=None)
 
@@ -74,5 +75,5 @@ def _find(model: str) -> Path:
 
 def _compared(backend: Backend) -> dict[str, str]:
     """Compare with kvcast in the same precision, and all that is not quantised with its fp32."""
-    precision = backend.precision if backend.precision in ("int8", "int4") else "fp32"
+    precision = backend.precision if backend.precision in ("int8", "int4", OWN) else "fp32"
     return {"kvcast": f"kvcast-{precision}"}

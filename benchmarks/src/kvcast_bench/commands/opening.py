@@ -16,10 +16,10 @@ from kvcast.loading.components import dimensions_of
 from kvcast_bench.backend import Backend
 from kvcast_bench.commands import add_common, add_some, compare
 from kvcast_bench.models import BenchModel
+from kvcast_bench.peers.kvcast import OWN
 from kvcast_bench.peers.opening import LlamaOpener, Opener
 from kvcast_bench.workloads.opening import Opening
 
-_OWN = "own"
 _IN_FILE = "as the file has them, or as the program chooses"
 _PEERS = {"llama.cpp": LlamaOpener}
 
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, "demo-chat", "a checkpoint folder, GGUF file, hub id or packaged model", {})
     parser.add_argument("--audio", help="a recording, which a Whisper needs")
     parser.add_argument("--prompt", default="Once upon a time", help="(default: %(default)s)")
-    words = f"of kvcast; {_OWN} is what it does unless told"
-    add_some(parser, "--quantize", [_OWN, "int8", "int4"], words, default=[_OWN])
+    words = f"of kvcast; {OWN} is what it does unless told"
+    add_some(parser, "--quantize", [OWN, "int8", "int4"], words, usual=[OWN])
     add_some(parser, "--peers", _PEERS, "none for kvcast alone", nargs="*")
 
 
@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> str:
         Opener(
             model=model,
             name=f"kvcast-{quantize}",
-            kind="" if quantize == _OWN else quantize,
+            kind="" if quantize == OWN else quantize,
             precision=quantize,
-            dtype=_IN_FILE if quantize == _OWN else f"{quantize} matrices",
+            dtype=_IN_FILE if quantize == OWN else f"{quantize} matrices",
         )
         for quantize in dict.fromkeys(args.quantize)
     ]
     peers = [
-        _PEERS[name](model=model, name=name, precision=_OWN, dtype=_IN_FILE) for name in args.peers
+        _PEERS[name](model=model, name=name, precision=OWN, dtype=_IN_FILE) for name in args.peers
     ]
     workload = Opening(
         dimensions=dimensions,

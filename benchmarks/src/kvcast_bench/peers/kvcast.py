@@ -38,10 +38,13 @@ from kvcast_bench.turns import Trial
 from kvcast_bench.workloads.causal import POSITION
 from kvcast_bench.writing.huggingface import write_huggingface
 
+OWN = "own"
+"""The precision that a model's file has, or that a program gives it unless told."""
+
 PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
 """Classes to compare within, and how each is quantised where a runtime has no word of its own."""
 
-QUANTIZED = {"int8": "int8", "int4": "int4", "none": "fp32"}
+QUANTIZED = {"int8": "int8", "int4": "int4", "none": "fp32", OWN: OWN}
 """The precision of a quantisation of ONNX Runtime's."""
 
 EAGER, ONNX = "eager", "onnx"
@@ -64,6 +67,7 @@ _DTYPES: Mapping[tuple[str, str], str] = {
     ("aoti", "int8"): "int8 matrices, int8 activations; bf16 attention and caches",
     ("aoti", "int4"): "int4 decoder, int8 encoder and table; bf16 activations and caches",
     ("native", "int8"): "int8 matrices, int8 activations; bf16 encoder attention, fp16 caches",
+    ("native", OWN): "as the file has them, int8 if that is in floats; fp16 caches",
     ("native", "int4"): "int4 decoder, int8 else, int8 activations; fp16 caches",
     ("executorch", "int8"): "8da8w: int8 matrices, int8 activations; fp16 cross caches, else fp32",
     ("executorch", "int4"): "8da4w: int4 matrices, int8 activations; fp16 cross caches, else fp32",
@@ -87,7 +91,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
     def __init__(
         self, model: BenchModel, runtime: str, precision: str, name: str | None = None
     ) -> None:
-        quantize = _SCHEMES.get((runtime, precision), PRECISIONS[precision])
+        quantize = _SCHEMES.get((runtime, precision), PRECISIONS.get(precision))
         dtype = "bf16" if precision == "bf16" else None
         usual = "fp32" if quantize == "none" else runtimes.RUNTIMES[runtime].quantized_dtype
         super().__init__(
@@ -96,7 +100,9 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
             dtype=_DTYPES.get((runtime, precision), precision),
             precision=precision,
             # ONNX Runtime's bundle stores the fewest bytes, whatever runs.
-            arithmetic=Arithmetic(precision=precision, bf16_products=(dtype or usual) == "bf16"),
+            arithmetic=None
+            if precision == OWN
+            else Arithmetic(precision=precision, bf16_products=(dtype or usual) == "bf16"),
         )
         self.runtime = runtime
         self.request = PrecisionRequest(quantize=quantize, dtype=dtype)

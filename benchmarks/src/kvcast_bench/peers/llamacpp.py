@@ -48,12 +48,16 @@ class LlamaCpp(Backend, Continuer):
             ("gguf",),
         )
 
+    def path(self) -> Path:
+        """Return the GGUF file."""
+        return self.files() / FILE
+
     @override
     def load(self) -> None:
         import llama_cpp
 
         llama_cpp.llama_backend_init()
-        file, params = self.files() / FILE, llama_cpp.llama_model_default_params()
+        file, params = self.path(), llama_cpp.llama_model_default_params()
         # Matrices in AMX's order end its process with a signal at the first prompt.
         params.use_extra_bufts = "amx_int8" not in instruction_sets()
         self.engine = llama_cpp.llama_model_load_from_file(str(file).encode(), params)
@@ -78,6 +82,18 @@ class LlamaCpp(Backend, Continuer):
             steps.append(context.append(texts, position))
             ticks.tick()
         return [list(tokens) for tokens in zip(*steps, strict=True)]
+
+
+class LlamaCppOwn(LlamaCpp):
+    """The model's own file."""
+
+    @override
+    def unfit(self) -> str | None:
+        return None if Path(self.model.folder).suffix == ".gguf" else "reads GGUF files"
+
+    @override
+    def path(self) -> Path:
+        return Path(self.model.folder)
 
 
 class _Context:

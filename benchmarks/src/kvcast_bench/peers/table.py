@@ -10,7 +10,7 @@ from kvcast_bench.backend import Backend
 from kvcast_bench.peers.ctranslate2 import CausalCTranslate2, FasterWhisper, Seq2seqCTranslate2
 from kvcast_bench.peers.genai import OnnxRuntimeGenAI
 from kvcast_bench.peers.kvcast import KvcastElsewhere
-from kvcast_bench.peers.llamacpp import LlamaCpp
+from kvcast_bench.peers.llamacpp import LlamaCpp, LlamaCppOwn
 from kvcast_bench.peers.openai_whisper import OpenAIWhisper
 from kvcast_bench.peers.servers import LlamaServer, WrappedFasterWhisper
 from kvcast_bench.peers.transformers import (
@@ -57,6 +57,7 @@ CAUSAL: Mapping[str, Make] = {
     **_peers(
         ("llama.cpp-q8_0", LlamaCpp, "int8", "Q8_0 matrices, fp16 cache", "Q8_0"),
         ("llama.cpp-q4_0", LlamaCpp, "int4", "Q4_0 matrices, fp16 cache", "Q4_0"),
+        ("llama.cpp-own", LlamaCppOwn, "own", "as the file has them, fp16 cache", ""),
         ("onnxruntime-genai-int4", OnnxRuntimeGenAI, "int4", _INT4, "int4"),
         ("ctranslate2-int8", CausalCTranslate2, "int8", _INT8_CACHE, "int8"),
         ("transformers-bf16", CausalTransformers, "bf16", "bf16", "bfloat16"),
