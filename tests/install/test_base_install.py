@@ -130,10 +130,10 @@ def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_pa
     done = run(base_python, "transcribe", "--model", locate("demo"), EXAMPLE, **cache)
     assert (done.returncode, done.stderr) == (0, "")
     assert "He was not an ill-disposed young man." in done.stdout
-    words = ("--model", locate("demo-chat"), "--quiet", "--chat", "What is the capital of France?")
+    words = ("--model", locate("demo-chat"), "--quiet", "--chat", "What is 2 + 3?")
     done = run(base_python, "generate", *words, **cache)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Paris" in done.stdout
+    assert "2 + 3 = 5" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
