@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```(sh|python)\n(.*?)\n```", PAGE, re.DOTALL)
 ADDRESS = "http://127.0.0.1:8000"
 SAID = {
     "sense-and-sensibility": "Dashwood had then leisure",
-    "demo-chat": "Paris",
+    "demo-chat": "2 + 3 = 5",
     "text2text": "2021-03-03",
 }
 
