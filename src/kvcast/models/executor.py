@@ -6,9 +6,9 @@ family, and nothing of files or tokens' meaning.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ class TorchProgram(nn.Module):
         self._results = [
             program.outputs.get(name, name.replace("present_", "past_", 1)) for name in outputs
         ]
-        self._unread = _unread(program, self._results)
+        self._calls = list(_calls(program, self._results))
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for name in program.matrices("linear"):
             rows, columns = weights[name].shape
@@ -187,27 +187,22 @@ class TorchProgram(nn.Module):
         device = arguments[0].device
         operations = {**OPERATIONS, **others}
         values: dict[str, Any] = dict(zip(self.program.inputs, arguments, strict=True))
-        for step, unread in zip(self.program.steps, self._unread, strict=True):
-            given = [self._value(part, values) for part in step.arguments]
-            keywords = {name: self._value(part, values) for name, part in step.keywords.items()}
-            if step.operation == "arange":
+        for call in self._calls:
+            given = call.arguments.copy()
+            for i, name in call.nodes:
+                given[i] = values[name]
+            for i in call.lists:
+                given[i] = [values[x.name] if type(x) is Node else x for x in given[i]]
+            for i, name in call.constants:
+                owner, leaf = self._places[name]
+                given[i] = owner if call.operation in _PRODUCTS else getattr(owner, leaf)
+            keywords = {k: values[x.name] if type(x) is Node else x for k, x in call.keywords}
+            if call.operation == "arange":
                 keywords["device"] = device
-            elif step.operation in _PRODUCTS:
-                given[1] = self.matrix(step.arguments[1].name)
-            values[step.name] = operations[step.operation](*given, **keywords)
-            for name in unread:
+            values[call.name] = operations[call.operation](*given, **keywords)
+            for name in call.unread:
                 del values[name]
         return [values[name] for name in self._results]
-
-    def _value(self, part: Any, values: Mapping[str, Any]) -> Any:
-        if isinstance(part, Node):
-            return values[part.name]
-        if isinstance(part, Constant):
-            owner, leaf = self._places[part.name]
-            return getattr(owner, leaf)
-        if isinstance(part, list):
-            return [self._value(item, values) for item in part]
-        return part
 
     def packed(
         self,
@@ -258,15 +253,50 @@ class TorchProgram(nn.Module):
         return self.run(given, self_attention=attend)[0][0]
 
 
-def _unread(program: Program, results: Sequence[str]) -> list[list[str]]:
-    """Return, for each step, the values that nothing reads after it."""
+class _Call(NamedTuple):
+    """A step, taken apart once: a model of small matrices spends its time on doing so.
+
+    Attributes:
+        name: of the step.
+        operation: of the step.
+        arguments: of the step; nodes and constants have to be put into a copy.
+        nodes: places of the nodes among them, and their names.
+        constants: places of the constants, and their names.
+        lists: places of the lists, which nodes may be in.
+        keywords: of the step.
+        unread: values that nothing reads after it.
+
+    """
+
+    name: str
+    operation: str
+    arguments: list[Any]
+    nodes: list[tuple[int, str]]
+    constants: list[tuple[int, str]]
+    lists: list[int]
+    keywords: list[tuple[str, Any]]
+    unread: list[str]
+
+
+def _calls(program: Program, results: Sequence[str]) -> Iterator[_Call]:
     last: dict[str, int] = {}
     for i, step in enumerate(program.steps):
         last |= dict.fromkeys((*step.reads, step.name), i)
     unread: list[list[str]] = [[] for _ in program.steps]
     for name in last.keys() - set(results):
         unread[last[name]].append(name)
-    return unread
+    for step, names in zip(program.steps, unread, strict=True):
+        parts = list(enumerate(step.arguments))
+        yield _Call(
+            name=step.name,
+            operation=step.operation,
+            arguments=list(step.arguments),
+            nodes=[(i, part.name) for i, part in parts if isinstance(part, Node)],
+            constants=[(i, part.name) for i, part in parts if isinstance(part, Constant)],
+            lists=[i for i, part in parts if isinstance(part, list | tuple)],
+            keywords=list(step.keywords.items()),
+            unread=names,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
