@@ -181,8 +181,11 @@ INLINE void dot_nibbles(const uint8_t* weights, __m512i numbers, const int8_t* c
   }
 }
 
-// Bytes: where several rows are computed between the lines of memory, processors foresee too few of them.
-constexpr int AHEAD = 8192, LINE = 64;
+// Where several rows are computed between the lines of memory, processors foresee too few of them; of a group's bytes
+// and halves alone they foresee enough.
+constexpr int AHEAD = 8192, LINE = 64;  // bytes
+template <class Of, int ROWS>
+constexpr bool FETCHES = ROWS > 2 && (Of::STEPS > 1 || Of::CODES_ARE != Coded::BYTES);
 
 template <class Of, int ROWS>
 INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i numbers, const float* bias, float* out) {
@@ -197,7 +200,7 @@ INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i number
       const uint8_t* weights = part + Of::codes(i);
       const int8_t* codes = in.codes + step * Of::DEPTH;
       const uint8_t* ahead = part + AHEAD + i * (Of::EACH / Of::STEPS);
-      for (size_t line = 0; ROWS > 2 && line < Of::EACH / Of::STEPS; line += LINE) __builtin_prefetch(ahead + line);
+      for (size_t line = 0; FETCHES<Of, ROWS> && line < Of::EACH / Of::STEPS; line += LINE) __builtin_prefetch(ahead + line);
       __m512i sums[ROWS][PAIR];
       for (int m = 0; m < ROWS; m++)
         for (int z = 0; z < PAIR; z++)
