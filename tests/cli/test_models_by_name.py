@@ -11,7 +11,7 @@ import kvcast
 from kit.in_transformers import demo_in_transformers
 from kit.models import exported, own_cache
 from kvcast.bundle.manifest import read_bundle
-from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
@@ -98,6 +98,8 @@ def test_a_bundle_refuses_options_it_was_not_exported_with(
 
 
 def test_an_fp32_bundle_proves_every_token() -> None:
-    record = read_bundle(exported("demo", quantize="none")).verification
+    manifest = read_bundle(exported("demo", quantize="none"))
+    assert manifest.source == {"name": "demo", "sha256": fingerprint(locate("demo"))}
+    record = manifest.verification
     assert record["tokens_equal"] == record["tokens"] == 56
     assert 0 < record["max_logit_error"] < 1e-3
