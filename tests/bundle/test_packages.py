@@ -120,7 +120,7 @@ def test_it_runs_on_no_other_runtime(package: Path):
 def test_a_model_is_looked_for_once(unvouched: Path, monkeypatch, capsys):
     asked: list[str] = []
 
-    def locate(model: str) -> Path:
+    def locate(model: str, on_phase: object) -> Path:
         asked.append(model)
         return Path(model)
 
