@@ -93,13 +93,6 @@ class _Together(LoadFileScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One more than cores for slow tests: clusters, servers and browsers are waited for."""
-    cores = psutil.cpu_count(logical=False)
-    return cores + 1 if cores and config.option.markexpr == "slow" else None
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     for scope in _LONGEST:
         if not (config.rootpath / scope).exists():
