@@ -50,7 +50,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 _LONGEST = (
     "tests/text/test_smollm2.py",
     "tests/cluster/test_serving_on_nodes.py",
-    "tests/server/test_load.py",
     "tests/runtimes/executorch",
     "tests/runtimes/native/test_compilers.py",
     "tests/runtimes/native/test_sanitizers.py",
@@ -62,6 +61,7 @@ _LONGEST = (
     "tests/install/test_docs.py",
     "tests/mutation/test_mutation.py",
     "tests/server/page/test_transcribing_page.py",
+    "tests/server/test_load.py",
     "tests/text/test_demos.py",
     "tests/whisper/test_accuracy.py",
     "tests/whisper/test_languages.py",

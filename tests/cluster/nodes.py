@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Ray Serve kills a proxy that is not ready in 5 seconds, which a busy machine may need.
+os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
 
 
 class Nodes:
