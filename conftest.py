@@ -49,6 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 _LONGEST = (
     "tests/text/test_smollm2.py",
+    "tests/text/test_smollm2_calibrated.py",
     "tests/cluster/test_serving_on_nodes.py",
     "tests/runtimes/executorch",
     "tests/runtimes/native/test_compilers.py",
