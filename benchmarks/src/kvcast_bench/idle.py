@@ -58,11 +58,15 @@ class IdleGate:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process has used so far; 0 for one that has ended."""
+    """Return the processor time that a process and its ended children have used so far.
+
+    It is 0 for a process that has ended.
+    """
     import psutil
 
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:
         return 0.0
-    return float(times.user + times.system)
+    ended = times.children_user + times.children_system  # of those that were waited for
+    return float(times.user + times.system + ended)
