@@ -62,6 +62,12 @@ class GraphWriter:
         )
         self._constants, self._matrices = constants, matrices
         self._written: dict[Any, Sequence[ir.Value]] = {}
+        # By the name of a size, the first input that has it, and its axis.
+        self._sources = {
+            name: (given, axis)
+            for given in reversed(self.inputs.values())
+            for axis, name in enumerate(dims(given))
+        }
         self._dims: dict[ir.Value, Dim] = {}
         self._shared: dict[str, Any] = {}
         self.changed: dict[str, ir.Value] = {}
@@ -160,12 +166,7 @@ class GraphWriter:
         if isinstance(size, int):
             value = self.integers(size)
         else:
-            named = {
-                name: (given, axis)
-                for given in reversed(self.inputs.values())
-                for axis, name in enumerate(dims(given))
-            }
-            source, axis = named.get(size, (x, axis % len(dims(x))))
+            source, axis = self._sources.get(size, (x, axis % len(dims(x))))
             value = self.node("Shape", [source], ir.DataType.INT64, [1], start=axis, end=axis + 1)
         self._dims[value] = size
         return value
