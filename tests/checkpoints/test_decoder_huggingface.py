@@ -331,7 +331,7 @@ def test_the_tokenizers_files_go_along(llama):
     assert checkpoint.family == "decoder"
     assert checkpoint.source == f"Hugging Face folder {llama}"
     assert set(checkpoint.text) == {"tokenizer.json", "text.json", "chat_template.jinja"}
-    assert checkpoint.text["tokenizer.json"] == b"{}"
+    assert checkpoint.text["tokenizer.json"] == (llama / "tokenizer.json").read_bytes()
     assert checkpoint.text["chat_template.jinja"] == "{{ messages }} ü".encode()
     assert json.loads(checkpoint.text["text.json"]) == {
         "end_tokens": [2],
@@ -360,7 +360,7 @@ def test_a_chat_template_may_be_in_the_tokenizers_configuration(llama, template,
 def test_without_a_tokenizer_configuration_special_tokens_have_no_text(llama):
     (llama / "tokenizer_config.json").unlink()
     text = json.loads(open_checkpoint(llama).text["text.json"])
-    assert (text["bos_token"], text["eos_token"]) == ("", "")
+    assert (text["bos_token"], text["eos_token"]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -370,13 +370,17 @@ def test_without_a_tokenizer_configuration_special_tokens_have_no_text(llama):
         ({"eos_token_id": 3}, {"eos_token_id": 2}, [3]),
         ({}, {"eos_token_id": [1, 106]}, [1, 106]),
         (None, {"eos_token_id": 2}, [2]),
-        (None, {}, []),
+        ({"eos_token_id": []}, {}, [7]),
+        (None, {}, [7]),
     ],
 )
 def test_end_tokens_come_from_the_first_file_that_names_any(llama, generation, config, expected):
     path = llama / "generation_config.json"
     path.unlink() if generation is None else path.write_text(json.dumps(generation))
     edit_json(llama / "config.json", **{"eos_token_id": None, **config})
+    # The tokenizer's is the last resort: </s>, as its configuration names it.
+    added = {"model": {"vocab": {"</s>": 6}}, "added_tokens": [{"id": 7, "content": "</s>"}]}
+    (llama / "tokenizer.json").write_text(json.dumps(added))
     assert json.loads(open_checkpoint(llama).text["text.json"])["end_tokens"] == expected
 
 

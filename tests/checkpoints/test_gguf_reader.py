@@ -381,6 +381,31 @@ def test_llama3s_scaling_is_found_in_its_divisors(tmp_path, factor):
     assert dimensions.rotary == Rotary(base=500_000.0)
 
 
+@pytest.mark.parametrize(
+    ("more", "factor"),
+    [
+        ({"rope__scaling__factor": 4.0}, 4.0),
+        ({"rope__scale_linear": 4.0}, 4.0),
+        ({"rope__scaling__factor": 2.0, "rope__scale_linear": 4.0}, 2.0),
+        ({"rope__scaling__type": "linear", "rope__scale_linear": 4.0}, 4.0),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, None),
+        ({"rope__scaling__factor": 0.0}, None),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, None),
+    ],
+)
+def test_a_rotary_factor_is_linear_and_has_an_old_name_as_in_llama_cpp(tmp_path, more, factor):
+    plain, linear = Rotary(base=10_000.0), {"scaling": "linear", "factor": factor}
+    rotary = open_checkpoint(tiny_llama(tmp_path / "m.gguf", **more)).dimensions.rotary
+    assert rotary == (plain if factor is None else Rotary(base=10_000.0, **linear))
+
+
+def test_numbers_that_each_layer_has_may_be_one_for_all(tmp_path):
+    names = ("attention__head_count", "attention__head_count_kv", "feed_forward_length")
+    each = {name: [number] * LAYERS for name, number in zip(names, (4, 2, 64), strict=True)}
+    listed = open_checkpoint(tiny_llama(tmp_path / "listed.gguf", **each)).dimensions
+    assert listed == open_checkpoint(tiny_llama(tmp_path / "plain.gguf")).dimensions
+
+
 def test_linear_and_yarn_scaling(tmp_path):
     linear = {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}
     path = tiny_llama(tmp_path / "linear.gguf", **linear)
@@ -405,6 +430,9 @@ def test_linear_and_yarn_scaling(tmp_path):
         trained_positions=32,
     )
     assert open_checkpoint(path).dimensions.rotary == want
+    del yarn["rope__scaling__original_context_length"]
+    path = tiny_llama(tmp_path / "untold.gguf", **yarn)
+    assert open_checkpoint(path).dimensions.rotary.trained_positions == 64
     path = tiny_llama(tmp_path / "factor.gguf", **yarn, rope__scaling__attn_factor=2.0)
     factor = open_checkpoint(path).dimensions.rotary.attention_factor
     assert factor == pytest.approx(2 * (0.1 * math.log(4) + 1))

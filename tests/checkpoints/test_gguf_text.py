@@ -105,12 +105,13 @@ def test_digits_are_cut_apart_before_words_as_smollm_says(demo_chat):
 
 def test_the_packaged_models_text_files_open(demo_chat):
     assert json.loads(demo_chat["text.json"]) == {
-        "end_tokens": [2],
+        "end_tokens": [2, 0],
         "bos_token": "<|im_start|>",
         "eos_token": "<|im_end|>",
+        "special_tokens": {"unk_token": "<|endoftext|>", "pad_token": "<|im_end|>"},
     }
     opened = open_text(demo_chat)
-    assert opened.end_tokens == (2,)
+    assert (opened.end_tokens, opened.notices) == ((2, 0), ())
     chat = opened.encode_chat([{"role": "user", "content": "Hello"}])
     spelled = tokenizer(demo_chat).decode(chat, skip_special_tokens=False)
     assert spelled.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
@@ -146,19 +147,52 @@ def test_a_beginning_is_added_where_the_file_or_the_kind_says():
     assert first(read(add_bos_token=True, bos_token_id=None)) == "hello"
 
 
+def about(**more):
+    return json.loads(read(**more)["text.json"])
+
+
 def test_end_tokens_are_all_that_the_file_has():
-    def ends(**more):
-        return json.loads(read(**more)["text.json"])
-
-    assert ends()["end_tokens"] == [2]
-    assert ends(eot_token_id=3, eom_token_id=4)["end_tokens"] == [2, 3, 4]
-    assert ends(eot_token_id=2)["end_tokens"] == [2]
-    assert ends(bos_token_id=None)["bos_token"] is None
+    assert about()["end_tokens"] == [2]
+    assert about(eot_token_id=3, eom_token_id=4)["end_tokens"] == [2, 3, 4]
+    assert about(eot_token_id=2)["end_tokens"] == [2]
+    assert about(fim_pad_token_id=3)["end_tokens"] == [2, 3]
+    assert about(bos_token_id=None)["bos_token"] is None
 
 
-def test_the_chat_template_is_kept_as_it_is():
+# As llama.cpp has them, which also takes some back where others are beside them.
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        *(([text], [text]) for text in (
+            "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>",
+            "<|end_of_text|>", "<EOT>", "[EOT]", "<end_of_utterance>", "<eos>",
+            "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        )),
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|im_start|>", "<|eot|>"], []),
+    ],
+)  # fmt: skip
+def test_tokens_that_end_a_turn_are_found_by_their_text(words, ends):
+    tokens = vocabulary()["tokenizer.ggml.tokens"]
+    files = read(tokens=[*tokens, *words], token_type=None)
+    found = json.loads(files["text.json"])["end_tokens"]
+    assert [tokenizer(files).id_to_token(token) for token in found] == ["</s>", *ends]
+    # Files may have them as ordinary tokens: they are special all the same.
+    for text in ends:
+        assert tokenizer(files).decode(tokenizer(files).encode(f"hello{text}").ids) == "hello"
+
+
+def test_templates_get_the_special_tokens_that_the_file_names():
+    special = about(unknown_token_id=0, padding_token_id=2)["special_tokens"]
+    assert special == {"unk_token": "<unk>", "pad_token": "</s>"}
+    assert "special_tokens" not in about()
+
+
+def test_chat_templates_are_kept_as_they_are():
     assert "chat_template.jinja" not in read()
     assert read(template="{{ 'ü' }}\n")["chat_template.jinja"] == "{{ 'ü' }}\n".encode()
+    values = with_arrays(vocabulary()) | {"tokenizer.chat_template.tool_use": "t"}
+    assert read_text(values, "m.gguf")["chat_template.tool_use.jinja"] == b"t"
 
 
 # How the published tokenizers of these models split a text, according to their patterns.
@@ -182,6 +216,9 @@ def test_words_are_cut_as_the_file_names_it(pre, text, words):
 
 def test_a_file_that_names_no_way_of_cutting_has_the_default_one():
     assert read(pre=None)["tokenizer.json"] == read(pre="default")["tokenizer.json"]
+    (notice,) = about(pre=None)["notices"]
+    assert notice.startswith("m.gguf names no pre-tokenizer (tokenizer.ggml.pre)")
+    assert "notices" not in about(pre="default") | about(**sentencepiece())
 
 
 def test_llama3_takes_a_word_that_is_a_token_whatever_its_merges():

@@ -75,7 +75,7 @@ def _randomised(model):
 def save_decoder(model, folder: Path, **options) -> Path:
     """Save a model beside the smallest files of a tokenizer."""
     model.save_pretrained(folder, **options)
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"</s>": 2}}}')
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}})
     )

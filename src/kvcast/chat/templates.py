@@ -29,10 +29,14 @@ _LIMITS = {"AS": 1 << 30, "CPU": 2 * int(SECONDS), "FSIZE": 0, "NPROC": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A template in Jinja2's language and the constants that it may use, such as bos_token."""
+    """A template in Jinja2's language and the constants that it may use, such as bos_token.
+
+    `with_tools` takes its place in conversations with tools, where a model has two.
+    """
 
     source: str
     constants: Mapping[str, str]
+    with_tools: "ChatTemplate | None" = None
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -44,6 +48,8 @@ class ChatTemplate:
                 sandbox, or exceeds the limits on time, memory or text.
 
         """
+        if tools and self.with_tools is not None:
+            return self.with_tools.render(messages, tools)
         values = {
             **self.constants,
             "messages": list(messages),
@@ -73,12 +79,16 @@ class ChatTemplate:
     @property
     def tool_form(self) -> ToolForm | None:
         """How it writes calls of tools; None if it knows none, or in no form that is known."""
-        return form_of(self.source)
+        return form_of(self._for_tools.source)
 
     def check_tools(self) -> None:
         """Raise UsageError if it knows no tools."""
-        if not knows_tools(self.source):
+        if not knows_tools(self._for_tools.source):
             raise UsageError(NO_TOOLS)
+
+    @property
+    def _for_tools(self) -> "ChatTemplate":
+        return self if self.with_tools is None else self.with_tools
 
     @cached_property
     def _worker(self) -> TemplateWorker:

@@ -21,7 +21,13 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.tables import changed, fill_decoder, same
-from kvcast.checkpoints.text_huggingface import end_tokens, token_text, tokenizer_settings
+from kvcast.checkpoints.text_huggingface import (
+    chat_templates,
+    end_token_by_text,
+    end_tokens,
+    special_tokens,
+    tokenizer_settings,
+)
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -301,35 +307,14 @@ def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the files that `kvcast.tokenizers.opening.open_text` reads."""
     settings = tokenizer_settings(folder)
-    about = {
-        "end_tokens": end_tokens(folder, config),
-        "bos_token": token_text(settings.get("bos_token")),
-        "eos_token": token_text(settings.get("eos_token")),
-    }
-    text = {
+    special = special_tokens(folder, settings)
+    ends = end_tokens(folder, config) or [end_token_by_text(folder, special["eos_token"])]
+    about = {"end_tokens": ends, **special}
+    return {
         "tokenizer.json": (folder / "tokenizer.json").read_bytes(),
         "text.json": json.dumps(about).encode(),
+        **chat_templates(folder, settings),
     }
-    template = _chat_template(folder, settings)
-    if template is not None:
-        text["chat_template.jinja"] = template
-    return text
-
-
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> bytes | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_bytes()
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = [
-            entry
-            for entry in template
-            if isinstance(entry, dict) and entry.get("name") == "default"
-        ]
-        template = named[0].get("template") if named else None
-    # JSON may contain lone surrogates, which cannot be encoded.
-    return template.encode(errors="replace") if isinstance(template, str) else None
 
 
 DECODER = HuggingFaceFamily(

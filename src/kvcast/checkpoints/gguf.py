@@ -101,6 +101,20 @@ class _Values:
     def whole(self, name: str, default: int | None = None, **limits: int) -> int:
         return self.fields.whole(self._full(name), default, **limits)
 
+    def same_whole(self, name: str, default: int | None = None) -> int:
+        """Return a number that the file may have once for each layer, if all are the same."""
+        value = self.plain(name)
+        if not isinstance(value, np.ndarray):
+            return self.whole(name, default)
+        numbers, layers = set(value.tolist()), self.whole("block_count")
+        if len(value) != layers or len(numbers) != 1:
+            raise self.fields.error(
+                f"{self._full(name)} must be one number, the same for each of {layers} layers: "
+                "models whose layers differ are not supported"
+            )
+        alone = {self._full(name): numbers.pop()}
+        return Fields(values=alone, label=self.fields.label).whole(self._full(name))
+
     def positive(self, name: str, default: float | None = None) -> float:
         return self.fields.positive(self._full(name), default)
 
@@ -119,7 +133,7 @@ class _Values:
 
 
 def _gemma(values: _Values) -> dict[str, Any]:
-    width, heads = values.whole("embedding_length"), values.whole("attention.head_count")
+    width, heads = values.whole("embedding_length"), values.same_whole("attention.head_count")
     # Only the 27B model scales by its width; llama.cpp, too, recognises it by its layers.
     by_width = values.whole("block_count") == 62
     scaled = width // heads if by_width else _head_dim(values)
@@ -195,14 +209,14 @@ def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) ->
     for name in ("attention.value_length", "rope.dimension_count"):
         if values.whole(name, head_dim) != head_dim:
             raise values.fields.error(f"{values.architecture}.{name} must be {head_dim}, as keys")
-    scale = "attention.scale"
+    scale, heads = "attention.scale", values.same_whole("attention.head_count")
     given = {
         "architecture": values.architecture,
         "vocab_size": embedding.shape[0],
         "width": values.whole("embedding_length"),
-        "inner": values.whole("feed_forward_length"),
-        "heads": values.whole("attention.head_count"),
-        "kv_heads": values.whole("attention.head_count_kv", values.whole("attention.head_count")),
+        "inner": values.same_whole("feed_forward_length"),
+        "heads": heads,
+        "kv_heads": values.same_whole("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "windows": _windows(values, architecture, len(file.tensors)),
         "max_positions": values.whole("context_length", most=_MOST_POSITIONS),
@@ -217,7 +231,7 @@ def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) ->
 
 
 def _head_dim(values: _Values) -> int:
-    width, heads = values.whole("embedding_length"), values.whole("attention.head_count")
+    width, heads = values.whole("embedding_length"), values.same_whole("attention.head_count")
     return values.whole("attention.key_length", max(width // heads, 1))
 
 
@@ -240,19 +254,33 @@ def _windows(values: _Values, architecture: _Architecture, most: int) -> tuple[i
 
 def _rotary(values: _Values, head_dim: int, divisors: GgufTensor | None) -> Rotary:
     fields, base = values.fields, values.positive("rope.freq_base", 10_000.0)
-    scaling = values.text("rope.scaling.type", "none")
+    scaling, factor = _scaling(values)
     if divisors is not None:
         if scaling != "none":
             raise fields.error(f"rotary scaling both by {_ROTARY_DIVISORS} and by its type")
         return _llama3(fields, base, head_dim, divisors)
     if scaling == "none":
         return fields.make(Rotary, base=base)
-    factor = values.positive("rope.scaling.factor")
     if scaling == "linear":
         return fields.make(Rotary, base=base, scaling="linear", factor=factor)
     if scaling != "yarn":
         raise fields.error(f"rotary scaling {scaling[:40]!r} is not supported")
     return _yarn(values, base, factor)
+
+
+def _scaling(values: _Values) -> tuple[str, float]:
+    """Return the kind of rotary scaling and its factor; "none" for no scaling.
+
+    As in llama.cpp, a factor without a kind is linear, and 0 is no factor; older files have
+    rope.scale_linear for it.
+    """
+    name = "rope.scaling.factor"
+    if not values.has(name) and values.has("rope.scale_linear"):
+        name = "rope.scale_linear"
+    kind = values.text("rope.scaling.type", "linear" if values.has(name) else "none")
+    if kind == "none" or (kind == "linear" and values.plain(name) == 0):
+        return "none", 1.0
+    return kind, values.positive(name)
 
 
 def _yarn(values: _Values, base: float, factor: float) -> Rotary:
@@ -272,7 +300,9 @@ def _yarn(values: _Values, base: float, factor: float) -> Rotary:
         factor=factor,
         low_frequency=values.positive("rope.scaling.yarn_beta_slow", 1.0),
         high_frequency=values.positive("rope.scaling.yarn_beta_fast", 32.0),
-        trained_positions=values.whole("rope.scaling.original_context_length"),
+        trained_positions=values.whole(
+            "rope.scaling.original_context_length", values.whole("context_length")
+        ),
         attention_factor=None if extra == 1.0 else extra * usual,
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvcast.checkpoints.fields import Fields
 from kvcast.errors import KvcastError
+from kvcast.spec.text_files import CHAT_TEMPLATES
 from tokenizers import (
     AddedToken,
     Regex,
@@ -39,6 +40,37 @@ _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+# Tokens that end a turn, which files often do not name: llama.cpp, too, goes by their texts.
+_TURN_ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>"),
+        *(
+            "<|endoftext|>",
+            "<|end_of_text|>",
+            "<\uff5cend\u2581of\u2581sentence\uff5c>",
+            "<end_of_utterance>",
+        ),
+        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>", "<|tool_response>"),
+        *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+    )
+)
+# What templates call tokens, beside the first and the last, and what files call them.
+_SPECIAL_TOKENS = {
+    "unk_token": "unknown",
+    "pad_token": "padding",
+    "sep_token": "seperator",  # as the format spells it
+    "cls_token": "cls",
+    "mask_token": "mask",
+}
+# In formats with channels a message's end is not the turn's.
+_CHANNEL_ENDS = (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|calls|>", "<|flush|>"}))
+_PRE_TOKENIZER, _TEMPLATE = "tokenizer.ggml.pre", "tokenizer.chat_template"
+_NO_WORDS = (
+    f"names no pre-tokenizer ({_PRE_TOKENIZER}): text is split as llama.cpp does by default, and "
+    "answers may be worse; convert the model again"
 )
 
 
@@ -91,6 +123,25 @@ class _Vocabulary:
     def text_of(self, token: int | None) -> str | None:
         return None if token is None else self.tokens[token]
 
+    def end_tokens(self, eos: int | None) -> list[int]:
+        """Return the tokens that end a text: those that the file names first, then by their texts.
+
+        Raises KvcastError if there is none.
+        """
+        named = [eos, *map(self.token_id, ("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))]
+        texts = _TURN_ENDS.intersection(self.tokens)
+        if any(ends <= texts for ends in _CHANNEL_ENDS):
+            texts -= {"<|end|>"}
+        if "<|tool_response>" in texts:
+            texts -= {"</s>"}
+        ends = [token for token in named if token is not None]
+        ends += sorted(map(self.tokens.index, texts))
+        if not ends:
+            raise self.fields.error(
+                "tokenizer.ggml.eos_token_id is missing: nothing would end a text"
+            )
+        return list(dict.fromkeys(ends))
+
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenizerKind:
@@ -104,9 +155,9 @@ class _TokenizerKind:
 
 
 def read_text(values: Mapping[str, Any], label: str) -> dict[str, bytes]:
-    """Return tokenizer.json, text.json and, if there is one, chat_template.jinja.
+    """Return tokenizer.json, text.json and the chat templates, if there are any.
 
-    text.json: end_tokens (one or more ids), bos_token and eos_token (texts or null).
+    text.json: see `kvcast.tokenizers.settings`.
     Raises KvcastError, naming `label`, for a tokenizer that is damaged or not supported.
     """
     fields = Fields(values=values, label=label)
@@ -119,23 +170,27 @@ def read_text(values: Mapping[str, Any], label: str) -> dict[str, bytes]:
     vocabulary = _vocabulary(fields, model.spell)
     bos = vocabulary.token_id("bos", model.bos)
     eos = vocabulary.token_id("eos", model.eos)
-    ends = [eos, vocabulary.token_id("eot"), vocabulary.token_id("eom")]
-    end_tokens = list(dict.fromkeys(token for token in ends if token is not None))
-    if not end_tokens:
-        raise fields.error("tokenizer.ggml.eos_token_id is missing: nothing would end a text")
-    text = {
-        "end_tokens": end_tokens,
+    ends = vocabulary.end_tokens(eos)
+    named = {name: vocabulary.token_id(role) for name, role in _SPECIAL_TOKENS.items()}
+    special = {name: vocabulary.text_of(t) for name, t in named.items() if t is not None}
+    text: dict[str, Any] = {
+        "end_tokens": ends,
         "bos_token": vocabulary.text_of(bos),
         "eos_token": vocabulary.text_of(eos),
     }
+    if special:
+        text["special_tokens"] = special
+    if model.build is _byte_level and values.get(_PRE_TOKENIZER) is None:
+        text["notices"] = [f"{label} {_NO_WORDS}"]
     starts = fields.flag("tokenizer.ggml.add_bos_token", model.starts(fields))
     files = {
-        "tokenizer.json": _tokenizer_json(vocabulary, model, bos if starts else None),
+        "tokenizer.json": _tokenizer_json(vocabulary, model, bos if starts else None, ends),
         "text.json": json.dumps(text).encode(),
     }
-    template = values.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        files["chat_template.jinja"] = template.encode()
+    for name, file in CHAT_TEMPLATES.items():
+        template = values.get(f"tokenizer.chat_template.{name}" if name else _TEMPLATE)
+        if isinstance(template, str):
+            files[file] = template.encode()
     return files
 
 
@@ -160,14 +215,18 @@ def _numbers(fields: Fields, name: str, values: object, count: int) -> list[Any]
     return list(values.tolist())
 
 
-def _tokenizer_json(vocabulary: _Vocabulary, model: _TokenizerKind, start: int | None) -> bytes:
+def _tokenizer_json(
+    vocabulary: _Vocabulary, model: _TokenizerKind, start: int | None, ends: Sequence[int]
+) -> bytes:
     try:
         tokenizer = model.build(vocabulary)
         tokenizer.add_tokens(
             [
                 AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
-                for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
-                if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+                for number, (token, kind) in enumerate(
+                    zip(vocabulary.tokens, vocabulary.types, strict=True)
+                )
+                if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or number in ends
             ]
         )
         if start is not None:
@@ -203,7 +262,7 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _words(fields: Fields) -> _Words:
-    name = fields.values.get("tokenizer.ggml.pre", "default")
+    name = fields.values.get(_PRE_TOKENIZER, "default")
     words = _WORDS.get(str(name))
     if words is None:
         raise fields.error(

@@ -32,6 +32,7 @@ from kvcast.checkpoints.wordpiece_huggingface import PLAIN, SEGMENTING, read_wor
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.families.t5 import T5Dimensions, tensor_shapes
 from kvcast.spec.sizes import MOST_LAYERS
+from kvcast.spec.text_files import MOST_SENTINELS
 
 _COMMON = {
     "d_model": 512,
@@ -249,7 +250,7 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     elif pieces.is_file():
         files[pieces.name] = pieces.read_bytes()
         if settings.values.get("extra_ids") is not None:
-            about["extra_ids"] = settings.whole("extra_ids", least=0)
+            about["extra_ids"] = settings.whole("extra_ids", least=0, most=MOST_SENTINELS)
     elif "ByT5Tokenizer" in (settings.values.get(_CLASS), config.get(_CLASS)):
         about["tokenizer"] = "byt5"
     else:

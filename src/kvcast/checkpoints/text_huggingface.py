@@ -8,7 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.checkpoints.base import read_json_object
-from kvcast.errors import InputOutputError
+from kvcast.errors import InputOutputError, KvcastError
+from kvcast.spec.text_files import CHAT_TEMPLATES
+
+_FIRST = ("bos_token", "eos_token")
+_GPT2 = dict.fromkeys((*_FIRST, "unk_token"), "<|endoftext|>")
+# Defaults of transformers' classes, for configurations that leave them out.
+_OF_CLASSES: Mapping[str, Mapping[str, str]] = {
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "GPT2Tokenizer": _GPT2,
+    "CodeGenTokenizer": _GPT2,
+    "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+    "GemmaTokenizer": {
+        f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad", "mask")
+    },
+    "CohereTokenizer": {
+        "bos_token": "<BOS_TOKEN>",
+        "eos_token": "<|END_OF_TURN_TOKEN|>",
+        "unk_token": "<UNK>",
+        "pad_token": "<PAD>",
+        "cls_token": "<CLS>",
+        "sep_token": "<SEP>",
+        "mask_token": "<MASK_TOKEN>",
+    },
+}
+_MOST_TOKENS = 1 << 31
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
@@ -30,12 +55,97 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
     """
     for fields in (generation_fields(folder), config, config.get("text_config")):
         stored = fields.get("eos_token_id") if isinstance(fields, dict) else None
-        if stored is not None:
+        if stored not in (None, []):
             tokens = stored if isinstance(stored, list) else [stored]
-            if any(type(token) is not int or token < 0 for token in tokens):
+            if any(type(token) is not int or not 0 <= token < _MOST_TOKENS for token in tokens):
                 raise InputOutputError(f"{folder}: eos_token_id is not a token or a list of them")
             return tokens
     return []
+
+
+def end_token_by_text(folder: Path, text: str | None) -> int:
+    """Return the id that tokenizer.json gives the text of the token that ends texts.
+
+    Raises KvcastError if there is none.
+    """
+    fields = read_json_object(folder / "tokenizer.json")
+    model, added = fields.get("model"), fields.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = {**vocabulary} if isinstance(vocabulary, dict) else {}
+    ids |= {
+        token_text(token): token.get("id")
+        for token in (added if isinstance(added, list) else ())
+        if isinstance(token, dict)
+    }
+    if not text or type(number := ids.get(text)) is not int:
+        raise KvcastError(
+            f"{folder / 'config.json'} has no eos_token_id, and tokenizer_config.json no eos_token "
+            "of tokenizer.json: nothing would end a text; add the one or the other"
+        )
+    return number
+
+
+def special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what text.json says of special and added tokens, as transformers reads the files.
+
+    special_tokens_map.json counts where tokenizer_config.json lists no added tokens.
+    """
+    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    values = {**_OF_CLASSES.get(kind, {}), **settings}
+    older = folder / "special_tokens_map.json"
+    if "added_tokens_decoder" not in settings and older.is_file():
+        values |= read_json_object(older)
+    extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+    by_name = extra if isinstance(extra, dict) else {}
+    named = {name: value for name, value in values.items() if name.endswith("_token")} | by_name
+    texts = {name: text for name, value in named.items() if (text := token_text(value))}
+    nameless = map(token_text, extra) if isinstance(extra, list) else ()
+    about = {
+        "special_tokens": {name: texts[name] for name in sorted(texts) if name not in _FIRST},
+        "extra_special_tokens": list(filter(None, nameless)),
+        "added_tokens": _added_tokens(settings, folder),
+    }
+    return {name: texts.get(name) for name in _FIRST} | {k: v for k, v in about.items() if v}
+
+
+def _added_tokens(settings: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Return the tokens that tokenizer_config.json adds to the vocabulary, in order of their ids.
+
+    Raises InputOutputError if they are not described as tokens.
+    """
+    listed = settings.get("added_tokens_decoder") or {}
+    try:
+        tokens = [listed[number] for number in sorted(listed, key=int)]
+        described = [{name: token[name] for name in _FLAGS if name in token} for token in tokens]
+        return [
+            {"content": str(t["content"]), **flags}
+            for t, flags in zip(tokens, described, strict=True)
+        ]
+    except (ValueError, TypeError, LookupError):
+        path = folder / "tokenizer_config.json"
+        raise InputOutputError(f"{path} is damaged: added_tokens_decoder lists no tokens") from None
+
+
+def chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the chat templates' files, by the names in `CHAT_TEMPLATES`, as transformers has them.
+
+    Files count instead of tokenizer_config.json's.
+    """
+    paths = {"": folder / "chat_template.jinja"}
+    paths |= {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
+    texts = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
+    if not texts:
+        stored = settings.get("chat_template")
+        entries = stored if isinstance(stored, list) else [{"name": "default", "template": stored}]
+        # JSON may contain lone surrogates, which cannot be encoded.
+        texts = {
+            "" if name == "default" else name: template.encode(errors="replace")
+            for entry in entries
+            if isinstance(entry, dict)
+            and isinstance(name := entry.get("name"), str)
+            and isinstance(template := entry.get("template"), str)
+        }
+    return {file: texts[name] for name, file in CHAT_TEMPLATES.items() if name in texts}
 
 
 def token_text(token: object) -> str:

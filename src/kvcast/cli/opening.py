@@ -22,7 +22,7 @@ def opened(
     *,
     task: "Task | None" = None,
 ) -> "OpenedModel":
-    """Load a model, with a command's options; names a package opened on trust, unless quiet.
+    """Load a model, with a command's options; says what users should know of it, unless quiet.
 
     The model must be for `task`, if one is named. `on_phase` is called with the phases of an
     export, if the model must be exported first.
@@ -31,8 +31,12 @@ def opened(
 
     params = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
     loaded = open_model(model, params, task=task)
-    if loaded.on_trust is not None and not args.quiet:
+    if args.quiet:
+        return loaded
+    if loaded.on_trust is not None:
         console.say(f"{loaded.on_trust} is opened on trust: there is no bundle.json to verify it")
+    for notice in loaded.notices:
+        console.say(notice)
     return loaded
 
 

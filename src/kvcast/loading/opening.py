@@ -7,7 +7,7 @@ found there the next time. Knows no file format.
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,12 +57,14 @@ class OpenedModel:
         model: the model.
         runtime: the runtime that runs it, by the name that `load` takes.
         on_trust: the package it was opened from, if no manifest vouches for that package.
+        notices: lines for users about the model's files.
 
     """
 
     model: Model
     runtime: str
     on_trust: Path | None = None
+    notices: Sequence[str] = ()
 
 
 @keywords_of(LoadParams)
@@ -116,8 +118,12 @@ def open_model(
     _check_request(folder, manifest, runtime, request)
     if isolate:
         check_in_child(folder, manifest, trust=params.trust)
+    opened_model = _open_bundle(folder, manifest, threads)
     return OpenedModel(
-        model=_open_bundle(folder, manifest, threads), runtime=manifest.runtime, on_trust=package
+        model=opened_model,
+        runtime=manifest.runtime,
+        on_trust=package,
+        notices=_notices(opened_model),
     )
 
 
@@ -136,7 +142,11 @@ def _opened_directly(
     else:
         opened = _eager(checkpoint, precision, threads)
     model: Model = model_of(opened, checkpoint.dimensions, checkpoint.text)
-    return OpenedModel(model=model, runtime=runtime)
+    return OpenedModel(model=model, runtime=runtime, notices=_notices(model))
+
+
+def _notices(model: Model) -> Sequence[str]:
+    return model.notices if model.task == "generate" else ()
 
 
 def model_digest(model: str | Path, params: LoadParams) -> str:

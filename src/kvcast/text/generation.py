@@ -309,6 +309,11 @@ class TextGenerator(ABC):
         """The model as one that drafts for another, or that another drafts for."""
         return self.generation.paired
 
+    @property
+    def notices(self) -> Sequence[str]:
+        """Lines for users about the model's files."""
+        return self.tokenizer.notices
+
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
         """Return an engine's scheduler; see `kvcast.engine.engine.Model`."""
         generation = self.generation

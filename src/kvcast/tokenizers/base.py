@@ -18,6 +18,9 @@ class TextTokenizer(Protocol):
     end_tokens: tuple[int, ...]
     """Tokens that end a generation: one or more."""
 
+    notices: Sequence[str] = ()
+    """Lines for users about its files."""
+
     decoder: TokenDecoder | None
     """How tokens spell bytes; None where a token's text depends on its neighbours."""
 

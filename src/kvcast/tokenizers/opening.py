@@ -1,6 +1,6 @@
 """Opens the tokenizer that the text files of a checkpoint or bundle describe.
 
-The files are `text.json` with `tokenizer.json` (and `chat_template.jinja` if the model has one) or
+The files are `text.json` with `tokenizer.json` (and chat templates if the model has any) or
 with `spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (`tokenizer.model.v3` and
 so on). If `text.json` has a "tokenizer", that names the kind: "byt5", which needs no other file, or
 "bert", with `vocab.txt` or a `tokenizer.json` of that kind. Reads no files: the caller gives
@@ -8,15 +8,16 @@ their contents.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kvcast.errors import InputMissingError, KvcastError
+from kvcast.spec.text_files import CHAT_TEMPLATES, MOST_SENTINELS
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.settings import SETTINGS, TextSettings
 
 _JSON = "tokenizer.json"
 _SENTENCEPIECE = "spiece.model"
 _WORD_PIECES = "vocab.txt"
-_TEMPLATE = "chat_template.jinja"
 
 _Files = Mapping[str, bytes]
 
@@ -24,8 +25,8 @@ _Files = Mapping[str, bytes]
 def open_text(files: _Files) -> TextTokenizer:
     """Open the tokenizer in `files`, a mapping of name to content.
 
-    `text.json` has "end_tokens", a list of one or more ids. It may have "bos_token" and
-    "eos_token", texts for the chat template, or null. For "spiece.model" it may have "extra_ids",
+    `text.json` is as `kvcast.tokenizers.settings` describes it, with one or more "end_tokens". For
+    "spiece.model" it may have "extra_ids",
     the number of sentinels after its pieces; the default is 100, or 0 if the pieces include
     sentinels. For "bert" it has "lowercase", and "words": whether to split Chinese into words.
 
@@ -63,17 +64,33 @@ def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
     from kvcast.chat.templates import ChatTemplate
     from kvcast.tokenizers.tokenizer_json import JsonTokenizer
 
-    constants, template = settings.constants, None
-    if _TEMPLATE in files:
-        try:
-            template = ChatTemplate(source=files[_TEMPLATE].decode(), constants=constants)
-        except UnicodeDecodeError:
-            raise KvcastError(f"{_TEMPLATE} is damaged: not UTF-8; fetch it again") from None
-    return JsonTokenizer(files[_JSON], settings.end_tokens, template)
+    constants = settings.constants
+    sources = {name: _source(files, file) for name, file in CHAT_TEMPLATES.items() if file in files}
+    templates = {
+        name: ChatTemplate(source=source, constants=constants) for name, source in sources.items()
+    }
+    template = templates.get("")
+    if template is not None:
+        template = replace(template, with_tools=templates.get("tool_use"))
+    return JsonTokenizer(
+        files[_JSON],
+        settings.end_tokens,
+        template,
+        added_tokens=settings.added_tokens,
+        special_tokens=settings.special_tokens,
+        notices=settings.notices,
+    )
+
+
+def _source(files: _Files, name: str) -> str:
+    try:
+        return files[name].decode()
+    except UnicodeDecodeError:
+        raise KvcastError(f"{name} is damaged: not UTF-8; fetch it again") from None
 
 
 def _sentencepiece(files: _Files, settings: TextSettings) -> TextTokenizer:
-    from kvcast.tokenizers.sentencepiece_model import MOST_SENTINELS, to_tokenizer_json
+    from kvcast.tokenizers.sentencepiece_model import to_tokenizer_json
     from kvcast.tokenizers.tokenizer_json import JsonTokenizer
 
     extra_ids = settings.count("extra_ids", MOST_SENTINELS)

@@ -19,9 +19,6 @@ from kvcast.errors import KvcastError
 from kvcast.tokenizers.decoder import SPACE_MARK
 from kvcast.tokenizers.sentinels import SENTINEL, sentinel
 
-MOST_SENTINELS = 1000
-"""Limit on a model's extra ids."""
-
 _SENTINELS = 100  # T5's
 _UNIGRAM = 1
 _NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5

@@ -1,5 +1,9 @@
 """text.json: settings of a model's text that the tokenizer's own files do not have.
 
+It has "end_tokens" (ids), "bos_token" and "eos_token" (texts for chat templates, or null), and may
+have "special_tokens" (further texts by name), "extra_special_tokens" (texts without names),
+"added_tokens" (beyond the tokenizer's own) and "notices" (lines for users).
+
 Knows no tokenizer; each kind reads the fields that it needs.
 """
 
@@ -47,9 +51,40 @@ class TextSettings:
 
     @property
     def constants(self) -> dict[str, str]:
-        """Texts that a chat template may use."""
+        """Texts of special tokens by name, such as bos_token, as a chat template may use them."""
         values = {name: self._text(name) for name in ("bos_token", "eos_token")}
-        return {name: value for name, value in values.items() if value is not None}
+        named = {name: value for name, value in values.items() if value is not None}
+        others = self.fields.get("special_tokens", {})
+        if not isinstance(others, dict) or not all(type(text) is str for text in others.values()):
+            raise _damaged("special_tokens are not texts by name")
+        return named | others
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts of special tokens, which the tokenizer's own file may have as ordinary ones."""
+        match self.fields.get("extra_special_tokens", []):
+            case [*texts] if all(type(text) is str for text in texts):
+                return tuple(text for text in (*self.constants.values(), *texts) if text)
+            case _:
+                raise _damaged("extra_special_tokens are not texts")
+
+    @property
+    def added_tokens(self) -> list[dict[str, Any]]:
+        """Tokens that replace or follow those of the tokenizer's own file: "content" and flags."""
+        match self.fields.get("added_tokens", []):
+            case [*tokens] if all(map(_is_added_token, tokens)):
+                return tokens
+            case _:
+                raise _damaged("added_tokens is not a list of tokens")
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Lines for users about the files."""
+        match self.fields.get("notices", []):
+            case [*lines] if all(type(line) is str for line in lines):
+                return tuple(lines)
+            case _:
+                raise _damaged("notices are not texts")
 
     def flag(self, name: str) -> bool:
         """Return true or false."""
@@ -70,6 +105,13 @@ class TextSettings:
         if not isinstance(value, str | None):
             raise _damaged(f"{name} is not a text")
         return value
+
+
+def _is_added_token(token: object) -> bool:
+    match token:
+        case {"content": str(content), **flags}:
+            return bool(content) and all(type(flag) is bool for flag in flags.values())
+    return False
 
 
 def _damaged(label: str) -> KvcastError:

@@ -39,7 +39,7 @@ from kvcast.tokenizers.decoder import TokenDecoder, read_decoder
 from kvcast.tokenizers.huggingface import ids_of
 from kvcast.tokenizers.sentinels import SENTINEL
 from kvcast.tokenizers.stream import TextStream
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 _FIRST_STAND_IN = 0x10F000  # in the last private use plane
 
@@ -53,10 +53,25 @@ class JsonTokenizer(TextTokenizer):
         end_tokens: Sequence[int],
         template: ChatTemplate | None,
         label: str = "tokenizer.json",
+        *,
+        added_tokens: Sequence[Mapping[str, Any]] = (),
+        special_tokens: Sequence[str] = (),
+        notices: Sequence[str] = (),
     ) -> None:
-        """Read a tokenizer.json; `label`: the file that it was converted from.
+        """Read a tokenizer.json.
 
-        Raises KvcastError, naming `label`, if it is damaged, or if its tokens are not plain bytes.
+        Args:
+            tokenizer_json: the file's content.
+            end_tokens: ids that end a text.
+            template: formats conversations.
+            label: the file that it was converted from.
+            added_tokens: tokens, "content" and flags, that replace or follow those of the file.
+            special_tokens: texts of tokens that are special, also if the file does not say so.
+            notices: lines for users about the files.
+
+        Raises:
+            KvcastError: it is damaged, or its tokens are not plain bytes; names `label`.
+
         """
         self._what = label
         with _one_line(f"{label} cannot be read"):
@@ -65,6 +80,12 @@ class JsonTokenizer(TextTokenizer):
             _check(description)
             self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
             spelling, leading_spaces = read_decoder(description["decoder"])
+            self._tokenizer.add_tokens([AddedToken(**token) for token in added_tokens])
+            added = self._tokenizer.get_added_tokens_decoder().values()
+            known = {token.content for token in added}
+            lacking = [text for text in special_tokens if text not in known]
+            self._tokenizer.add_special_tokens(lacking)
+        self.notices = tuple(notices)
         self._unigram = description["model"].get("type") == "Unigram"
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
