@@ -5,8 +5,10 @@ held before or all of the new text, whenever the process ends. Knows no format.
 """
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from kvcast.errors import InputOutputError
@@ -24,6 +26,18 @@ def prepare_folder(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise unwritable(folder, error) from None
+
+
+def check_target(target: Path) -> None:
+    """Raise InputOutputError if no file can have this name: it is too long, or a folder's."""
+    try:
+        mode = target.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unwritable(target, error) from None
+    if stat.S_ISDIR(mode):
+        raise unwritable(target, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
 
 
 def save(target: Path, text: str, *, staging: Path | None = None) -> None:

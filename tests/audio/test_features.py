@@ -219,13 +219,37 @@ def test_samples_that_are_no_sound_are_an_error(speech, bad):
         open_features(samples, 80)
 
 
-@pytest.mark.parametrize(("peak", "silent"), [(0, True), (3e-5, True), (1e-3, False)])
-def test_silence_is_told_by_flag_and_notice(peak, silent):
-    with open_features(np.full(16_000, peak, np.float32), 80) as windows:
+_STEP = 1 / 2**15
+
+
+@pytest.mark.parametrize(
+    ("samples", "silent"),
+    [
+        (np.zeros(16_000), True),
+        (np.full(16_000, 0.01), True),  # an offset
+        (np.random.default_rng(0).integers(-2, 3, 16_000) * _STEP, True),  # dither of 16 bits
+        (np.tile([0, 0, 0, 5], 4_000) * _STEP, False),
+        (np.append(np.zeros(15_999), 0.01), False),
+    ],
+)
+def test_silence_is_told_by_flag_and_notice(samples, silent):
+    with open_features(samples.astype(np.float32), 80) as windows:
         assert windows.silent == silent
         assert windows.notices == (
             ("the array is silent: there is no speech to transcribe",) if silent else ()
         )
+
+
+@pytest.mark.parametrize("minutes", [1, 11])  # kept, and read again
+def test_silent_frames_are_known_wherever_blocks_end(minutes):
+    samples = np.zeros(minutes * 60 * 16_000 + 100, np.float32)
+    samples[32_767] = samples[-1] = 0.1
+    with open_features(samples, 80) as windows:
+        end = len(samples) // 160
+        assert [windows.is_silent(*part) for part in [(0, 204), (205, end), (204, 205)]] == [
+            *(True, True, False)
+        ]
+        assert not windows.is_silent(end, end + 1)
 
 
 def test_arrays_are_served_in_blocks_of_bounded_size():

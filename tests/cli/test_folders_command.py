@@ -375,6 +375,13 @@ def test_a_transcript_that_cannot_be_saved_is_its_recordings_failure(model, fold
     assert files(out) == ["b.txt", "talks/a.txt", "talks/deep/d.txt"]
 
 
+def test_a_transcript_whose_name_is_too_long_is_told_before_any_work(model, folder, out, capsys):
+    (folder / f"{'x' * 251}.wav").write_text("long")
+    assert transcribe(folder, "-q", "--format", "json") == 3
+    assert capsys.readouterr().err.endswith(".json: File name too long\n")
+    assert len(files(out)) == 4
+
+
 def test_a_journal_that_cannot_be_written_ends_the_run(model, folder, monkeypatch, capsys):
     fsync, saved = os.fsync, []
 

@@ -205,6 +205,16 @@ def test_a_target_that_cannot_be_replaced_is_that_inputs_failure(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.txt", "b.txt"]
 
 
+@pytest.mark.parametrize("name", ["a" * 251 + ".wav", "あ" * 83 + "aa.wav"], ids=["a", "あ"])
+def test_an_output_whose_name_is_too_long_is_told_before_any_work(
+    name: str, model, recording, tmp_path, capsys
+):
+    words = ["--output-dir", str(tmp_path / "out"), "--format", "json"]
+    assert transcribe(recording(name), *words) == 74
+    assert re.fullmatch(r"kvcast: .*cannot write .*: File name too long\n", capsys.readouterr().err)
+    assert model.calls == []
+
+
 def test_a_missing_input_is_66_without_loading_a_model(model, tmp_path, capsys):
     assert transcribe(str(tmp_path / "gone.wav")) == 66
     assert capsys.readouterr().err == f"kvcast: {tmp_path}/gone.wav: there is no such file\n"

@@ -87,6 +87,7 @@ class NumberedWindows:
     notices: tuple[str, ...] = ()
     timeline: Timeline = field(default_factory=lambda: Timeline(()))
     skipped: tuple[Part, ...] | None = None
+    silent: Sequence[range] = ()
     closed: bool = False
 
     @property
@@ -97,6 +98,10 @@ class NumberedWindows:
         assert not self.closed
         window_mt = frames(self.content_frames)[:, seek : min(seek + 3000, end or seek + 3000)]
         return np.pad(window_mt, ((0, 0), (0, 3000 - window_mt.shape[1])))
+
+    def is_silent(self, seek: int, end: int) -> bool:
+        """Tell whether these frames are among the silent ones."""
+        return any(seek in frames and end - 1 in frames for frames in self.silent)
 
     def first_window(self) -> Float32:
         return self.window(0)

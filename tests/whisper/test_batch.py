@@ -234,6 +234,9 @@ def test_excerpts_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: l
             found_mt[:, : part_mt.shape[1]] = part_mt
             return found_mt
 
+        def is_silent(self, seek: int, end: int) -> bool:
+            return False
+
     cut = excerpts(Sound(), (start, end))
     assert [excerpt.first for excerpt in cut] == [start, *(excerpt.end for excerpt in cut[:-1])]
     assert cut[-1].end == end
@@ -257,6 +260,9 @@ def test_a_recording_is_cut_first_where_something_was_left_out():
             window_mt = np.ones((2, 3000), np.float32)
             window_mt[:, 2600:2640] = -1  # of every window, so quiet places are elsewhere
             return window_mt
+
+        def is_silent(self, seek: int, end: int) -> bool:
+            return False
 
     cut = excerpts(Sound(), (0, 9000), joints=(500, 2050, 2250, 5010, 8500))
     assert [excerpt.end for excerpt in cut] == [2250, 5010, *(excerpt.end for excerpt in cut[2:])]

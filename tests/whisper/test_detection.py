@@ -21,6 +21,10 @@ class Sounds:
 
     content_frames: int
     notices: tuple[str, ...] = ("is mono",)
+    silent_frames: int = 0
+
+    def is_silent(self, seek: int, end: int) -> bool:
+        return end <= self.silent_frames
 
     def first_window(self) -> np.ndarray:
         return self.window(0)
@@ -61,6 +65,15 @@ def test_a_clear_window_is_enough():
 
 def test_a_language_is_named_where_nobody_speaks():
     assert detect(Listener([DOUBTFUL]), Sounds(0), LanguageParams()).probabilities["en"] == 0.45
+
+
+def test_silent_windows_are_passed_over():
+    listener = Listener([DOUBTFUL, CLEAR])
+    detected = detect(listener, Sounds(90_000, silent_frames=7000), LanguageParams())
+    assert (detected.windows, listener.heard) == (2, [6000, 9000])
+    listener = Listener([CLEAR])
+    assert detect(listener, Sounds(100, silent_frames=9000), LanguageParams()).language == "de"
+    assert listener.heard == [0]
 
 
 def test_after_a_doubtful_window_the_next_is_heard():

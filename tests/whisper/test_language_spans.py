@@ -55,6 +55,9 @@ class Spoken:
         window_t = self.frames_t[seek : min(seek + 3000, end or seek + 3000)]
         return np.pad(window_t, (0, 3000 - len(window_t)))[None]
 
+    def is_silent(self, seek: int, end: int) -> bool:
+        return False
+
     def detect(self, window_mt: NDArray[np.float32]) -> dict[str, float]:
         counts = [int(np.isclose(window_mt, 1 + 0.01 * i).sum()) for i in range(len(LANGUAGES))]
         self.heard.append(sum(counts))

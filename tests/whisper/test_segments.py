@@ -12,7 +12,7 @@ from kvcast.audio.decode import ArrayAudio
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between
 from kvcast.audio.vad import BLOCK, SpokenWindows, speech_parts
-from kvcast.whisper.segments import Segment, Span, Window, Word, placed, split
+from kvcast.whisper.segments import Segment, Span, Window, Word, placed, split, within
 
 BEGIN = 1000
 
@@ -48,6 +48,30 @@ def test_a_lone_timestamp_at_the_end_completes_the_window():
 
 def test_without_a_cut_the_window_is_one_segment_up_to_its_last_timestamp():
     assert cut(0.0, 1, 2, 3.0) == ([Span(0, 3, (1000, 1, 2, 1150))], 3000)
+
+
+@given(
+    stamps=st.lists(st.integers(0, 1500), min_size=2, max_size=20).map(sorted),
+    end=st.floats(0.5, 30),
+)
+def test_no_span_passes_the_sound_and_none_is_lost(stamps: list[int], end: float):
+    spans = [Span(a / 50, b / 50, (1,)) for a, b in pairwise(stamps) if a < b]
+    inside = within(spans, end)
+    assert len(inside) == len(spans)
+    assert all(span.start < span.end <= end for span in inside)
+    assert all(before.end <= after.start + 1e-9 for before, after in pairwise(inside))
+    assert [a for a, b in zip(inside, spans, strict=True) if b.end <= end - 0.4] == [
+        span for span in spans if span.end <= end - 0.4
+    ]
+
+
+def test_words_end_with_the_sound():
+    words = [Word(start=a, end=a + 2, word=" a", probability=1.0) for a in (8.0, 10.0, 12.0)]
+    [span] = within([Span(8, 14, (1, 2, 3), tuple(words))], 10.5)
+    assert (span.start, span.end) == (8, 10.5)
+    assert [(word.start, word.end) for word in span.words or ()] == [
+        *((8, 10), (10, 10.5), (10.5, 10.5))
+    ]
 
 
 @pytest.mark.parametrize("tokens", [(1, 2), (0.0, 1, 2), (0.0,), ()])

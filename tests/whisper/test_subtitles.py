@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pysubs2
@@ -53,14 +54,11 @@ def shown(name: str, event: pysubs2.SSAEvent) -> str:
 
 
 PLAIN = st.sampled_from(["a", "bc", "def", "Grüße", "long-winded", "東京", "x" * 13])
+PACES = st.sampled_from([0.04, 0.5, 2.0])
 WORDS = st.builds(lambda space, text: space + text, st.sampled_from([" ", " ", ""]), PLAIN)
+GAPS = st.sampled_from([0.0, 1.0, 5.0])
 SEGMENTS = st.lists(
-    st.builds(
-        lambda words, gap, pace: (words, gap, pace),
-        st.lists(WORDS, min_size=1, max_size=12),
-        st.sampled_from([0.0, 1.0, 5.0]),
-        st.sampled_from([0.0, 0.04, 0.5, 2.0]),
-    ),
+    st.tuples(st.lists(WORDS, min_size=1, max_size=12), GAPS, PACES),
     max_size=4,
 )
 LIMITS = st.sampled_from(
@@ -137,6 +135,34 @@ def test_every_word_is_shown_in_order(drawn, limits):
     assert most is None or len(cues) >= sum(len(s.words) for s in segments) / most
 
 
+@given(
+    drawn=st.lists(
+        st.tuples(
+            st.lists(WORDS, min_size=1, max_size=6), GAPS, st.sampled_from([0.0, 0.001, 0.01, 0.5])
+        ),
+        max_size=5,
+    ),
+    limits=LIMITS | st.just({}),
+    highlight=st.booleans(),
+)
+@settings(deadline=None)
+def test_a_cue_lasts_long_enough_and_ends_before_the_next(drawn, limits, highlight):
+    segments = in_time(drawn)
+    cues = parsed("srt", segments, **limits, highlight_words=highlight)
+    assert all(end - start >= 20 for start, end, _ in cues)
+    assert all(before[1] <= after[0] for before, after in pairwise(cues))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_words_that_last_no_time_share_that_of_their_segment(name):
+    times = [(1.0, 1.0), (1.0, 1.4), (1.5, 1.5), (1.5, 1.5)]
+    words = [Word(start=a, end=b, word=" a", probability=1.0) for a, b in times]
+    cues = parsed(name, [Spoken(0.9, 1.5, " a a a a", tuple(words))], max_words_per_line=1)
+    assert [times for *times, _ in cues] == [
+        *([980, 1000], [1000, 1400], [1460, 1480], [1480, 1500])
+    ]
+
+
 @given(drawn=SEGMENTS)
 @settings(deadline=None)
 def test_each_word_is_underlined_while_it_is_spoken(drawn):
@@ -163,7 +189,7 @@ EVIL = st.lists(
 @given(texts=st.lists(EVIL, max_size=4), options=LIMITS | st.just({}))
 @settings(deadline=None)
 def test_no_text_becomes_a_cue_or_a_control_character(name, texts, options):
-    segments = [spoken(i, f" s{i}", text, " e") for i, text in enumerate(texts)]
+    segments = [spoken(2 * i, f" s{i}", text, " e") for i, text in enumerate(texts)]
     written = "".join(FORMATS[name](segments, SubtitleParams(**options)))
     starts = {round(1000 * word.start) for segment in segments for word in segment.words}
     cues = parsed(name, segments, **options)

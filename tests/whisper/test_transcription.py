@@ -131,6 +131,26 @@ def test_empty_and_instantaneous_segments_are_not_yielded_and_prompt_nothing():
     assert decoder.calls[1][2] == list(spoken)
 
 
+@pytest.mark.parametrize("batch", [None, 2])
+def test_what_is_silent_is_not_decoded(batch: int | None):
+    recording = NumberedWindows(9000, silent=(range(3000), range(6000, 9000)))
+    decoder = ScriptedDecoder([])
+    params = TranscribeParams(batch=batch, no_speech_threshold=None)
+    segments = list(transcription(decoder, recording, params=params))
+    assert {segment.seek // 3000 for segment in segments} == {0, 1} if batch else {1}
+    assert not any(seek in range(6000, 9000) for (seek, _), _, _ in decoder.calls)
+
+
+def test_no_segment_passes_its_clip():
+    past = ScriptedResult(tokens=(50363, 50, 51363, 51363, 51, 51563, 51563, 52, 51663))
+    decoder = ScriptedDecoder([past])
+    params = TranscribeParams(clip_end=10.0)
+    segments = list(transcription(decoder, NumberedWindows(2000), params=params))
+    assert [(segment.start, segment.end) for segment in segments] == [
+        *((0, 9.96), (9.96, 9.98), (9.98, 10))
+    ]
+
+
 def test_duration_and_notices_are_the_recordings():
     transcribed = transcription(ScriptedDecoder([]), NumberedWindows(250, notices=("is silent",)))
     assert transcribed.duration == 2.5
@@ -340,6 +360,31 @@ def test_an_initial_prompt_is_text_after_a_space(prompt: str):
 
 
 @pytest.mark.parametrize(
+    ("options", "notices"),
+    [
+        ({"initial_prompt": "word " * 223}, ()),
+        (
+            {"initial_prompt": "word " * 300},
+            (
+                "the initial prompt is cut: of its 300 tokens, the last 223 fit, and 77 are left "
+                "out",
+            ),
+        ),
+        (
+            {"initial_prompt": "word " * 223, "hotwords": "word " * 10},
+            (
+                "the initial prompt is cut: of its 223 tokens, the last 213 fit beside the "
+                "hotwords, and 10 are left out",
+            ),
+        ),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_a_notice(options: dict[str, str], notices: tuple[str]):
+    transcribed = scripted_model().transcribe(np.zeros(16000, np.float32), **options)
+    assert tuple(notice for notice in transcribed.notices if "cut" in notice) == notices
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"task": "translate"}, "English only and cannot translate"),
@@ -371,7 +416,8 @@ def test_a_mistake_is_told_before_the_recording_is_opened(options: dict[str, Any
 def test_samples_are_transcribed_as_they_are():
     model = scripted_model()
     model.scripted.place = lambda features_mt: features_mt.shape
-    transcribed = model.transcribe(np.zeros(16000, np.float32), language="English", temperature=0)
+    samples = np.tile(np.float32([0, 0.1]), 8000)
+    transcribed = model.transcribe(samples, language="English", temperature=0)
     assert [segment.end for segment in transcribed] == [1.0]
     [(shape, options, _)] = model.scripted.calls
     assert shape == (80, 3000)

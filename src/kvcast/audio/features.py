@@ -28,8 +28,9 @@ KEPT_FRAMES = 600 * FRAMES_PER_SECOND
 BEHIND_FRAMES = 120 * FRAMES_PER_SECOND
 """Frames before the last window that are kept, too: languages are detected ahead of the text."""
 
-SILENT_PEAK = 10 ** (-90 / 20)
-"""A recording that never exceeds this, -90 dBFS or one step of 16 bits, is silent."""
+SILENT_RANGE = 4 / 2**15
+"""From the lowest to the highest sample of a silent frame: dither moves by two steps of 16 bits to
+either side, -84 dBFS. A constant offset is silence as well."""
 
 LOUDEST_SAMPLE = 1e6
 """Larger samples in a float file are not sound, and their power approaches float32's limit."""
@@ -86,8 +87,7 @@ class MelWindows:
     """Parts left out as no speech; None without voice activity detection."""
 
     silent: bool
-    """Whether no sample exceeds SILENT_PEAK, so that there is nothing to transcribe; see
-    `notices`."""
+    """Whether all of it is silent, so that there is nothing to transcribe; see `notices`."""
 
     notices: tuple[str, ...]
     """Notices for the user about this recording, one line each."""
@@ -100,7 +100,8 @@ class MelWindows:
         self.content_frames = checked.samples // HOP
         self.duration = checked.samples / SAMPLE_RATE
         self.timeline = Timeline(())
-        self.silent = checked.peak <= SILENT_PEAK
+        self._is_loud = checked.is_loud()
+        self.silent = not self._is_loud.any()
         silence = (f"{audio.name} is silent: there is no speech to transcribe",)
         self.notices = audio.notices + (silence if self.silent else ())
         self._replay: Callable[[], Iterator[NDArray[np.float32]]] = (
@@ -130,6 +131,10 @@ class MelWindows:
         if stop > seek:
             window_mt[:, : stop - seek] = self._normalised_frames(seek, stop).T
         return window_mt
+
+    def is_silent(self, seek: int, end: int) -> bool:
+        """Tell whether no frame from `seek` to `end` exceeds SILENT_RANGE."""
+        return not self._is_loud[seek:end].any()
 
     def first_window(self) -> NDArray[np.float32]:
         """Return the first 30 s, float32 [n_mels, 3000]; silence follows a shorter recording.
@@ -187,13 +192,16 @@ class CheckedAudio:
     samples: int
     """How many have passed."""
 
-    peak: float
-    """The largest so far, without its sign."""
-
     def __init__(self, audio: AudioSource) -> None:
         self.samples = 0
-        self.peak = 0.0
         self._audio = audio
+        self._rest = np.empty(0, np.float32)
+        self._is_loud: list[NDArray[np.bool_]] = []
+
+    def is_loud(self) -> NDArray[np.bool_]:
+        """Return, for each frame so far and a last partial one, whether it exceeds SILENT_RANGE."""
+        rest = [np.ptp(self._rest) > SILENT_RANGE] if len(self._rest) else []
+        return np.concatenate([*self._is_loud, np.array(rest, np.bool_)])
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the recording's samples.
@@ -211,9 +219,15 @@ class CheckedAudio:
                     f"{self._audio.name} is not sound: it has samples of {peak:g} "
                     f"near {self.samples / SAMPLE_RATE:.1f} s, where 1 is full scale"
                 )
-            self.peak = max(self.peak, peak)
+            self._listen(block)
             self.samples += len(block)
             yield block
+
+    def _listen(self, block: NDArray[np.float32]) -> None:
+        samples = np.concatenate([self._rest, block])
+        whole = len(samples) // HOP * HOP
+        self._is_loud.append(np.ptp(samples[:whole].reshape(-1, HOP), axis=1) > SILENT_RANGE)
+        self._rest = samples[whole:]
 
 
 def log_mel_stream(

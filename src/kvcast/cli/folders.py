@@ -94,7 +94,11 @@ def run(folder: Path, args: argparse.Namespace) -> int:
     with console.own_error_stream(), ExitStack() as held:
         with watcher.waiting(f"looking at {folder}"):
             options = _fingerprint(args, outputs)
-            work = held.enter_context(opened_run(folder, args.output_dir, params, options=options))
+            work = held.enter_context(
+                opened_run(
+                    folder, args.output_dir, params, options=options, extensions=outputs.extensions
+                )
+            )
         _refuse_nothing(folder, work, params)
         if not args.quiet:
             for notice in _notices(work):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from kvcast.cli import console, files
 from kvcast.errors import UsageError
-from kvcast.saving import prepare_folder, save
+from kvcast.saving import check_target, prepare_folder, save
 from kvcast.whisper import writers
 from kvcast.whisper.params import SUBTITLES, SubtitleParams
 from kvcast.whisper.subtitles import AS_SEGMENTS
@@ -58,6 +58,16 @@ class Outputs:
         printed = "json" if json else None if quiet else "text"
         return cls(printed=printed, saved=saved, folder=output_dir, subtitles=subtitles)
 
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The extensions of the files to save."""
+        return tuple(writers.EXTENSIONS[saved] for saved in self.saved)
+
+    def check(self, source: str) -> None:
+        """Raise InputOutputError if an input's files cannot have their names."""
+        for target in self._targets(source).values():
+            check_target(target)
+
     def pieces(self, segments: "Iterable[Segment]") -> Iterator[str]:
         """Return the printed text as segments come; takes all of them in every format."""
         write = writers.STREAMED.get(self.printed or "", _no_pieces)
@@ -72,12 +82,19 @@ class Outputs:
 
     def finish(self, transcript: writers.TranscriptDocument) -> None:
         """Save the files, then print a format that needs the whole transcript."""
-        if self.folder:
-            name = files.stem(transcript.source)
+        targets = self._targets(transcript.source)
+        if targets:
             for extension, text in self.rendered(transcript).items():
-                save(self.folder / f"{name}.{extension}", text)
+                save(targets[extension], text)
         if self.printed == "json":
             console.emit(writers.render("json", transcript))
+
+    def _targets(self, source: str) -> dict[str, Path]:
+        """Return an input's files to save, by extension."""
+        if self.folder is None:
+            return {}
+        name = files.stem(source)
+        return {extension: self.folder / f"{name}.{extension}" for extension in self.extensions}
 
 
 def _no_pieces(segments: "Iterable[Segment]", _: SubtitleParams) -> Iterator[str]:

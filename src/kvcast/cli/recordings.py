@@ -6,15 +6,15 @@ Knows no command.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcast.cli import console
 from kvcast.cli.arguments import Heading
-from kvcast.cli.files import STANDARD_INPUT
+from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.cli.opening import drafted_by, opened
-from kvcast.errors import InputMissingError, PartialFailureError, UsageError
+from kvcast.errors import InputMissingError, KvcastError, PartialFailureError, UsageError
 from kvcast.spec.phases import OnPhase
 
 if TYPE_CHECKING:
@@ -70,14 +70,24 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("standard input (-) is not a recording: pipe one in")
 
 
-def present(sources: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Return the existing inputs; report the missing ones and return their exit codes."""
-    missing = [source for source in sources if _is_missing(source)]
-    failures = [
-        console.report(InputMissingError("there is no such file"), about=source)
-        for source in missing
-    ]
-    return [source for source in sources if source not in missing], failures
+def present(
+    sources: Sequence[str], check: Callable[[str], None] | None = None
+) -> tuple[list[str], list[int]]:
+    """Return the inputs that exist and that `check` lets pass; report others before any work.
+
+    Also returns the exit codes of the others.
+    """
+    passing, failures = [], []
+    for source in sources:
+        try:
+            if _is_missing(source):
+                raise InputMissingError("there is no such file")
+            if check is not None:
+                check(source)
+            passing.append(source)
+        except KvcastError as error:
+            failures.append(console.report(error, about=shown(source)))
+    return passing, failures
 
 
 def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         quiet=args.quiet,
     )
     watcher = progress(quiet=args.quiet)
-    present, failures = recordings.present(args.audio)
+    present, failures = recordings.present(args.audio, outputs.check)
     transcriptions: Sequence[Transcription] = []
     if present:
         with watcher.waiting(f"loading {args.model}") as on_phase:

@@ -47,7 +47,7 @@ class DetectedLanguage:
 def detect(
     requests: WindowRequests, recording: Windows, params: LanguageParams
 ) -> Policy[DetectedLanguage]:
-    """Listen to windows of 30 seconds until one leaves no doubt.
+    """Listen to windows of 30 seconds until one leaves no doubt; silent ones are passed over.
 
     A window leaves no doubt if a language is more probable than the threshold. If none does, the
     probabilities are the mean over the windows, weighted by how much sound they hold.
@@ -58,8 +58,8 @@ def detect(
     """
     totals: Counter[str] = Counter()
     weight, windows = 0, 0
-    for windows in range(1, params.language_detection_segments + 1):
-        seek = (windows - 1) * WINDOW_FRAMES
+    seeks = _audible(recording)[: params.language_detection_segments]
+    for windows, seek in enumerate(seeks, 1):
         frames = max(min(WINDOW_FRAMES, recording.content_frames - seek), 1)  # also of no speech
         features_mt = recording.window(seek) if seek else recording.first_window()
         probabilities = yield from requests.languages(Features(features_mt))
@@ -67,10 +67,14 @@ def detect(
             return _ranked(probabilities, windows, recording.notices)
         totals.update({code: frames * value for code, value in probabilities.items()})
         weight += frames
-        if seek + WINDOW_FRAMES >= recording.content_frames:
-            break
     mean = {code: total / weight for code, total in totals.items()}
     return _ranked(mean, windows, recording.notices)
+
+
+def _audible(recording: Windows) -> list[int]:
+    """Return the first frames of windows that are not silent; if all are, of the first."""
+    seeks = range(0, recording.content_frames, WINDOW_FRAMES)
+    return [seek for seek in seeks if not recording.is_silent(seek, seek + WINDOW_FRAMES)] or [0]
 
 
 def _ranked(

@@ -30,16 +30,21 @@ _NEARLY = 0.1
 class Excerpt(Sound):
     """Frames `first` to `end` of a recording, [n_mels, 3000], zeros after the last."""
 
+    sound: Sound
     first: int
     end: int
     window_mt: NDArray[np.float32]
 
     def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
         """Return [n_mels, 3000] from frame `seek` of the recording on; zeros from `end` on."""
-        found_mt = np.zeros_like(self.window_mt)
+        shifted_mt = np.zeros_like(self.window_mt)
         stop = self.end if end is None else min(end, self.end)
-        found_mt[:, : stop - seek] = self.window_mt[:, seek - self.first : stop - self.first]
-        return found_mt
+        shifted_mt[:, : stop - seek] = self.window_mt[:, seek - self.first : stop - self.first]
+        return shifted_mt
+
+    def is_silent(self, seek: int, end: int) -> bool:
+        """Tell whether frames `seek` to `end` of the recording hold no sound at all."""
+        return self.sound.is_silent(seek, end)
 
 
 def first_excerpt(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = ()) -> Excerpt:
@@ -57,7 +62,7 @@ def first_excerpt(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = (
         near = [frame - seek for frame in joints if earliest <= frame - seek <= latest]
         frames = near[-1] if near else quiet_frame(window_mt, earliest, latest)
         window_mt[:, frames:] = 0
-    return Excerpt(seek, seek + frames, window_mt)
+    return Excerpt(sound, seek, seek + frames, window_mt)
 
 
 def quiet_frame(window_mt: NDArray[np.float32], earliest: int, latest: int) -> int:

@@ -1,13 +1,15 @@
 """Whisper's languages, in the order of their tokens, and their names.
 
 Order and names are those of openai/whisper's tokenizer.py: the i-th language's token is the
-start-of-transcript token plus 1 + i. Knows no token ids.
+start-of-transcript token plus 1 + i. Codes of BCP 47 and names in a language's own spelling are
+understood as well. Knows no token ids.
 """
 
 import difflib
 from collections.abc import Collection
 
 from kvcast.errors import UsageError
+from kvcast.whisper.language_names import COUNTRIES, OTHER_NAMES
 
 LANGUAGES = {
     "en": "english",
@@ -112,40 +114,64 @@ LANGUAGES = {
     "yue": "cantonese",  # since large-v3
 }
 
-ALIASES = {
-    "burmese": "my",
-    "valencian": "ca",
-    "flemish": "nl",
-    "haitian": "ht",
-    "letzeburgesch": "lb",
-    "pushto": "ps",
-    "panjabi": "pa",
-    "moldavian": "ro",
-    "moldovan": "ro",
-    "sinhalese": "si",
-    "castilian": "es",
-    "mandarin": "zh",
+CODES_BY_NAME = {name: code for code, name in LANGUAGES.items()} | {
+    name: code for code, names in OTHER_NAMES.items() for name in names
 }
 
-CODES_BY_NAME = {name: code for code, name in LANGUAGES.items()} | ALIASES
+_ALIKE = 0.8
+"""Names at least this similar may be one name misspelled."""
+
+_LONGEST_CODE = 3
 
 
 def language_code(language: str, available: Collection[str]) -> str:
-    """Turn a code or an English name, in any case, into one of the `available` codes.
+    """Turn a code or a name, in any case, into one of the `available` codes.
 
-    Raises UsageError for an unknown language, suggesting the closest known one, and for one that
-    the model has no token for.
+    Codes are those of ISO 639 with or without what BCP 47 adds: `de`, `deu`, `de-AT`. Names are
+    English or in the language's own spelling.
+
+    Raises UsageError for an unknown language, suggesting how a name that is only misspelled is
+    written, and for one that the model has no token for.
     """
-    wanted = language.strip().lower()
-    code = wanted if wanted in LANGUAGES else CODES_BY_NAME.get(wanted)
+    wanted = " ".join(language.lower().split())
+    code = _of_name(wanted) or _of_tag(wanted)
     if code is None:
-        known = [*CODES_BY_NAME, *LANGUAGES]
-        nearest = difflib.get_close_matches(wanted, known, n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else "give a code such as en, or a name"
-        raise UsageError(f"unknown language {language!r}: {advice}")
+        raise UsageError(f"unknown language {language!r}: {_advice(wanted)}")
     if code not in available:
         name = LANGUAGES[code].title()
         if list(available) == ["en"]:
             raise UsageError(f"this model knows English only, not {name}: use a multilingual one")
         raise UsageError(f"this model has no token for {name}: use a newer one, such as large-v3")
     return code
+
+
+def _of_tag(tag: str) -> str | None:
+    """Return the code of a language tag (BCP 47), or None; regions and scripts do not matter."""
+    language, *subtags = tag.replace("_", "-").split("-")
+    extended = [subtag for subtag in subtags[:1] if len(subtag) == 3]  # zh-yue
+    codes = [_of_name(subtag) for subtag in (*extended, language)]
+    return next((code for code in codes if code is not None), None)
+
+
+def _of_name(name: str) -> str | None:
+    return name if name in LANGUAGES else CODES_BY_NAME.get(name)
+
+
+def _advice(wanted: str) -> str:
+    if (code := COUNTRIES.get(wanted)) is not None:
+        return f"did you mean {code}, {LANGUAGES[code].title()}?"
+    names = [name for name in CODES_BY_NAME if len(name) > _LONGEST_CODE]
+    nearest = difflib.get_close_matches(wanted, names, n=2, cutoff=_ALIKE)
+    meant = [name for name in nearest if _is_misspelled(wanted, name)]
+    if len({CODES_BY_NAME[name] for name in meant}) == 1:
+        return f"did you mean {meant[0]}?"
+    return "give a code such as en, or a name"
+
+
+def _is_misspelled(wanted: str, name: str) -> bool:
+    """Tell whether letters are missing, added or swapped; another letter makes another language.
+
+    Sorbian is no misspelling of Serbian.
+    """
+    edits = difflib.SequenceMatcher(None, wanted, name).get_opcodes()
+    return all(edit != "replace" for edit, *_ in edits)

@@ -18,7 +18,7 @@ from kvcast.whisper.language_spans import LanguageSpan, LanguageSpans
 from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.placing import WindowText, WordPlacing
 from kvcast.whisper.requests import Features
-from kvcast.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, ends_alone, split
+from kvcast.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, ends_alone, split, within
 from kvcast.whisper.sound import Sound
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.window_end import OpenEnd
@@ -97,6 +97,9 @@ class LongForm:
 
     def _decode_window(self, window: Window, span: LanguageSpan | None) -> Policy[None]:
         """Find a window's segments, and advance past it."""
+        if self._sound.is_silent(window.seek, window.seek + window.frames):
+            self._advance(window.frames)
+            return
         tokenizer = self._requests.tokenizer
         features = Features(self._sound.window(window.seek, window.seek + window.frames))
         result, rejections = yield from self._attempt(features, window, span)
@@ -154,12 +157,13 @@ class LongForm:
         self._advance(kept.seek - window_text.window.seek)
         if kept.skipped:
             return
-        for span in kept.spans:
-            text = self._text(span)
-            if text.strip() and span.start != span.end:
-                self._prompt += span.tokens
-                self.segments.append(_segment(self._found, window_text, span, text))
-                self._found += 1
+        texts = [(span, text) for span in kept.spans if (text := self._text(span)).strip()]
+        texts = [(span, text) for span, text in texts if span.start != span.end]
+        spans = within([span for span, _ in texts], window_text.window.end)
+        for span, (_, text) in zip(spans, texts, strict=True):
+            self._prompt += span.tokens
+            self.segments.append(_segment(self._found, window_text, span, text))
+            self._found += 1
         if not self._conditions_next(window_text.result):
             self._prompt.clear()
 

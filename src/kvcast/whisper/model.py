@@ -22,6 +22,7 @@ from kvcast.whisper.long_form import initial_tokens
 from kvcast.whisper.params import LanguageParams, LiveParams, TranscribeParams, WindowParams
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.transcription import ServedRecording, Transcription, WindowCaller
+from kvcast.whisper.window_prompt import cut_notices
 from kvcast.whisper.windows import WindowDecoder, WindowRequests
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ class WhisperModel:
             attempts=attempts,
             params=_without_clips(params),
             together=scheduler.rows,
+            notices=self._notices(params),
         )
 
     @cached_property
@@ -247,6 +249,7 @@ class WhisperModel:
     ) -> list[Transcription]:
         attempts = self.attempts(params)
         decoder = self.decoder(*attempts, windows=params.batch or 1, draft=params.draft)
+        notices = self._notices(params)
         return [
             Transcription(
                 decoder.scheduler,
@@ -255,9 +258,14 @@ class WhisperModel:
                 attempts=attempts,
                 params=_without_clips(params),
                 priority=index,
+                notices=notices,
             )
             for index, recording in enumerate(audio)
         ]
+
+    def _notices(self, params: TranscribeParams) -> tuple[str, ...]:
+        initial = initial_tokens(params, self.tokenizer)
+        return cut_notices(initial, params, self.tokenizer, self.dimensions.target_positions)
 
     @keywords_of(LiveParams)
     def live(
@@ -285,7 +293,9 @@ class WhisperModel:
         decoder = self.decoder(*self.attempts(params), draft=params.draft)
         window = self.streaming_window(decoder.answer, params, decoder.requests)
         endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
-        return LiveTranscription(window, endpoints, step=params.step, notices=notices)
+        return LiveTranscription(
+            window, endpoints, step=params.step, notices=(*notices, *self._notices(params))
+        )
 
     def streaming_window(
         self,

@@ -66,10 +66,10 @@ class WindowParams(Params):
         str | None,
         Option(
             group=RECOGNITION,
-            help="the language spoken, such as en or German",
+            help="the language spoken, such as en, pt-BR, German or deutsch, or auto",
             check=Text(filled=True),
             metavar="LANG",
-            default="detected in the first 30 seconds",
+            default="auto, detected in the first 30 seconds that are not silent",
         ),
     ] = None
     task: Annotated[
@@ -187,6 +187,8 @@ class WindowParams(Params):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.language is not None and self.language.strip().lower() == "auto":
+            object.__setattr__(self, "language", None)
         if self.patience is not None and self.beam == 1:
             raise UsageError("patience needs a beam of 2 or more")
 

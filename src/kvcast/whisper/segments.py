@@ -153,6 +153,26 @@ def end_of_speech(spans: Sequence[Span]) -> float | None:
     return ends[-1] if ends else spans[-1].end if spans else None
 
 
+def within(spans: Sequence[Span], end: float) -> list[Span]:
+    """Return spans, in order, that do not pass `end`, where the window's sound ends.
+
+    Models write times up to 30 s into any window. Spans past the end share the last of the sound.
+    """
+    room = [end - SECONDS_PER_TIMESTAMP * after for after in reversed(range(len(spans)))]
+    return [_before(span, latest) for span, latest in zip(spans, room, strict=True)]
+
+
+def _before(span: Span, end: float) -> Span:
+    if span.end <= end:
+        return span
+    start = max(0.0, min(span.start, end - SECONDS_PER_TIMESTAMP))
+    end = max(start, end)
+    words = span.words and tuple(
+        replace(word, start=min(word.start, end), end=min(word.end, end)) for word in span.words
+    )
+    return Span(start, end, span.tokens, words)
+
+
 def placed(segment: Segment, timeline: "Timeline") -> Segment:
     """Return a segment of a recording's parts with the times that it has in the recording.
 

@@ -17,6 +17,9 @@ class Sound(Protocol):
     def window(self, seek: int, end: int | None = None) -> Float32:
         """Return the encoder's input [n_mels, 3000] from frame `seek`, zeros from `end` on."""
 
+    def is_silent(self, seek: int, end: int) -> bool:
+        """Tell whether frames `seek` to `end` hold no sound at all."""
+
 
 class Windows(Sound, Protocol):
     """A recording that was opened."""

@@ -24,6 +24,9 @@ AS_SEGMENTS = SubtitleParams()
 _LONG_PAUSE = 3.0
 """Between the beginnings of two words, in seconds: they stand in different cues."""
 
+_SHORTEST = 0.02
+"""Seconds that a cue lasts at least: shorter ones are not shown, and some readers refuse them."""
+
 _ARROW = re.compile("--+>")
 _TIME = re.compile(r"\d:\d\d[.,]\d")
 _WORD_JOINER = "\u2060"
@@ -65,16 +68,27 @@ def write_vtt(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENT
 def _cues(
     segments: "Iterable[Segment]", params: SubtitleParams, spelled: Callable[[str], str]
 ) -> Iterator[_Cue]:
-    """Yield cues, each as soon as it is complete; `spelled` writes text as the format wants it."""
+    """Yield cues, each as soon as it is complete; `spelled` writes text as the format wants it.
+
+    Each lasts _SHORTEST at least, and begins no earlier than the one before it ends.
+    """
+    end = 0
+    for cue in _as_timed(segments, params, spelled):
+        start = max(_milliseconds(cue.start), end)
+        end = max(_milliseconds(cue.end), start + _milliseconds(_SHORTEST))
+        yield _Cue(start / 1000, end / 1000, _untimed(cue.text))
+
+
+def _as_timed(
+    segments: "Iterable[Segment]", params: SubtitleParams, spelled: Callable[[str], str]
+) -> Iterator[_Cue]:
     if params.are_chosen:
         groups = _laid_out(segments, params)
     else:
         groups = ([_whole(segment)] for segment in segments)
     for pieces in groups:
         words = [_CueWord(piece.start, piece.end, spelled(piece.text)) for piece in pieces]
-        made = _highlighted(words) if params.highlight_words else [_plain(words)]
-        for cue in made:
-            yield _Cue(cue.start, cue.end, _untimed(cue.text))
+        yield from _highlighted(words) if params.highlight_words else [_plain(words)]
 
 
 def _whole(segment: "Segment") -> _CueWord:
@@ -91,7 +105,7 @@ def _highlighted(pieces: Sequence[_CueWord]) -> Iterator[_Cue]:
     plain = _plain(pieces)
     last = plain.start
     for index, piece in enumerate(pieces):
-        if _milliseconds(last) != _milliseconds(piece.start):
+        if piece.start - last >= _SHORTEST:
             yield _Cue(last, piece.start, plain.text)
         word = piece.text.lstrip()
         margin = piece.text[: len(piece.text) - len(word)]
@@ -155,9 +169,20 @@ class _CueLayout:
 def _words(segment: "Segment") -> list[_CueWord]:
     """Return a segment's words; if it has none, the words of its text, which share its time."""
     if segment.words:
-        return [_CueWord(word.start, word.end, one_line(word.word)) for word in segment.words]
+        timed = [_CueWord(word.start, word.end, one_line(word.word)) for word in segment.words]
+        return _lasting(timed, segment.end)
     words = [f" {word}" for word in one_line(segment.text).split()]
     return list(_spread(words, segment.start, segment.end))
+
+
+def _lasting(words: Sequence[_CueWord], end: float) -> list[_CueWord]:
+    """Let words last _SHORTEST at least, as far as their segment, which ends at `end`, has room."""
+    lasting = []
+    for word in reversed(words):
+        start = min(word.start, end - _SHORTEST)
+        lasting.append(_CueWord(start, min(max(word.end, start + _SHORTEST), end), word.text))
+        end = start
+    return lasting[::-1]
 
 
 def _narrow(words: Iterable[_CueWord], width: int | None) -> Iterator[_CueWord]:

@@ -75,6 +75,7 @@ class RecordingCaller(PolicyCaller):
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
         together: int,
+        notices: Sequence[str] = (),
     ) -> None:
         """Prepare; nothing is opened or decoded yet.
 
@@ -84,6 +85,7 @@ class RecordingCaller(PolicyCaller):
             attempts: how to decode a window first, and after each rejection; one at least.
             params: all other options.
             together: excerpts that run at once.
+            notices: for the user, about the options.
 
         """
         super().__init__()
@@ -98,7 +100,7 @@ class RecordingCaller(PolicyCaller):
         self._begun: deque[LongForm] = deque()
         self._language: str | None = None
         self._error: Exception | None = None
-        self._notices: list[str] = []
+        self._notices = list(notices)
         self._drafts: list[DraftCounts] = []
         self._taken = 0
         self.before_opening: Callable[[], None] = lambda: None
@@ -285,6 +287,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
         priority: int = 0,
+        notices: Sequence[str] = (),
     ) -> None:
         """Join the scheduler; nothing is opened or decoded yet.
 
@@ -295,10 +298,18 @@ class Transcription(RecordingCaller, Iterator[Segment]):
             attempts: how to decode a window first, and after each rejection; one at least.
             params: all other options.
             priority: recordings of lower ones are decoded first.
+            notices: for the user, about the options.
 
         """
         together = params.batch or 1
-        super().__init__(requests, opening, attempts=attempts, params=params, together=together)
+        super().__init__(
+            requests,
+            opening,
+            attempts=attempts,
+            params=params,
+            together=together,
+            notices=notices,
+        )
         self.priority = priority
         self._scheduler = scheduler
         scheduler.add(self)

@@ -75,6 +75,20 @@ def check_prompt(params: WindowParams, tokenizer: WhisperTokenizer, context: int
     _prefix(params, tokenizer, context)
 
 
+def cut_notices(
+    initial: Sequence[int], params: WindowParams, tokenizer: WhisperTokenizer, context: int
+) -> tuple[str, ...]:
+    """Return a notice if the initial prompt, of these tokens, is longer than fits."""
+    room = _room_before(context) - len(_hotwords(params, tokenizer, context))
+    if len(initial) <= room:
+        return ()
+    beside = " beside the hotwords" if params.hotwords is not None else ""
+    return (
+        f"the initial prompt is cut: of its {len(initial)} tokens, the last {room} fit{beside}, "
+        f"and {len(initial) - room} are left out",
+    )
+
+
 def _hotwords(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -> list[int]:
     if params.hotwords is None:
         return []

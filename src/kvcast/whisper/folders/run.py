@@ -7,14 +7,14 @@ the caller renders them.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from kvcast.errors import InputOutputError, KvcastError, in_one_line
-from kvcast.saving import encoded, save, unwritable
+from kvcast.saving import check_target, encoded, save, unwritable
 from kvcast.spec.digests import file_sha256
 from kvcast.whisper.folders.finding import RecordingFile, find
 from kvcast.whisper.folders.journal import Entry, Journal, opened_journal
@@ -107,7 +107,7 @@ class Summary:
 
 @contextmanager
 def opened_run(
-    folder: Path, output: Path, params: FolderParams, *, options: str
+    folder: Path, output: Path, params: FolderParams, *, options: str, extensions: Sequence[str]
 ) -> Iterator["FolderRun"]:
     """Lock the output folder and list the recordings to transcribe.
 
@@ -116,6 +116,7 @@ def opened_run(
         output: for the transcripts; exists.
         params: the choice of recordings, and whether finished ones are kept.
         options: digest of all options that decide a transcript's content.
+        extensions: of a recording's transcripts.
 
     Raises:
         UsageError: for options that cannot be served, or another folder's transcripts.
@@ -123,7 +124,7 @@ def opened_run(
 
     """
     with opened_journal(output, folder) as journal:
-        yield FolderRun(folder, output, params, options, journal)
+        yield FolderRun(folder, output, params, options, extensions, journal)
 
 
 class FolderRun:
@@ -133,14 +134,21 @@ class FolderRun:
         listing: the folder's contents.
         waiting: recordings that are to be transcribed, in order.
         kept: results of recordings that are kept.
-        problems: results of files and folders that could not be read.
+        problems: results of files and folders that could not be read, and of recordings whose
+            transcripts cannot have their names.
         tried_again: number of waiting recordings that failed before.
         damaged: lines of the journal that could not be read.
 
     """
 
     def __init__(
-        self, folder: Path, output: Path, params: FolderParams, options: str, journal: Journal
+        self,
+        folder: Path,
+        output: Path,
+        params: FolderParams,
+        options: str,
+        extensions: Sequence[str],
+        journal: Journal,
     ) -> None:
         self._folder, self._output = folder, output
         self._options = options
@@ -157,22 +165,24 @@ class FolderRun:
         given = {path: entry.name for path, entry in journal.entries.items()}
         self._names = named([recording.path for recording in recordings], given)
         before = journal.entries if params.resume else {}
+        self.problems = [
+            FileResult(path=problem.path, status="failed", error=InputOutputError(problem.reason))
+            for problem in self.listing.problems
+        ]
         self.waiting: list[RecordingFile] = []
         self.kept: list[FileResult] = []
         for recording in recordings:
             entry = before.get(recording.path)
             if entry is not None and self._stands(entry, recording):
                 self.kept.append(_result(entry, "kept"))
+            elif (error := self._unnamable(recording, extensions)) is not None:
+                self.problems.append(FileResult(path=recording.path, status="failed", error=error))
             else:
                 self.waiting.append(recording)
         self.tried_again = sum(
             recording.path in before and before[recording.path].status == "failed"
             for recording in self.waiting
         )
-        self.problems = [
-            FileResult(path=problem.path, status="failed", error=InputOutputError(problem.reason))
-            for problem in self.listing.problems
-        ]
 
     def queue(self) -> Iterator[QueuedRecording]:
         """Yield the waiting recordings, each with its size and date when its turn comes."""
@@ -246,6 +256,18 @@ class FolderRun:
         if now != recording:
             raise InputOutputError("changed while it was transcribed: transcribe it again")
         return digest
+
+    def _unnamable(
+        self, recording: RecordingFile, extensions: Sequence[str]
+    ) -> InputOutputError | None:
+        """Return why a recording's transcripts cannot have their names, or None."""
+        name = self._names[recording.path]
+        try:
+            for extension in extensions:
+                check_target(self._output / f"{name}.{extension}")
+        except InputOutputError as error:
+            return error
+        return None
 
     def _stands(self, entry: Entry, recording: RecordingFile) -> bool:
         """Tell whether a recording's transcripts still stand; records a mere change of its date."""
