@@ -20,6 +20,7 @@ from whisper.tokenizer import Tokenizer, get_tokenizer
 
 import whisper
 from kit.models import tensors_of
+from kit.sound_ends import ending_with_sound
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.executor import TorchModel
@@ -121,16 +122,18 @@ class Oracle:
     def transcribe(self, name: str, samples: np.ndarray, **options: Any) -> dict[str, Any]:
         """Transcribe samples that go by a name; options are kvcast's, less fallback.
 
-        Segments that openai-whisper emptied, which kvcast does not yield, are left out.
+        Segments that openai-whisper emptied, which kvcast does not yield, are left out. Times end
+        with the sound.
         """
         key = repr((name, sorted(options.items())))
         if key not in self._transcripts:
+            theirs = _renamed_options(options)
             transcript = self._model.transcribe(
-                torch.from_numpy(samples), fp16=False, verbose=None, **_renamed_options(options)
+                torch.from_numpy(samples), fp16=False, verbose=None, **theirs
             )
-            transcript["segments"] = [
-                segment for segment in transcript["segments"] if segment["text"]
-            ]
+            transcript["segments"] = ending_with_sound(
+                transcript["segments"], len(samples) // 160, theirs["clip_timestamps"]
+            )
             self._transcripts[key] = transcript
         return self._transcripts[key]
 

@@ -23,6 +23,7 @@ from kit.scripted_whisper import (
     stands_still,
     tokenizer,
 )
+from kit.sound_ends import ending_with_sound
 from kvcast.whisper.transcription import Segment
 
 openai_transcribe = importlib.import_module("whisper.transcribe")
@@ -43,14 +44,16 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         )
         openai_tokenizer(False)
         their_model = ScriptedWhisper(script)
-        theirs = openai_transcribe.transcribe(their_model, b"", fp16=False, **renamed(options))
+        given = renamed(options)
+        theirs = openai_transcribe.transcribe(their_model, b"", fp16=False, **given)
         our_model = scripted_model(script)
         ours = list(our_model.transcribe(b"", **options))
 
     assert [shared(call) for call in our_model.scripted.calls] == [
         shared_of_openai(call) for call in their_model.calls
     ]
-    spoken = [segment for segment in theirs["segments"] if segment["text"]]
+    clips = given["clip_timestamps"]
+    spoken = ending_with_sound(theirs["segments"], content_frames, clips)
     for segment, expected in zip(ours, spoken, strict=True):
         assert list(segment.tokens) == expected["tokens"]
         for name in (

@@ -27,6 +27,7 @@ from kit.scripted_whisper import (
     scripted_model,
     stands_still,
 )
+from kit.sound_ends import ending_with_sound
 from kvcast.whisper.token_times import TokenTimes
 from kvcast.whisper.transcription import Segment
 
@@ -134,7 +135,8 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         for model in (our_model.scripted, their_model)
     )
     assert our_calls == their_calls
-    spoken = [segment for segment in theirs["segments"] if segment["text"]]
+    clips = given.get("clip_timestamps", (0.0,))
+    spoken = ending_with_sound(theirs["segments"], content_frames, clips)
     for segment, expected in zip(ours, spoken, strict=True):
         assert segment.seek == expected["seek"]
         assert list(segment.tokens) == expected["tokens"]

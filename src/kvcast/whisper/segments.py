@@ -90,7 +90,7 @@ class Window:
     @property
     def end(self) -> float:
         """In seconds."""
-        return self.start + self.duration
+        return (self.seek + self.frames) / FRAMES_PER_SECOND
 
 
 @dataclass(frozen=True)
