@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,27 @@ from typing_extensions import override
 
 from kvcast.errors import UsageError
 
-__all__ = ["Bounds", "Check", "Choice", "Declared", "Option", "Params", "Text", "keywords_of"]
+__all__ = [
+    "Bounds",
+    "Check",
+    "Choice",
+    "Declared",
+    "Option",
+    "Params",
+    "Text",
+    "keywords_of",
+    "seconds_of",
+]
+
+
+def seconds_of(text: str) -> float:
+    """Return seconds, given as such or as players show them: 90, 1:30, 1:02:03.5.
+
+    Raises ValueError for a text that is neither.
+    """
+    if re.fullmatch(r"(\d+:)?\d+:\d\d(\.\d*)?", text.strip()) is None:
+        return float(text)
+    return sum(float(part) * 60.0**i for i, part in enumerate(reversed(text.split(":"))))
 
 
 class Check(Protocol):

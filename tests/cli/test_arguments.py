@@ -1,4 +1,5 @@
 import argparse
+import contextlib
 import math
 import re
 import shlex
@@ -6,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.cli import COMMANDS, arguments, export, main, transcribe
+from kvcast.cli import COMMANDS, arguments, export, generate, main, other_tools, serve, transcribe
 from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
+from kvcast.cli.other_tools import translated
 from kvcast.cluster.params import ClusterParams
+from kvcast.errors import UsageError
 from kvcast.loading.params import LoadParams
 from kvcast.whisper.params import FolderParams, LiveParams, SubtitleParams, TranscribeParams
 
@@ -196,6 +199,77 @@ def test_bounds_themselves_are_inside():
     assert (number(0.0, 1.0)("0"), number(0.0, 1.0)("1")) == (0.0, 1.0)
     assert number(above=0.0)("1e-9") > 0
     assert math.isclose(number()("-3.5"), -3.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [("1:30", 90), ("1:02:03.5", 3723.5), ("90", 90), ("0:05", 5), ("1:5", None), ("-1:30", None)],
+)
+def test_times_are_read_as_players_show_them(words: str, seconds: float | None, capsys):
+    if seconds is None:
+        assert main(["transcribe", "a.wav", "-m", "demo", f"--clip-start={words}"]) == 2
+        assert "argument --clip-start: must be a number" in capsys.readouterr().err
+    else:
+        assert parsed("a.wav", "--clip-start", words).clip_start == seconds
+        assert parsed("a.wav", "--clip-timestamps", f"0,{words}").clip_timestamps == f"0,{words}"
+        assert TranscribeParams(clip_timestamps=f"0,{words}").clips == ((0, seconds),)
+
+
+@pytest.mark.parametrize(
+    ("command", "theirs", "ours"),
+    [
+        ("transcribe", "--device cpu a.wav --device=AUTO", "a.wav"),
+        ("transcribe", "--fp16 False a.wav --fp16", "a.wav"),
+        ("transcribe", "--compute-type int8_float32", "--quantize int8"),
+        ("transcribe", "--vad-filter True --vad-filter", "--vad --vad"),
+        ("transcribe", "--vad-filter=False a.wav", "a.wav"),
+        ("transcribe", "--vad-filter a.wav", "--vad a.wav"),
+        ("transcribe", "--vad-min-silence-duration-ms 500", "--min-silence 0.5"),
+        ("transcribe", "--output-srt --translate a.wav", "--format srt --task translate a.wav"),
+        ("transcribe", "-- --device cpu", "-- --device cpu"),
+        ("export", "--device cuda", "--device cuda"),
+        ("generate", "--n-predict 5 --temp 0.7", "--max-new-tokens 5 --temperature 0.7"),
+        ("serve", "--served-model-name a --parallel 4", "--alias a --rows 4"),
+    ],
+)
+def test_options_of_other_programs_are_taken_where_they_mean_the_same(command, theirs, ours):
+    assert translated(command, theirs.split()) == ours.split()
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "says"),
+    [
+        ("transcribe", "--device cuda", "--device cuda has no equal here: kvcast's kernels"),
+        ("transcribe", "--fp16 True", "--quantize none is fp32"),
+        ("transcribe", "--compute_type float16", "--quantize int8 is the default"),
+        ("transcribe", "--vad_speech_pad_ms x", "must be a number, not 'x'"),
+        ("transcribe", "--batch_size", "--batch-size needs a value; here it is --batch"),
+        ("generate", "--ctx-size 4096", "a cache is as long as its text,"),
+        (
+            "transcribe",
+            "--frobnicate",
+            "unrecognized arguments: --frobnicate; see kvcast transcribe",
+        ),
+        ("serve", "--frobnicate", "arguments: --frobnicate; see kvcast serve --help"),
+    ],
+)
+def test_options_without_an_equal_are_one_line_that_helps(command, words, says, capsys):
+    assert main([command, "a.wav", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_an_option_of_another_program_is_none_of_ours_and_becomes_one():
+    for name, module in (("transcribe", transcribe), ("generate", generate), ("serve", serve)):
+        parser = Parser(prog="kvcast")
+        module.add_arguments(parser)
+        flags = {flag for action in parser._actions for flag in action.option_strings}
+        assert not flags & set(other_tools._TABLES[name])
+        for theirs, translation in other_tools._TABLES[name].items():
+            with contextlib.suppress(UsageError):
+                words = translation.words(theirs, "1")
+                assert {word for word in words if word.startswith("-")} <= flags
 
 
 def test_the_declared_options_are_distinct_and_cover_the_parser():

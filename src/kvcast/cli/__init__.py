@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import kvcast
 from kvcast.cli import console
 from kvcast.cli.arguments import Parser, normalise
+from kvcast.cli.other_tools import translated
 from kvcast.cli.signals import TERMINATED, Terminated, terminable
 from kvcast.errors import UsageError
 from kvcast.spec.runtimes import RUNTIMES
@@ -120,7 +121,10 @@ def _parsed(words: list[str]) -> Namespace:
         command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
         if name == asked_for:
             add_arguments(command)
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(translated(asked_for or "", words))
+    if unknown:
+        prog = f"kvcast {asked_for}" if asked_for in COMMANDS else "kvcast"
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see {prog} --help")
     if asked_for is None:
         raise UsageError(f"a command is missing: {', '.join(COMMANDS)}; see kvcast --help")
     return args

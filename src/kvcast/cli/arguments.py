@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from kvcast.cli.console import emit
 from kvcast.errors import UsageError
-from kvcast.options import Bounds, Check, Choice, Declared, Params
+from kvcast.options import Bounds, Check, Choice, Declared, Params, seconds_of
 
 SWITCHES = {
     "--condition-on-previous-text": "--no-condition-on-previous-text",
@@ -25,6 +25,9 @@ SWITCHES = {
 
 Each with its word for False; None leaves the option out.
 """
+
+_SECONDS = "SECONDS"
+"""The metavar of times, which may be written as 1:30 as well."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,7 +105,8 @@ def _reader(option: Declared) -> Callable[[str], Any]:
             unbounded if bound is None else bound
             for bound, unbounded in ((check.least, -math.inf), (check.most, math.inf))
         )
-        read = number(lowest, highest, above=check.above)
+        seconds = option.option.metavar == _SECONDS
+        read = number(lowest, highest, above=check.above, parse=seconds_of if seconds else float)
     if option.many:
         return several(read)
     return or_none(read) if option.optional else read
@@ -174,9 +178,16 @@ def whole_number(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]
 
 
 def number(
-    minimum: float = -math.inf, maximum: float = math.inf, *, above: float | None = None
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    *,
+    above: float | None = None,
+    parse: Callable[[str], float] = float,
 ) -> Callable[[str], float]:
-    """Return a reader of finite numbers within bounds; `above` excludes its own value."""
+    """Return a reader of finite numbers within bounds; `above` excludes its own value.
+
+    `parse` turns a text into a number, or raises ValueError.
+    """
     bounds = [f"above {above:g}"] if above is not None else []
     bounds += [f"of at least {minimum:g}"] if minimum > -math.inf else []
     bounds += [f"{'' if bounds else 'of '}at most {maximum:g}"] if maximum < math.inf else []
@@ -184,7 +195,7 @@ def number(
 
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = parse(text)
         except ValueError:
             value = math.nan
         low_enough = minimum <= value <= maximum and math.isfinite(value)

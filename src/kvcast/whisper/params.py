@@ -19,7 +19,7 @@ from kvcast.decoding.params import (
     draft_option,
 )
 from kvcast.errors import UsageError
-from kvcast.options import Bounds, Check, Choice, Option, Params, Text
+from kvcast.options import Bounds, Check, Choice, Option, Params, Text, seconds_of
 
 RECOGNITION = "what to recognise"
 SEARCH = "search"
@@ -237,7 +237,7 @@ class _Seconds(Check):
 
 def _seconds(given: str | float | Sequence[float]) -> list[float]:
     if isinstance(given, str):
-        return [float(word) for word in given.split(",")]
+        return [seconds_of(word) for word in given.split(",")]
     return [float(second) for second in (given if isinstance(given, Iterable) else [given])]
 
 
@@ -251,7 +251,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         float,
         Option(
             group=RECOGNITION,
-            help="start of the part to transcribe, in seconds",
+            help="start of the part to transcribe, in seconds or as 1:30",
             check=Bounds(least=0),
             metavar="SECONDS",
         ),
