@@ -303,7 +303,7 @@ def test_steps_are_compared_over_the_lengths_of_sources():
 @everybody
 def test_without_a_floor_the_report_says_what_it_needs(kind: str):
     workload = WORKLOADS[kind]
-    assert "kvcast[export]" in render(measured(workload, floor=False), workload.tables())
+    assert "kvcast[onnx]" in render(measured(workload, floor=False), workload.tables())
 
 
 def test_a_busy_machine_is_marked():

@@ -11,6 +11,7 @@ from transformers import BertConfig, BertForMaskedLM, RoFormerConfig, RoFormerFo
 
 from checkpoints.folder_checks import outcome
 from checkpoints.tiny_tensorflow import DATA, RELEASES, WRITER, copied, variables
+from kit.models import whole_logits
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.table import family_of
@@ -130,7 +131,7 @@ def test_a_source_has_the_logits_and_the_vector_of_transformers(release):
     source = np.array([2, 7, 5, 9, 6, 5, 8, 3])
     with torch.no_grad():
         theirs = model(torch.from_numpy(source)[None], output_hidden_states=True)
-    ours = programs.whole(source, np.array([], np.int64))
+    ours = whole_logits(programs, source, np.array([], np.int64))
     assert theirs.logits.std() > 0.5
     np.testing.assert_allclose(ours, theirs.logits[0].numpy(), atol=1e-4, rtol=0)
     # The releases pool with with_pool="linear": no tanh.

@@ -85,7 +85,7 @@ def test_without_torch_onnx_works_and_the_rest_says_what_to_install(installed, c
     assert code == 0
     assert document["well"] is document["onnx"]["usable"] is True
     assert "onnxruntime" in document["onnx"]["versions"]
-    assert "pip install 'kvcast[export]'" in document["onnx"]["no_export"]
+    assert document["onnx"]["no_export"] == document["native"]["no_export"] == ""
     assert document["eager"] == {
         "name": "eager",
         "usable": False,
@@ -95,6 +95,13 @@ def test_without_torch_onnx_works_and_the_rest_says_what_to_install(installed, c
     }
     assert "pip install 'kvcast[executorch]'" in document["executorch"]["problem"]
     assert document["cuda"] == {"devices": [], "problem": "torch is not installed"}
+
+
+def test_a_runtime_says_what_exporting_to_it_lacks(installed, only, capsys):
+    installed(onnx_ir=ABSENT)
+    only("onnx")
+    lacks = "exporting to ONNX Runtime needs onnx_ir: pip install 'kvcast[onnx]'"
+    assert examined(capsys)[1]["onnx"]["no_export"] == lacks
 
 
 def test_a_package_that_never_answers_is_given_up(installed, monkeypatch):

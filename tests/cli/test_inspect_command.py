@@ -284,5 +284,5 @@ def test_without_onnx_one_line_says_what_else_to_do(
     monkeypatch.setattr(machine, "find_spec", lambda _: None)
     assert main(["inspect", "cost", MISTRAL]) == 1
     error = capsys.readouterr().err
-    assert "measuring needs onnx: pip install 'kvcast[export]', or give --bandwidth" in error
+    assert "measuring needs onnx: pip install 'kvcast[onnx]', or give --bandwidth" in error
     assert error.count("\n") == 1

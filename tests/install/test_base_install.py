@@ -34,7 +34,7 @@ def server_python(
 ) -> Path:
     """What an image has: the base dependencies, the server's, and ONNX Runtime."""
     folder = tmp_path_factory.mktemp("server-install")
-    return install(folder, *LOCKED, extras="[server,onnx]", beside=base_python)
+    return install(folder, *LOCKED, extras="[server,onnxruntime]", beside=base_python)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_pa
 @pytest.mark.parametrize(
     ("options", "extra", "code"),
     [
-        (("--runtime", "onnx"), "export", 1),
+        (("--runtime", "onnx"), "onnx", 1),
         (("--runtime", "eager"), "export", 1),
         (("--vad",), "vad", 66),
     ],

@@ -24,15 +24,17 @@ from kit.dimensions import SMALL
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
-from kvcast.checkpoints.base import LazyTensors, StoredTensor, tensor_from_bytes
+from kvcast.checkpoints.base import Checkpoint, LazyTensors, StoredTensor, tensor_from_bytes
 from kvcast.checkpoints.source import locate
 from kvcast.families.table import family_with
+from kvcast.loading import proof
 from kvcast.loading.opening import export_once
 from kvcast.loading.params import LoadParams
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.aoti.greedy_step import GreedyState
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
 from kvcast.runtimes.onnx import lower
+from kvcast.runtimes.reference import EagerReference
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
@@ -144,6 +146,17 @@ def tensors_of(programs: TorchModel) -> dict[str, NDArray[Any]]:
     return {name: programs.weights[name].numpy() for name in names}
 
 
+def checkpoint_of(programs: TorchModel) -> Checkpoint:
+    """Return a checkpoint with the weights of programs."""
+    tensors = lazy_tensors(tensors_of(programs))
+    return Checkpoint(dimensions=programs.dimensions, tensors=tensors, text={}, source="random")
+
+
+def whole_logits(programs: TorchModel, source: Int64, target: Int64) -> Float32:
+    """Logits [source + target, vocab] of a prefix model, whose source is given."""
+    return proof.whole_logits(EagerReference(programs), source, target)
+
+
 def write(
     programs: Any,
     folder: Path,
@@ -159,9 +172,8 @@ def write(
         pytest.importorskip(module, reason=reason)
     family = family_name(programs.dimensions)
     job = LoweringJob(
-        family=family,
-        programs=programs,
-        tensors=tensors_of(programs),
+        checkpoint=checkpoint_of(programs),
+        programs=lambda: programs,
         precision=BundlePrecision(quantize=quantize, dtype=dtype, cache=cache),
         build=BuildOptions(),
         special_tokens=SPECIAL_TOKENS,

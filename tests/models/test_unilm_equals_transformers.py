@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kit.in_transformers import VOCAB, dimensions_of, oracle_run, tensors_of, transformers_model
-from kit.models import open_folder, write
+from kit.models import open_folder, whole_logits, write
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.prefix import EagerPrefix
 
@@ -59,7 +59,7 @@ def test_source_and_target_at_once(models, source_length, target_length):
     source, target = random_rows((source_length, target_length), seed=1)
     expected, _ = oracle_run(oracle, source, target)
     assert np.abs(expected).max() > 0.5, "logits near zero would agree by themselves"
-    np.testing.assert_allclose(programs.whole(source, target), expected, atol=1e-4)
+    np.testing.assert_allclose(whole_logits(programs, source, target), expected, atol=1e-4)
 
 
 def test_every_position_of_a_source(pair):

@@ -11,7 +11,7 @@ import pytest
 
 from kit.dimensions import ROFORMER, UNILMS
 from kit.in_transformers import VOCAB
-from kit.models import opened, random_programs
+from kit.models import opened, random_programs, whole_logits
 from kvcast.errors import KvcastError
 
 TOLERANCE = 1e-4
@@ -58,7 +58,7 @@ def last(subject):
 
     def compute(sources, targets):
         rows = zip(sources, targets, strict=True)
-        return np.stack([programs.whole(source, target)[-1] for source, target in rows])
+        return np.stack([whole_logits(programs, source, target)[-1] for source, target in rows])
 
     return compute
 

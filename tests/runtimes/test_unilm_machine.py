@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kit.dimensions import ROFORMER
-from kit.models import opened, random_programs
+from kit.models import opened, random_programs, whole_logits
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import Runtime
 from runtimes.examples import EXAMPLES
@@ -93,7 +93,9 @@ class UnilmMachine(RuleBasedStateMachine):
             else:
                 self.sources[row] = list(chunk)
             pasts = (np.array(past[row], np.int64) for past in (self.sources, self.targets))
-            np.testing.assert_allclose(row_logits[0], self.programs.whole(*pasts)[-1], atol=1e-4)
+            np.testing.assert_allclose(
+                row_logits[0], whole_logits(self.programs, *pasts)[-1], atol=1e-4
+            )
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)

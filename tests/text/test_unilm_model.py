@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kit.dimensions import ROFORMER, UNILMS
 from kit.in_transformers import VOCAB as MANY
 from kit.letters import END, VOCAB, Letters
-from kit.models import opened, random_programs
+from kit.models import opened, random_programs, whole_logits
 from kit.scripted_runtimes import Model, Recomputed, RecomputingRuntime, random_model
 from kit.small_tokenizers import Numbers, random_sources
 from kvcast.errors import UsageError
@@ -53,7 +53,7 @@ def recomputing(dimensions: Any) -> UnilmModel:
     def logits(written: tuple[int, ...]) -> NDArray[np.float32]:
         source = np.array([-1 - token for token in written if token < 0], np.int64)
         target = np.array([token for token in written if token >= 0], np.int64)
-        return programs.whole(source, target)
+        return whole_logits(programs, source, target)
 
     runtime = RecomputingUnilm(logits)
     runtime.embed = opened(dimensions, runtime="eager").embed  # type: ignore[method-assign]

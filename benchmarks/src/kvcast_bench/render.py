@@ -62,7 +62,7 @@ def _parts(document: Document, tables: Sequence[Table]) -> Iterator[str | Drawn]
     if document["breakdown"]:
         yield _breakdown(document, places)
     if document["rates"] is None:
-        yield "no floor: it needs onnx: pip install 'kvcast[export]'"
+        yield "no floor: it needs onnx: pip install 'kvcast[onnx]'"
         return
     if document["breakdown"]:
         yield _floors(document, places, tables)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from kit.dimensions import SMALL
-from kit.models import random_programs, speech, tensors_of
+from kit.models import checkpoint_of, random_programs, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.runtimes.targets import TARGETS
@@ -38,7 +38,7 @@ def logits_of(runtime, batch=1):
 
 
 def exported(programs, runtime, numbers, folder):
-    write_bundle(programs, tensors_of(programs), runtime, numbers, folder)
+    write_bundle(checkpoint_of(programs), runtime, numbers, folder)
     return TARGETS[runtime].open("whisper", folder, read_bundle(folder), 1)
 
 
@@ -61,7 +61,7 @@ def test_exported_logits_equal_the_cached_ones(programs, runtime, tmp_path):
 
 @pytest.mark.slow
 def test_products_of_the_encoders_states_are_int8_as_in_an_int4_bundles_encode(programs, tmp_path):
-    write_bundle(programs, tensors_of(programs), "onnx", BundlePrecision(quantize="int4"), tmp_path)
+    write_bundle(checkpoint_of(programs), "onnx", BundlePrecision(quantize="int4"), tmp_path)
     graph = ir.load(tmp_path / "onnx" / "decode.onnx").graph
     (states,) = (value for value in graph.inputs if value.name == STATES)
     kinds = Counter(use.node.op_type for use in states.uses())

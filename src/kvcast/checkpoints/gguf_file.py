@@ -84,14 +84,8 @@ class GgufTensor:
         ]
 
     def _dequantised(self) -> NDArray[Any]:
-        try:
-            from gguf import GGMLQuantizationType
-            from gguf.quants import dequantize
-        except ImportError:
-            raise KvcastError(
-                "exporting a GGUF file needs more than the base install: "
-                "pip install 'kvcast[export]'"
-            ) from None
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
 
         rows = self.raw.reshape(math.prod(self.shape[:-1]), -1)
         # A damaged scale may be anything; then infinities are no worse than other wrong values.

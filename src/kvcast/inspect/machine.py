@@ -75,7 +75,7 @@ class MachineRates:
 def _measured(threads: int, step_bytes: float, tokens: int, width: int) -> Mapping[str, float]:
     if find_spec("onnx") is None:
         raise KvcastError(
-            "measuring needs onnx: pip install 'kvcast[export]', or give --bandwidth and --rate, "
+            "measuring needs onnx: pip install 'kvcast[onnx]', or give --bandwidth and --rate, "
             "or --no-measure"
         )
     with Remote(Rates(threads), {}) as remote:

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import is_bundle, read_bundle
-from kvcast.errors import KvcastError, UsageError
-from kvcast.loading.exporting import require_export_extra
+from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.loading.exporting import check_export
 from kvcast.machine.child import ask
 from kvcast.machine.processor import available_cores, instruction_sets
 from kvcast.runtimes.self_test import SelfTestResult, double_on_torch, versions
+from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.paths import cache_dir
-from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES
+from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES, PrecisionRequest
 
 _SECONDS = 120  # a first import from a slow disk takes a while
 _SECONDS_OF_MODEL = 3600  # the plain kernels take minutes for a large one
@@ -194,8 +195,6 @@ def examine(model: str | None = None, *, prove: bool = False) -> Findings:
     bundle = model if model is not None and is_bundle(Path(model)) else None
     with ThreadPoolExecutor(max(2, available_cores())) as pool:
         opened = pool.submit(_opened, bundle) if bundle is not None else None
-        # In a process of its own, so a broken torch does not count against ONNX Runtime.
-        exporters = pool.submit(_ask, "exporters")
         runtimes = [pool.submit(_runtime, name) for name in RUNTIMES]
         library = pool.submit(_library)
         cuda = pool.submit(_cuda)
@@ -204,9 +203,7 @@ def examine(model: str | None = None, *, prove: bool = False) -> Findings:
         # Afterwards, so that its seconds are those of a machine that does nothing else.
         native = model if result is None or prove or result.runtime == "native" else None
         return Findings(
-            runtimes=[
-                _with_exporters(runtime.result(), exporters.result()[1]) for runtime in runtimes
-            ],
+            runtimes=[runtime.result() for runtime in runtimes],
             processor=processor(instruction_sets()),
             library=library.result(),
             cuda=cuda.result(),
@@ -243,8 +240,20 @@ def answer(question: str, *words: str) -> Any:
 
 
 def _self_test(name: str) -> dict[str, Any]:
-    result = TARGETS[name].self_test() if name in TARGETS else _self_test_eager()
-    return asdict(result)
+    if name not in TARGETS:
+        return {**asdict(_self_test_eager()), "no_export": None}
+    result = TARGETS[name].self_test()
+    return asdict(replace(result, no_export=result.no_export or _no_export(name)))
+
+
+def _no_export(name: str) -> str:
+    """Return why nothing can be exported to a runtime here; empty if it can."""
+    precision = RUNTIMES[name].choose_precision(PrecisionRequest())
+    try:
+        check_export(name, precision, BuildOptions())
+    except Exception as error:  # whatever a broken package raises
+        return in_one_line(error)
+    return ""
 
 
 def _self_test_eager() -> SelfTestResult:
@@ -298,7 +307,6 @@ def _examine_model(model: str, prove: str) -> dict[str, Any]:
 
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "runtime": _self_test,
-    "exporters": require_export_extra,
     "part": _import_all,
     "cuda": _cuda_devices,
     "library": _native_library,
@@ -321,12 +329,6 @@ def _runtime(name: str) -> Runtime:
         why = problem if extra is None else _advised(problem, extra)
         return Runtime(name=name, usable=False, versions={}, problem=why)
     return Runtime(name=name, usable=True, problem=_untested(result["versions"]), **result)
-
-
-def _with_exporters(runtime: Runtime, problem: str) -> Runtime:
-    if not runtime.usable or runtime.name not in TARGETS:
-        return replace(runtime, no_export=None)
-    return replace(runtime, no_export=_advised(problem, "export") or runtime.no_export)
 
 
 def _advised(problem: str, extra: str) -> str:

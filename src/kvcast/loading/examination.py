@@ -26,10 +26,11 @@ from kvcast.runtimes.base import Runtime
 from kvcast.runtimes.native import opening
 from kvcast.runtimes.native.interpreter import Interpreter
 from kvcast.runtimes.native.inventory import inventory
+from kvcast.runtimes.native.library import PLAIN
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
-_NATIVE, _PLAIN = "native", "plain"
+_NATIVE = "native"
 EXACT_TOLERANCE = 1e-3
 """Largest difference of fp32 logits that comes from summing in another order."""
 ROUNDED_TOLERANCE = 0.1
@@ -73,7 +74,7 @@ def proof(source: Source, manifest: Manifest, runtime: Runtime) -> dict[str, Any
     probe = family.probe(dimensions)
     written_rs, stepped_rsv = stepped(runtime, probe, steps_of(family, dimensions, probe))
     del runtime
-    plain = _runtime(source, *source.open(_PLAIN))
+    plain = _runtime(source, *source.open(PLAIN))
     whole_rsv = at_once(plain, family, probe, written_rs)
     exact = manifest.quantize == "none"
     spread = float(whole_rsv.std())

@@ -1,10 +1,12 @@
 """Exports a checkpoint to a bundle: lower, prove, seal.
 
-torch is imported inside functions, since only exporting needs it. Knows no family and no target
-by name.
+torch is imported inside functions: few targets need it. Knows no family and no target by name.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
+from functools import cache, partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,13 @@ from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, special_tokens
 from kvcast.loading.isolation import remember_success
 from kvcast.loading.params import ExportParams
+from kvcast.loading.proof import prove
 from kvcast.options import keywords_of
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS, default_runtime
 from kvcast.spec.blocks import BlocksOf
 from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
+from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision
 
 
 @keywords_of(ExportParams)
@@ -67,8 +70,11 @@ def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) 
         raise UsageError(
             f"{RUNTIMES[runtime].title} compiles nothing: drop --device and --max-autotune"
         )
-    require_export_extra()
-    TARGETS[runtime].check_build(precision, build)
+    info, target = RUNTIMES[runtime], TARGETS[runtime]
+    require(f"exporting to {info.title}", target.needs, info.extra)
+    if precision.calibrated:
+        require(CALIBRATED, ["torch"], "export")
+    target.check_build(precision, build)
 
 
 def export_folder(
@@ -93,18 +99,17 @@ def export_folder(
     if precision.calibrated:
         _check_calibration(checkpoint.family, checkpoint.dimensions)
     with staged(output, overwrite=overwrite) as folder:
-        programs = programs_of(checkpoint)
+        programs = cache(partial(programs_of, checkpoint))
         blocks_of: BlocksOf = checkpoint.tensors.blocks_of
         calibration: dict[str, Any] = {}
         if precision.calibrated:
             from kvcast.runtimes.lowering.calibrated_blocks import calibrate
 
-            calibrated = calibrate(programs, blocks_of, on_phase)
+            calibrated = calibrate(programs(), blocks_of, on_phase)
             blocks_of, calibration = calibrated.blocks_of, calibrated.record
         job = LoweringJob(
-            family=checkpoint.family,
+            checkpoint=checkpoint,
             programs=programs,
-            tensors=checkpoint.tensors,
             precision=precision,
             build=build,
             special_tokens=special_tokens(checkpoint),
@@ -124,7 +129,7 @@ def export_folder(
             graphs=graphs,
             source={"name": _public_name(name), "sha256": digest},
             calibration=calibration,
-            tools={name: version(name) for name in ("kvcast", "torch", *target.tools)},
+            tools={name: version(name) for name in ("kvcast", *target.tools)},
         )
         on_phase("sealing")
         for file, content in checkpoint.text.items():
@@ -135,7 +140,7 @@ def export_folder(
         candidate = target.open(checkpoint.family, folder, sealed, 2)
         # Opened as a user will open it, so a damaged tokenizer is reported now.
         model_of(candidate, checkpoint.dimensions, checkpoint.text)
-        record = _prove(candidate, programs, exact=precision.exact)
+        record = prove(candidate, target.reference(job), exact=precision.exact)
         # It has just run here.
         remember_success(seal(folder, replace(manifest, verification=record)))
     return output
@@ -145,12 +150,6 @@ def _check_calibration(family: str, dimensions: Any) -> None:
     """Raise UsageError for a model that `lowering.calibrated_blocks` is not made for."""
     if problem := family_of(family).calibration_problem(dimensions):
         raise UsageError(f"{problem}: use --quantize int4")
-
-
-def _prove(candidate: Any, programs: Any, *, exact: bool) -> dict[str, Any]:
-    from kvcast.loading.proof import prove
-
-    return prove(candidate, programs, exact=exact)
 
 
 def calibration_summary(folder: Path) -> str:
@@ -173,13 +172,12 @@ def _public_name(name: str) -> str:
     return Path(name).resolve().name if Path(name).exists() else name
 
 
-def require_export_extra() -> None:
-    """Raise KvcastError unless torch and the exporters are installed."""
-    try:
-        import onnx_ir  # noqa: F401
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise KvcastError(
-            f"exporting needs {error.name}: pip install 'kvcast[export]', "
-            "or give a bundle exported elsewhere"
-        ) from None
+def require(purpose: str, modules: Iterable[str], extra: str | None) -> None:
+    """Raise KvcastError unless modules are installed, all of which an extra brings."""
+    for module in modules:
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            raise KvcastError(
+                f"{purpose} needs {error.name}: pip install 'kvcast[{extra}]'"
+            ) from None

@@ -24,7 +24,7 @@ from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Task
 from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, quantize_eager
-from kvcast.loading.exporting import check_export, export_folder, require_export_extra
+from kvcast.loading.exporting import check_export, export_folder, require
 from kvcast.loading.isolation import check_in_child
 from kvcast.loading.params import LoadParams
 from kvcast.machine.processor import available_cores
@@ -234,7 +234,7 @@ def _target(folder: Path, manifest: Manifest) -> Target:
 
 
 def _eager(checkpoint: Checkpoint, precision: BundlePrecision, threads: int) -> Any:
-    require_export_extra()
+    require(RUNTIMES["eager"].title, ["torch"], RUNTIMES["eager"].extra)
     from kvcast.runtimes.eager import torch_settings
     from kvcast.runtimes.eager.opening import eager_runtime
 

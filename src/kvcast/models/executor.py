@@ -343,25 +343,20 @@ class TorchModel:
         return self.programs[name]
 
     @torch.inference_mode()
-    def whole(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return logits [len(source) + len(target), vocab] of a prefix model, from one call.
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Run a program over the model's weights, which writes to caches among the inputs.
 
-        The source is given, not derived from lengths: steps must equal this.
-
-        Raises TypeError for models of other kinds.
+        It fills `outputs`: results of the program, or of its steps by their names.
         """
-        program = family_with(self.dimensions).whole
-        if program is None:
-            raise TypeError("`decode` itself takes whole sequences")
-        tokens_rs = torch.from_numpy(np.concatenate([source, target]))[None]
-        count, dimensions = tokens_rs.shape[1], self.dimensions
-        shape = (1, dimensions.kv_heads, count, dimensions.head_dim)
-        caches = [torch.zeros(shape) for _ in dimensions.windows for _ in range(2)]
-        lengths, sources = torch.tensor([[0], [len(source)]], dtype=torch.int32)
-        whole = TorchProgram(program(dimensions), ["logits"], self.weights)
-        (logits_rsv,) = whole(tokens_rs, lengths, torch.arange(count), *caches, sources)
-        logits_sv: NDArray[np.float32] = logits_rsv[0].numpy()
-        return logits_sv
+        executed = TorchProgram(program, list(outputs), self.weights)
+        results = executed(*(torch.from_numpy(inputs[name]) for name in program.inputs))
+        for array, result in zip(outputs.values(), results, strict=True):
+            array[...] = result.numpy()
 
 
 def _check(

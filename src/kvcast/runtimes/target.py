@@ -1,18 +1,20 @@
 """The interface through which exporting and loading use a runtime. Knows no runtime."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.families.base import Interface
+from kvcast.families.base import Family, Interface
 from kvcast.families.caches import CacheLayers
 from kvcast.families.programs import ProgramSignature
 from kvcast.families.table import family_of
+from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.runtimes.self_test import SelfTestResult
 from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase, ignore_phase
@@ -40,12 +42,12 @@ class BuildOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoweringJob:
-    """The programs to lower, and how.
+    """A checkpoint to lower, and how.
 
     Attributes:
-        family: the model family that the programs belong to.
-        programs: the programs of one checkpoint, in fp32, as PyTorch executes them.
-        tensors: the checkpoint's, by canonical name.
+        checkpoint: the model's dimensions and tensors.
+        programs: gives the same programs, in fp32, each time, as PyTorch executes them. Whoever
+            calls it needs PyTorch.
         precision: the precision to lower them to.
         build: options for compiling native code.
         special_tokens: tokens that start, steer and end a text, for callers that read only the
@@ -55,9 +57,8 @@ class LoweringJob:
 
     """
 
-    family: str
-    programs: Any
-    tensors: Mapping[str, NDArray[Any]]
+    checkpoint: Checkpoint
+    programs: Callable[[], Any]
     precision: BundlePrecision
     build: BuildOptions
     special_tokens: Mapping[str, Sequence[int]]
@@ -65,38 +66,53 @@ class LoweringJob:
     blocks_of: BlocksOf = no_blocks
 
     @property
+    def family(self) -> Family:
+        """The model's family."""
+        return family_of(self.checkpoint.family)
+
+    @property
     def dimensions(self) -> Any:
         """The dimensions of the model."""
-        return self.programs.dimensions
+        return self.checkpoint.dimensions
 
     def written(self) -> Mapping[str, Program]:
         """Return the programs as their family writes them."""
-        return family_of(self.family).written(self.dimensions)
+        return self.family.written(self.dimensions)
 
     def described(self) -> Mapping[str, ProgramSignature]:
         """Return the programs' arguments and results."""
-        return family_of(self.family).programs(self.dimensions)
+        return self.family.programs(self.dimensions)
 
     def constants(self) -> dict[str, NDArray[Any]]:
-        """Return the programs' constants by name; matrices may be those of a smoothed model."""
-        return {name: tensor.numpy() for name, tensor in self.programs.weights.items()}
+        """Return the programs' constants by name, tensors in fp32."""
+        tensors: dict[str, NDArray[Any]] = {
+            name: np.ascontiguousarray(tensor, np.float32)
+            for name, tensor in self.checkpoint.tensors.items()
+        }
+        return {**tensors, **self.family.constants(self.dimensions, tensors)}
 
     def signatures(self) -> Mapping[str, Any]:
-        """Return what exporters need to know of each program, from `lowering.signatures`."""
+        """Return what PyTorch's exporters need to know of each program."""
         from kvcast.runtimes.lowering.signatures import signature_of  # which imports torch
 
-        described = self.described().items()
-        return {name: signature_of(self.programs[name], program) for name, program in described}
+        programs, described = self.programs(), self.described().items()
+        return {name: signature_of(programs[name], program) for name, program in described}
+
+    def reference(self, instructions: str | None = None) -> Reference:
+        """Return the model in fp32; `instructions` are of kernels, by default the chosen."""
+        return reference_of(self.checkpoint, self.programs, self.on_phase, instructions)
 
 
 class Target(Protocol):
     """One runtime that models are exported to.
 
     Attributes:
-        tools: packages, beside torch, whose versions the manifest records.
+        needs: modules that exporting imports, which the runtime's extra brings.
+        tools: packages whose versions the manifest records.
 
     """
 
+    needs: tuple[str, ...]
     tools: tuple[str, ...]
 
     def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
@@ -104,6 +120,10 @@ class Target(Protocol):
 
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         """Write the graphs of a family's programs; raises KvcastError if the target cannot."""
+
+    def reference(self, job: LoweringJob) -> Reference:
+        """Return the model in fp32 that a bundle is compared with."""
+        return job.reference()
 
     def self_test(self) -> SelfTestResult:
         """Run something tiny on this machine.

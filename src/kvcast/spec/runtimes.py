@@ -56,8 +56,8 @@ class RuntimeInfo:
     Attributes:
         title: its name in sentences.
         summary: what sets it apart, in a few words.
-        extra: the extra to install for opening models, as in `kvcast[extra]`; None: nothing to
-            install would help.
+        extra: the extra to install for exporting and opening models, as in `kvcast[extra]`; None:
+            nothing to install would help.
         target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
             models run without a bundle.
         direct: whether checkpoints are opened as they are, without a bundle.

@@ -10,12 +10,14 @@ import onnx_ir as ir
 import pytest
 
 from kit.dimensions import DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL, QWEN2
-from kit.models import bundle, opened, random_programs, write
+from kit.models import bundle, checkpoint_of, opened, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.runtimes.eager.quantize import quantize_matrices
 from kvcast.runtimes.lowering.smoothing import smooth
+from kvcast.runtimes.native.library import PLAIN
+from kvcast.runtimes.reference import EagerReference, NativeReference
 
 NAME = attrgetter("architecture")
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -79,6 +81,7 @@ def test_smoothing_changes_ranges_and_no_result(dimensions):
     # One channel far larger than the others, as trained models have them.
     norm = programs.weights["decoder.layers.0.attention_norm.weight"]
     norm[3] *= 80
+    native = NativeReference(checkpoint_of(programs), PLAIN)
     tokens = np.random.default_rng(0).integers(0, dimensions.vocab_size, 30)
 
     def logits():
@@ -87,7 +90,13 @@ def test_smoothing_changes_ranges_and_no_result(dimensions):
 
     before = logits()
     spread = float(norm.max() / norm.abs().mean())
-    smooth(programs)
+    weights = {name: tensor.numpy() for name, tensor in programs.weights.items()}
+    decode = programs["decode"].program
+    rescaled = dict(smooth(decode, weights, native))
+    for name, tensor in smooth(decode, weights, EagerReference(programs)):
+        np.testing.assert_allclose(rescaled[name], tensor, rtol=1e-5, err_msg=name)
+    for name, tensor in rescaled.items():
+        weights[name][...] = tensor
     assert float(norm.max() / norm.abs().mean()) < spread / 2
     np.testing.assert_allclose(logits(), before, atol=2e-4)
 

@@ -104,9 +104,8 @@ def file(kind: str, path: Path) -> Checkpoint:
 
 def graph_of(checkpoint: Checkpoint, quantize: str, folder: Path) -> ir.Graph:
     job = LoweringJob(
-        family=checkpoint.family,
-        programs=programs_of(checkpoint),
-        tensors=checkpoint.tensors,
+        checkpoint=checkpoint,
+        programs=lambda: programs_of(checkpoint),
         precision=BundlePrecision(quantize=quantize, dtype="fp32", cache="fp32"),
         build=BuildOptions(),
         special_tokens={},

@@ -4,16 +4,16 @@ Knows no family but Whisper. torch is imported inside functions.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.loading.components import model_of, programs_of, quantize_eager
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
@@ -49,9 +49,7 @@ class Recomputing(Kvcast):
         return target.open("whisper", folder, read_bundle(folder), self.model.threads)
 
     def _lower(self, folder: Path) -> None:
-        checkpoint = self.model.checkpoint()
-        programs = programs_of(checkpoint)
-        write_bundle(programs, checkpoint.tensors, self.runtime, self.bundled, folder)
+        write_bundle(self.model.checkpoint(), self.runtime, self.bundled, folder)
 
     def _eager(self) -> Any:
         from kvcast.runtimes.eager import torch_settings
@@ -66,19 +64,14 @@ class Recomputing(Kvcast):
 
 
 def write_bundle(
-    cached: Any,
-    tensors: Mapping[str, NDArray[Any]],
-    runtime: str,
-    numbers: BundlePrecision,
-    folder: Path,
+    checkpoint: Checkpoint, runtime: str, numbers: BundlePrecision, folder: Path
 ) -> None:
-    """Lower the fp32 programs, made to recompute; the runtime opens `folder` as a Whisper's."""
+    """Lower the programs, made to recompute; the runtime opens `folder` as a Whisper's."""
     from kvcast_bench.recompute.programs import RecomputingJob, recomputing
 
     job = RecomputingJob(
-        family="whisper",
-        programs=recomputing(cached, runtime),
-        tensors=tensors,
+        checkpoint=checkpoint,
+        programs=cache(lambda: recomputing(programs_of(checkpoint), runtime)),
         precision=numbers,
         build=BuildOptions(),
         special_tokens={},
@@ -90,7 +83,7 @@ def write_bundle(
         quantize=numbers.quantize,
         dtype=numbers.dtype,
         processor=TARGETS[runtime].processor(),
-        dimensions=asdict(cached.dimensions),
+        dimensions=asdict(checkpoint.dimensions),
         cache=layers,
         graphs=graphs,
         source={},

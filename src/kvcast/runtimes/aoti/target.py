@@ -9,8 +9,9 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import Interface
-from kvcast.families.table import family_of
 from kvcast.machine.processor import instruction_sets
+from kvcast.runtimes.lowering.smoothing import smooth
+from kvcast.runtimes.reference import EagerReference, Reference
 from kvcast.runtimes.self_test import (
     SelfTestResult,
     compile_tiny,
@@ -30,7 +31,8 @@ from kvcast.spec.runtimes import BundlePrecision
 class AotiTarget(Target):
     """AOTInductor: native code for the machine that exports it."""
 
-    tools: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ("torch",)
+    tools: tuple[str, ...] = ("torch",)
 
     @override
     def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
@@ -47,12 +49,11 @@ class AotiTarget(Target):
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         from kvcast.runtimes.aoti import lowering as aoti
         from kvcast.runtimes.aoti.precision import Precision
-        from kvcast.runtimes.lowering.smoothing import smooth
 
-        family, programs, precision = family_of(job.family), job.programs, job.precision
+        family, precision = job.family, job.precision
         if family.precision.smoothed and precision.quantize == "int8":
             job.on_phase("quantising")
-            smooth(programs)
+            self._smooth(job)
         compiled = Precision(dtype=precision.dtype, quantize=precision.quantize)
         graphs = aoti.lower(
             job.signatures(),
@@ -63,7 +64,17 @@ class AotiTarget(Target):
             on_phase=job.on_phase,
             blocks_of=job.blocks_of,
         )
-        return graphs, aoti.cache_layers(family.caches(programs.dimensions), compiled)
+        return graphs, aoti.cache_layers(family.caches(job.dimensions), compiled)
+
+    def _smooth(self, job: LoweringJob) -> None:
+        """Smooth the programs in place, so that the reference is smoothed, too."""
+        weights = {name: tensor.numpy() for name, tensor in job.programs().weights.items()}
+        for name, array in smooth(job.written()["decode"], weights, self.reference(job)):
+            weights[name][...] = array
+
+    @override
+    def reference(self, job: LoweringJob) -> Reference:
+        return EagerReference(job.programs())
 
     @override
     def self_test(self) -> SelfTestResult:

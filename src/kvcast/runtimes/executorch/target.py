@@ -1,7 +1,6 @@
 """ExecuTorch as a target. torch is imported inside functions. Knows no checkpoint."""
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Interface
-from kvcast.families.table import family_of
+from kvcast.runtimes.reference import EagerReference, Reference
 from kvcast.runtimes.self_test import SelfTestResult, versions
 from kvcast.runtimes.target import (
     BuildOptions,
@@ -23,28 +22,30 @@ from kvcast.spec.runtimes import BundlePrecision
 class ExecutorchTarget(Target):
     """ExecuTorch: one file that also runs on phones and embedded devices."""
 
-    tools: tuple[str, ...] = ("executorch",)
+    needs: tuple[str, ...] = ("torch", "executorch")
+    tools: tuple[str, ...] = ("torch", "executorch")
 
     @override
     def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
-        if find_spec("executorch") is None:
-            raise KvcastError(
-                "exporting to ExecuTorch needs it installed: pip install 'kvcast[executorch]'"
-            )
+        pass  # whatever exports to it can build it
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         from kvcast.runtimes.executorch.layouts import lower
 
         return lower(
-            family_of(job.family),
+            job.family,
             job.signatures(),
-            job.programs.dimensions,
+            job.dimensions,
             job.precision.quantize,
             folder,
             job.special_tokens,
             job.on_phase,
         )
+
+    @override
+    def reference(self, job: LoweringJob) -> Reference:
+        return EagerReference(job.programs())
 
     @override
     def self_test(self) -> SelfTestResult:

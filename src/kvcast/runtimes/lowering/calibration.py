@@ -1,8 +1,7 @@
-"""Runs a decoder-only model on tokens that need no data, to see the inputs of its matrices.
+"""Lets a decoder-only model write a text, to see the inputs of its matrices, with PyTorch.
 
-How large activations get, and in which channels, depends on the weights more than on the text, so
-random tokens do for their ranges. Their mean squares follow the text a little more closely, so for
-these the model writes one.
+Their mean squares follow a text a little more closely than their ranges do, for which random tokens
+do (`random_tokens.py`).
 """
 
 from typing import Any, Protocol
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from kvcast.errors import KvcastError
 
-_RANDOM_TOKENS = 256
 _LENGTH = 256
 
 
@@ -25,17 +23,6 @@ class CalibrationModel(Protocol):
 
     def __getitem__(self, name: str, /) -> Any:
         """Return a program; `decode` gives logits before anything else."""
-
-
-@torch.no_grad()
-def run_random_tokens(programs: CalibrationModel) -> list[tuple[Tensor, Tensor]]:
-    """Decode one row of random tokens; return each layer's keys and values [1, kv_heads, s, d]."""
-    dimensions = programs.dimensions
-    count = min(_RANDOM_TOKENS, dimensions.max_positions)
-    tokens_rs = torch.randint(
-        dimensions.vocab_size, (1, count), generator=torch.Generator().manual_seed(0)
-    )
-    return decode_from_the_start(programs, tokens_rs)
 
 
 @torch.no_grad()
@@ -68,15 +55,12 @@ def write_text(programs: CalibrationModel, tokens: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def decode_from_the_start(
-    programs: CalibrationModel, tokens_rs: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """Decode whole rows in one call; return each layer's keys and values [rows, kv_heads, s, d]."""
+def decode_from_the_start(programs: CalibrationModel, tokens_rs: Tensor) -> None:
+    """Decode whole rows in one call."""
     rows, count = tokens_rs.shape
     caches = _caches(programs, rows, count)
     lengths, offsets = torch.zeros(rows, dtype=torch.int32), torch.tensor([0])
     programs["decode"](tokens_rs, lengths, offsets, *caches)
-    return list(zip(caches[::2], caches[1::2], strict=True))
 
 
 def _caches(programs: CalibrationModel, rows: int, capacity: int) -> list[Tensor]:

@@ -101,6 +101,16 @@ class Interpreter:
                 del self._plans[next(iter(self._plans))]
         return Call(plan.of(list(arrays.values())))
 
+    def run_once(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Run another program, over the same constants."""
+        plan = planned(program, self.constants, inputs, outputs, exact=self._exact)
+        self.run(Call(plan))
+
     def run(self, call: Call) -> None:
         """Run a planned call."""
         plan = call.plan

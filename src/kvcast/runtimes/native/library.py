@@ -20,6 +20,9 @@ from kvcast.spec.file_rows import FileRows
 CHOICE = "KVCAST_INSTRUCTIONS"
 """The environment variable that names the instruction set to use."""
 
+PLAIN = "plain"
+"""The set without instructions of any one processor, which runs everywhere."""
+
 DESCRIPTION = 8
 """Words that describe a packed matrix to callers of kvcast's operators; see operators.hpp."""
 

@@ -1,4 +1,4 @@
-"""kvcast's own interpreter as a target. torch is imported inside functions, as opening needs none.
+"""kvcast's own interpreter as a target, without torch.
 
 Knows no checkpoint.
 """
@@ -13,6 +13,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.base import Interface
 from kvcast.families.table import family_of
+from kvcast.runtimes.reference import Reference
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
 from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Target
 from kvcast.spec.phases import OnPhase, ignore_phase
@@ -22,6 +23,7 @@ from kvcast.spec.runtimes import BundlePrecision
 class NativeTarget(Target):
     """kvcast's own kernels."""
 
+    needs: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
 
     @override
@@ -33,13 +35,22 @@ class NativeTarget(Target):
         from kvcast.runtimes.native.lowering import lower
         from kvcast.runtimes.native.opening import cache_layers
 
-        family, dimensions = family_of(job.family), job.dimensions
-        constants = family.constants(dimensions, job.tensors)
-        quantize = job.precision.quantize
         graphs = lower(
-            job.written(), job.tensors, constants, quantize, folder, job.on_phase, job.blocks_of
+            job.written(),
+            job.checkpoint.tensors,
+            job.family.constants(job.dimensions, job.checkpoint.tensors),
+            job.precision.quantize,
+            folder,
+            job.on_phase,
+            job.blocks_of,
         )
-        return graphs, cache_layers(job.family, dimensions, job.precision)
+        return graphs, cache_layers(job.family.name, job.dimensions, job.precision)
+
+    @override
+    def reference(self, job: LoweringJob) -> Reference:
+        from kvcast.runtimes.native.library import PLAIN
+
+        return job.reference(PLAIN)  # which shares no kernels with the bundle
 
     @override
     def self_test(self) -> SelfTestResult:

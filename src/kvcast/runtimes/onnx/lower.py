@@ -14,7 +14,8 @@ from kvcast.bundle.manifest import Graph
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import PrecisionRoles
 from kvcast.families.programs import ProgramSignature, cache_names
-from kvcast.families.table import family_of
+from kvcast.runtimes.lowering.random_tokens import run_random_tokens
+from kvcast.runtimes.lowering.smoothing import smooth
 from kvcast.runtimes.onnx.cross_cache import (
     Described,
     aliases_of,
@@ -48,8 +49,7 @@ def lower(job: LoweringJob, folder: Path) -> dict[str, Graph]:
     """Write `onnx/NAME.onnx` with its data file under `folder` for each program.
 
     Args:
-        job: the programs, in fp32. For int8 the weights of a family that is smoothed are changed in
-            place, without changing results.
+        job: the checkpoint, and its precision.
         folder: an existing folder.
 
     Returns:
@@ -60,7 +60,7 @@ def lower(job: LoweringJob, folder: Path) -> dict[str, Graph]:
         KvcastError: heads are of a size that ONNX Runtime does not take.
 
     """
-    family, precision = family_of(job.family), job.precision
+    family, precision = job.family, job.precision
     roles, dimensions = family.precision, job.dimensions
     if precision.cache != "fp32" and not roles.int8_self_cache:
         raise UsageError(
@@ -85,20 +85,18 @@ def lower(job: LoweringJob, folder: Path) -> dict[str, Graph]:
 def _constants(
     job: LoweringJob, roles: PrecisionRoles
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Matrix]]:
-    """Return the programs' constants, and their matrices in some form; smoothing needs PyTorch."""
+    """Return the programs' constants, and their matrices in some form."""
     written, precision = job.written(), job.precision
-    if roles.smoothed and precision.quantize == "int8":
-        from kvcast.runtimes.lowering.smoothing import smooth
-
-        smooth(job.programs)
     constants, matrices = job.constants(), exact(written)
+    smoothed = roles.smoothed and precision.quantize == "int8"
+    if smoothed or precision.cache == "int8":
+        reference = job.reference()
+        if smoothed:
+            constants.update(smooth(written["decode"], constants, reference))
+        if precision.cache == "int8":
+            constants |= scales_of(run_random_tokens(written["decode"], reference).caches)
     if precision.quantize != "none":
         matrices |= quantized(written, roles.outliers, constants, precision.quantize, job.blocks_of)
-    if precision.cache == "int8":
-        from kvcast.runtimes.lowering.calibration import run_random_tokens
-
-        measured = run_random_tokens(job.programs)
-        constants |= scales_of([(key.numpy(), value.numpy()) for key, value in measured])
     return constants, matrices
 
 

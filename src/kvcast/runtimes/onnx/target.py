@@ -1,7 +1,4 @@
-"""ONNX Runtime as a target. torch is imported inside functions, as opening a bundle needs none.
-
-Knows no checkpoint.
-"""
+"""ONNX Runtime as a target, without torch. Knows no checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +10,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Interface
-from kvcast.families.table import family_of
+from kvcast.runtimes.reference import check_reference
 from kvcast.runtimes.self_test import SelfTestResult, double_on_onnx, versions
 from kvcast.runtimes.target import (
     BuildOptions,
@@ -28,18 +25,19 @@ from kvcast.spec.runtimes import BundlePrecision
 class OnnxTarget(Target):
     """ONNX Runtime."""
 
+    needs: tuple[str, ...] = ("onnx_ir", "onnxruntime")
     tools: tuple[str, ...] = ("onnxruntime", "onnx")
 
     @override
     def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
-        _require_installed()  # a bundle is run before it counts
+        check_reference()
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         from kvcast.runtimes.onnx.lower import lower
 
         graphs = lower(job, folder)
-        layers = family_of(job.family).caches(job.programs.dimensions)
+        layers = job.family.caches(job.dimensions)
         dtype = {"fp32": "float32", "int8": "int8"}[job.precision.cache]
         return graphs, tuple(replace(layer, dtype=dtype) for layer in layers)
 

@@ -1,0 +1,136 @@
+"""Models in fp32 that exports are compared with, and that lowerings measure: programs as written.
+
+kvcast's own kernels execute them where their library is or can be compiled, else PyTorch does.
+Knows no family, no target and no proof.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.checkpoints.base import Checkpoint
+from kvcast.errors import KvcastError, LibraryMissingError
+from kvcast.families.table import family_with
+from kvcast.machine.processor import available_cores
+from kvcast.runtimes.native.build import check_compiler, find_library, is_there
+from kvcast.spec.phases import OnPhase
+from kvcast.spec.program import Program
+from kvcast.spec.runtimes import BundlePrecision
+
+
+class Reference(Protocol):
+    """A model in fp32.
+
+    Attributes:
+        name: tells in a proof's record what executes it.
+        dimensions: the family's.
+        runtime: runs its programs as runtimes are driven.
+
+    """
+
+    name: str
+    dimensions: Any
+    runtime: Any
+
+    @abstractmethod
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Run a program over the model's constants.
+
+        It fills `outputs`, which may be results of steps by their names, and writes to caches.
+        """
+
+
+def reference_of(
+    checkpoint: Checkpoint,
+    programs: Callable[[], Any],
+    on_phase: OnPhase,
+    instructions: str | None = None,
+) -> Reference:
+    """Return a checkpoint's model in fp32.
+
+    Args:
+        checkpoint: the model's files.
+        programs: gives its programs as PyTorch executes them.
+        on_phase: called before the library is compiled.
+        instructions: a set of the library's, by default the chosen.
+
+    Raises:
+        LibraryMissingError: there is neither a library nor PyTorch.
+
+    """
+    if is_there(lambda: on_phase("compiling kernels")) or not _has_torch():
+        return NativeReference(checkpoint, instructions)
+    return EagerReference(programs())
+
+
+def check_reference() -> None:
+    """Raise KvcastError where neither the library is there, or a compiler for it, nor PyTorch."""
+    try:
+        if not _has_torch() and find_library() is None:
+            check_compiler()
+    except LibraryMissingError:
+        raise KvcastError(
+            "a bundle is compared with kvcast's own kernels or with PyTorch: install g++ or "
+            "clang++, or pip install 'kvcast[export]'"
+        ) from None
+
+
+def _has_torch() -> bool:
+    return find_spec("torch") is not None
+
+
+class NativeReference(Reference):
+    """Executed by kvcast's own kernels."""
+
+    def __init__(self, checkpoint: Checkpoint, instructions: str | None) -> None:
+        from kvcast.runtimes.native.library import chosen_instructions
+        from kvcast.runtimes.native.opening import open_checkpoint
+        from kvcast.runtimes.native.target import NativeTarget
+
+        chosen, exact = instructions or chosen_instructions(), BundlePrecision(quantize="none")
+        manifest, self._interpreter = open_checkpoint(checkpoint, exact, available_cores(), chosen)
+        self.name = f"native fp32, {chosen} kernels"
+        self.dimensions = checkpoint.dimensions
+        interface = family_with(self.dimensions).interface
+        self.runtime = NativeTarget().runtimes()[interface](manifest, self._interpreter)
+
+    @override
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        self._interpreter.run_once(program, inputs, outputs)
+
+
+class EagerReference(Reference):
+    """Executed by PyTorch: a `kvcast.models.executor.TorchModel`."""
+
+    name = "eager fp32"
+
+    def __init__(self, model: Any) -> None:
+        from kvcast.runtimes.eager.opening import eager_runtime
+
+        self._model = model
+        self.dimensions = model.dimensions
+        self.runtime = eager_runtime(model)
+
+    @override
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        self._model.run(program, inputs, outputs)
