@@ -11,7 +11,7 @@ import math
 import numbers
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from types import NoneType
@@ -338,8 +338,12 @@ class _Decorator(Protocol[P, T_co]):
     ) -> Callable[Concatenate[First, P], R]: ...
 
 
-def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
+def keywords_of(
+    params: Callable[P, T], completed: Callable[[type[T], Any, Mapping[str, Any]], T] | None = None
+) -> _Decorator[P, T]:
     """Return a decorator for a function whose last argument is `params`, of this class.
+
+    `completed` makes them for a method, of its owner and the keywords that were given.
 
     The decorated function takes the fields as keywords, with their types and defaults. Type
     checkers and `inspect.signature` see each keyword; in the docstring, the options' help replaces
@@ -354,7 +358,9 @@ def keywords_of(params: Callable[P, T]) -> _Decorator[P, T]:
         @wraps(function)
         def taking(*given: Any, **keywords: Any) -> Any:
             options = {name: keywords.pop(name) for name in names & keywords.keys()}
-            return function(*given, **keywords, params=made(**options))
+            if completed is None:
+                return function(*given, **keywords, params=made(**options))
+            return function(*given, **keywords, params=completed(made, given[0], options))
 
         signature = inspect.signature(function)
         kept = [
@@ -381,6 +387,7 @@ def _keywords(params: type[Params]) -> list[inspect.Parameter]:
             annotation=types[field.name],
         )
         for field in dataclasses.fields(params)
+        if field.init
     ]
 
 

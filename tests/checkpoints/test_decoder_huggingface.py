@@ -384,6 +384,28 @@ def test_end_tokens_come_from_the_first_file_that_names_any(llama, generation, c
     assert json.loads(open_checkpoint(llama).text["text.json"])["end_tokens"] == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {}),
+        ({"temperature": 0.6, "top_p": 0.9}, {}),
+        ({"do_sample": False, "top_k": 5, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1},
+         {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1}),
+        ({"do_sample": True, "temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0},
+         {}),
+        ({"no_repeat_ngram_size": 3, "forced_bos_token_id": 0},
+         {"no_repeat_ngram_size": 3, "forced_bos_token_id": 0}),
+        ({"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "forced_bos_token_id": None}, {}),
+    ],
+)  # fmt: skip
+def test_generation_config_recommends_what_transformers_would_do(llama, fields, expected):
+    (llama / "generation_config.json").write_text(json.dumps(fields))
+    text = json.loads(open_checkpoint(llama).text["text.json"])
+    assert text.get("generation", {}) == expected
+
+
 def test_the_fingerprint_follows_every_file_that_matters(llama):
     seen = {fingerprint(llama)}
     (llama / "chat_template.jinja").write_text("x")

@@ -5,7 +5,7 @@ As a program: `python generate_fakes.py ARGS…` is `kvcast ARGS…` with the sc
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from kvcast.cli import main
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading import opening as loading
+from kvcast.text.defaults import NO_DEFAULTS, GenerationDefaults
 
 PIECES = (" in", " 東京,\n", "well")
 TEXT = "".join(PIECES)
@@ -39,6 +40,7 @@ class FakeGeneration:
     score: float | None = None
     similarity: float | None = None
     draft: DraftCounts | None = None
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FakePieces(Iterator[str]):
@@ -58,6 +60,7 @@ class FakeTextModel:
     """
 
     task: str = "generate"
+    defaults: GenerationDefaults = NO_DEFAULTS
     failures: dict[str, BaseException] = field(default_factory=dict)
     refuses: KvcastError | None = None
     calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)

@@ -115,7 +115,7 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
     (document,) = documents(printed.out)
     assert document == {
         "format": "kvcast.generation",
-        "version": 4,
+        "version": 5,
         "id": None,
         "model": "mine",
         "runtime": "eager",
@@ -123,6 +123,7 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
         "chat": False,
         "system": None,
         "prompt_tokens": 4,
+        "generation_config": {},
         "text": "hello#0",
         "tokens": [11, 12, 13],
         "logprobs": None,

@@ -34,6 +34,7 @@ LOADED = {
     "--cache int8": {"cache": "int8"},
     "--threads 3": {"threads": 3},
     "--trust": {"trust": True},
+    "--no-generation-config": {"generation_config": False},
 }
 STREAMED = {
     "--chat": {"chat": True},
@@ -45,6 +46,8 @@ STREAMED = {
     "--top-p 0.9": {"top_p": 0.9},
     "--min-p 0.05": {"min_p": 0.05},
     "--repetition-penalty 1.1": {"repetition_penalty": 1.1},
+    "--no-repeat-ngram-size 3": {"no_repeat_ngram_size": 3},
+    "--forced-bos-token-id 7": {"forced_bos_token_id": 7},
     "--presence-penalty 0.5": {"presence_penalty": 0.5},
     "--frequency-penalty -0.5": {"frequency_penalty": -0.5},
     "--logit-bias 11:-100,13:2.5": {"logit_bias": "11:-100,13:2.5"},
@@ -106,7 +109,9 @@ def test_the_walk_below_meets_every_option():
 @pytest.mark.parametrize("words", LOADED)
 def test_each_loading_option_is_one_of_load(words: str, text_model):
     options = ("runtime", "quantize", "dtype", "cache", "threads")
-    before = {"model": "demo-chat", "trust": False} | dict.fromkeys(options)
+    before = {"model": "demo-chat", "trust": False, "generation_config": True} | dict.fromkeys(
+        options
+    )
     assert main(["generate", "hello", *words.split()]) == 0
     assert text_model.calls[0] == ("load", before | LOADED[words])
 
@@ -184,7 +189,8 @@ def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: s
         "--length-penalty nan",
         "--length-penalty 2",
         "--early-stopping",
-        "--n 2",
+        "--n 2 --no-generation-config",
+        "--n 2 --temperature 0",
         "--beam 2 --n 3",
         "--beam 2 --temperature 1",
         "--max-new-tokens 3 --min-new-tokens 4",

@@ -29,6 +29,8 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     own_cache(monkeypatch, tmp_path / "cache")
     monkeypatch.setattr(loading, "export_folder", export)
     monkeypatch.setattr(loading, "_open_bundle", lambda folder, *_: folder)
+    opened = lambda model, runtime, *_: loading.OpenedModel(model=model, runtime=runtime)  # noqa: E731
+    monkeypatch.setattr(loading, "_opened", opened)
     return written
 
 
@@ -89,6 +91,8 @@ def test_a_bundle_opens_with_the_caches_that_it_has(
     cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "_open_bundle", lambda folder, *_: folder)
+    opened = lambda model, runtime, *_: loading.OpenedModel(model=model, runtime=runtime)  # noqa: E731
+    monkeypatch.setattr(loading, "_opened", opened)
     folder = bundle(LLAMA, runtime="native", cache=cache)
     opened: Any = kvcast.load(folder, cache=cache)
     assert opened == folder

@@ -8,7 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers import (
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from kit.letters import END, VOCAB, Letters
 from kit.scripted_runtimes import random_model
@@ -26,6 +30,7 @@ PREFERRING: list[dict[str, Any]] = [
     {"presence_penalty": -1.0, "frequency_penalty": 2.0},
     {"logit_bias": {5: 3.0, 9: -100.0}},
     {"logit_bias": "5:3,9:-100", "repetition_penalty": 1.4, "frequency_penalty": 0.5},
+    {"no_repeat_ngram_size": 2, "repetition_penalty": 0.8},
 ]
 
 
@@ -47,6 +52,10 @@ def expected(logits_v: np.ndarray, prompt: list[int], written: list[int], params
     if params.repetition_penalty != 1:
         seen = torch.tensor([[*prompt, *written]])
         scores_v = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(seen, scores_v)
+    if params.no_repeat_ngram_size is not None:
+        seen = torch.tensor([[*prompt, *written]])
+        forbid = NoRepeatNGramLogitsProcessor(params.no_repeat_ngram_size)
+        scores_v = forbid(seen, scores_v)
     for token, count in Counter(written).items():
         scores_v[0, token] -= params.frequency_penalty * count
         scores_v[0, token] -= params.presence_penalty

@@ -58,6 +58,8 @@ class SearchOptions:
     early_stopping: bool = False
     repetition_penalty: float = 1.0
     min_new_tokens: int = 0
+    no_repeat_ngram_size: int | None = None
+    forced_bos_token_id: int | None = None
 
     def keywords(self) -> dict[str, Any]:
         return vars(self) | {"max_new_tokens": STEPS}
@@ -79,6 +81,8 @@ def theirs(asked: SearchOptions) -> list[Scored]:
             num_return_sequences=asked.n,
             repetition_penalty=asked.repetition_penalty,
             min_new_tokens=asked.min_new_tokens,
+            no_repeat_ngram_size=asked.no_repeat_ngram_size or 0,
+            forced_bos_token_id=asked.forced_bos_token_id,
             max_new_tokens=STEPS,
             do_sample=False,
             return_dict_in_generate=True,
@@ -145,6 +149,8 @@ def test_beam_search_finds_the_same_sequences_with_the_same_scores(
         SearchOptions(),
         SearchOptions(repetition_penalty=1.3),
         SearchOptions(min_new_tokens=6),
+        SearchOptions(no_repeat_ngram_size=2, forced_bos_token_id=77),
+        SearchOptions(beam=4, n=2, no_repeat_ngram_size=1, forced_bos_token_id=77),
         SearchOptions(beam=4),
         SearchOptions(beam=4, n=2, repetition_penalty=1.3),
         SearchOptions(beam=4, n=3, min_new_tokens=6, length_penalty=0.6),

@@ -25,6 +25,7 @@ from kvcast.checkpoints.text_huggingface import (
     chat_templates,
     end_token_by_text,
     end_tokens,
+    generation_values,
     special_tokens,
     tokenizer_settings,
 )
@@ -310,6 +311,8 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     special = special_tokens(folder, settings)
     ends = end_tokens(folder, config) or [end_token_by_text(folder, special["eos_token"])]
     about = {"end_tokens": ends, **special}
+    if generation := generation_values(folder):
+        about["generation"] = generation
     return {
         "tokenizer.json": (folder / "tokenizer.json").read_bytes(),
         "text.json": json.dumps(about).encode(),

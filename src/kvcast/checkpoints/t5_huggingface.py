@@ -18,6 +18,7 @@ from kvcast.checkpoints.tables import fill_evenly, same
 from kvcast.checkpoints.text_huggingface import (
     end_tokens,
     generation_fields,
+    generation_values,
     token_text,
     tokenizer_settings,
 )
@@ -243,6 +244,8 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
         "bos_token": None,
         "eos_token": token_text(settings.values.get("eos_token")) or "</s>",
     }
+    if generation := generation_values(folder):
+        about["generation"] = generation
     files = {}
     whole, pieces = folder / "tokenizer.json", folder / "spiece.model"
     if whole.is_file():

@@ -32,6 +32,9 @@ _OF_CLASSES: Mapping[str, Mapping[str, str]] = {
         "mask_token": "<MASK_TOKEN>",
     },
 }
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p")
+_ALWAYS = ("repetition_penalty", "no_repeat_ngram_size", "forced_bos_token_id")
+_OFF = {"top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "no_repeat_ngram_size": 0}
 _MOST_TOKENS = 1 << 31
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -46,6 +49,18 @@ def generation_fields(folder: Path) -> dict[str, Any]:
     """Read generation_config.json; empty if there is none."""
     path = folder / "generation_config.json"
     return read_json_object(path) if path.is_file() else {}
+
+
+def generation_values(folder: Path) -> dict[str, Any]:
+    """Return options that generation_config.json recommends; one that does nothing is left out.
+
+    As in transformers, what describes sampling counts if do_sample is true.
+    """
+    fields = generation_fields(folder)
+    values = {name: fields.get(name) for name in _ALWAYS}
+    if fields.get("do_sample") is True:
+        values |= {"temperature": 1.0} | {name: fields[name] for name in _SAMPLED if name in fields}
+    return {name: value for name, value in values.items() if value not in (None, _OFF.get(name))}
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:

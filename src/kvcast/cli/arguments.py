@@ -12,9 +12,13 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
+from typing_extensions import override
+
 from kvcast.cli.console import emit
 from kvcast.errors import UsageError
 from kvcast.options import Bounds, Check, Choice, Declared, Params, seconds_of
+
+_GIVEN = "given_numbers"
 
 SWITCHES = {
     "--condition-on-previous-text": "--no-condition-on-previous-text",
@@ -75,6 +79,26 @@ def keywords(args: argparse.Namespace, params: type[Params]) -> dict[str, Any]:
     return {option.name: given[option.name] for option in params.declared() if option.name in given}
 
 
+def left_open(args: argparse.Namespace, names: Collection[str]) -> set[str]:
+    """Return those of these options, which take numbers, that nobody gave."""
+    return {*names} - getattr(args, _GIVEN, frozenset())
+
+
+class _Given(argparse.Action):
+    """Stores a value, and that it was given: it may equal the default."""
+
+    @override
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        setattr(namespace, _GIVEN, getattr(namespace, _GIVEN, frozenset()) | {self.dest})
+
+
 def _settings(option: Declared) -> dict[str, Any]:
     """Return argparse's settings for an option, besides its spellings."""
     text = option.help.replace("%", "%%")
@@ -89,6 +113,8 @@ def _settings(option: Declared) -> dict[str, Any]:
     settings["metavar"] = option.option.metavar
     if option.many and option.kind is str:
         return settings | {"type": _reader(option), "action": "append", "default": []}
+    if option.kind in (int, float):
+        settings["action"] = _Given
     return settings | {"type": _reader(option)}
 
 

@@ -9,7 +9,7 @@ from kvcast.cli.arguments import add_options, headings, keywords
 from kvcast.cli.files import shown
 from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
-from kvcast.loading.params import LOADING, LoadParams
+from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
 from kvcast.whisper.params import RECOGNITION, LanguageParams
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recordings.add_audio(parser)
     under = headings(parser, LOADING, RECOGNITION, "output")
     recordings.add_model(under[LOADING])
-    add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
+    add_options(under, LoadParams, leave_out=OF_TEXTS)
     add_options(under, LanguageParams)
     under["output"].add_argument(
         "--json", action="store_true", help="print one JSON document per input, each on one line"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console, prompts
-from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords
+from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords, left_open
 from kvcast.cli.files import STANDARD_INPUT
 from kvcast.cli.opening import drafted_by, for_actor, opened
 from kvcast.cli.progress import Progress, progress
@@ -25,6 +25,7 @@ from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.loading.params import LOADING, LoadParams
 from kvcast.saving import prepare_folder, save
 from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.text.defaults import RECOMMENDED
 from kvcast.text.params import CONVERSATION, STRUCTURE, PromptParams
 from kvcast.whisper.writers import draft_fields, json_number
 
@@ -40,7 +41,7 @@ MODEL_CHOICES = (
 )
 
 JSON_FORMAT = "kvcast.generation"
-JSON_VERSION = 4
+JSON_VERSION = 5
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores. A prompt that begins with a hyphen goes after
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     if cluster.ray is not None and args.prompts is None:
         raise UsageError("--ray is for many prompts: give them with --prompts")
     _read_grammars(args)
-    params = PromptParams(**keywords(args, PromptParams))
+    _check_options(args)
     lines = _prompts(args)
     if args.output is not None:
         _prepare(args.output, source=args.prompts or args.prompt_file)
@@ -142,6 +143,8 @@ def run(args: argparse.Namespace) -> int:
         return _report(texts, args)
     with watcher.waiting(f"loading {args.model}") as on_phase:
         model, runtime = _load(args, on_phase)
+    chosen = _options(lines[0], args) | {"draft": None}  # which is a model by now
+    params = model.defaults.params(PromptParams, chosen)
     if in_json:
         texts = _write_json(_generate(model, lines, args, watcher), runtime, lines, args)
     elif params.is_one_text:
@@ -149,6 +152,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         texts = _write_texts(model, lines, args, watcher)
     return _report(texts, args)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that no model can serve, before one is opened."""
+    given = keywords(args, PromptParams)
+    if args.generation_config and args.beam == 1 and left_open(args, {"temperature"}):
+        given["temperature"] = 1.0  # the model may recommend one
+    PromptParams(**given)
 
 
 def _report(texts: "Sequence[TextGeneration]", args: argparse.Namespace) -> int:
@@ -287,7 +298,7 @@ def examined(
     _begun(model, lines, args)
     keys = []
     for number, call in enumerate(_calls(lines)):
-        params = PromptParams(**_options(call[0], args))
+        params = model.defaults.params(PromptParams, _options(call[0], args))
         for prompt in call:
             tokens = model.prompt_tokens(prompt.text, params)
             keys.append((number, hashlib.sha256(tokens.tobytes()).digest()))
@@ -359,7 +370,9 @@ def _placed(
 
 
 def _options(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any]:
-    return keywords(args, PromptParams) | _conversation(prompt, args)
+    """Return the keywords of a prompt; what the model may recommend is left open."""
+    given = keywords(args, PromptParams) | _conversation(prompt, args)
+    return {name: given[name] for name in given.keys() - left_open(args, RECOMMENDED)}
 
 
 def _conversation(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any]:
@@ -380,6 +393,7 @@ def _document(
         "prompt": prompt.text,
         **_conversation(prompt, args),
         "prompt_tokens": texts[0].prompt_tokens,
+        "generation_config": dict(texts[0].generation_config),
         **first,
         "alternatives": others,
     }

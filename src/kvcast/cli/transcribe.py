@@ -15,7 +15,7 @@ from kvcast.cli.files import shown
 from kvcast.cli.outputs import FORMATS, Outputs
 from kvcast.cli.progress import Progress, progress
 from kvcast.cluster.params import CLUSTER, ClusterParams
-from kvcast.loading.params import LOADING, LoadParams
+from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
 from kvcast.whisper.params import (
     FALLBACK,
     FOLDERS,
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     groups = (LOADING, RECOGNITION, VOICE, SEARCH, FALLBACK, WORDS, SUBTITLES, LIVE, FOLDERS)
     under = headings(parser, *groups, CLUSTER, "output")
     recordings.add_model(under[LOADING])
-    add_options(under, LoadParams, leave_out={"cache"})  # Whisper's are in fp32
+    add_options(under, LoadParams, leave_out=OF_TEXTS)
     add_options(under, TranscribeParams)
     add_options(under, SubtitleParams)
     live.add_arguments(under[LIVE])

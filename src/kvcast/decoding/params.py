@@ -5,7 +5,7 @@ command line can show its help at once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
 from typing_extensions import override
@@ -162,6 +162,15 @@ class SamplingParams(Params):
             metavar="X",
         ),
     ] = 1.0
+    no_repeat_ngram_size: Annotated[
+        int | None,
+        Option(
+            group=SAMPLING,
+            help="let no sequence of this many tokens come twice in prompt and text",
+            check=Bounds(least=1),
+            default="any may",
+        ),
+    ] = None
     presence_penalty: Annotated[
         float,
         Option(
@@ -188,6 +197,16 @@ class SamplingParams(Params):
             "also a mapping)",
             check=_Biases(),
             metavar="ID:X[,ID:X…]",
+        ),
+    ] = None
+    forced_bos_token_id: Annotated[
+        int | None,
+        Option(
+            group=SAMPLING,
+            help="the first token of a text that follows a single token, as a T5's answer does",
+            check=Bounds(least=0),
+            metavar="ID",
+            default="the likeliest",
         ),
     ] = None
     stop: Annotated[
@@ -273,6 +292,10 @@ class SamplingParams(Params):
     ] = 8
     grammar: Grammar | None = None
     """The grammar that the text must keep; needs kvcast[structured]."""
+    generation_config: Mapping[str, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Values among these that the model's generation_config.json recommends."""
 
     @override
     def __post_init__(self) -> None:

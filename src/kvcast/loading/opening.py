@@ -118,13 +118,7 @@ def open_model(
     _check_request(folder, manifest, runtime, request)
     if isolate:
         check_in_child(folder, manifest, trust=params.trust)
-    opened_model = _open_bundle(folder, manifest, threads)
-    return OpenedModel(
-        model=opened_model,
-        runtime=manifest.runtime,
-        on_trust=package,
-        notices=_notices(opened_model),
-    )
+    return _opened(_open_bundle(folder, manifest, threads), manifest.runtime, params, package)
 
 
 def _opened_directly(
@@ -142,11 +136,23 @@ def _opened_directly(
     else:
         opened = _eager(checkpoint, precision, threads)
     model: Model = model_of(opened, checkpoint.dimensions, checkpoint.text)
-    return OpenedModel(model=model, runtime=runtime, notices=_notices(model))
+    return _opened(model, runtime, params)
 
 
-def _notices(model: Model) -> Sequence[str]:
-    return model.notices if model.task == "generate" else ()
+def _opened(
+    model: Model, runtime: str, params: LoadParams, on_trust: Path | None = None
+) -> OpenedModel:
+    """Return a model that recommends what its files do, if that is wanted, with their notices."""
+    notices: Sequence[str] = ()
+    if model.task == "generate":
+        from kvcast.text.defaults import GenerationDefaults
+
+        notices = model.notices
+        if params.generation_config:
+            defaults = GenerationDefaults(model.tokenizer.generation)
+            defaults.check()
+            model.recommend(defaults)
+    return OpenedModel(model=model, runtime=runtime, on_trust=on_trust, notices=notices)
 
 
 def model_digest(model: str | Path, params: LoadParams) -> str:

@@ -12,6 +12,8 @@ from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import RUNTIMES, THE_DEFAULT, PrecisionRequest, exported
 
 LOADING = "model and runtime"
+OF_TEXTS = frozenset({"cache", "generation_config"})
+"""Options of text models alone."""
 
 
 def _values(names: Sequence[str], attribute: str) -> tuple[str, ...]:
@@ -117,6 +119,15 @@ class LoadParams(Params):
             help="open a package of native code (.pt2, .pte) without a bundle.json to verify it",
         ),
     ] = False
+
+    generation_config: Annotated[
+        bool,
+        Option(
+            group=LOADING,
+            help="let options of a text model that are left open have the values that its "
+            "generation_config.json recommends",
+        ),
+    ] = True
 
     on_phase: OnPhase = ignore_phase
 

@@ -133,6 +133,7 @@ class Sampled(Body):
     presence_penalty: Annotated[float, _number("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, _number("frequency_penalty")] | None = None
     repetition_penalty: Annotated[float, _number("repetition_penalty", most=100)] | None = None
+    no_repeat_ngram_size: Annotated[int, _number("no_repeat_ngram_size", most=1000)] | None = None
     logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=MOST_BIASES)] | None = None
     stop: (
         Annotated[

@@ -22,14 +22,16 @@ NOT_WRITING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions
 def keywords(
     body: Sampled, served: Served, most_tokens: int | None, *, temperature: float = 1.0
 ) -> dict[str, Any]:
-    """Return the keywords of `generate`: OpenAI's defaults, where none is given."""
+    """Return the keywords of `generate`: where none is given, the model's values or OpenAI's."""
     longest = served.model.generation.limits.sequence
     defaults = {
         "temperature": temperature,
         "seed": secrets.randbelow(2**31),
         "max_new_tokens": longest if most_tokens is None else min(most_tokens, longest),
     }
-    return defaults | body.sampling()
+    given = body.sampling()
+    recommended: dict[str, Any] = served.model.defaults.taken(given)
+    return defaults | recommended | given
 
 
 @dataclass(frozen=True)

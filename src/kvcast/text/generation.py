@@ -27,6 +27,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.runtimes.exclusive import exclusive
+from kvcast.text.defaults import NO_DEFAULTS, GenerationDefaults, completed
 from kvcast.text.grammars import Grammars
 from kvcast.text.params import PromptParams
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
@@ -141,6 +142,7 @@ class GenerationTask:
         continues: whether a text continues its prompt in one sequence, so that prompts may share a
             cached prefix.
         chunk: most tokens of a prompt in one call, where none is given; None reads it whole.
+        defaults: values that the model's files recommend.
 
     Raises:
         KvcastError: for a token that ends texts and that the model does not have.
@@ -157,6 +159,7 @@ class GenerationTask:
     encodes: bool = False
     continues: bool = False
     chunk: int | None = None
+    defaults: GenerationDefaults = NO_DEFAULTS
 
     def __post_init__(self) -> None:
         self.limits.known(self.tokenizer.end_tokens)
@@ -232,6 +235,12 @@ class GenerationTask:
             raise UsageError(
                 f"logit_bias: the model has no token {last}: give ids from 0 to {vocabulary - 1}"
             )
+        forced = params.forced_bos_token_id
+        if forced is not None and forced >= vocabulary:
+            raise UsageError(
+                f"forced_bos_token_id: the model has no token {forced}: give an id from 0 to "
+                f"{vocabulary - 1}"
+            )
         prompt = self.read(tokens)
         room = self.limits.sequence - prompt.length
         grammar = params.constraint
@@ -305,6 +314,15 @@ class TextGenerator(ABC):
         self._limits = generation.limits
 
     @property
+    def defaults(self) -> GenerationDefaults:
+        """Values of options that the model's generation_config.json recommends."""
+        return self.generation.defaults
+
+    def recommend(self, defaults: GenerationDefaults) -> None:
+        """Take these values where a call leaves its options open."""
+        self.generation = replace(self.generation, defaults=defaults)
+
+    @property
     def paired(self) -> Paired:
         """The model as one that drafts for another, or that another drafts for."""
         return self.generation.paired
@@ -342,7 +360,7 @@ class TextGenerator(ABC):
         """Return the texts of a prompt as an engine's caller; raises as `generate`."""
         from kvcast.text.caller import TextCaller
 
-        params = PromptParams(**options)
+        params = self.defaults.params(PromptParams, options)
         if params.beam > scheduler.rows:
             raise UsageError(f"beam must be at most {scheduler.rows}, the rows of the engine")
         tokens = self.prompt_tokens(given, params)
@@ -354,7 +372,7 @@ class TextGenerator(ABC):
 
         return TextCaller(requests, params, finished)
 
-    @keywords_of(PromptParams)
+    @keywords_of(PromptParams, completed)
     def generate(
         self, prompt: TextPrompt | Sequence[TextPrompt], params: PromptParams
     ) -> TextGeneration | list[Any]:
@@ -384,14 +402,14 @@ class TextGenerator(ABC):
             generations.append(texts if params.n > 1 else texts[0])
         return generations[0] if alone else generations
 
-    @keywords_of(PromptParams)
+    @keywords_of(PromptParams, completed)
     def generate_each(
         self, prompts: Sequence[TextPrompt], params: PromptParams
     ) -> Iterator[list[TextGeneration]]:
         """Return the n texts of each prompt, in order, as they are done; see `generate`."""
         return self._each(prompts, params)
 
-    @keywords_of(PromptParams)
+    @keywords_of(PromptParams, completed)
     def stream(self, prompt: TextPrompt, params: PromptParams) -> TextPieces:
         """Return an iterator of the text's pieces, which has the `result` at its end.
 

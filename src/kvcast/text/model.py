@@ -21,6 +21,7 @@ from kvcast.families.decoder import DecoderDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.runtimes.exclusive import exclusive
+from kvcast.text.defaults import GenerationDefaults, completed
 from kvcast.text.generation import (
     EncodedText,
     GenerationTask,
@@ -159,11 +160,16 @@ class TextSession:
         )
 
     @property
+    def defaults(self) -> GenerationDefaults:
+        """Values of options that the model's generation_config.json recommends."""
+        return self._generation.defaults
+
+    @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of the prefix."""
         return tuple(self._prefix.tokens.tolist())
 
-    @keywords_of(SamplingParams)
+    @keywords_of(SamplingParams, completed)
     def generate(
         self, rest: TextPrompt | Sequence[TextPrompt] = "", *, params: SamplingParams
     ) -> TextGeneration | list[Any]:
@@ -175,7 +181,7 @@ class TextSession:
             generations.append(texts if params.n > 1 else texts[0])
         return generations[0] if alone else generations
 
-    @keywords_of(SamplingParams)
+    @keywords_of(SamplingParams, completed)
     def stream(self, rest: TextPrompt = "", *, params: SamplingParams) -> TextPieces:
         """Continue prefix and rest piece by piece; see `TextModel.stream`."""
         params.check_one_text()

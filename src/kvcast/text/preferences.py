@@ -1,10 +1,19 @@
 """Preferences: a text's bias and penalties on scores, before a token is chosen.
 
-The order is vLLM's: bias, repetition penalty, then presence and frequency penalties.
+The order is vLLM's: bias, repetition penalty, then presence and frequency penalties. A first token
+that is forced takes the place of all of them.
 Knows nothing of how a token is chosen.
 """
 
-from kvcast.decoding.filters import LogitBias, LogitFilter, OccurrencePenalties, RepetitionPenalty
+import numpy as np
+
+from kvcast.decoding.filters import (
+    LogitBias,
+    LogitFilter,
+    NoRepeatNgram,
+    OccurrencePenalties,
+    RepetitionPenalty,
+)
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Histories, Prompt
 from kvcast.runtimes.base import Float32
@@ -18,18 +27,25 @@ class Preferences:
         self._of_all: list[LogitFilter] = []
         if params.repetition_penalty != 1:
             self._of_all.append(RepetitionPenalty(params.repetition_penalty))
+        if params.no_repeat_ngram_size is not None:
+            self._of_all.append(NoRepeatNgram(params.no_repeat_ngram_size))
         self._of_written: list[LogitFilter] = []
         if params.presence_penalty or params.frequency_penalty:
             self._of_written.append(
                 OccurrencePenalties(params.presence_penalty, params.frequency_penalty)
             )
+        self._first = params.forced_bos_token_id
 
     def histories(self, room: int, prompt: Prompt) -> Histories:
         """Return room for tokens, after the prompt's tokens where a penalty counts them."""
+        if prompt.length > 1:  # as transformers has it
+            self._first = None
         return Histories(room, prompt.sequence if self._of_all else ())
 
     def applied(self, scores_rv: Float32, seen: Histories) -> Float32:
         """Return scores [rows, vocab] to choose by; the given scores are not changed."""
+        if self._first is not None and seen.length == 0:
+            return _only(self._first, scores_rv)
         if not (self._bias or self._of_all or self._of_written):
             return scores_rv
         scores_rv = scores_rv.copy()
@@ -38,3 +54,10 @@ class Preferences:
         for of_written in self._of_written:
             of_written.apply(scores_rv, seen.written_rn)
         return scores_rv
+
+
+def _only(token: int, scores_rv: Float32) -> Float32:
+    """Return scores by which this token alone can be chosen."""
+    forced_rv = np.full_like(scores_rv, -np.inf)
+    forced_rv[:, token] = 0
+    return forced_rv

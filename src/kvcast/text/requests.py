@@ -95,6 +95,7 @@ class TextSpec:
             timings=watch.timings(),
             score=score,
             draft=None if drafts is None else drafts.counts(),
+            generation_config=self.params.generation_config,
         )
 
 

@@ -4,9 +4,9 @@ Knows nothing of models and caches, or of how tokens are chosen.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -91,6 +91,7 @@ class TextGeneration:
         similarity: of a UniLM's several texts, the cosine between the embeddings of source and
             text.
         draft: counts of drafted tokens; None without drafts.
+        generation_config: options whose values came from the model's generation_config.json.
 
     """
 
@@ -104,6 +105,7 @@ class TextGeneration:
     score: float | None = None
     similarity: float | None = None
     draft: DraftCounts | None = None
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

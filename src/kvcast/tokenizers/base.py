@@ -4,7 +4,8 @@ Knows no file format and no model.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from kvcast.chat.conversation import Message, Tool
 from kvcast.chat.tool_calls import ToolForm
@@ -19,7 +20,10 @@ class TextTokenizer(Protocol):
     """Tokens that end a generation: one or more."""
 
     notices: Sequence[str] = ()
-    """Lines for users about its files."""
+    """Lines for users about the model's files."""
+
+    generation: Mapping[str, Any] = MappingProxyType({})
+    """Values of options that the model's files recommend, by the options' names."""
 
     decoder: TokenDecoder | None
     """How tokens spell bytes; None where a token's text depends on its neighbours."""

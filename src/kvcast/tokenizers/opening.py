@@ -36,6 +36,13 @@ def open_text(files: _Files) -> TextTokenizer:
 
     """
     settings = TextSettings.read(files[SETTINGS]) if SETTINGS in files else None
+    tokenizer = _opened(files, settings)
+    if settings is not None:
+        tokenizer.notices, tokenizer.generation = settings.notices, settings.generation
+    return tokenizer
+
+
+def _opened(files: _Files, settings: TextSettings | None) -> TextTokenizer:
     if settings is not None and settings.kind is not None:
         opener = _KINDS.get(settings.kind)
         if opener is None:
@@ -78,7 +85,6 @@ def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
         template,
         added_tokens=settings.added_tokens,
         special_tokens=settings.special_tokens,
-        notices=settings.notices,
     )
 
 

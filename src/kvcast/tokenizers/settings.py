@@ -2,7 +2,8 @@
 
 It has "end_tokens" (ids), "bos_token" and "eos_token" (texts for chat templates, or null), and may
 have "special_tokens" (further texts by name), "extra_special_tokens" (texts without names),
-"added_tokens" (beyond the tokenizer's own) and "notices" (lines for users).
+"added_tokens" (beyond the tokenizer's own), "generation" (recommended options) and "notices" (lines
+for users).
 
 Knows no tokenizer; each kind reads the fields that it needs.
 """
@@ -76,6 +77,14 @@ class TextSettings:
                 return tokens
             case _:
                 raise _damaged("added_tokens is not a list of tokens")
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """Values of options that the model's files recommend, by the options' names."""
+        values = self.fields.get("generation", {})
+        if not isinstance(values, dict):
+            raise _damaged("generation has no values by name")
+        return values
 
     @property
     def notices(self) -> tuple[str, ...]:

@@ -56,7 +56,6 @@ class JsonTokenizer(TextTokenizer):
         *,
         added_tokens: Sequence[Mapping[str, Any]] = (),
         special_tokens: Sequence[str] = (),
-        notices: Sequence[str] = (),
     ) -> None:
         """Read a tokenizer.json.
 
@@ -67,7 +66,6 @@ class JsonTokenizer(TextTokenizer):
             label: the file that it was converted from.
             added_tokens: tokens, "content" and flags, that replace or follow those of the file.
             special_tokens: texts of tokens that are special, also if the file does not say so.
-            notices: lines for users about the files.
 
         Raises:
             KvcastError: it is damaged, or its tokens are not plain bytes; names `label`.
@@ -85,7 +83,6 @@ class JsonTokenizer(TextTokenizer):
             known = {token.content for token in added}
             lacking = [text for text in special_tokens if text not in known]
             self._tokenizer.add_special_tokens(lacking)
-        self.notices = tuple(notices)
         self._unigram = description["model"].get("type") == "Unigram"
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
