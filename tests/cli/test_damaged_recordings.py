@@ -143,7 +143,7 @@ def test_one_bad_file_of_several_costs_only_itself(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"{stem}.{kind}"
         for stem in ("sense-and-sensibility", "whole")
-        for kind in ("txt", "srt", "vtt", "tsv", "json")
+        for kind in ("txt", "srt", "vtt", "ass", "lrc", "tsv", "json")
     )
 
 

@@ -102,7 +102,7 @@ def test_what_shapes_subtitles_asks_for_words(shaping, name, model, recording, c
 @pytest.mark.parametrize("shaping", SHAPING)
 def test_what_shapes_subtitles_is_refused_without_any(shaping, format, model, recording, capsys):
     assert transcribe(recording("a.wav"), shaping, *format) == 2
-    assert " shapes subtitles: add --format srt or --format vtt" in capsys.readouterr().err
+    assert " shapes subtitles: add --format srt, or vtt, ass or lrc" in capsys.readouterr().err
     assert model.calls == []
 
 
@@ -153,7 +153,7 @@ def test_all_formats_are_saved_under_the_inputs_name(model, recording, tmp_path,
     out = tmp_path / "new" / "out"
     assert transcribe(recording("talk.v2.wav"), "--format", "all", "-o", str(out)) == 0
     assert sorted(path.name for path in out.iterdir()) == [
-        f"talk.v2.{extension}" for extension in ("json", "srt", "tsv", "txt", "vtt")
+        f"talk.v2.{extension}" for extension in ("ass", "json", "lrc", "srt", "tsv", "txt", "vtt")
     ]
     assert (out / "talk.v2.txt").read_text(encoding="utf-8") == TEXT == capsys.readouterr().out
     jsonschema.validate(json.loads((out / "talk.v2.json").read_text(encoding="utf-8")), SCHEMA)

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from kvcast.errors import UsageError
 from kvcast.whisper.params import SubtitleParams
 from kvcast.whisper.segments import Word
-from kvcast.whisper.subtitles import write_srt, write_vtt
+from kvcast.whisper.subtitles import write_ass, write_lrc, write_srt, write_vtt
 from whisper import utils
 
 FORMATS = {"srt": write_srt, "vtt": write_vtt}
+STEPS = FORMATS | {"ass": write_ass}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def spoken(start: float, *words: str, pace: float = 0.5) -> Spoken:
 
 def parsed(name: str, segments: Sequence[Spoken], **options: Any) -> list[tuple[int, int, str]]:
     """Start and end in milliseconds and the text of each cue, as pysubs2 reads it."""
-    text = "".join(FORMATS[name](segments, SubtitleParams(**options)))
+    text = "".join(STEPS[name](segments, SubtitleParams(**options)))
     subtitles = pysubs2.SSAFile.from_string(text, format_=name)
     return [(event.start, event.end, shown(name, event)) for event in subtitles]
 
@@ -231,3 +232,92 @@ def test_a_word_wider_than_a_line_is_broken_and_shares_its_time():
 def test_options_that_make_no_sense_are_refused(options, reason):
     with pytest.raises(UsageError, match=reason):
         SubtitleParams(**options)
+
+
+SAID = st.lists(
+    st.tuples(st.sampled_from(["a", "some", "Words", "eleven,", "end.", "Why?", "Mr.", "x" * 30])),
+    min_size=1,
+    max_size=40,
+).map(lambda words: [f" {word}" for (word,) in words])
+
+
+@given(words=SAID, pace=st.sampled_from([0.1, 0.4, 1.5]), width=st.sampled_from([None, 35, 60]))
+@settings(deadline=None)
+def test_cues_by_sentence_fit_and_no_word_dangles(words, pace, width):
+    half = len(words) // 2
+    segments = in_time([(words[:half] or [" Yes."], 0.0, pace), (words[half:], 0.0, pace)])
+    cues = parsed("srt", segments, cues="sentence", max_line_width=width)
+    said = "".join(segment.text for segment in segments).split()
+    assert " ".join(text for *_, text in cues).split() == said
+    for _, _, text in cues:
+        lines = text.split("\n")
+        assert max(map(len, lines)) <= (width or 42)
+        assert len(lines) <= 2 or len(text.split()) < 4
+        alone = len(text.split()) == 1 and len(cues) > 1
+        assert not alone or text[-1] in ".?" or text == cues[-1][2] or max(map(len, said)) == 30
+
+
+@pytest.mark.parametrize(
+    ("said", "texts"),
+    [
+        (
+            " Mr. Dashwood had one son. By his present lady, three daughters. Yes. He was happy.",
+            [
+                "Mr. Dashwood had one son.",
+                "By his present lady, three daughters. Yes.",
+                "He was happy.",
+            ],
+        ),
+        (
+            " The family of Dashwood had long been settled in Sussex, where their estate was large "
+            "and their residence was at Norland Park",
+            [
+                "The family of Dashwood had\nlong been settled in Sussex,",
+                "where their estate was large and\ntheir residence was at Norland Park",
+            ],
+        ),
+        (" J. R. R. Tolkien wrote it. e.g. this", ["J. R. R. Tolkien wrote it. e.g. this"]),
+        (" 「はい。」 そうです。", ["「はい。」 そうです。"]),
+    ],
+)
+def test_sentences_are_cues(said: str, texts: list[str]):
+    segment = spoken(0.0, *[f" {word}" for word in said.split()], pace=0.3)
+    assert [text for *_, text in parsed("srt", [segment], cues="sentence")] == texts
+
+
+def test_a_pause_ends_a_cue():
+    segments = [spoken(0.0, " This", " is", " where"), spoken(9.0, " it", " goes", " on.")]
+    cues = parsed("vtt", segments, cues="sentence")
+    assert [text for *_, text in cues] == ["This is where", "it goes on."]
+
+
+@given(texts=st.lists(EVIL, max_size=4), options=LIMITS | st.just({}))
+@settings(deadline=None)
+def test_no_text_becomes_a_line_of_ass_or_lrc(texts, options):
+    segments = [spoken(2 * i, f" s{i}", text, " e") for i, text in enumerate(texts)]
+    params = SubtitleParams(**options)
+    count = "".join(write_srt(segments, params)).count(" --> ")
+    ass = "".join(write_ass(segments, params))
+    assert ass.count("\nDialogue: ") == count == len(pysubs2.SSAFile.from_string(ass))
+    for line in "".join(write_lrc(segments, params)).splitlines():
+        assert re.match(r"\[\d\d:\d\d\.\d\d\](?!\[\w+:)", line)
+
+
+@pytest.mark.parametrize("said", ["{\\b1}not bold", r"a\Nb \h c", "plain {x}"])
+def test_what_ass_could_take_for_markup_is_shown(said: str):
+    text = "".join(write_ass([Spoken(3600 * 11 + 1.234, 3600 * 11 + 2.5, said)]))
+    [event] = pysubs2.SSAFile.from_string(text)
+    assert event.plaintext.translate({0x2060: "", 0xFF5B: "{", 0xFF5D: "}"}) == said
+    assert (event.start, event.end) == (39_601_230, 39_602_500)
+
+
+def test_lrc_shows_nothing_in_pauses():
+    segments = [
+        Spoken(0.5, 1.5, " one"),
+        Spoken(2.0, 3.0, " [ti: two]"),
+        Spoken(6000.0, 6001.0, " x"),
+    ]
+    assert "".join(write_lrc(segments)).split("\n") == [
+        *("[00:00.50]one", "[00:02.00]\u2060[ti: two]", "[00:03.00]", "[100:00.00]x"),
+        *("[100:01.00]", ""),
+    ]

@@ -47,7 +47,7 @@ class Outputs:
             changed = subtitles.changed(SUBTITLES)
             shape = "shapes" if len(changed) == 1 else "shape"
             raise UsageError(
-                f"{' and '.join(changed)} {shape} subtitles: add --format srt or --format vtt"
+                f"{' and '.join(changed)} {shape} subtitles: add --format srt, or vtt, ass or lrc"
             )
         if output_dir is None:
             alone = _printed_alone(format, json=json, several=len(sources) > 1)
@@ -113,7 +113,7 @@ def _printed_alone(chosen: str | None, *, json: bool, several: bool) -> str:
             f"--json and --format {chosen} both use standard output: "
             f"add --output-dir to save the {chosen}, or drop one"
         )
-    if several and chosen in {"srt", "vtt", "tsv"}:
+    if several and chosen in {*writers.SUBTITLES, "tsv"}:
         raise UsageError(
             f"several {chosen} transcripts cannot share standard output: add --output-dir"
         )

@@ -28,6 +28,7 @@ WORDS = "words"
 SUBTITLES = "subtitles"
 LIVE = "live"
 FOLDERS = "folders"
+SENTENCE = "sentence"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -430,8 +431,17 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
 
 @dataclass(frozen=True, kw_only=True)
 class SubtitleParams(Params):
-    """How words are laid out in subtitles; every option means what it means in OpenAI's Whisper."""
+    """How words are laid out in subtitles; all options but `cues` are those of OpenAI's Whisper."""
 
+    cues: Annotated[
+        str,
+        Option(
+            group=SUBTITLES,
+            help="what a subtitle holds: a segment, or a sentence, in two lines of 42 characters "
+            "unless max_line_width and max_line_count say otherwise",
+            check=Choice(lambda: ("segment", SENTENCE)),
+        ),
+    ] = "segment"
     highlight_words: Annotated[
         bool, Option(group=SUBTITLES, help="underline each word while it is spoken")
     ] = False
@@ -467,6 +477,8 @@ class SubtitleParams(Params):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.cues == SENTENCE and self.max_words_per_line is not None:
+            raise UsageError("cues by sentence and max_words_per_line exclude each other: give one")
         if self.max_line_count is not None and self.max_line_width is None:
             raise UsageError("max_line_count needs max_line_width")
         if self.max_words_per_line is not None and self.max_line_width is not None:

@@ -1,8 +1,8 @@
-"""Subtitles, SubRip and WebVTT: the cues and their layout.
+"""Subtitles, SubRip, WebVTT, ASS and LRC: the cues and their layout.
 
 Without options a cue is a segment, as OpenAI's `whisper.utils` writes it. With options, words are
-laid out by the rules of its `SubtitlesWriter`. No text of a model can change more than its
-own cue. Knows no files.
+laid out by the rules of its `SubtitlesWriter`, or by sentence. No text of a model can change more
+than its own cue. Knows no files.
 """
 
 import math
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kvcast.whisper.params import SubtitleParams
+from kvcast.whisper.cues import CueWord, sentence_cues
+from kvcast.whisper.params import SENTENCE, SubtitleParams
 
 if TYPE_CHECKING:
     from kvcast.whisper.transcription import Segment
@@ -29,7 +30,28 @@ _SHORTEST = 0.02
 
 _ARROW = re.compile("--+>")
 _TIME = re.compile(r"\d:\d\d[.,]\d")
+_TAG = re.compile(r"\[\w+:")
 _WORD_JOINER = "\u2060"
+
+_GAP = 1.0
+"""Seconds between two cues in which LRC shows nothing."""
+
+_ASS_HEADER = """\
+[Script Info]
+ScriptType: v4.00+
+WrapStyle: 0
+ScaledBorderAndShadow: yes
+
+[V4+ Styles]
+Format: Name, Fontname, Fontsize, PrimaryColour, SecondaryColour, OutlineColour, BackColour, Bold, \
+Italic, Underline, StrikeOut, ScaleX, ScaleY, Spacing, Angle, BorderStyle, Outline, Shadow, \
+Alignment, MarginL, MarginR, MarginV, Encoding
+Style: Default,Arial,16,&H00FFFFFF,&H000000FF,&H00000000,&H00000000,0,0,0,0,100,100,0,0,1,1,0,2,10,\
+10,10,1
+
+[Events]
+Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text
+"""
 
 
 @dataclass(frozen=True)
@@ -42,17 +64,16 @@ class _Cue:
 
 
 @dataclass(frozen=True)
-class _CueWord:
-    """A word as it stands in a cue, with the space or the line break before it."""
+class _Markup:
+    """How a format spells text, and a word that is underlined."""
 
-    start: float
-    end: float
-    text: str
+    spelled: Callable[[str], str]
+    underlined: str = "<u>{}</u>"
 
 
 def write_srt(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENTS) -> Iterator[str]:
     """Yield SubRip cues, numbered from 1; hours are always shown, milliseconds after a comma."""
-    for number, cue in enumerate(_cues(segments, params, str), start=1):
+    for number, cue in enumerate(_cues(segments, params, _Markup(str)), start=1):
         start, end = (_clock(t, hours=True, point=",") for t in (cue.start, cue.end))
         yield f"{number}\n{start} --> {end}\n{cue.text}\n\n"
 
@@ -60,47 +81,83 @@ def write_srt(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENT
 def write_vtt(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENTS) -> Iterator[str]:
     """Yield a WebVTT header, then cues; hours are shown from the first hour on."""
     yield "WEBVTT\n\n"
-    for cue in _cues(segments, params, _escaped):
+    for cue in _cues(segments, params, _Markup(_escaped)):
         start, end = (_clock(t, hours=False, point=".") for t in (cue.start, cue.end))
         yield f"{start} --> {end}\n{cue.text}\n\n"
 
 
-def _cues(
-    segments: "Iterable[Segment]", params: SubtitleParams, spelled: Callable[[str], str]
-) -> Iterator[_Cue]:
-    """Yield cues, each as soon as it is complete; `spelled` writes text as the format wants it.
+def write_ass(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENTS) -> Iterator[str]:
+    """Yield the header of Advanced SubStation Alpha, then a line for each cue."""
+    yield _ASS_HEADER
+    markup = _Markup(_literal, "{{\\u1}}{}{{\\u0}}")
+    for cue in _cues(segments, params, markup):
+        times = []
+        for seconds in (cue.start, cue.end):
+            hours, rest = divmod(_hundredths(seconds), 360_000)
+            times.append(f"{hours}:{_in_minutes(rest)}")
+        text = cue.text.replace("\n", "\\N")
+        yield f"Dialogue: 0,{','.join(times)},Default,,0,0,0,,{text}\n"
+
+
+def write_lrc(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENTS) -> Iterator[str]:
+    """Yield a line for each cue, behind its time; an empty one where none is shown for a while."""
+    end = 0.0
+    for cue in _cues(segments, params, _Markup(str, "{}")):
+        if cue.start - end >= _GAP and end:
+            yield f"[{_in_minutes(_hundredths(end))}]\n"
+        text = cue.text.replace("\n", " ")
+        literal = f"{_WORD_JOINER}{text}" if _TAG.match(text) else text
+        yield f"[{_in_minutes(_hundredths(cue.start))}]{literal}\n"
+        end = cue.end
+    if end:
+        yield f"[{_in_minutes(_hundredths(end))}]\n"
+
+
+def _cues(segments: "Iterable[Segment]", params: SubtitleParams, markup: _Markup) -> Iterator[_Cue]:
+    """Yield cues, each as soon as it is complete.
 
     Each lasts _SHORTEST at least, and begins no earlier than the one before it ends.
     """
     end = 0
-    for cue in _as_timed(segments, params, spelled):
+    for cue in _as_timed(segments, params, markup):
         start = max(_milliseconds(cue.start), end)
         end = max(_milliseconds(cue.end), start + _milliseconds(_SHORTEST))
         yield _Cue(start / 1000, end / 1000, _untimed(cue.text))
 
 
 def _as_timed(
-    segments: "Iterable[Segment]", params: SubtitleParams, spelled: Callable[[str], str]
+    segments: "Iterable[Segment]", params: SubtitleParams, markup: _Markup
 ) -> Iterator[_Cue]:
-    if params.are_chosen:
-        groups = _laid_out(segments, params)
+    for pieces in _grouped(segments, params):
+        words = [CueWord(piece.start, piece.end, markup.spelled(piece.text)) for piece in pieces]
+        if params.highlight_words:
+            yield from _highlighted(words, markup.underlined)
+        else:
+            yield _plain(words)
+
+
+def _grouped(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[CueWord]]:
+    """Yield the words of each cue."""
+    if params.cues == SENTENCE:
+        words = chain.from_iterable(map(_words, segments))
+        narrow = _narrow(words, params.max_line_width)
+        yield from sentence_cues(narrow, params.max_line_width, params.max_line_count)
+    elif params.are_chosen:
+        yield from _laid_out(segments, params)
     else:
-        groups = ([_whole(segment)] for segment in segments)
-    for pieces in groups:
-        words = [_CueWord(piece.start, piece.end, spelled(piece.text)) for piece in pieces]
-        yield from _highlighted(words) if params.highlight_words else [_plain(words)]
+        yield from ([_whole(segment)] for segment in segments)
 
 
-def _whole(segment: "Segment") -> _CueWord:
-    return _CueWord(segment.start, segment.end, one_line(segment.text).strip())
+def _whole(segment: "Segment") -> CueWord:
+    return CueWord(segment.start, segment.end, one_line(segment.text).strip())
 
 
-def _plain(pieces: Sequence[_CueWord]) -> _Cue:
+def _plain(pieces: Sequence[CueWord]) -> _Cue:
     text = "".join(piece.text for piece in pieces)
     return _Cue(pieces[0].start, pieces[-1].end, text)
 
 
-def _highlighted(pieces: Sequence[_CueWord]) -> Iterator[_Cue]:
+def _highlighted(pieces: Sequence[CueWord], underlined: str) -> Iterator[_Cue]:
     """Yield the text once for each word, which is underlined, and once for each pause."""
     plain = _plain(pieces)
     last = plain.start
@@ -113,11 +170,11 @@ def _highlighted(pieces: Sequence[_CueWord]) -> Iterator[_Cue]:
             "".join(other.text for other in others)
             for others in (pieces[:index], pieces[index + 1 :])
         )
-        yield _Cue(piece.start, piece.end, f"{before}{margin}<u>{word}</u>{after}")
+        yield _Cue(piece.start, piece.end, f"{before}{margin}{underlined.format(word)}{after}")
         last = piece.end
 
 
-def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[_CueWord]]:
+def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[CueWord]]:
     """Yield the words of each cue.
 
     A cue ends with its segment, unless the number and the width of its lines are given.
@@ -139,11 +196,11 @@ class _CueLayout:
 
     width: float
     lines: float
-    _pieces: list[_CueWord] = field(default_factory=list)
+    _pieces: list[CueWord] = field(default_factory=list)
     _line: int = 1
     _column: int = 0
 
-    def add(self, word: _CueWord) -> Iterator[list[_CueWord]]:
+    def add(self, word: CueWord) -> Iterator[list[CueWord]]:
         """Add a word; yield the cue before it if it begins another."""
         text = word.text
         late = bool(self._pieces) and word.start - self._pieces[-1].start > _LONG_PAUSE
@@ -157,35 +214,35 @@ class _CueLayout:
                 text = f"\n{text}"
             self._column = 0
         self._column += len(text.strip("\n"))
-        self._pieces.append(_CueWord(word.start, word.end, text))
+        self._pieces.append(CueWord(word.start, word.end, text))
 
-    def ended(self) -> Iterator[list[_CueWord]]:
+    def ended(self) -> Iterator[list[CueWord]]:
         """Yield the cue being filled, if there is one, and begin another."""
         if self._pieces:
             yield self._pieces
         self._pieces, self._line, self._column = [], 1, 0
 
 
-def _words(segment: "Segment") -> list[_CueWord]:
+def _words(segment: "Segment") -> list[CueWord]:
     """Return a segment's words; if it has none, the words of its text, which share its time."""
     if segment.words:
-        timed = [_CueWord(word.start, word.end, one_line(word.word)) for word in segment.words]
+        timed = [CueWord(word.start, word.end, one_line(word.word)) for word in segment.words]
         return _lasting(timed, segment.end)
     words = [f" {word}" for word in one_line(segment.text).split()]
     return list(_spread(words, segment.start, segment.end))
 
 
-def _lasting(words: Sequence[_CueWord], end: float) -> list[_CueWord]:
+def _lasting(words: Sequence[CueWord], end: float) -> list[CueWord]:
     """Let words last _SHORTEST at least, as far as their segment, which ends at `end`, has room."""
     lasting = []
     for word in reversed(words):
         start = min(word.start, end - _SHORTEST)
-        lasting.append(_CueWord(start, min(max(word.end, start + _SHORTEST), end), word.text))
+        lasting.append(CueWord(start, min(max(word.end, start + _SHORTEST), end), word.text))
         end = start
     return lasting[::-1]
 
 
-def _narrow(words: Iterable[_CueWord], width: int | None) -> Iterator[_CueWord]:
+def _narrow(words: Iterable[CueWord], width: int | None) -> Iterator[CueWord]:
     """Yield words with a visible text; one wider than a line in parts that share its time."""
     for word in words:
         text = word.text.strip()
@@ -196,12 +253,12 @@ def _narrow(words: Iterable[_CueWord], width: int | None) -> Iterator[_CueWord]:
             yield word
 
 
-def _spread(texts: Sequence[str], start: float, end: float) -> Iterator[_CueWord]:
+def _spread(texts: Sequence[str], start: float, end: float) -> Iterator[CueWord]:
     """Yield texts that share a time by their lengths."""
     total, done = sum(map(len, texts)), 0
     for text in texts:
         begin, done = start + (end - start) * done / total, done + len(text)
-        yield _CueWord(begin, start + (end - start) * done / total, text)
+        yield CueWord(begin, start + (end - start) * done / total, text)
 
 
 def one_line(text: str) -> str:
@@ -231,6 +288,25 @@ def _untimed(text: str) -> str:
 def _escaped(text: str) -> str:
     """Escape markup for WebVTT."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _literal(text: str) -> str:
+    """Spell text for Advanced SubStation Alpha, where braces and backslashes are markup.
+
+    Braces become wide ones: not all players know a way to write them.
+    """
+    wide = text.translate({ord("{"): 0xFF5B, ord("}"): 0xFF5D})
+    return wide.replace("\\", f"\\{_WORD_JOINER}")
+
+
+def _hundredths(seconds: float) -> int:
+    return _milliseconds(seconds) // 10
+
+
+def _in_minutes(hundredths: int) -> str:
+    """Return MM:SS.hh; minutes go on past an hour."""
+    minutes, rest = divmod(hundredths, 6000)
+    return f"{minutes:02d}:{rest // 100:02d}.{rest % 100:02d}"
 
 
 def _clock(seconds: float, *, hours: bool, point: str) -> str:

@@ -1,8 +1,9 @@
-"""Formats transcripts as plain lines, SubRip, WebVTT, tab-separated values and JSON.
+"""Formats transcripts as plain lines, subtitles, tab-separated values and JSON.
 
-The first four equal the output of OpenAI's `whisper.utils`, but for text that would break their
-lines, and can be streamed: a generator yields each piece as soon as its segment is known. JSON is
-one line with a format version, described by docs/json.md and docs/transcript.schema.json.
+Lines, SubRip, WebVTT and values equal the output of OpenAI's `whisper.utils`, but for text that
+would break their lines, and for cues too short to be seen. All of these can be streamed: a
+generator yields each piece as soon as its segment is known. JSON is one line with a format version,
+described by docs/json.md and docs/transcript.schema.json.
 
 Knows no files, no standard output and no decoding.
 """
@@ -14,7 +15,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcast.whisper.params import SubtitleParams
-from kvcast.whisper.subtitles import AS_SEGMENTS, one_line, write_srt, write_vtt
+from kvcast.whisper.subtitles import (
+    AS_SEGMENTS,
+    one_line,
+    write_ass,
+    write_lrc,
+    write_srt,
+    write_vtt,
+)
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
@@ -80,15 +88,17 @@ STREAMED: "dict[str, Callable[[Iterable[Segment], SubtitleParams], Iterator[str]
     "text": lambda segments, _: write_text(segments),
     "srt": write_srt,
     "vtt": write_vtt,
+    "ass": write_ass,
+    "lrc": write_lrc,
     "tsv": lambda segments, _: write_tsv(segments),
 }
 """Formats that can be streamed segment by segment, by the name that `--format` takes."""
 
-EXTENSIONS = {"text": "txt", "srt": "srt", "vtt": "vtt", "tsv": "tsv", "json": "json"}
+EXTENSIONS = {"text": "txt"} | {name: name for name in ("srt", "vtt", "ass", "lrc", "tsv", "json")}
 """File name extension of every format."""
 
 
-SUBTITLES = frozenset({"srt", "vtt"})
+SUBTITLES = frozenset({"srt", "vtt", "ass", "lrc"})
 """Formats that `SubtitleParams` shape; the rest ignore them."""
 
 
