@@ -5,11 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from engine.test_prefix_cache import RANDOM, alone, long_prompt, reusing
 from kit.scripted_runtimes import ScriptedRuntime, added, drain, windows
 from kvcast.engine.callers import RequestList
 from kvcast.engine.requests import Prompt, Request
+from kvcast.engine.running import Running
 from kvcast.engine.scheduler import Scheduler
+from kvcast.engine.shares import Pace, in_rounds
+from kvcast.text.requests import SampledText
 from kvcast.whisper.strategies import BeamSearch, Greedy, SearchRequest, Strategy
+from text.test_text_scheduler import outcome, run
+from text.test_text_scheduler import request as sampled
 
 VOCAB = 6
 ROWS = 4
@@ -184,3 +190,111 @@ def test_a_caller_that_leaves_while_its_wide_request_waits_lets_others_in():
     assert not short.done
     shared.remove(caller)
     assert steps_until_done(shared, short) <= 2
+
+
+def asked(
+    shared: Scheduler, *texts: SampledText, client: str | None = None, priority: int = 0
+) -> RequestList:
+    caller = added(shared, *texts)
+    caller.client, caller.priority = client, priority
+    return caller
+
+
+def sampled_alone(which: int, **options: float) -> tuple:
+    return run(RANDOM, [endless(which, **options)])[0][0]
+
+
+def endless(which: int, tokens: int = 40, **options: float) -> SampledText:
+    return sampled(long_prompt(12, which), max_new_tokens=tokens, ends=(), **options)
+
+
+@pytest.mark.parametrize("wrote", [1, 7])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 5}])
+def test_a_text_gives_its_row_to_one_that_waits_and_goes_on_as_if_it_had_not(wrote, options):
+    shared, _ = reusing(rows=ROWS, turn=512)
+    many = [endless(seed, **options) for seed in range(2 * ROWS)]
+    hog = asked(shared, *many, client="a")
+    for _ in range(1 + wrote):
+        shared.step()
+    assert hog.rows == ROWS
+    short = endless(99, tokens=2)
+    asked(shared, short, client="a")
+    assert steps_until_done(shared, short) <= 2 * ROWS
+    assert not any(text.done for text in many)
+    drain(shared)
+    for seed, text in enumerate(many):
+        assert outcome(text) == sampled_alone(seed, **options)
+    assert outcome(short) == alone(endless(99, tokens=2))
+    assert shared.busy == []
+    assert all(text.reused <= 12 for text in many)  # of its prompt alone
+
+
+def test_rows_are_shared_by_clients_first_and_then_by_their_callers():
+    shared, _ = reusing(rows=ROWS)
+    greedy = [asked(shared, endless(seed), client="a") for seed in range(3 * ROWS)]
+    shared.step()
+    assert sum(caller.rows for caller in greedy) == ROWS
+    other = asked(shared, *(endless(seed) for seed in range(50, 60)), client="b")
+    for _ in range(6):
+        shared.step()
+    assert (other.rows, sum(caller.rows for caller in greedy)) == (ROWS // 2, ROWS // 2)
+    # A client of one row each waits for nobody's end; nobody of one row gives it up.
+    third = asked(shared, endless(70), client="c")
+    fourth = asked(shared, endless(71), client="d")
+    for _ in range(6):
+        shared.step()
+    assert [third.rows, fourth.rows, other.rows] == [1, 1, 1]
+    asked(shared, endless(72), client="e")
+    held = [caller.rows for caller in (*greedy, other, third, fourth)]
+    for _ in range(6):
+        shared.step()
+    assert [caller.rows for caller in (*greedy, other, third, fourth)] == held
+    drain(shared)
+
+
+def test_a_caller_that_leaves_takes_its_paused_texts_along():
+    shared, _ = reusing(rows=ROWS)
+    hog = asked(shared, *(endless(seed) for seed in range(ROWS)))
+    shared.step()
+    other = endless(50, tokens=3)
+    asked(shared, other)
+    shared.step()
+    assert hog.rows == ROWS - 1
+    shared.remove(hog)
+    drain(shared)
+    assert outcome(other) == alone(endless(50, tokens=3))
+    assert shared.busy == []
+
+
+def running(caller: RequestList, count: int) -> list[Running]:
+    texts = [Running(text(1), caller) for _ in range(count)]
+    for place, each in enumerate(texts):
+        each.place([place], None)
+    return texts
+
+
+def test_a_step_has_a_row_of_each_and_what_is_left_goes_round():
+    hog, short, third = (RequestList([]) for _ in range(3))
+    many, few = running(hog, 15), running(short, 1)
+    assert in_rounds([*many, *few], 4) == [many[0], few[0], *many[1:3]]
+    assert in_rounds([*many, *few], 100) == [many[0], few[0], *many[1:]]
+    each = [single for caller in (short, third, RequestList([])) for single in running(caller, 1)]
+    assert in_rounds([*each, *many], 2) == [*each, many[0]]
+    # Of two clients each has a row, however many callers one has.
+    short.client = third.client = "a"
+    hog.client = "b"
+    assert in_rounds([*each[:2], *many], 3) == [each[0], many[0], each[1]]
+
+
+@pytest.mark.parametrize(("fixed", "each", "most"), [(0.0, 1.0, 3), (8.0, 1.0, 5), (10.0, 0.0, 16)])
+def test_a_step_takes_little_longer_than_one_of_two_rows(fixed, each, most):
+    pace = Pace()
+    assert pace.most() == 3
+    for _ in range(50):
+        pace.took(16, fixed + 16 * each)
+    assert pace.most() == 3  # nothing is known of other numbers
+    for rows, held_up in ((3, 9.0), (3, 0.0), (16, 50.0)):
+        pace.took(rows, fixed + rows * each + held_up)
+    assert pace.most() == pytest.approx(most, abs=1)
+    if each:
+        assert fixed + pace.most() * each <= 2 * (fixed + 2 * each)

@@ -287,6 +287,8 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str | None, str | None, str]] = {
         LENGTH,
         "more than the 1999",
     ),
+    "texts": ("chat/completions", CHAT | {"n": 5}, "n", None, "takes 4 at most"),
+    "best of": ("completions", {"prompt": "a", "best_of": 5}, "best_of", None, "takes 4 at most"),
     "more than ever wait": ("completions", {"prompt": ["a."] * 200}, None, None, "takes 104 at"),
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvcast.engine.prefix_cache import PrefixCache
 from kvcast.engine.requests import Input, Request
+from kvcast.runtimes.base import Int64
 
 
 class Admission:
@@ -26,8 +27,11 @@ class Admission:
         """Whether there is a row without a request."""
         return bool(self._free)
 
-    def admit(self, request: Request) -> tuple[list[int], int | None] | None:
-        """Give a request its rows, ascending, and its slot; None if there is no room."""
+    def admit(self, request: Request, sequence: Int64) -> tuple[list[int], int | None] | None:
+        """Give a request its rows, ascending, and its slot; None if there is no room.
+
+        `sequence` is what its first row will hold before it chooses.
+        """
         if len(self._free) < request.width:
             return None
         slot = None
@@ -38,7 +42,7 @@ class Admission:
             self._readers[slot] += 1
             if slot in self._unread:
                 self._unread.remove(slot)
-        rows = self._rows_for(request)
+        rows = self._rows_for(request.width, sequence)
         self._free = [row for row in self._free if row not in rows]
         return rows, slot
 
@@ -56,11 +60,11 @@ class Admission:
         self._encoded.update(slots)
         return {slot: self._inputs[slot] for slot in slots}
 
-    def _rows_for(self, request: Request) -> list[int]:
+    def _rows_for(self, width: int, sequence: Int64) -> list[int]:
         if self._prefixes is None:
-            return sorted(self._free)[: request.width]
-        first = self._prefixes.row_for(request.prompt.sequence, self._free)
-        others = [row for row in self._free if row != first][: request.width - 1]
+            return sorted(self._free)[:width]
+        first = self._prefixes.row_for(sequence, self._free)
+        others = [row for row in self._free if row != first][: width - 1]
         return sorted([first, *others])
 
     def _slot_for(self, wanted: Input) -> int | None:

@@ -6,7 +6,7 @@ in the calling thread. Requests that wait for rows wait here. Knows neither rows
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -31,12 +31,14 @@ class Caller(ABC):
 
     Attributes:
         priority: callers with a lower number go first.
+        client: whose rows it shares; None if it has a share of its own.
         rows: number of rows that its requests have now; the scheduler counts them.
         began: whether a request of it was taken on; the scheduler sets it.
 
     """
 
     priority: int = 0
+    client: Hashable | None = None
     rows = 0
     began = False
 

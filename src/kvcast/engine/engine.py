@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,7 +151,14 @@ class Engine:
         self._thread = threading.Thread(target=self._serve, name="kvcast-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, given: Any, *, deadline: float | None = None, **options: Any) -> Job[Any, Any]:
+    def submit(
+        self,
+        given: Any,
+        *,
+        deadline: float | None = None,
+        client: Hashable | None = None,
+        **options: Any,
+    ) -> Job[Any, Any]:
         """Submit a request; returns at once, from any thread.
 
         Args:
@@ -159,6 +166,7 @@ class Engine:
                 window, as `kvcast.whisper.windows.WindowRequests` makes them, which does not wait
                 for the recordings before it.
             deadline: seconds from now after which the job fails.
+            client: who asks; jobs of one client share what another one has alone.
             options: keywords of `generate` or `transcribe`.
 
         Returns:
@@ -173,7 +181,7 @@ class Engine:
         """
         self._check_open()
         caller = self.model.caller(given, options, self._scheduler)
-        caller.totals = self._totals
+        caller.totals, caller.client = self._totals, client
         begin = self._open if caller.opens else self._begin
         return self._enter(caller, deadline, partial(begin, caller), at_once=caller.priority < 0)
 

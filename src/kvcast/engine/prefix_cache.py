@@ -36,6 +36,10 @@ class PrefixCache:
         """How many tokens each row holds."""
         return [int(length) for length in self._lengths_r]
 
+    def tokens(self, row: int) -> Int64:
+        """Return the tokens that a row holds."""
+        return self._tokens_rc[row, : self._lengths_r[row]].astype(np.int64)
+
     def feed(self, rows: Sequence[int], tokens: Iterable[Sequence[int] | Int64]) -> None:
         """Append tokens to rows, a sequence to each."""
         for row, new in zip(rows, tokens, strict=True):

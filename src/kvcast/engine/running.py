@@ -27,15 +27,35 @@ class Running:
 
     """
 
-    def __init__(self, request: Request, caller: Caller, rows: list[int], slot: int | None) -> None:
+    def __init__(self, request: Request, caller: Caller) -> None:
         self.request = request
         self.caller = caller
-        self.rows = self.owned = rows
-        self.live = rows[:1]
+        self.rows: list[int] = []
+        self.owned = self.live = self.rows
         self.numbers: list[int] | None = None
         self.next: list[int] = []
-        self.slot = slot
+        self.slot: int | None = None
+        self._held: Int64 | None = None
         self._unread = request.prompt.tokens
+
+    def place(self, rows: list[int], slot: int | None) -> None:
+        """Give it rows of the cache, and a slot."""
+        self.rows = self.owned = rows
+        self.live = rows[:1]
+        self.slot = slot
+
+    def pause(self, held_s: Int64) -> None:
+        """Take its only row, which holds these tokens: it will read them, and what it chose."""
+        if self.numbers is not None:
+            self._held = np.concatenate([held_s, self.next])
+        self._unread = self.sequence
+        self.numbers = None
+        self.rows = self.owned = self.live = []
+
+    @property
+    def sequence(self) -> Int64:
+        """The tokens that it reads before it chooses next."""
+        return self.request.prompt.sequence if self._held is None else self._held
 
     @property
     def reads(self) -> bool:
@@ -45,13 +65,17 @@ class Running:
     @property
     def fresh(self) -> bool:
         """Whether no token of the prompt has been fed or skipped."""
-        prompt = self.request.prompt
-        return prompt.prefix is None and len(self._unread) == len(prompt.tokens)
+        return self.request.prompt.prefix is None and len(self._unread) == len(self.sequence)
 
     def skip(self, count: int) -> None:
         """Leave out the first tokens of the prompt: the row holds them."""
         self._unread = self._unread[count:]
-        self.request.reused = count
+        if self._held is None:
+            self.request.reused = count
+
+    def unread(self) -> int:
+        """Return how many tokens are yet to be read."""
+        return len(self._unread)
 
     def chunk(self, most: int | None) -> int:
         """Return how many tokens are read next."""

@@ -1,9 +1,10 @@
 """The scheduler: decides which requests run, and runs them step by step over one cache.
 
 It pulls: waiting requests stay with their callers. A free row goes to the caller with the lowest
-priority number; among equals, to the one with the fewest rows, then to the longest waiting one. So
-rows are given out round by round, and a caller of many requests cannot keep another one waiting. A
-request that needs more rows than are free stops admission when it is its turn, until it fits.
+priority number; among equals, by shares of clients and callers (`kvcast.engine.shares`), then to
+the longest waiting one. If no row is free, one with more gives a row up, and its text goes on later
+from the tokens that it had. So a caller of many requests cannot keep another one waiting. A request
+that needs more rows than are free stops admission when it is its turn, until it fits.
 
 Where the runtime computes rows independently, as in fp32, what a request writes depends neither on
 the others nor on the number of rows, nor on the length of a chunk. Knows neither what tokens mean
@@ -13,7 +14,7 @@ nor how they are chosen.
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import RLock
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -22,17 +23,11 @@ from kvcast.engine.callers import Caller, Policy, PolicyList, RequestList
 from kvcast.engine.prefix_cache import WORTH_COPYING, PrefixCache, in_common
 from kvcast.engine.requests import OVER, Continuations, Drafts, Input, Prefix, Request
 from kvcast.engine.running import Batch, Running
+from kvcast.engine.shares import Pace, Shares, in_rounds
 from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime
 from kvcast.runtimes.exclusive import exclusive
 
 Result = TypeVar("Result")
-
-
-class _NextRequest(NamedTuple):
-    """The next request to admit, and its caller."""
-
-    caller: Caller
-    request: Request
 
 
 class Scheduler:
@@ -87,7 +82,10 @@ class Scheduler:
         self._prefixes = prefixes
         self._admission = Admission(rows, inputs, prefixes)
         self._callers: dict[Caller, None] = {}  # the one that has waited longest first
-        self._pulled: _NextRequest | None = None  # stops admission until it fits
+        self._pulled: Running | None = None  # stops admission until it fits
+        self._paused: list[Running] = []  # that gave their rows up, the longest ago first
+        self._pace = Pace()
+        self._reads_shortest = False
         self._admitted: list[Running] = []
         self._prefilling: list[Running] = []
         self._decoding: list[Running] = []
@@ -129,6 +127,7 @@ class Scheduler:
             self._callers.pop(caller, None)
             if self._pulled is not None and self._pulled.caller is caller:
                 self._pulled = None
+            self._paused = [each for each in self._paused if each.caller is not caller]
             for phase in (self._admitted, self._prefilling, self._decoding):
                 for running in [each for each in phase if each.caller is caller]:
                     phase.remove(running)
@@ -201,39 +200,80 @@ class Scheduler:
     def _admit(self) -> dict[Caller, None]:
         """Give out free rows, round by round; return the callers that are over."""
         over: dict[Caller, None] = {}
-        while self._callers and self._may_admit:
-            pulled = self._pulled or self._pull(over)
-            if pulled is None:
-                break
-            caller, request = pulled
-            place = self._admission.admit(request)
+        while self._callers and (pulled := self._pulled or self._pull(over)) is not None:
+            place = self._admission.admit(pulled.request, pulled.sequence)
             if place is None:
                 self._pulled = pulled
+                if self._make_room(pulled):
+                    continue
                 break
             self._pulled = None
+            caller = pulled.caller
             del self._callers[caller]
             self._callers[caller] = None  # behind those that have waited longer
-            caller.rows += request.width
-            self._admitted.append(Running(request, caller, *place))
+            caller.rows += pulled.request.width
+            pulled.place(*place)
+            self._admitted.append(pulled)
         return over
 
-    def _pull(self, over: dict[Caller, None]) -> _NextRequest | None:
-        """Take the next request to admit, and note the finished callers."""
-        for caller in sorted(self._callers, key=_precedence):
-            request = None
+    def _pull(self, over: dict[Caller, None]) -> Running | None:
+        """Take the next request to admit, and note the finished callers.
+
+        While no row is free, only callers are asked for which another one gives up a row.
+        """
+        if not (may_admit := self._may_admit) and self._prefixes is None:
+            return None
+        shares = Shares(self._callers)
+        for caller in shares.waiting():
+            if not may_admit and shares.giving(caller, 1) is None:
+                continue
+            running = None
             try:
-                request = caller.next_request()
-                if request is not None:
-                    self._check(request)
+                running = self._next_of(caller)
             except Exception as error:
                 caller.fail(error)
             if caller.over:
                 self.remove(caller)
                 over[caller] = None
-            elif request is not None:
+            elif running is not None:
                 caller.began = True
-                return _NextRequest(caller, request)
+                return running
         return None
+
+    def _next_of(self, caller: Caller) -> Running | None:
+        """Return a caller's next request: a new one, or one that gave its row up.
+
+        The new ones come first, as their prompts are often in a row already.
+        """
+        request = caller.next_request()
+        if request is not None:
+            self._check(request)
+            return Running(request, caller)
+        for running in self._paused:
+            if running.caller is caller:
+                self._paused.remove(running)
+                return running
+        return None
+
+    def _make_room(self, waiting: Running) -> bool:
+        """Let a caller with more rows give one up, if there is one; tell whether it did.
+
+        Its request goes on later: it reads again what the row held. So this is for requests of one
+        row whose tokens are known.
+        """
+        if self._prefixes is None:
+            return False
+        giving = Shares(self._callers).giving(waiting.caller, waiting.request.width)
+        for phase in (self._admitted, self._prefilling, self._decoding):
+            for running in reversed(phase):
+                if running.caller is giving and _may_pause(running):
+                    phase.remove(running)
+                    [row] = running.owned
+                    self._drop(running, began=False)
+                    running.pause(self._prefixes.tokens(row))
+                    self._paused.append(running)
+                    return True
+        return False
 
     def _check(self, request: Request) -> None:
         if request.width > self.rows or request.capacity > self.capacity:
@@ -317,7 +357,7 @@ class Scheduler:
     def _go_on_from_prefix(self, running: Running, prefixes: PrefixCache) -> None:
         """Let a row begin with the part of its prompt that it, or another row, holds."""
         [row] = running.live
-        tokens_s = running.request.prompt.tokens
+        tokens_s = running.sequence
         shortest = [self._cache.shortest(other) for other in range(self.rows)]
         match = prefixes.match(row, tokens_s, shortest)
         if match is None or match.row != row:
@@ -369,9 +409,17 @@ class Scheduler:
         return advanced
 
     def _prefilled_now(self) -> list[Running]:
-        """Return the requests that read in this turn, the first come first."""
+        """Return the requests that read in this turn.
+
+        In every other turn the first come first, else those that have least to read: a long prompt
+        keeps no short one waiting, and is not kept waiting by short ones.
+        """
         now, positions = list[Running](), 0
-        for running in self._prefilling:
+        self._reads_shortest = not self._reads_shortest
+        prefilling = self._prefilling
+        if self._reads_shortest and self._turn is not None:
+            prefilling = sorted(prefilling, key=Running.unread)
+        for running in prefilling:
             if self._turn is not None and positions >= self._turn:
                 break
             if self._prefixes is not None and running.fresh:
@@ -385,25 +433,41 @@ class Scheduler:
     def _finds_more_later(self, running: Running, now: Sequence[Running]) -> bool:
         """Tell whether a request that reads now computes more of this prompt than rows hold."""
         prefixes = cast(PrefixCache, self._prefixes)
-        tokens_s = running.request.prompt.tokens
-        shared = max((in_common(tokens_s, other.request.prompt.tokens) for other in now), default=0)
+        tokens_s = running.sequence
+        shared = max((in_common(tokens_s, other.sequence) for other in now), default=0)
         shared = min(shared, len(tokens_s) - 1)
         return shared >= max(prefixes.common(tokens_s)) + WORTH_COPYING
 
     def _decode(self) -> list[Running]:
         """Feed the chosen tokens; let each request choose again."""
-        if self._batch is None:
-            self._batch = Batch(self._decoding)
-        batch = self._batch
+        batch = self._batch_of_step()
         for running, places in batch.members:
             batch.tokens_r1[places, 0] = running.next
         alone = batch.members[0][0]
         if len(batch.rows) == 1 and alone.request.drafts is not None:
             return self._decode_drafted(alone, alone.request.drafts)
+        began = time.perf_counter()
         logits_rpv, self._cache = self._runtime.decode(batch.tokens_r1, self._cache, batch.rows)
         if self._prefixes is not None:
             self._prefixes.step(batch.rows, batch.tokens_r1)
-        return self._advance(batch, logits_rpv[:, -1])
+        advanced = self._advance(batch, logits_rpv[:, -1])
+        self._pace.took(len(batch.rows), time.perf_counter() - began)
+        return advanced
+
+    def _batch_of_step(self) -> Batch:
+        """Return the requests of the next step: all, unless a caller of many would hold up others.
+
+        Then they take turns.
+        """
+        if self._batch is None:
+            self._batch = Batch(self._decoding)
+        if len({each.caller for each in self._decoding}) == 1:
+            return self._batch
+        now = in_rounds(self._decoding, self._pace.most())
+        if len(now) == len(self._decoding):
+            return self._batch
+        self._decoding = [each for each in self._decoding if each not in now] + now
+        return Batch(now)
 
     def _decode_drafted(self, running: Running, drafts: Drafts) -> list[Running]:
         """Feed one row its chosen token and drafts of the next; keep the drafts that it chooses.
@@ -484,5 +548,5 @@ class Scheduler:
         return emptied
 
 
-def _precedence(caller: Caller) -> tuple[int, int]:
-    return caller.priority, caller.rows
+def _may_pause(running: Running) -> bool:
+    return running.request.width == 1 and running.request.prompt.prefix is None

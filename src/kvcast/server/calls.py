@@ -67,7 +67,8 @@ class Calls:
         def work(check: Check) -> Job[Any, Any]:
             made = given()
             check()
-            return engine.submit(made, deadline=self.left(request), **options)
+            client = request.scope["state"].get("client")
+            return engine.submit(made, deadline=self.left(request), client=client, **options)
 
         return await self._attended(request, self._prompts, work, Job.cancel)
 

@@ -36,6 +36,7 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
     """Answer a conversation."""
     served = state.models.of_kind(body.model, NOT_WRITING)
     check_converses(served, body.tools, body.tool_choice)
+    state.check_texts(served, body.n)
     tools = tools_of(
         served.model.tokenizer,
         body.tools,

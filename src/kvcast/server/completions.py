@@ -36,6 +36,8 @@ from kvcast.text.texts import TextGeneration
 async def completions(state: State, request: Request, body: CompletionRequest) -> Response:
     """Continue a prompt, or several."""
     served = state.models.of_kind(body.model, NOT_WRITING)
+    state.check_texts(served, body.n)
+    state.check_texts(served, body.best_of, "best_of")
     for name, harmless in (("echo", False), ("suffix", ""), ("best_of", body.n or 1)):
         if getattr(body, name) not in (None, harmless):
             raise ApiError(400, f"{name} is not supported", param=name)

@@ -8,7 +8,7 @@ import hmac
 import ipaddress
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import anyio
@@ -72,6 +72,7 @@ class Guard:
         if scope["type"] == "websocket":
             await self._connect(scope, receive, send)
             return
+        scope["state"]["client"] = self._access.client(scope)
         running = _RunningRequest()
 
         async def sending(message: Message) -> None:
@@ -182,6 +183,12 @@ class Access:
                 "the API key is missing or wrong: send it as a bearer token",
                 code="invalid_api_key",
             )
+
+    def client(self, scope: Scope) -> Hashable:
+        """Return whose request it is: its key's, where keys are needed, or its address's."""
+        if self._keys:
+            return _digest(_bearer(Headers(scope=scope)))
+        return (scope.get("client") or ("", 0))[0]
 
     def check_host(self, headers: Headers) -> None:
         """Raise ApiError for a foreign host name at a local address.

@@ -15,6 +15,9 @@ LIMITS = "limits"
 ACCESS = "access"
 LOGS = "logs"
 
+MOST_TEXTS = 128
+"""Largest n of a request, as OpenAI has it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineParams(Params):
@@ -140,6 +143,15 @@ class ServeParams(EngineParams):
             metavar="SECONDS",
         ),
     ] = 300.0
+    max_n: Annotated[
+        int | None,
+        Option(
+            group=LIMITS,
+            help="texts of a prompt, n; more are refused",
+            check=Bounds(least=1, most=MOST_TEXTS),
+            default="as many as a model has rows",
+        ),
+    ] = None
     max_prompt: Annotated[
         int | None,
         Option(

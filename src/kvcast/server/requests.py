@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from kvcast.decoding.params import BIAS
 from kvcast.options import Bounds, Text
+from kvcast.server.params import MOST_TEXTS
 from kvcast.text.params import PromptParams
 
 MOST_STOPS = 16
-MOST_TEXTS = 128
 MOST_TOP_LOGPROBS = 20
 MOST_BIASES = 1024
 MOST_MESSAGES = 4096

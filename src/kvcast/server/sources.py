@@ -32,6 +32,7 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     others = NOT_WRITING | {CHAT: _CONTINUES, COMPLETION: _CONTINUES}
     served = state.models.of_kind(body.model, others)
     assert served.kind == TEXT2TEXT
+    state.check_texts(served, body.n)
     if body.stream:
         raise ApiError(400, "stream is not supported: the answer comes whole", param="stream")
     options = keywords(body, served, body.max_tokens, temperature=0.0)

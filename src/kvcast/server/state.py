@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from kvcast.engine import Job
 from kvcast.server.calls import Calls
+from kvcast.server.errors import ApiError
 from kvcast.server.journal import RequestLog
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
@@ -36,6 +37,16 @@ class State:
         job = await self.calls.begin(request, served.engine, prompt, options)
         self.metrics.watch(served.name, job)
         return job
+
+    def check_texts(self, served: Served, count: int | None, name: str = "n") -> None:
+        """Raise ApiError for more texts of a prompt than one request may have."""
+        most = self.limits.max_n or served.engine.status().rows
+        if count is not None and count > most:
+            raise ApiError(
+                400,
+                f"{name} is {count}, and this server takes {most} at most: send several requests",
+                param=name,
+            )
 
     def wrote(self, request: Request, result: Any) -> list[TextGeneration]:
         """Return the texts of a job's result, for the log as well."""
