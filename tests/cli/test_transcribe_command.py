@@ -170,6 +170,18 @@ def test_with_a_folder_quiet_prints_nothing_and_json_prints_documents(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.vtt"]
 
 
+def test_rules_of_replacement_are_read_from_a_file(model, recording, tmp_path, capsys):
+    rules = tmp_path / "rules"
+    rules.write_text("cube control => kubectl\n", encoding="utf-8")
+    assert transcribe(recording("a.wav"), "--replace", str(rules)) == 0
+    [(_, options)] = [call for call in model.calls if call[0] != "load"]
+    assert options["replace"] == ("cube control => kubectl",)
+    rules.write_text("cube control\n", encoding="utf-8")
+    assert transcribe(recording("a.wav"), "--replace", str(rules)) == 2
+    assert "replacement 1 must be HEARD => WRITTEN" in capsys.readouterr().err
+    assert transcribe(recording("a.wav"), "--replace", str(tmp_path / "gone")) == 66
+
+
 def test_two_inputs_with_one_name_are_refused_before_any_work(model, recording, tmp_path, capsys):
     names = recording("a.wav"), recording("other/a.mp3")
     assert transcribe(*names, "--output-dir", str(tmp_path / "out")) == 2

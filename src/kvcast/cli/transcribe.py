@@ -14,6 +14,7 @@ from kvcast.cli.arguments import Heading, add_options, headings, keywords
 from kvcast.cli.files import shown
 from kvcast.cli.outputs import FORMATS, Outputs
 from kvcast.cli.progress import Progress, progress
+from kvcast.cli.prompts import read_text
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
 from kvcast.whisper.params import (
@@ -53,7 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     under = headings(parser, *groups, CLUSTER, "output")
     recordings.add_model(under[LOADING])
     add_options(under, LoadParams, leave_out=OF_TEXTS)
-    add_options(under, TranscribeParams)
+    add_options(under, TranscribeParams, leave_out={"replace"})
+    under[RECOGNITION].add_argument(
+        "--replace",
+        default=(),
+        metavar="FILE",
+        help="rules HEARD => WRITTEN, one in each line, for names and terms: of whole words, in "
+        "any case",
+    )
     add_options(under, SubtitleParams)
     live.add_arguments(under[LIVE])
     add_options(under, FolderParams)
@@ -94,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
     """Transcribe every input and return the exit code; raises errors that concern all of them."""
     subtitles = SubtitleParams(**keywords(args, SubtitleParams))  # raises UsageError
     args.word_timestamps |= subtitles.are_chosen
+    if args.replace:
+        args.replace = tuple(read_text(args.replace).splitlines())
     _check(args)
     if args.live:
         return _transcribe_live(args)

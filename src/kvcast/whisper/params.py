@@ -20,6 +20,7 @@ from kvcast.decoding.params import (
 )
 from kvcast.errors import UsageError
 from kvcast.options import Bounds, Check, Choice, Option, Params, Text, seconds_of
+from kvcast.whisper.replacing import Replacements
 
 RECOGNITION = "what to recognise"
 SEARCH = "search"
@@ -289,6 +290,16 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
             default="one part",
         ),
     ] = None
+    replace: Annotated[
+        str | Sequence[str],
+        Option(
+            group=RECOGNITION,
+            help="rules HEARD => WRITTEN for names and terms, of whole words in any case; on the "
+            "command line a file with one in each line",
+            check=Text(),
+            metavar="FILE",
+        ),
+    ] = ()
     multilingual: Annotated[
         bool,
         Option(
@@ -388,6 +399,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         if self.multilingual and self.language is not None:
             raise UsageError("multilingual detects the language of every part: leave out language")
         self._check_clips()
+        Replacements.of(self.replace)  # raises UsageError
 
     def _refuse_without_effect(self) -> None:
         """Raise UsageError for options whose feature is switched off."""
@@ -494,7 +506,7 @@ _OF_RECORDINGS = (
     *("timestamps", "clip_start", "clip_end", "clip_timestamps", "batch", "prefix"),
     *("multilingual", "language_detection_threshold", "language_detection_segments"),
     *("vad", "min_silence", "speech_pad", "max_speech"),
-    *("word_timestamps", "prepend_punctuations", "append_punctuations"),
+    *("word_timestamps", "prepend_punctuations", "append_punctuations", "replace"),
 )
 """Options that do not apply to sound that is still arriving."""
 

@@ -27,6 +27,7 @@ from kvcast.whisper.excerpts import first_excerpt
 from kvcast.whisper.language_spans import LanguageSpans
 from kvcast.whisper.long_form import LongForm
 from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.replacing import Replacements
 from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import FRAMES_PER_SECOND, Segment, placed
 from kvcast.whisper.sound import Sound, Windows
@@ -93,6 +94,7 @@ class RecordingCaller(PolicyCaller):
         self._opening = opening
         self._attempts = attempts
         self._params = params
+        self._replacements = Replacements.of(params.replace)
         self._ahead = _AHEAD * together
         self._plan = self._planned()
         self._plan_waits = True
@@ -177,7 +179,7 @@ class RecordingCaller(PolicyCaller):
             if first is not None and first.segments:
                 self._taken += 1
                 segment = placed(first.segments.popleft(), self._windows.timeline)
-                return replace(segment, id=self._taken - 1)
+                return self._replacements.apply(replace(segment, id=self._taken - 1))
             if first is not None and first.over:
                 self._drafts += self._begun.popleft().drafts
                 for seconds, notice in first.notices:
