@@ -12,7 +12,7 @@ from kvcast.cli.arguments import Parser, normalise, number, several, whole_numbe
 from kvcast.cli.other_tools import translated
 from kvcast.cluster.params import ClusterParams
 from kvcast.errors import UsageError
-from kvcast.loading.params import LoadParams
+from kvcast.loading.params import OF_TEXTS, LoadParams
 from kvcast.whisper.params import FolderParams, LiveParams, SubtitleParams, TranscribeParams
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -279,7 +279,7 @@ def test_the_declared_options_are_distinct_and_cover_the_parser():
     others = ["audio", "model", "format", "output_dir", "json", "quiet", "live", "sample_rate"]
     assert sorted([*names, *others]) == sorted(vars(args))
     declared = {option.name for group in options for option in group.declared()}
-    assert declared - set(names) == {"cache"}
+    assert declared - set(names) == OF_TEXTS
 
 
 @pytest.mark.parametrize("command", [transcribe, export])

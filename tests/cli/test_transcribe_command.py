@@ -44,7 +44,8 @@ def test_the_model_is_loaded_with_the_options_asked_for(model, recording):
     words = ["--runtime", "eager", "--quantize", "int4", "--threads", "3"]
     assert transcribe(recording("a.wav"), *words) == 0
     loading = {"model": "demo", "runtime": "eager", "quantize": "int4", "threads": 3}
-    assert model.calls[0] == ("load", loading | {"dtype": None, "cache": None, "trust": False})
+    others = {"dtype": None, "cache": None, "trust": False, "generation_config": True}
+    assert model.calls[0] == ("load", loading | others)
 
 
 def test_json_tells_what_a_bundle_ran_on(open_as, recording, capsys):
