@@ -81,6 +81,8 @@ WHISPER = [
         ({"activation_function": "relu"}, "activation_function must be 'gelu'"),
         ({"scale_embedding": True}, "scale_embedding must be False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
+        *(({name: 36}, f"{name} must be 4 times d_model, 32, not 36")
+          for name in ("encoder_ffn_dim", "decoder_ffn_dim")),
     ),
     *(Refusal("whisper", {CONFIG: text}, CONFIG, UNREADABLE)
       for text in ("", "{", "[]", b"\xff", "[" * 100_000)),
@@ -101,6 +103,25 @@ WHISPER = [
     ))),
     Refusal("whisper in shards", {f"{PART}3.safetensors": None}, f"{PART}3.safetensors", MISSING),
     Refusal("whisper in shards", {INDEX: "{}"}, "weight_map", UNREADABLE),
+]
+
+# Downloads that are not whole.
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+HALF = "m.safetensors.incomplete"
+DOWNLOADS = [
+    *(Refusal(whole, {file: POINTER}, (f"{file} is a Git LFS pointer", "git lfs pull"), UNREADABLE)
+      for whole, files in (
+        ("whisper", (CONFIG, WEIGHTS, TOKENIZER)), ("llama", (WEIGHTS, TOKENIZER)),
+        ("t5", (TOKENIZER,)), ("ct2", ("model.bin",)), ("gguf", ("m.gguf",)),
+        ("whisper in shards", (f"{PART}3.safetensors",)),
+      ) for file in files),
+    *(Refusal("whisper", {WEIGHTS: None, f"{folder}{HALF}": ""},
+              (f"download incomplete ({HALF}): run the download again"), MISSING)
+      for folder in ("", ".cache/huggingface/download/")),
+    Refusal("whisper in shards", {f"{PART}3.safetensors": None, HALF: ""},
+            "download incomplete", MISSING),
+    Refusal("whisper", {WEIGHTS: None}, "fetch the model's weights too", MISSING),
 ]
 
 # CTranslate2, and the parts of a Whisper's tokenizer.
@@ -206,7 +227,7 @@ CTRANSLATE2 = [
 # Decoders of Hugging Face.
 
 KEYS = "layers.2.self_attn.k_proj.weight"
-UP_BIAS, EXPERT = "layers.0.mlp.up_proj.bias", "experts.2.w3.weight"
+EXPERT = "experts.2.w3.weight"
 DECODERS = [
     *refusals("llama", CONFIG, FAILED, *each_saying(CONFIG,
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
@@ -244,7 +265,15 @@ DECODERS = [
         # 4 and 2 heads give as many rows of queries, keys and values as 6 heads and 1.
         ({"num_attention_heads": 6, "num_key_value_heads": 1},
          ("self_attn.q_proj.weight has shape [32, 24]", "[48, 24]")),
-        *(({"num_hidden_layers": layers}, "layers.") for layers in (3, 5, 10_000)),
+        *(({"num_hidden_layers": layers}, "layers.") for layers in (5, 10_000)),
+        *(({name: {"quant_method": kind}}, (f"{name} of the kind {kind!r} is not read", "GGUF"))
+          for name, kind in (
+            ("quantization_config", "fp8"), ("quantization_config", "gptq"),
+            ("quantization_config", "awq"), ("quantization_config", "bitsandbytes"),
+            ("compression_config", "compressed-tensors"),
+        )),
+        ({"quantization_config": {"bits": 4}}, "quantization_config of the kind 'None'"),
+        ({"mlp_bias": True}, "mlp_bias is not supported"),
     ),
     *refusals("gemma3_text", CONFIG, FAILED,
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -262,8 +291,7 @@ DECODERS = [
     Refusal("mixtral", {CONFIG: {"num_local_experts": 2}},
             "block_sparse_moe.gate.weight has shape [3, 24]", FAILED),
     Refusal("mixtral", {WEIGHTS: without(f"layers.1.block_sparse_moe.{EXPERT}")}, EXPERT, FAILED),
-    Refusal("llama", {WEIGHTS: also(f"model.{UP_BIAS}", torch.ones(20))},
-            f"{UP_BIAS} has no place in a llama model", FAILED),
+    Refusal("llama", {WEIGHTS: also("model.norm.weight", torch.ones(24).long())}, "is I64", FAILED),
     Refusal("llama in shards", {f"{PART}8.safetensors": None}, f"{PART}8.safetensors", MISSING),
     Refusal("llama", {TOKENIZER: None}, "save_pretrained", MISSING),
     *(Refusal("llama", {file: "["}, file, UNREADABLE) for file in (TOKENIZER_CONFIG, GENERATION)),
@@ -271,7 +299,6 @@ DECODERS = [
 
 # T5.
 
-BIAS = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
 def encoder_alone(tensors: Any) -> Any:
@@ -305,13 +332,11 @@ T5 = [
         ({"d_kv": 4}, "SelfAttention.q.weight has shape [32, 32]"),
         ({"num_layers": 3}, "no tensor encoder.block.2."),
         ({"num_decoder_layers": 10_000}, "no tensor decoder.block.2."),
-        ({"num_layers": 1}, "encoder.block.1.layer.0.SelfAttention.k.weight has no place in a t5"),
         ({"is_gated_act": True}, "no tensor encoder.block.0.layer.1.DenseReluDense.wi_0.weight"),
     ),
     *refusals("t5", WEIGHTS, FAILED,
         (encoder_alone, "has no tensor decoder.block.0.layer.0.SelfAttention"),
         (without("shared.weight"), "has no tensor shared.weight"),
-        (also(BIAS, torch.ones(32, 4)), f"{BIAS} has no place in a t5 model of 2 and 2 layers"),
         *((also(name, lambda t: t["shared.weight"] + 1), f"{name} differs from shared.weight")
          for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")),
         (also("lm_head.weight", torch.ones(7, 32)), "lm_head.weight has shape [7, 32]"),
@@ -724,6 +749,6 @@ TENSORFLOW = [
 # fmt: on
 
 ROWS: tuple[Refusal, ...] = (
-    *(*WHISPER, *CTRANSLATE2, *DECODERS, *T5, *UNILMS, *MISTRAL, *BERT4KERAS),
+    *(*WHISPER, *DOWNLOADS, *CTRANSLATE2, *DECODERS, *T5, *UNILMS, *MISTRAL, *BERT4KERAS),
     *(*GGUF_FILES, *GGUF_MODELS, *TENSORFLOW),
 )

@@ -129,6 +129,7 @@ def damage(folder: Path, what: Damage) -> None:
         elif isinstance(change, Mapping):
             edit_json(path, **change)
         elif isinstance(change, str | bytes):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(change.encode() if isinstance(change, str) else change)
         elif path.suffix == ".safetensors":
             save_file(change(load_file(path)), path, metadata={"format": "pt"})

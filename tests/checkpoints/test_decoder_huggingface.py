@@ -319,10 +319,44 @@ def test_a_head_beside_a_tied_embedding_counts_only_if_it_differs(tmp_path):
     np.testing.assert_array_equal(checkpoint.tensors["decoder.head.weight"], head)
 
 
-def test_frequencies_that_old_llamas_carry_are_no_foreign_tensors(llama):
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    rewrite_weights(llama, lambda tensors: {**tensors, name: torch.ones(4)})
-    assert len(open_checkpoint(llama).tensors) > 4
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
+def test_a_tied_model_may_be_saved_under_its_heads_name(name, tmp_path):
+    model = random_decoder(name)
+    folder = save_decoder(model, tmp_path / "model")
+
+    def renamed(tensors):
+        return {"lm_head.weight": tensors.pop("model.embed_tokens.weight"), **tensors}
+
+    rewrite_weights(folder, renamed)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.dimensions.tied
+    assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model))
+
+
+TABLES = ["inv_freq", "cos_cached", "sin_cached"]
+UNUSED = {
+    **{f"model.rotary_emb.{table}": torch.ones(4) for table in TABLES},
+    **{f"model.layers.0.self_attn.rotary_emb.{table}": torch.ones(4) for table in TABLES},
+    "score.weight": torch.ones(2, 24),
+    "v_head.summary.bias": torch.ones(1),
+    "model.layers.4.mlp.up_proj.weight": torch.ones(20, 24),
+    "model.position_ids": torch.arange(4),
+    "model.mask": torch.ones(2, dtype=torch.bool),
+}
+INSIDE = "model.layers.3.mlp.up_proj.bias"
+
+
+def test_tensors_without_use_are_listed_and_told_where_they_may_have_had_one(llama):
+    read = open_checkpoint(llama)
+    assert read.tensors.unused == ()
+    rewrite_weights(llama, lambda tensors: tensors | UNUSED)
+    checkpoint = open_checkpoint(llama)
+    assert sorted(checkpoint.tensors.unused) == sorted(UNUSED)
+    assert_same_tensors(checkpoint.tensors, read.tensors)
+    assert "notices" not in json.loads(checkpoint.text["text.json"])
+    rewrite_weights(llama, lambda tensors: {**tensors, INSIDE: torch.ones(20)})
+    (notice,) = json.loads(open_checkpoint(llama).text["text.json"])["notices"]
+    assert f"{INSIDE} and others: results may be wrong" in notice
 
 
 def test_the_tokenizers_files_go_along(llama):

@@ -2,6 +2,8 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from kvcast.checkpoints import hub
+from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.errors import InputMissingError
 
 MISTRAL = ["params.json", "consolidated.safetensors", "tekken.json"]
 OTHER = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -49,8 +51,27 @@ def test_mistrals_layout_is_fetched_where_there_is_no_other(fetched):
 
 
 def test_what_chat_needs_is_fetched_too(fetched):
-    files = [*OTHER, "chat_template.jinja", "generation_config.json"]
+    files = [*OTHER, "chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+    files += ["generation_config.json", "special_tokens_map.json"]
     assert fetched([*files, *NEVER]) == set(files)
+
+
+def test_the_folder_of_a_model_in_the_hubs_cache_is_its_snapshot(tmp_path):
+    root = tmp_path / "models--org--name"
+    (root / "snapshots").mkdir(parents=True)
+    with pytest.raises(InputMissingError, match="run hf download org/name again"):
+        locate(str(root))
+    for commit in ("abc", "def", "ghi"):
+        (root / "snapshots" / commit).mkdir()
+    (root / "refs").mkdir()
+    (root / "refs/main").write_text("def\n")
+    snapshot = root / "snapshots" / "def"
+    assert locate(str(root)) == locate(str(snapshot)) == locate(str(root / "snapshots")) == snapshot
+    (root / "blobs").mkdir()
+    (root / "blobs/012.incomplete").touch()
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(InputMissingError, match=r"download incomplete .*run hf download org/name"):
+        open_checkpoint(locate(str(root)))
 
 
 @pytest.mark.parametrize("file", ["spiece.model", "vocab.txt"])

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.errors import InputMissingError, InputOutputError
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.families.table import family_with
 from kvcast.spec.blocks import CodedMatrix
 from kvcast.spec.file_rows import Encoding, FileRows, joined_rows
@@ -27,6 +27,7 @@ _KINDS: Mapping[str, np.dtype[Any]] = {
     "int16": np.dtype("<i2"),
     "int32": np.dtype("<i4"),
 }
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _ENCODINGS: Mapping[str, Encoding] = {
     "float32": Encoding.F32,
     "float16": Encoding.F16,
@@ -40,11 +41,13 @@ class StoredTensor:
 
     `blocks` reads a matrix's codes, where the file has codes of up to 8 bits. `rows` tells where a
     matrix's rows lie in the file, those of its last axis. `kinds` and `nbytes` are
-    of the file's own numbers, which `read` may widen; computed ones have none.
+    of the file's own numbers, which `read` may widen; computed ones have none. `problem` says why
+    its values cannot be read; empty if they can.
     """
 
     shape: tuple[int, ...]
     read: Callable[[], NDArray[Any]]
+    problem: str = ""
     blocks: Callable[[], CodedMatrix] | None = None
     rows: Callable[[], FileRows] | None = None
     kinds: frozenset[str] = frozenset()
@@ -87,10 +90,17 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
     """Maps canonical names to arrays, which are read on every lookup and not kept.
 
     Arrays may be read-only views of a memory-mapped file: copy before writing.
+
+    Attributes:
+        unused: names of the files' tensors that are no part of the model.
+
     """
 
-    def __init__(self, parts: Mapping[str, Sequence[StoredTensor]]) -> None:
+    def __init__(
+        self, parts: Mapping[str, Sequence[StoredTensor]], unused: Sequence[str] = ()
+    ) -> None:
         self._parts = dict(parts)
+        self.unused = tuple(unused)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         arrays = [part.read() for part in self._parts[name]]
@@ -105,6 +115,10 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
     def only(self, names: Iterable[str]) -> Self:
         """Return some of the tensors."""
         return type(self)({name: self._parts[name] for name in names})
+
+    def beside(self, unused: Sequence[str]) -> Self:
+        """Return these tensors beside others that are not used."""
+        return type(self)(self._parts, unused)
 
     def parts_of(self, name: str) -> Sequence[StoredTensor]:
         """Return the tensors of the files that an array is made of."""
@@ -176,17 +190,43 @@ def require_file(path: Path, advice: str) -> Path:
     return path
 
 
+def unreadable_tensor(shape: tuple[int, ...], problem: str) -> StoredTensor:
+    """Return a tensor whose values are not read; the first use raises KvcastError."""
+
+    def read() -> NDArray[Any]:
+        raise KvcastError(problem)
+
+    return StoredTensor(shape=shape, read=read, problem=problem)
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file whole; raises InputOutputError for a pointer to one."""
+    content = path.read_bytes()
+    _refuse_pointer(path, content[: len(_POINTER)])
+    return content
+
+
+def _refuse_pointer(path: Path, beginning: bytes) -> None:
+    """Raise InputOutputError for what Git has in the place of a large file."""
+    if beginning == _POINTER:
+        raise InputOutputError(
+            f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in its repository"
+        )
+
+
 def map_file(path: Path) -> NDArray[np.uint8]:
     """Memory-map a file read-only, as [bytes]; raises InputOutputError for an empty one."""
     if path.stat().st_size == 0:
         raise InputOutputError(f"{path} is empty: fetch it again")
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    _refuse_pointer(path, content[: len(_POINTER)].tobytes())
+    return content
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; raises InputOutputError if it contains anything else."""
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_file(path))
     except (ValueError, RecursionError):
         raise InputOutputError(f"{path} is not valid JSON: fetch it again") from None
     if not isinstance(fields, dict):

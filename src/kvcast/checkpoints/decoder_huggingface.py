@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import Checkpoint, StoredTensor
+from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
@@ -77,6 +77,16 @@ _GEMMA_NAMES = {
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
 _PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
 _IMAGES = ("vision_tower.", "multi_modal_projector.")
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+_LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
+# Old models store them, but they follow from the configuration.
+_TABLES = (".inv_freq", ".cos_cached", ".sin_cached")
+
+
+def _llama(fields: Fields) -> dict[str, Any]:
+    if fields.flag("mlp_bias", False):
+        raise fields.error("mlp_bias is not supported: feed-forwards have no biases")
+    return _configured_biases(fields)
 
 
 def _configured_biases(fields: Fields) -> dict[str, Any]:
@@ -185,7 +195,7 @@ _GEMMA = _Type(
     foreign=_IMAGES,
 )
 _TYPES: Mapping[str, _Type] = {
-    "llama": _Type(defaults={**_DEFAULTS, "attention_bias": False}, particulars=_configured_biases),
+    "llama": _Type(defaults={**_DEFAULTS, "attention_bias": False}, particulars=_llama),
     "mistral": _Type(defaults={**_DEFAULTS, "sliding_window": 4096}, windowed=_always_windowed),
     "mixtral": _Type(
         defaults={**_DEFAULTS, "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5},
@@ -220,20 +230,49 @@ def read_decoder(
     kind = _TYPES[config["model_type"]]
     fields = _fields(config, kind, str(folder / "config.json"))
     dimensions = _dimensions(fields, kind, config["model_type"])
-    stored = _own_tensors(stored, kind)
-    head, embedding = stored.get("lm_head.weight"), stored.get("embed_tokens.weight")
-    if dimensions.tied and head is not None and embedding is not None:
-        # A head beside a tied embedding is a copy of it; if not, the configuration is wrong.
-        if same(head, embedding):
-            del stored["lm_head.weight"]
-        else:
-            dimensions = replace(dimensions, tied=False)
+    own = _own_tensors(stored, kind)
+    if dimensions.tied:
+        dimensions = replace(dimensions, tied=_is_tied(own))
+    tensors = fill_decoder(dimensions, kind.names, own, str(folder), lenient=True)
+    unused = [name for name in stored if _PREFIX.sub("", name) in tensors.unused]
+    tensors = tensors.beside(unused)
     return Checkpoint(
         dimensions=dimensions,
-        tensors=fill_decoder(dimensions, kind.names, stored, str(folder)),
-        text=_text(folder, config),
+        tensors=tensors,
+        text=_text(folder, config, _about_unused(folder, unused, dimensions.layers)),
         source=f"Hugging Face folder {folder}",
     )
+
+
+def _is_tied(own: dict[str, StoredTensor]) -> bool:
+    """Tell whether the head is the embedding, as it is meant to be; leaves one name for it.
+
+    A head that differs counts, whatever the configuration says.
+    """
+    head = own.get(_HEAD)
+    if head is None:
+        return True
+    tied = same(head, own.setdefault(_EMBEDDING, head))
+    if tied:
+        del own[_HEAD]
+    return tied
+
+
+def _about_unused(folder: Path, unused: Sequence[str], layers: int) -> list[str]:
+    """Return a notice of tensors that have no place in layers of the model, if there are any."""
+    inside = [
+        name
+        for name in unused
+        if (layer := _LAYER_NUMBER.search(name))
+        and int(layer[1]) < layers
+        and not name.endswith(_TABLES)
+    ]
+    if not inside:
+        return []
+    return [
+        f"{folder} has tensors that a model of its kind has no use for, {inside[0]} and others: "
+        "results may be wrong; kvcast doctor lists them"
+    ]
 
 
 def decoder_dimensions(config: Mapping[str, Any], label: str) -> DecoderDimensions:
@@ -295,8 +334,7 @@ def _own_tensors(stored: Mapping[str, StoredTensor], kind: _Type) -> dict[str, S
         if kind.norms_less_one and name.endswith("norm.weight")
         else tensor
         for name, tensor in own.items()
-        # Old Llamas store rotary frequencies, which follow from the configuration.
-        if not name.startswith(kind.foreign) and not name.endswith(".rotary_emb.inv_freq")
+        if not name.startswith(kind.foreign)
     }
 
 
@@ -305,7 +343,7 @@ def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
     return weight.astype(np.float32) + np.float32(1)
 
 
-def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
+def _text(folder: Path, config: Mapping[str, Any], notices: Sequence[str]) -> dict[str, bytes]:
     """Return the files that `kvcast.tokenizers.opening.open_text` reads."""
     settings = tokenizer_settings(folder)
     special = special_tokens(folder, settings)
@@ -313,8 +351,10 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     about = {"end_tokens": ends, **special}
     if generation := generation_values(folder):
         about["generation"] = generation
+    if notices:
+        about["notices"] = notices
     return {
-        "tokenizer.json": (folder / "tokenizer.json").read_bytes(),
+        "tokenizer.json": read_file(folder / "tokenizer.json"),
         "text.json": json.dumps(about).encode(),
         **chat_templates(folder, settings),
     }

@@ -60,6 +60,26 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
+def snapshot_in(folder: Path) -> Path:
+    """Return the snapshot in a model's folder of huggingface_hub's cache; another folder as it is.
+
+    That of the main branch, or else the newest. Raises InputMissingError if there is none.
+    """
+    root = folder.parent if folder.name == "snapshots" else folder
+    if not root.resolve().name.startswith("models--") or not (root / "snapshots").is_dir():
+        return folder
+    snapshots = [path for path in (root / "snapshots").iterdir() if path.is_dir()]
+    main = root / "refs" / "main"
+    if main.is_file():
+        snapshots += [path for path in snapshots if path.name == main.read_text().strip()] * 2
+    if not snapshots:
+        repository = "/".join(root.resolve().name.split("--")[1:])
+        raise InputMissingError(
+            f"{folder}: download incomplete (no snapshot): run hf download {repository} again"
+        )
+    return snapshots[-1]
+
+
 def download(model: str, on_phase: OnPhase = ignore_phase) -> Path:
     """Return the folder of `org/name[@revision]`, downloaded or from huggingface_hub's cache.
 

@@ -11,6 +11,7 @@ from typing import Any
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_object, require_file
 from kvcast.checkpoints.decoder_huggingface import DECODER
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
+from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.t5_huggingface import T5
 from kvcast.checkpoints.unilm_huggingface import UNILM
@@ -18,6 +19,7 @@ from kvcast.checkpoints.whisper_huggingface import WHISPER
 from kvcast.errors import InputMissingError, KvcastError
 
 _WEIGHTS = "model.safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX = "model.safetensors.index.json"
 # Optional files. Which of them matter is known only after parsing, so the hash covers them all.
 _OPTIONAL = (
@@ -50,12 +52,15 @@ _FAMILIES: Mapping[str, HuggingFaceFamily] = {
 def _weight_files(folder: Path) -> list[Path]:
     """List the weight files; if there are several, after their index."""
     files = weight_files(folder, "model")
-    if not files:
-        raise InputMissingError(
-            f"no {_WEIGHTS} in {folder}: kvcast reads no pickled weights (pytorch_model.bin, "
-            "*.pt); convert them with transformers' save_pretrained, which writes safetensors"
-        )
-    return files
+    if files:
+        return files
+    refuse_incomplete(folder)
+    if not any(path.suffix in _PICKLES for path in folder.iterdir()):
+        raise InputMissingError(f"no {_WEIGHTS} in {folder}: fetch the model's weights too")
+    raise InputMissingError(
+        f"no {_WEIGHTS} in {folder}: kvcast reads no pickled weights (pytorch_model.bin, "
+        "*.pt); convert them with transformers' save_pretrained, which writes safetensors"
+    )
 
 
 def read_dimensions(config_path: Path) -> Any:
@@ -82,10 +87,22 @@ def _read(folder: Path) -> Checkpoint:
     path = folder / "config.json"
     config = read_json_object(path)
     family = _family(path, config.get("model_type"))
+    _refuse_quantized(config, path)
     for name, advice in family.required.items():
         require_file(folder / name, advice)
     stored = read_weights(_weight_files(folder), ignored=family.ignored)
     return family.read(folder, config, stored)
+
+
+def _refuse_quantized(config: Mapping[str, Any], path: Path) -> None:
+    """Raise KvcastError for weights in codes, of which none in this layout are read."""
+    for name in ("quantization_config", "compression_config"):
+        if fields := config.get(name):
+            kind = fields.get("quant_method") if isinstance(fields, dict) else None
+            raise KvcastError(
+                f"{path}: {name} of the kind {str(kind)[:40]!r} is not read: give the model "
+                "that it was made from, or a GGUF file of it"
+            )
 
 
 def _files(folder: Path) -> list[Path]:

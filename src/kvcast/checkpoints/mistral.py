@@ -16,10 +16,12 @@ from kvcast.checkpoints.base import (
     CheckpointReader,
     LazyTensors,
     StoredTensor,
+    read_file,
     read_json_object,
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.tables import fill_decoder, halves_from_pairs, reordered
 from kvcast.errors import InputMissingError
@@ -138,6 +140,7 @@ def _tensors(folder: Path, dimensions: DecoderDimensions) -> LazyTensors:
 def _weight_files(folder: Path) -> list[Path]:
     files = weight_files(folder, _STEM) or sorted(folder.glob(f"{_STEM}-*.safetensors"))
     if not files:
+        refuse_incomplete(folder)
         raise InputMissingError(
             f"no {_STEM}.safetensors in {folder}: kvcast reads no pickled weights "
             f"({_STEM}.*.pth); fetch a revision of the model that has safetensors"
@@ -171,7 +174,7 @@ def _read(folder: Path) -> Checkpoint:
     return Checkpoint(
         dimensions=dimensions,
         tensors=_tensors(folder, dimensions),
-        text={tokenizer.name: tokenizer.read_bytes(), "text.json": json.dumps(about).encode()},
+        text={tokenizer.name: read_file(tokenizer), "text.json": json.dumps(about).encode()},
         source=f"Mistral folder {folder}",
     )
 

@@ -26,6 +26,7 @@ _HUB_IDS: Mapping[str, str] = {
     **{f"distil-{name}": f"distil-whisper/distil-{name}" for name in _DISTILLED},
 }
 _PICKLES = (".pt", ".pth", ".ckpt")
+_PARTS = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".!qB")
 _GGML = b"lmgg"  # 0x67676d6c, little-endian
 # ggml-base.en-q5_1.bin is base.en.
 _GGML_NAME = re.compile(r"ggml-(?P<name>.+?)(-q\d_\w+)?\.bin")
@@ -63,9 +64,10 @@ def refuse_file(path: Path) -> None:
 
 
 def refuse_folder(folder: Path) -> None:
-    """Raise KvcastError for a folder that has nothing but a pickle or an adapter."""
+    """Raise KvcastError for a folder with nothing but part of a download, a pickle, an adapter."""
     if not folder.is_dir():
         return
+    refuse_incomplete(folder)
     if (folder / "adapter_config.json").is_file():
         raise KvcastError(
             f"{folder} holds an adapter without its model: merge both with peft's "
@@ -74,6 +76,24 @@ def refuse_folder(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.suffix in _PICKLES or _is_ggml(path):
             refuse_file(path)
+
+
+def refuse_incomplete(folder: Path) -> None:
+    """Raise InputMissingError for a folder that a download has not finished.
+
+    Also a snapshot in the hub's cache, whose files are links to others.
+    """
+    places = [folder, folder / ".cache/huggingface/download", folder.parent.parent / "blobs"]
+    if folder.parent.name != "snapshots":
+        del places[2]
+    parts = [path for place in places for path in place.glob("*") if path.suffix in _PARTS]
+    if parts:
+        again = "the download"
+        if folder.parent.name == "snapshots":
+            again = f"hf download {'/'.join(folder.parent.parent.name.split('--')[1:])}"
+        raise InputMissingError(
+            f"{folder}: download incomplete ({parts[0].name[:80]}): run {again} again"
+        )
 
 
 def _pickled(path: Path) -> str:

@@ -15,7 +15,9 @@ from kvcast.checkpoints.base import (
     read_json_object,
     require_file,
     tensor_from_bytes,
+    unreadable_tensor,
 )
+from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.errors import InputOutputError, KvcastError
 
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -50,7 +52,7 @@ def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, Stored
 
     Tensors whose names end in `ignored` are left out, whatever their dtype.
 
-    Raises KvcastError for other dtypes, InputOutputError for a damaged file.
+    Tensors of other dtypes may not be used. Raises InputOutputError for a damaged file.
     """
     data = map_file(path)
     try:
@@ -72,12 +74,12 @@ def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, Stored
         if name.rpartition(".")[2] == ignored:
             continue
         label = f"{path}: tensor {name}"
-        if entry["dtype"] not in _KINDS:
-            raise KvcastError(
-                f"{label} is {entry['dtype']}, not one of {', '.join(_KINDS)}: convert it first"
-            )
+        kind, shape = _KINDS.get(entry["dtype"]), tuple(entry["shape"])
+        if kind is None:
+            problem = f"is {entry['dtype']}, not one of {', '.join(_KINDS)}: convert it first"
+            tensors[name] = unreadable_tensor(shape, f"{label} {problem}")
+            continue
         begin, end = (start + offset for offset in entry["data_offsets"])
-        kind, shape = _KINDS[entry["dtype"]], tuple(entry["shape"])
         tensors[name] = tensor_from_bytes(data[begin:end], kind, shape, label)
     return tensors
 
@@ -93,5 +95,7 @@ def _shard_names(index: Path) -> list[str]:
             raise KvcastError(f"{index} names {name!r}, which is not a file in its own folder")
         if not name.endswith(".safetensors") or not name.isprintable():
             raise KvcastError(f"{index} names {name!r}, which is not a safetensors file")
+        if not (index.parent / name).is_file():
+            refuse_incomplete(index.parent)
         require_file(index.parent / name, f"{index.name} names it: fetch it too")
     return sorted(names)

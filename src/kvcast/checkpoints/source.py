@@ -10,7 +10,7 @@ from typing import Any
 
 from kvcast.checkpoints import bert4keras, ctranslate2, gguf, huggingface, mistral, packaged
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader
-from kvcast.checkpoints.hub import download, is_hub_id
+from kvcast.checkpoints.hub import download, is_hub_id, snapshot_in
 from kvcast.checkpoints.refused import refuse_file, refuse_folder, refuse_name
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.spec.digests import combined_sha256
@@ -53,7 +53,7 @@ def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
             return _PACKAGED[model]()
         path = Path(model)
         if model and (path.is_dir() or gguf.is_gguf(path)):
-            return path
+            return snapshot_in(path)
         if model and path.exists():
             refuse_file(path)
     if is_hub_id(model):

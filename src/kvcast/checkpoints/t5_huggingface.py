@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvcast.checkpoints.base import Checkpoint, StoredTensor
+from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.tables import fill_evenly, same
@@ -138,6 +138,7 @@ def read_t5(
             stored,
             str(folder),
             f"a {dimensions.architecture} model of {layers}",
+            lenient=True,
         ),
         text=_text(folder, config),
         source=f"Hugging Face folder {folder}",
@@ -249,9 +250,9 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     files = {}
     whole, pieces = folder / "tokenizer.json", folder / "spiece.model"
     if whole.is_file():
-        files[whole.name] = whole.read_bytes()
+        files[whole.name] = read_file(whole)
     elif pieces.is_file():
-        files[pieces.name] = pieces.read_bytes()
+        files[pieces.name] = read_file(pieces)
         if settings.values.get("extra_ids") is not None:
             about["extra_ids"] = settings.whole("extra_ids", least=0, most=MOST_SENTINELS)
     elif "ByT5Tokenizer" in (settings.values.get(_CLASS), config.get(_CLASS)):

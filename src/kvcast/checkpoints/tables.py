@@ -32,13 +32,18 @@ _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
 def fill(
-    entries: Iterable[Entry], stored: Mapping[str, StoredTensor], label: str, model: str
+    entries: Iterable[Entry],
+    stored: Mapping[str, StoredTensor],
+    label: str,
+    model: str,
+    *,
+    lenient: bool = False,
 ) -> LazyTensors:
     """Fill canonical tensors from `stored`, checking every shape without reading values.
 
     Entries are consumed one by one, so a configuration that asks for too much fails at the first
     missing tensor. Raises KvcastError, naming `label` and the tensor, for one that is missing, has
-    another shape, or does not belong to `model`.
+    another shape or unreadable values, or, unless it is `lenient`, does not belong to `model`.
     """
     filled: dict[str, list[StoredTensor]] = {}
     used = set()
@@ -52,13 +57,16 @@ def fill(
                     f"{label}: tensor {name} has shape {list(stored[name].shape)}, "
                     f"but the configuration asks for {list(expected)}"
                 )
+            if stored[name].problem:
+                raise KvcastError(stored[name].problem)
             tensors.append(stored[name])
             used.add(name)
         filled[canonical] = [_joined(tensors, shape)]
     foreign = sorted(stored.keys() - used)
-    if foreign:
-        raise KvcastError(f"{label}: tensor {foreign[0]} has no place in {model}")
-    return LazyTensors(filled)
+    if foreign and not lenient:
+        problem = f"{label}: tensor {foreign[0]} has no place in {model}"
+        raise KvcastError(stored[foreign[0]].problem or problem)
+    return LazyTensors(filled, foreign)
 
 
 def fill_decoder(
@@ -66,10 +74,12 @@ def fill_decoder(
     table: NameTable,
     stored: Mapping[str, StoredTensor],
     label: str,
+    *,
+    lenient: bool = False,
 ) -> LazyTensors:
     """Fill the canonical names of a decoder-only model from `stored` by `table`; see `fill`."""
     model = f"a {dimensions.architecture} model of {dimensions.layers} layers"
-    return fill(_decoder_entries(dimensions, table), stored, label, model)
+    return fill(_decoder_entries(dimensions, table), stored, label, model, lenient=lenient)
 
 
 def fill_evenly(
@@ -78,9 +88,11 @@ def fill_evenly(
     stored: Mapping[str, StoredTensor],
     label: str,
     model: str,
+    *,
+    lenient: bool = False,
 ) -> LazyTensors:
     """Fill the canonical `shapes` from `stored` by `table`, in parts of equal size; see `fill`."""
-    return fill(_even_entries(shapes, table), stored, label, model)
+    return fill(_even_entries(shapes, table), stored, label, model, lenient=lenient)
 
 
 def take_apart(

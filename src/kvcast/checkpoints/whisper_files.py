@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kvcast.checkpoints.base import read_json_object
+from kvcast.checkpoints.base import read_file, read_json_object
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.families.whisper import WhisperDimensions
 
@@ -82,7 +82,7 @@ def _layout(folder: Path) -> _TokenizerFiles:
 
 
 def _read_whole(folder: Path) -> bytes:
-    return (folder / _WHOLE).read_bytes()
+    return read_file(folder / _WHOLE)
 
 
 def _read_parts(folder: Path) -> bytes:

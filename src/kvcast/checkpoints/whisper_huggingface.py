@@ -89,6 +89,12 @@ def _dimensions(config: Mapping[str, Any], label: str) -> WhisperDimensions:
     for name, value in _FIXED.items():
         if config.get(name, value) != value:
             raise KvcastError(f"{label}: {name} must be {value!r}, not {config[name]!r}")
+    inner = 4 * config["d_model"]
+    for name in ("encoder_ffn_dim", "decoder_ffn_dim"):
+        if inner > 0 and config.get(name, inner) != inner:
+            raise KvcastError(
+                f"{label}: {name} must be 4 times d_model, {inner}, not {config[name]!r}"
+            )
     sizes = {ours: config[theirs] for ours, theirs in DIMENSIONS.items()}
     model = str(config.get("_name_or_path", ""))
     return whisper_dimensions(label, config.get("alignment_heads"), model, **sizes)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 JSON_FORMAT = "kvcast.doctor"
 JSON_VERSION = 1
-_WIDTH = 96
+_WIDTH, _MOST_NAMES = 96, 8
 
 EPILOG = """\
 Each runtime computes something tiny in a process of its own; nothing is changed, and nothing but a
@@ -125,6 +125,10 @@ def _about_model(model: "Examined") -> Iterable[str]:
         sum(row[key] for row in model.weights) for key in ("stored_bytes", "held_bytes")
     )
     yield f"weights in memory: {size(held)}" + (f", of {size(stored)} in files" if stored else "")
+    if model.unused:
+        more = len(model.unused) - _MOST_NAMES
+        names = [*model.unused[:_MOST_NAMES], *([f"{more} more (--json)"] if more > 0 else [])]
+        yield f"not used: {', '.join(names)}"
     if (proof := model.proof) is not None:
         error = proof["max_logit_error"]
         far = "are not finite" if error is None else f"differ by up to {error:.2g}"

@@ -132,6 +132,7 @@ class Examined:
         quantize: the precision of its matrices.
         seconds: until it was opened.
         weights: records of `kvcast.runtimes.native.inventory.Holding`.
+        unused: names of tensors in its files that are no part of it.
         proof: tokens and logits beside those of the plain kernels, all at once; None if nobody
             asked.
         problem: why it cannot be opened.
@@ -143,6 +144,7 @@ class Examined:
     quantize: str = ""
     seconds: float = 0
     weights: Sequence[Mapping[str, Any]] = ()
+    unused: Sequence[str] = ()
     proof: Mapping[str, Any] | None = None
     problem: str = ""
 

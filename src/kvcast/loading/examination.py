@@ -42,12 +42,13 @@ Opener = Callable[[str | None], tuple[Manifest, Interpreter]]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model that can be opened with any set of instructions."""
+    """A model that can be opened with any set of instructions; `unused`: tensors beside its own."""
 
     family: Family
     dimensions: Any
     parts_of: Callable[[str], Sequence[StoredTensor]]
     open: Opener
+    unused: Sequence[str] = ()
 
 
 def examine_model(model: str, *, prove: bool) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def examine_model(model: str, *, prove: bool) -> dict[str, Any]:
         "quantize": manifest.quantize,
         "seconds": round(monotonic() - began, 3),
         "weights": [asdict(row) for row in inventory(interpreter.constants, source.parts_of)],
+        "unused": list(source.unused),
     }
     if not prove:
         return report | {"proof": None}
@@ -130,4 +132,5 @@ def _checkpoint(place: Path) -> Source:
         dimensions=checkpoint.dimensions,
         parts_of=checkpoint.tensors.parts_of,
         open=opened,
+        unused=checkpoint.tensors.unused,
     )
