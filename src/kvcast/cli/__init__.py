@@ -39,6 +39,13 @@ def _add_detect(parser: Parser) -> None:
     detect.add_arguments(parser)
 
 
+def _add_align(parser: Parser) -> None:
+    from kvcast.cli import align
+
+    parser.set_defaults(run=align.run)
+    align.add_arguments(parser)
+
+
 def _add_generate(parser: Parser) -> None:
     from kvcast.cli import generate
 
@@ -82,6 +89,7 @@ def _add_doctor(parser: Parser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "transcribe": ("turn recordings into text", _add_transcribe),
     "detect": ("tell which language recordings are in", _add_detect),
+    "align": ("tell when each word of a text is spoken in a recording", _add_align),
     "generate": ("continue text with a language model", _add_generate),
     "serve": ("offer models over HTTP, with OpenAI's interface", _add_serve),
     "export": ("turn a model into a bundle for one of the runtimes", _add_export),

@@ -143,6 +143,8 @@ _RECORDINGS: Mapping[str, _Translation] = {
     "--no-gpu": _switch(),
 }
 
+_HEARING: Mapping[str, _Translation] = {"--device": _DEVICE, "--compute-type": _COMPUTE_TYPE}
+
 _TEXT: Mapping[str, _Translation] = {
     # llama.cpp
     "--n-predict": _renamed("--max-new-tokens"),
@@ -175,7 +177,8 @@ _SERVER: Mapping[str, _Translation] = {
 
 _TABLES: Mapping[str, Mapping[str, _Translation]] = {
     "transcribe": _RECORDINGS,
-    "detect": {"--device": _DEVICE, "--compute-type": _COMPUTE_TYPE},
+    "align": _HEARING,
+    "detect": _HEARING,
     "generate": _TEXT,
     "serve": _SERVER,
 }

@@ -16,10 +16,16 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
+from kvcast.whisper.aligning import Alignment, aligned
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.detection import DetectedLanguage, detect
 from kvcast.whisper.long_form import initial_tokens
-from kvcast.whisper.params import LanguageParams, LiveParams, TranscribeParams, WindowParams
+from kvcast.whisper.params import (
+    LanguageParams,
+    LiveParams,
+    TranscribeParams,
+    WindowParams,
+)
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.transcription import ServedRecording, Transcription, WindowCaller
 from kvcast.whisper.window_prompt import cut_notices
@@ -160,6 +166,40 @@ class WhisperModel:
         with open_features(audio, self.dimensions.n_mels) as recording:
             decoder = self.decoder(DecodingOptions())
             return decoder.answer(detect(decoder.requests, recording, params))
+
+    def align(self, audio: "AudioInput", text: str, *, language: str | None = None) -> Alignment:
+        """Tell when each word of a given text is spoken in a recording.
+
+        Args:
+            audio: as `transcribe` takes it.
+            text: one or more lines; each becomes a segment with its words.
+            language: a code or name; detected by default.
+
+        Raises:
+            UsageError: there is no text, or no speech.
+            InputMissingError, InputOutputError: the recording cannot be read.
+
+        """
+        from kvcast.audio.features import open_features
+
+        options = TranscribeParams(
+            language=language, temperature=0.0, word_timestamps=True, best_of=1
+        )
+        attempts = self.attempts(options)
+        decoder = self.decoder(*attempts)
+        with open_features(audio, self.dimensions.n_mels) as recording:
+            code = attempts[0].language
+            if code is None and self.is_multilingual:
+                code = decoder.answer(detect(decoder.requests, recording, options)).language
+            policy = aligned(
+                decoder.requests,
+                recording,
+                text,
+                language=code or "en",
+                attempts=[replace(attempt, language=code) for attempt in attempts],
+                params=options,
+            )
+            return decoder.answer(policy)
 
     @property
     def input_bytes(self) -> int:

@@ -44,6 +44,16 @@ class _TokenIds(Check):
 BestOf: TypeAlias = Annotated[
     int, Option(group=SEARCH, help="samples at temperatures above 0", check=Bounds(least=1))
 ]
+Language: TypeAlias = Annotated[
+    str | None,
+    Option(
+        group=RECOGNITION,
+        help="the language spoken, such as en, pt-BR, German or deutsch, or auto",
+        check=Text(filled=True),
+        metavar="LANG",
+        default="auto, detected in the first 30 seconds that are not silent",
+    ),
+]
 Temperature: TypeAlias = Annotated[
     float | Sequence[float],
     Option(
@@ -64,16 +74,7 @@ class WindowParams(Params):
 
     """
 
-    language: Annotated[
-        str | None,
-        Option(
-            group=RECOGNITION,
-            help="the language spoken, such as en, pt-BR, German or deutsch, or auto",
-            check=Text(filled=True),
-            metavar="LANG",
-            default="auto, detected in the first 30 seconds that are not silent",
-        ),
-    ] = None
+    language: Language = None
     task: Annotated[
         str,
         Option(
@@ -224,6 +225,13 @@ class LanguageParams(Params):
             check=Bounds(least=1),
         ),
     ] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignParams(Params):
+    """How a given text is placed in a recording."""
+
+    language: Language = None
 
 
 class _Seconds(Check):

@@ -1,0 +1,256 @@
+"""Places a given text in a recording: when each of its words is spoken.
+
+The recording is transcribed first. What is heard tells which part of the text belongs to which
+window; each part is then forced into its window, and its words are placed by attention, as those
+of a transcript are. Knows no files and no runtime.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import groupby
+from operator import attrgetter
+
+from kvcast.engine.callers import Policy
+from kvcast.errors import UsageError
+from kvcast.whisper.decoding import DecodingOptions
+from kvcast.whisper.long_form import LongForm
+from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.requests import Features, compression_ratio
+from kvcast.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, Word
+from kvcast.whisper.sound import Windows
+from kvcast.whisper.token_times import FRAMES_PER_SECOND
+from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.windows import WindowRequests
+from kvcast.whisper.word_split import TokenWord, split_words
+from kvcast.whisper.words import Punctuation, with_words
+
+_AHEAD = 40
+"""Words of the text that are compared beyond twice as many as are heard."""
+
+_DOUBTFUL = 0.5
+"""Part of the text that must be heard as it is written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """A text with its times.
+
+    Attributes:
+        segments: one for each line of the text, with words.
+        language: its code.
+        duration: seconds of the recording.
+        notices: for the user, one line each.
+
+    """
+
+    segments: tuple[Segment, ...]
+    language: str
+    duration: float
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _GivenWord:
+    """A word of the text, and the line that it stands in."""
+
+    word: TokenWord
+    line: int
+
+
+@dataclass(frozen=True)
+class _HeardWindow:
+    """A window, and the words that are heard in it."""
+
+    window: Window
+    words: tuple[str, ...]
+
+
+def aligned(
+    requests: WindowRequests,
+    recording: Windows,
+    text: str,
+    *,
+    language: str,
+    attempts: Sequence[DecodingOptions],
+    params: TranscribeParams,
+) -> Policy[Alignment]:
+    """Find out when the words of a text are spoken.
+
+    Args:
+        requests: makes the requests of windows.
+        recording: the sound.
+        text: one or more lines, each of which becomes a segment.
+        language: code of the one spoken.
+        attempts: how to decode a window first, and after each rejection.
+        params: all other options; with word timestamps.
+
+    Raises:
+        UsageError: the text is empty, or nothing is heard in the recording.
+
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    given = list(_given(lines, requests.tokenizer, language))
+    if not given:
+        raise UsageError("there is no text to align")
+    clip = [(0, recording.content_frames)]
+    form = LongForm(recording, clip, requests=requests, attempts=attempts, params=params)
+    yield from form.decode()
+    heard = list(_heard(form.segments, recording.content_frames))
+    if not heard:
+        raise UsageError("no speech is heard in the recording")
+    placed: list[tuple[int, Word]] = []
+    parts, known = _parts(given, heard)
+    for part, window in zip(parts, heard, strict=True):
+        if part:
+            placed += yield from _placed(part, window.window, recording, requests, language, params)
+    return Alignment(
+        segments=tuple(_lines(lines, placed, heard, language)),
+        language=language,
+        duration=recording.duration,
+        notices=(
+            *recording.notices,
+            *_notices(known, given),
+        ),
+    )
+
+
+def _given(
+    lines: Sequence[str], tokenizer: WhisperTokenizer, language: str
+) -> Iterator[_GivenWord]:
+    for number, line in enumerate(lines):
+        for word in split_words(tokenizer, tokenizer.encode(f" {line}"), language):
+            yield _GivenWord(word, number)
+
+
+def _heard(segments: Sequence[Segment], content_frames: int) -> Iterator[_HeardWindow]:
+    for seek, spoken in groupby(segments, attrgetter("seek")):
+        words = tuple(word.word for segment in spoken for word in segment.words or ())
+        yield _HeardWindow(Window(seek, min(WINDOW_FRAMES, content_frames - seek)), words)
+
+
+def _parts(
+    given: Sequence[_GivenWord], heard: Sequence[_HeardWindow]
+) -> tuple[list[Sequence[_GivenWord]], int]:
+    """Cut the text into the part of each window; also return how many words are heard as given."""
+    parts: list[Sequence[_GivenWord]] = []
+    done = known = 0
+    for number, window in enumerate(heard):
+        following = heard[number + 1].words if number + 1 < len(heard) else ()
+        ahead = given[done : done + 2 * len(window.words + following) + _AHEAD]
+        count, equal = _share([_plain(each.word.text) for each in ahead], window.words, following)
+        known += equal
+        end = done + count if following else len(given)
+        parts.append(given[done:end])
+        done = end
+    return parts, known
+
+
+def _share(ahead: Sequence[str], words: Sequence[str], following: Sequence[str]) -> tuple[int, int]:
+    """Return how many of the next words belong to a window, and how many of them are heard.
+
+    Words between the last one heard in it and the first one heard in the next are divided by how
+    many unlike words were heard there.
+    """
+    here = [_plain(word) for word in words]
+    heard = [*here, *map(_plain, following)]
+    blocks = SequenceMatcher(None, ahead, heard, autojunk=False).get_matching_blocks()
+    pairs = [(b.a + i, b.b + i) for b in blocks for i in range(b.size) if ahead[b.a + i]]
+    in_window = [pair for pair in pairs if pair[1] < len(here)]
+    after = [pair for pair in pairs if pair[1] >= len(here)]
+    last, last_heard = in_window[-1] if in_window else (-1, -1)
+    first = after[0][0] if after else len(ahead)
+    count = last + 1 + min(len(here) - 1 - last_heard, first - last - 1)
+    while count < first and not ahead[count]:  # punctuation belongs to the word before it
+        count += 1
+    return count, len(in_window)
+
+
+def _plain(word: str) -> str:
+    return "".join(character for character in word.casefold() if character.isalnum())
+
+
+def _placed(
+    part: Sequence[_GivenWord],
+    window: Window,
+    recording: Windows,
+    requests: WindowRequests,
+    language: str,
+    params: TranscribeParams,
+) -> Policy[list[tuple[int, Word]]]:
+    """Return the words of a window's part with their lines."""
+    numbers = sorted({each.line for each in part})
+    spans = [
+        Span(window.start, window.end, tuple(_tokens(each for each in part if each.line == number)))
+        for number in numbers
+    ]
+    times = yield from requests.align(
+        Features(recording.window(window.seek, window.seek + window.frames)),
+        [token for span in spans for token in span.tokens],
+        language=language,
+        task=params.task,
+        frames=round(window.duration * FRAMES_PER_SECOND),
+    )
+    fitted = with_words(
+        spans,
+        times,
+        window,
+        tokenizer=requests.tokenizer,
+        language=language,
+        punctuation=Punctuation(params.prepend_punctuations, params.append_punctuations),
+        last_speech=window.start,
+    )
+    return [
+        (number, word)
+        for number, span in zip(numbers, fitted, strict=True)
+        for word in span.words or ()
+    ]
+
+
+def _tokens(words: Iterable[_GivenWord]) -> Iterator[int]:
+    for each in words:
+        yield from each.word.tokens
+
+
+def _lines(
+    lines: Sequence[str],
+    placed: Sequence[tuple[int, Word]],
+    heard: Sequence[_HeardWindow],
+    language: str,
+) -> Iterator[Segment]:
+    """Yield a segment for each line, in order."""
+    latest = 0.0
+    for number, text in enumerate(lines):
+        words = tuple(word for line, word in placed if line == number)
+        start, end = (words[0].start, words[-1].end) if words else (latest, latest)
+        latest = end
+        yield Segment(
+            id=number,
+            seek=max((w.window.seek for w in heard if w.window.start <= start), default=0),
+            start=start,
+            end=end,
+            text=f" {text}",
+            tokens=(),
+            language=language,
+            temperature=0.0,
+            avg_logprob=_mean_log([word.probability for word in words]),
+            compression_ratio=compression_ratio(text),
+            no_speech_prob=0.0,
+            fallback=(),
+            words=words,
+        )
+
+
+def _mean_log(probabilities: Sequence[float]) -> float:
+    logs = [math.log(max(probability, 1e-9)) for probability in probabilities]
+    return sum(logs) / len(logs) if logs else 0.0
+
+
+def _notices(known: int, given: Sequence[_GivenWord]) -> Iterator[str]:
+    words = sum(bool(_plain(each.word.text)) for each in given)
+    if known < _DOUBTFUL * words:
+        yield (
+            f"of {words} words, {known} are heard as they are written: does the text belong to the "
+            "recording?"
+        )
