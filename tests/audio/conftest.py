@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from audio.sound_files import write_by_pyav
+from audio.sound_files import BY_PYAV, write_by_pyav
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sense-and-sensibility.flac"
 
@@ -25,7 +25,7 @@ def encode(tmp_path):
 
     def write(name, samples, rate=16_000, **options):
         path = tmp_path / name
-        if path.suffix in (".m4a", ".mp4", ".webm"):
+        if path.suffix[1:] in BY_PYAV:
             write_by_pyav(path, samples, rate)
         else:
             soundfile.write(path, samples, rate, **options)

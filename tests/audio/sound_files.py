@@ -1,6 +1,8 @@
 """Sound in containers that libsndfile does not write."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +10,76 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+RATE = 16_000
+BY_PYAV = {
+    **{"3gp": ("3gp", "aac"), "aac": ("adts", "aac"), "ac3": ("ac3", "ac3")},
+    **{"asf": ("asf", "wmav2"), "wma": ("asf", "wmav2"), "wmv": ("asf", "wmav2")},
+    **{"avi": ("avi", "pcm_s16le"), "flv": ("flv", "aac"), "m4a": ("ipod", "aac")},
+    **{"m4b": ("ipod", "aac"), "m4v": ("mp4", "aac"), "mp4": ("mp4", "aac"), "mov": ("mov", "aac")},
+    **{"mka": ("matroska", "libopus"), "mkv": ("matroska", "libopus")},
+    **{"weba": ("webm", "libopus"), "webm": ("webm", "libopus")},
+    **{"opus": ("ogg", "libopus"), "ogv": ("ogg", "flac"), "mp2": ("mp2", "mp2")},
+    **{"ts": ("mpegts", "aac"), "mts": ("mpegts", "ac3"), "m2ts": ("mpegts", "mp2")},
+    **{"mpg": ("mpeg", "mp2"), "mpeg": ("mpeg", "mp2"), "vob": ("vob", "ac3")},
+    **{"mpga": ("mp3", "libmp3lame"), "3g2": ("3g2", "aac"), "f4v": ("f4v", "aac")},
+    **{"eac3": ("eac3", "eac3"), "ec3": ("eac3", "eac3"), "wv": ("wv", "wavpack")},
+    **{"tta": ("tta", "tta"), "nut": ("nut", "aac"), "wtv": ("wtv", "mp2")},
+    **{"loas": ("latm", "aac"), "latm": ("latm", "aac"), "mxf": ("mxf", "pcm_s16le")},
+}
+"""FFmpeg's names of the container and the codec, by extension."""
+
 
 def write_by_pyav(path: Path, samples: NDArray[Any], rate: int) -> None:
-    """Write float samples [n] or [n, channels] as the suffix says: m4a, mp4 or webm."""
-    formats = {"m4a": ("ipod", "aac"), "mp4": ("mp4", "aac"), "webm": ("webm", "libopus")}
-    layout, codec = formats[path.suffix[1:]]
-    channels = np.atleast_2d(samples.T).astype(np.float32)
-    options = {} if path.suffix == ".webm" else {"movflags": "+faststart"}
+    """Write float samples [n] or [n, channels] as the suffix says."""
+    layout, codec = BY_PYAV[path.suffix[1:]]
+    options = {"movflags": "+faststart"} if layout in {"ipod", "mp4"} else {}
     with av.open(str(path), "w", format=layout, options=options) as out:
-        stream = out.add_stream(codec, rate=rate, layout="mono" if len(channels) == 1 else "stereo")
-        frame = av.AudioFrame.from_ndarray(
-            np.ascontiguousarray(channels), format="fltp", layout=stream.layout.name
-        )
-        frame.sample_rate = rate
-        resampler = av.AudioResampler(
-            stream.format.name, stream.layout.name, rate, frame_size=stream.frame_size or 960
-        )
-        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
-            out.mux(stream.encode(piece))
-        out.mux(stream.encode(None))
+        channels = 1 if samples.ndim == 1 else samples.shape[1]
+        stream = out.add_stream(codec, rate=rate, layout="mono" if channels == 1 else "stereo")
+        stream.bit_rate = 64_000
+        for packet in _encoded(stream, samples, rate):
+            out.mux(packet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilmTrack:
+    """A sound track of a film; `gaps` are seconds of it that have no packets."""
+
+    samples: NDArray[Any]
+    start: float = 0.0
+    language: str = ""
+    title: str = ""
+    is_default: bool = False
+    gaps: Sequence[tuple[float, float]] = ()
+
+
+def write_film(
+    path: Path,
+    tracks: Sequence[FilmTrack],
+    *,
+    seconds: float = 1.0,
+    container: str = "matroska",
+    codec: str = "aac",
+) -> None:
+    """Write a film of so many seconds with sound tracks of 16 kHz; without picture for 0."""
+    with av.open(str(path), "w", format=container) as out:
+        picture = out.add_stream("mpeg4", rate=5) if seconds else None
+        streams = []
+        for track in tracks:
+            stream = out.add_stream(codec, rate=RATE, layout="mono")
+            stream.disposition = av.stream.Disposition(int(track.is_default))
+            stream.metadata.update({"language": track.language, "title": track.title})
+            streams.append(stream)
+        packets = [p for s, t in zip(streams, tracks, strict=True) for p in _timed(s, t)]
+        if picture is not None:
+            picture.width, picture.height, picture.pix_fmt = 32, 32, "yuv420p"
+            for number in range(round(5 * seconds)):
+                frame = av.VideoFrame(32, 32, "yuv420p")
+                frame.pts, frame.time_base = number, Fraction(1, 5)
+                packets += picture.encode(frame)
+            packets += picture.encode(None)
+        for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
+            out.mux(packet)
 
 
 def write_adts(path: Path, parts: Sequence[NDArray[Any]], rate: int) -> None:
@@ -37,18 +90,35 @@ def write_adts(path: Path, parts: Sequence[NDArray[Any]], rate: int) -> None:
     content = b""
     for i, part in enumerate(parts):
         piece = path.with_name(f"{i}.aac")
-        channels = np.atleast_2d(part.T).astype(np.float32)
-        layout = "mono" if len(channels) == 1 else "stereo"
-        with av.open(str(piece), "w", format="adts") as out:
-            stream = out.add_stream("aac", rate=rate, layout=layout)
-            frame = av.AudioFrame.from_ndarray(
-                np.ascontiguousarray(channels), format="fltp", layout=layout
-            )
-            frame.sample_rate = rate
-            resampler = av.AudioResampler("fltp", layout, rate, frame_size=1024)
-            for framed in [*resampler.resample(frame), *resampler.resample(None)]:
-                out.mux(stream.encode(framed))
-            out.mux(stream.encode(None))
+        write_by_pyav(piece, part, rate)
         content += piece.read_bytes()
         piece.unlink()
     path.write_bytes(content)
+
+
+def _timed(stream: av.AudioStream, track: FilmTrack) -> Iterator[av.Packet]:
+    late = round(track.start * RATE)
+    for packet in _encoded(stream, track.samples, RATE):
+        at = packet.pts * packet.time_base
+        if not any(start <= at < end for start, end in track.gaps):
+            shift = round(late / (RATE * packet.time_base))
+            packet.pts += shift
+            packet.dts += shift
+            yield packet
+
+
+def _encoded(stream: av.AudioStream, samples: NDArray[Any], rate: int) -> Iterator[av.Packet]:
+    channels = np.atleast_2d(samples.T).astype(np.float32)
+    frame = av.AudioFrame.from_ndarray(
+        np.ascontiguousarray(channels), format="fltp", layout=stream.layout.name
+    )
+    frame.sample_rate = rate
+    resampler = av.AudioResampler(
+        stream.format.name, stream.layout.name, rate, frame_size=stream.frame_size or 960
+    )
+    done = 0
+    for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+        piece.pts, piece.time_base = done, Fraction(1, rate)
+        done += piece.samples
+        yield from stream.encode(piece)
+    yield from stream.encode(None)

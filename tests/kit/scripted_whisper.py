@@ -277,9 +277,13 @@ def speech(
     return words
 
 
+FULL_SCALE = 2**15
+"""Of the numbers that samples are: larger floats would be taken for integers."""
+
+
 def sound(start: int, end: int) -> NDArray[np.float32]:
     """Return samples `start` to `end`."""
-    return (np.arange(start, end) // STEP + 1).astype(np.float32)
+    return ((np.arange(start, end) // STEP + 1) / FULL_SCALE).astype(np.float32)
 
 
 def listener(words: Sequence[Word]):
@@ -339,7 +343,7 @@ class ScriptedRecognizer(Recognizer):
     def listen(self, samples: NDArray[np.float32]) -> tuple[int, int]:
         assert 0 < len(samples) <= LONGEST
         head = sum(1 for _ in takewhile(lambda value: value == samples[0], samples[:STEP]))
-        start = int(samples[0]) * STEP - head
+        start = int(samples[0] * FULL_SCALE) * STEP - head
         assert np.array_equal(samples, sound(start, start + len(samples)))
         return start, start + len(samples)
 

@@ -176,7 +176,16 @@ def test_nothing_at_all():
 def test_what_is_no_sound_is_refused():
     live, _, _ = opened(ScriptedRecognizer(speech(1)))
     with pytest.raises(UsageError, match="must be"):
-        live.feed(np.zeros((2, 5), np.float32))
+        live.feed(np.zeros((2, 5, 1), np.float32))
+
+
+def test_floats_that_are_integers_are_so_from_then_on():
+    hearing = ScriptedRecognizer(speech(1))
+    live, _, _ = opened(hearing)
+    for loudness in 0.5, 3000.0, 20.0:
+        live.take(np.full(512, loudness, np.float32))
+    np.testing.assert_allclose([block[0] for block in live._taken], [0.5, 3000 / 2**15, 20 / 2**15])
+    assert "16-bit" in " ".join(live.notices)
 
 
 def test_integers_are_scaled():

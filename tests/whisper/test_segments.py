@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.audio.decode import ArrayAudio
+from kvcast.audio.arrays import ArrayAudio
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between
 from kvcast.audio.vad import BLOCK, SpokenWindows, speech_parts

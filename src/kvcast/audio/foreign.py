@@ -8,6 +8,8 @@ like it follows where it ends. Decodes nothing.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from kvcast.audio.mpeg import mpeg_frame
+
 _HEADER = 7
 """Bytes of the longest header of a frame."""
 
@@ -27,19 +29,6 @@ _BEGINNINGS: Mapping[tuple[int, bytes], str] = {
     (4, b"ftyp"): "MP4",
 }
 """How formats begin, and at which byte."""
-
-_BITRATES: Mapping[tuple[bool, int], tuple[int, ...]] = {
-    (True, 1): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
-    (True, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
-    (True, 3): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (False, 1): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
-    (False, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-    (False, 3): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
-"""In kbit/s from index 1 on, by whether it is MPEG-1 and by layer (ISO 11172-3 and 13818-3)."""
-
-_RATES = (44_100, 48_000, 32_000)
-"""Of MPEG-1, in hertz; half in MPEG-2, and a quarter in MPEG-2.5."""
 
 
 class _Frame(NamedTuple):
@@ -79,19 +68,10 @@ def _frame(data: bytes) -> _Frame | None:
 
 
 def _mpeg(data: bytes) -> _Frame | None:
-    """Read the header of layer I, II or III."""
-    version, layer = data[1] >> 3 & 3, 4 - (data[1] >> 1 & 3)
-    bitrate, rate, padding = data[2] >> 4, data[2] >> 2 & 3, data[2] >> 1 & 1
-    if version == 1 or bitrate in {0, 15} or rate == 3:
+    frame = mpeg_frame(data[:4])
+    if frame is None:
         return None
-    is_first = version == 3
-    bits = 1000 * _BITRATES[is_first, layer][bitrate - 1]
-    hertz = _RATES[rate] // {3: 1, 2: 2, 0: 4}[version]
-    if layer == 1:
-        length = 4 * (12 * bits // hertz + padding)
-    else:
-        length = (72 if layer == 3 and not is_first else 144) * bits // hertz + padding
-    return _Frame("MP3" if layer == 3 else "MPEG audio", length, (version, layer, rate))
+    return _Frame("MP3" if frame.layer == 3 else "MPEG audio", frame.length, frame.kind)
 
 
 def _adts(data: bytes) -> _Frame | None:

@@ -1,55 +1,136 @@
 """Reads mp4, m4a, webm and other formats that libsndfile lacks, with PyAV (the extra `media`).
 
-Knows nothing of resampling or of error messages.
+Samples lie at the times of the container: where packets are missing, there is silence. Knows
+nothing of resampling or of error messages.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from dataclasses import dataclass
 
 import av
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.reader import BLOCK_VALUES, DamagedError, SoundReader, UnreadableError
+from kvcast.audio.reader import (
+    BLOCK_VALUES,
+    DamagedError,
+    NoSoundError,
+    SoundReader,
+    UnreadableError,
+)
+from kvcast.audio.section import FileSection
+from kvcast.audio.tracks import Track, chosen
 
 # Only plain containers and no protocols: with playlists and scripts (hls, concat, dash), a file
-# could open other files or network addresses.
-_OPEN_OPTIONS = {
-    "format_whitelist": "mov,matroska,webm,aac,ac3,amr,asf,avi,flv,mp3,mpegts,ogg,wav",
-    "protocol_whitelist": "none",
-}
+# could open other files or network addresses. Formats are left out that FFmpeg recognises by a
+# name alone, and those without sound.
+FORMATS = (
+    *("mov", "matroska", "webm", "avi", "asf", "flv", "live_flv", "kux", "rm", "ivr", "swf"),
+    *("mpegts", "mpeg", "mxf", "gxf", "nut", "wtv", "dv", "nuv", "ogg", "ty", "pva", "nsv", "dhav"),
+    *("aac", "loas", "ac3", "eac3", "ac4", "dts", "dtshd", "truehd", "mlp", "mp3", "spdif"),
+    *("amr", "amrnb", "amrwb", "gsm", "qcp", "sbc", "aea", "oma", "lc3", "iamf", "codec2"),
+    *("flac", "wv", "tta", "ape", "tak", "shn", "osq", "bonk", "rka", "wavarc"),
+    *("mpc", "mpc8", "vqf", "dsf", "iff", "wsd", "dss", "aa", "aax", "xwma", "wve"),
+    *("wav", "w64", "aiff", "caf", "au", "voc", "ircam", "nistsphere", "sox", "rso", "pvf", "sds"),
+    *("mmf", "avr", "paf", "hcom", "act", "adx", "g729", "sln"),
+)
+_OPEN_OPTIONS = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
 
 _TOLERANCE = 0.5
 """Seconds by which the duration of a complete file may be wrong."""
 
+_GAP = 0.1
+"""Seconds: clocks of recorders and of containers are less apart."""
+
+_BACK = 1.0
+"""Seconds: where times run back by more, they begin anew."""
+
+_EXACT = 0.004
+"""Seconds: containers round times to milliseconds, or thirds of them."""
+
+_FIRST_FRAMES = 10
+"""The first ones of some codecs come late."""
+
+_LONGEST_GAP = 3600.0
+"""Seconds: where times jump by more, they begin anew."""
+
+_UNREAD, _LEAST_UNREAD = 0.25, 4096
+"""Part of the file, and bytes, that may lie behind the sound: an index, pictures."""
+
+_MOST_FAILURES = 50
+"""Reading is given up after so many errors without a packet between them."""
+
+
+@dataclass
+class _Losses:
+    """Moments that were lost in one way: the first of them, how many, and seconds in all."""
+
+    first: float = 0.0
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, at: float, seconds: float) -> None:
+        self.first = self.first if self.count else at
+        self.count += 1
+        self.seconds += seconds
+
+    def join(self, later: "_Losses") -> None:
+        if later.count:
+            self.add(later.first, later.seconds)
+            self.count += later.count - 1
+
 
 class MediaReader(SoundReader):
-    """One pass over the first audio stream of a seekable file.
+    """One pass over a sound track of a seekable file.
 
     Raises:
-        UnreadableError: FFmpeg's libraries cannot open it or find no sound in it.
+        UnreadableError: FFmpeg's libraries cannot open it.
+        NoSoundError: there is no sound in it.
+        NoTrackError: there is no such track.
 
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        file.seek(0)
+    def __init__(
+        self, file: FileSection, track: str | int | None = None, *, is_damaged: bool = False
+    ) -> None:
+        """Open it.
+
+        Args:
+            file: its own position does not matter.
+            track: a number or a language; by default the container's default.
+            is_damaged: it is known that parts are missing, so every gap is one of them.
+
+        """
+        self._is_damaged = is_damaged
+        self.notices: list[str] = []
+        self._file = FileSection(file)
         try:
-            self._container = av.open(file, mode="r", options=_OPEN_OPTIONS)
+            self._container = av.open(self._file, mode="r", options=_OPEN_OPTIONS)
         except (av.FFmpegError, ValueError) as error:
             raise UnreadableError("no known format") from error
-        streams = [s for s in self._container.streams.audio if s.codec_context is not None]
-        if not streams:
+        try:
+            self._stream = self._chosen(track)
+        except Exception:
             self._container.close()
-            raise UnreadableError("there is no sound in it")
-        self._stream = streams[0]
+            raise
         self.rate = int(self._stream.rate or 0)
         self.channels = int(self._stream.channels or 0)
+        self.stores_floats = str(self._stream.codec_context.name).startswith("pcm_f")
+        self.stops_at_damage = False
+        start = self._container.start_time
+        self._origin = None if start is None else start / av.time_base
+        self._position = 0.0  # seconds of sound that were yielded
+        self._damaged, self._gaps = _Losses(), _Losses()
+        self._expected: float | None = None  # time of the next frame
+        self._is_exact, self._frames_seen = True, 0
+        self._last_damaged = _Losses()  # since the last frame
+        self._mute = _Losses()  # packets since then that gave no frame, as first ones may
 
     @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         held: list[NDArray[np.float32]] = []
-        values = frames = 0
+        values = 0
         complaint = ""
         pieces = self._pieces()
         while True:
@@ -62,21 +143,80 @@ class MediaReader(SoundReader):
                 break
             held.append(piece)
             values += piece.size
-            frames += len(piece)
             if values >= BLOCK_VALUES:
                 yield np.concatenate(held)
                 held, values = [], 0
         if held:
             yield np.concatenate(held)
         expected = self._duration()
-        if not complaint and frames / self.rate < expected - _TOLERANCE:
-            complaint = f"is cut short: it should last {expected:.2f} s"
+        if not complaint and (self._origin or 0.0) + self._position < expected - _TOLERANCE:
+            complaint = f"is damaged or cut short: it should last {expected:.2f} s"
+        self._note(is_cut=bool(complaint))
         if complaint:
             raise DamagedError(complaint)
 
     @override
     def close(self) -> None:
         self._container.close()
+
+    def _chosen(self, wanted: str | int | None) -> av.AudioStream:
+        streams = [s for s in self._container.streams.audio if s.codec_context is not None]
+        if not streams:
+            raise NoSoundError("has no sound in it")
+        tracks = [
+            Track(
+                number,
+                language=stream.metadata.get("language", ""),
+                title=stream.metadata.get("title", ""),
+                is_default=bool(stream.disposition & av.stream.Disposition.default),
+            )
+            for number, stream in enumerate(streams, start=1)
+        ]
+        track = chosen(tracks, wanted)
+        if wanted is None and len(tracks) > 1:
+            others = ", ".join(str(other) for other in tracks if other != track)
+            self.notices.append(
+                f"has {len(tracks)} sound tracks: {track} is taken, not {others}; "
+                "audio_track chooses one"
+            )
+        return streams[track.number - 1]
+
+    def _frames(self) -> Iterator[av.AudioFrame]:
+        """Yield decoded frames; packets that cannot be decoded are counted and left out."""
+        for packet in self._packets():
+            try:
+                frames = self._stream.decode(packet)
+            except av.FFmpegError:
+                if packet is not None:
+                    self._last_damaged.add(self._position, self._seconds(packet))
+                continue
+            if packet is not None and not frames and self._position:
+                self._mute.add(self._position, self._seconds(packet))
+            self._is_exact &= len(frames) <= 1  # times are those of packets
+            yield from frames
+
+    def _seconds(self, packet: "av.Packet[av.AudioStream]") -> float:
+        """Return how long a packet lasts, as it says or as packets of its codec do."""
+        if packet.duration and packet.time_base:
+            return float(packet.duration * packet.time_base)
+        return float(self._stream.codec_context.frame_size or 0) / max(self.rate, 1)
+
+    def _packets(self) -> "Iterator[av.Packet[av.AudioStream] | None]":
+        """Yield the track's packets, and None at their end; goes on after damage."""
+        failures = 0
+        while failures < _MOST_FAILURES:
+            try:
+                for packet in self._container.demux(self._stream):
+                    if packet.size:
+                        failures = 0
+                        yield packet
+                break
+            except av.FFmpegError as error:
+                failures += 1
+                last = error
+        yield None
+        if failures:
+            raise last
 
     def _pieces(self) -> Iterator[NDArray[np.float32]]:
         """Yield an array [samples, channels] per codec frame, at the container's rate.
@@ -85,14 +225,85 @@ class MediaReader(SoundReader):
         """
         kind, layout = None, None
         to_float = av.AudioResampler(format="fltp", rate=self.rate)
-        for frame in self._container.decode(self._stream):
+        for frame in self._frames():
             shape = (frame.format.name, frame.layout.name, frame.sample_rate)
-            if kind not in (None, shape):
+            gap = self._gap_before(frame)
+            if kind is not None and (kind != shape or gap):
                 yield from _samples(to_float.resample(None))
                 to_float = av.AudioResampler(format="fltp", layout=layout, rate=self.rate)
+            yield from self._silence(gap)
+            self._damaged.join(self._last_damaged)
+            self._last_damaged = _Losses()
             kind, layout = shape, layout or frame.layout
+            self._position += frame.samples / frame.sample_rate
             yield from _samples(to_float.resample(frame))
-        yield from _samples(to_float.resample(None))
+        if kind is not None:
+            yield from _samples(to_float.resample(None))
+
+    def _gap_before(self, frame: av.AudioFrame) -> float:
+        """Return the seconds without sound before a frame."""
+        if frame.time is None:
+            return 0.0
+        if self._origin is None:
+            self._origin = frame.time
+        gap = frame.time - self._origin - self._position
+        jump = self._jump(frame.time, frame.samples / frame.sample_rate)
+        if self._mute.count and gap > 0.5 * self._mute.seconds:
+            self._last_damaged.join(self._mute)
+        self._mute = _Losses()
+        if not -_BACK < gap <= _LONGEST_GAP:  # the times of another recording begin
+            self._origin = frame.time - self._position
+            return 0.0
+        return gap if gap >= _GAP else min(jump, max(gap, 0.0))
+
+    def _jump(self, time: float, lasts: float) -> float:
+        """Return the seconds that a frame surely comes too late after the one before it.
+
+        Where times were exact until now, those are whole frames; clocks are less exact.
+        """
+        expected, self._expected = self._expected, time + lasts
+        if expected is None:
+            return 0.0
+        ahead = time - expected
+        self._is_exact &= abs(ahead - max(round(ahead / lasts), 0) * lasts) < _EXACT
+        self._frames_seen += 1
+        is_sure = self._is_exact and self._frames_seen > _FIRST_FRAMES
+        return ahead if (is_sure or self._is_damaged) and ahead > lasts / 2 else 0.0
+
+    def _silence(self, seconds: float) -> Iterator[NDArray[np.float32]]:
+        if not seconds:
+            return
+        if self._last_damaged.count:
+            self._last_damaged.seconds = max(self._last_damaged.seconds, seconds)
+        else:
+            self._gaps.add(self._position, seconds)
+        self._position += seconds
+        left = round(seconds * self.rate)
+        while left > 0:
+            samples = min(left, max(1, BLOCK_VALUES // self.channels))
+            yield np.zeros((samples, self.channels), np.float32)
+            left -= samples
+
+    def _note(self, *, is_cut: bool) -> None:
+        """Note what was left out, and what silence stands for."""
+        if (gaps := self._gaps).count:
+            where = f"{gaps.count} gaps, the first at {gaps.first:.2f} s"
+            if gaps.count == 1:
+                where = f"a gap at {gaps.first:.2f} s" if gaps.first else "a gap before its sound"
+            has = "is damaged and has" if self._is_damaged else "has"
+            self.notices.append(f"{has} {where}: {gaps.seconds:.2f} s in all are taken as silence")
+        if not is_cut:  # otherwise this is the last packet, of which a part is there
+            self._damaged.join(self._last_damaged)
+        if (damaged := self._damaged).count:
+            packets = "packet" if damaged.count == 1 else "packets"
+            self.notices.append(
+                f"is damaged: {damaged.count} {packets} could not be decoded, "
+                f"{damaged.seconds:.2f} s in all, from {damaged.first:.2f} s on; the rest is used"
+            )
+        unread = self._file.size - self._file.tell()
+        if not is_cut and unread > max(_LEAST_UNREAD, _UNREAD * self._file.size):
+            share = 100 * unread / self._file.size
+            self.notices.append(f"was not read to its end: {share:.0f} % of the file is left out")
 
     def _duration(self) -> float:
         """Return the duration in seconds that the container states; 0 if it does not."""

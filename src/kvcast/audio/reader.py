@@ -18,6 +18,14 @@ class UnreadableError(Exception):
     """The reader's library does not know the format or refuses its header; the text says why."""
 
 
+class NoSoundError(UnreadableError):
+    """The reader knows the format, and there is no sound in it; the text follows the name."""
+
+
+class NoTrackError(Exception):
+    """There is no such sound track; the text follows the name."""
+
+
 class DamagedError(Exception):
     """The stream ended early or is damaged; earlier samples are good. The text follows the name."""
 
@@ -29,6 +37,15 @@ class SoundReader(Protocol):
     """Samples per second and channel, as stored; not yet checked."""
 
     channels: int
+
+    stores_floats: bool
+    """Whether samples are stored as floats, which have no full scale of their own."""
+
+    stops_at_damage: bool
+    """Whether sound may follow a place where it is damaged."""
+
+    notices: list[str]
+    """Notices for the user after the last block; each follows the name."""
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the samples, float32 [samples, channels], full scale 1.0.

@@ -4,22 +4,21 @@ Knows nothing of resampling or of where error messages go.
 """
 
 import contextlib
-import io
 import os
 import re
 import threading
 from collections.abc import Iterator
-from typing import BinaryIO, Protocol
 
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.audio.headers import STREAMED_SIZE, understated
+from kvcast.audio.mpeg import after_id3, frame_count
+from kvcast.audio.ogg import read_pages
 from kvcast.audio.reader import BLOCK_VALUES, DamagedError, SoundReader, UnreadableError
-
-_STREAMED_SIZE = 0x7FFF0000
-"""Programs that write to a pipe put a size of about this, or all ones, for an unknown size."""
+from kvcast.audio.section import FileSection
 
 _UNKNOWN_FRAMES = 2**62
 _SEEK_FAILED = 39  # libsndfile's SFE_PSF_FSEEK
@@ -29,11 +28,14 @@ _PLAIN_WORDS = {
     29: "it ends within a frame",  # SFE_INTERNAL, the mp3 decoder's only error
 }
 
-_OGG_LAST_PAGE = 65_307  # the longest page, RFC 3533 section 6
-_OGG_END_OF_STREAM = 0x04
+_READ_AHEAD = 9_000
+"""Bytes; libFLAC has fewer in hand when it has decoded all frames that the header counts."""
 
 _MP3_LENGTH_FACTOR = 64
 """Larger than the ratio of any two bit rates of MPEG audio."""
+
+_MPEG_DELAY = 2 * 1152
+"""Frames that a decoder of MPEG audio leaves out, or adds, in formats that count them."""
 
 _stderr_lock = threading.Lock()
 
@@ -46,21 +48,37 @@ class SndfileReader(SoundReader):
 
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._sound = _open(_Bytes(file))
-        if self._sound.format == "MP3" and not _mp3_counts_its_frames(file):
-            # Without a frame count, libsndfile guesses the length from the first frame's bit rate
-            # and stops there, which loses most of a recording that starts loudly. If the guess is
-            # too long, it stops at the end of the file.
-            self._sound.close()
-            self._sound = _open(_LongerBytes(file))
-            self._promised = 0
-        else:
-            self._promised = _promised_frames(self._sound)
-        self._reading = _quiet_stderr if self._sound.format == "MP3" else contextlib.nullcontext
+    def __init__(self, file: FileSection) -> None:
+        self.notices: list[str] = []
+        self._file, self._hidden = file, understated(file)
+        patches = None if self._hidden is None else self._hidden.patches
+        self._source = FileSection(file, patches=patches)
+        self._sound = _open(self._source)
+        self._promised, self._is_cut = _promised_frames(self._sound), True
+        if self._sound.format == "MP3":
+            self._open_mp3()
+        # mpg123, which decodes mp3 in other formats as well, writes to standard error.
+        self._decodes_mpeg = "MPEG" in self._sound.subtype
+        self._reading = _quiet_stderr if self._decodes_mpeg else contextlib.nullcontext
         self.rate = int(self._sound.samplerate)
         self.channels = int(self._sound.channels)
+        self.stores_floats = self._sound.subtype in {"FLOAT", "DOUBLE"}
+        self.stops_at_damage = self._sound.format == "FLAC"
+
+    def _open_mp3(self) -> None:
+        """Open it again, if its length is unknown, or is too short.
+
+        Without a frame count, libsndfile guesses the length from the first frame's bit rate and
+        stops there, which loses most of a recording that starts loudly. If the guess is too long,
+        it stops at the end of the file.
+        """
+        count = frame_count(self._file)
+        if count is None:
+            self._sound = _reopened(self._sound, _LongerSection(self._file, 0))
+            self._promised = 0
+        elif count.goes_on:
+            self._sound = _reopened(self._sound, _LongerSection(self._file, count.begin))
+        self._is_cut = count is not None and count.is_cut
 
     @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
@@ -70,16 +88,53 @@ class SndfileReader(SoundReader):
             if len(block):
                 read += len(block)
                 yield block
-            if complaint:
+            is_whole = self.stops_at_damage and 0 < self._promised <= read  # a tag may follow
+            if complaint and not is_whole:
                 raise DamagedError(complaint)
-            if not len(block):
+            if complaint or not len(block):
                 break
-        if read == 0 < self._promised:
+        if self._sound.format == "FLAC" and self._file.size - self._source.tell() > _READ_AHEAD:
+            for block in self._beyond(read):
+                read += len(block)
+                yield block
+        self._compare(read)
+
+    def _beyond(self, read: int) -> Iterator[NDArray[np.float32]]:
+        """Yield frames of a flac after those that its header counts."""
+        self._sound = _reopened(self._sound, _flac_of_any_length(self._file))
+        while len(block := self._read()[0]):
+            yield block[read:]
+            read = max(0, read - len(block))
+
+    def _compare(self, read: int) -> None:
+        """Compare the number of frames with the header's; raises DamagedError if it is smaller."""
+        lasts = self._promised / self.rate
+        if self._hidden is not None:
+            lasts = read / self.rate * self._hidden.stated / max(1, self._hidden.held)
+            self._note_more(lasts)
+        elif read == 0 < self._promised:
             raise DamagedError("is cut short: it ends where its sound should begin")
-        if read < self._promised:
-            raise DamagedError(f"is cut short: it should last {self._promised / self.rate:.2f} s")
-        if self._sound.format == "OGG" and not _ogg_is_complete(self._file):
+        elif read + self._slack < self._promised:
+            if self._is_cut:
+                raise DamagedError(f"is cut short: it should last {lasts:.2f} s")
+            missing = lasts - read / self.rate
+            self.notices.append(
+                f"is damaged: {missing:.2f} s could not be decoded; the rest is used"
+            )
+        elif 0 < self._promised < read - self._slack:
+            self._note_more(lasts)
+        if self._sound.format == "OGG" and not read_pages(self._file).is_ended:
             raise DamagedError("is cut short: its last page does not end the stream")
+
+    def _note_more(self, stated: float) -> None:
+        self.notices.append(
+            f"holds more than the {stated:.2f} s that its header tells of: it is read to its end"
+        )
+
+    @property
+    def _slack(self) -> int:
+        """Frames that a decoder may leave out or add, in a file that is whole."""
+        return _MPEG_DELAY if self._decodes_mpeg and self._sound.format != "MP3" else 0
 
     @override
     def close(self) -> None:
@@ -102,49 +157,7 @@ class SndfileReader(SoundReader):
             return block[:length], "" if ended else f"is damaged or cut short ({_reason(error)})"
 
 
-class _Source(Protocol):
-    """The calls that soundfile makes on a file object."""
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int: ...
-    def tell(self) -> int: ...
-    def read(self, count: int) -> bytes: ...
-
-
-class _Bytes:
-    """A file object without a name, so soundfile goes by the content and never by an extension."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._size = file.seek(0, io.SEEK_END)
-        self._position = 0
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._end()}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, count: int) -> bytes:
-        if self._position >= self._size:
-            return self._beyond(count)
-        try:
-            self._file.seek(self._position)
-            data = self._file.read(count)
-        except OSError:  # libsndfile cannot pass on exceptions; the missing length will show it
-            return b""
-        self._position += len(data)
-        return data
-
-    def _end(self) -> int:
-        return self._size
-
-    def _beyond(self, count: int) -> bytes:  # noqa: ARG002 - used by the subclass
-        return b""
-
-
-class _LongerBytes(_Bytes):
+class _LongerSection(FileSection):
     """Claims to be many times as long, so that a length guessed from the size is never too short.
 
     The last claimed bytes read as zeros, because mpg123 looks for an ID3v1 tag there.
@@ -152,19 +165,36 @@ class _LongerBytes(_Bytes):
 
     _TAG = 128
 
-    def _end(self) -> int:
-        return self._size * _MP3_LENGTH_FACTOR + self._TAG
+    def __init__(self, file: FileSection, start: int) -> None:
+        super().__init__(file, start, file.size)
+        self._held = self.size
+        self.size = self._held * _MP3_LENGTH_FACTOR + self._TAG
 
-    def _beyond(self, count: int) -> bytes:
-        return bytes(count) if self._position >= self._end() - self._TAG else b""
+    @override
+    def read(self, count: int) -> bytes:
+        if self._position < self._held:
+            return super().read(min(count, self._held - self._position))
+        return bytes(count) if self._position >= self.size - self._TAG else b""
 
 
-def _open(source: _Source) -> soundfile.SoundFile:
+def _open(source: FileSection) -> soundfile.SoundFile:
+    source.seek(0)
     try:
         with _quiet_stderr():
             return soundfile.SoundFile(source)
     except soundfile.LibsndfileError as error:
         raise UnreadableError(_reason(error)) from error
+
+
+def _flac_of_any_length(file: FileSection) -> FileSection:
+    """Return the file with a header that does not count the samples."""
+    at = after_id3(file) + 21  # STREAMINFO's 36 bits of total samples; zero means unknown
+    return FileSection(file, patches={at: bytes([file.at(at, 1)[0] & 0xF0]) + bytes(4)})
+
+
+def _reopened(sound: soundfile.SoundFile, source: FileSection) -> soundfile.SoundFile:
+    sound.close()
+    return _open(source)
 
 
 def _reason(error: soundfile.LibsndfileError) -> str:
@@ -191,39 +221,9 @@ def _promised_frames(sound: soundfile.SoundFile) -> int:
     if header is None:
         return int(sound.frames)
     declared, actual = int(header[1]), int(header[2])
-    if declared >= _STREAMED_SIZE or declared <= actual:
+    if declared >= STREAMED_SIZE or declared <= actual:
         return int(sound.frames)
     return max(int(sound.frames) + 1, int(sound.frames) * declared // max(1, actual))
-
-
-def _mp3_counts_its_frames(file: BinaryIO) -> bool:
-    """Tell whether the first frame is a Xing or Info tag with the number of frames."""
-    file.seek(0)
-    head = file.read(10)
-    if head[:3] == b"ID3" and len(head) == 10:
-        # ID3v2.4 section 3.1: seven bits per byte, not counting the ten bytes of the header.
-        size = 0
-        for byte in head[6:]:
-            size = size << 7 | byte & 0x7F
-        file.seek(10 + size)
-    else:
-        file.seek(0)
-    frame = file.read(256)
-    at = max(frame.find(b"Xing"), frame.find(b"Info"))
-    return at >= 0 and len(frame) >= at + 8 and bool(frame[at + 7] & 1)
-
-
-def _ogg_is_complete(file: BinaryIO) -> bool:
-    """Tell whether the last page is whole and marked as the stream's end (RFC 3533 section 6)."""
-    size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - _OGG_LAST_PAGE))
-    tail = file.read(_OGG_LAST_PAGE)
-    at = tail.rfind(b"OggS")
-    if at < 0 or len(tail) < at + 27:
-        return False
-    lengths = tail[at + 27 : at + 27 + tail[at + 26]]
-    whole = len(tail) >= at + 27 + tail[at + 26] + sum(lengths)
-    return whole and bool(tail[at + 5] & _OGG_END_OF_STREAM)
 
 
 @contextlib.contextmanager

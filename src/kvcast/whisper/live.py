@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
+from kvcast.audio.arrays import ArrayAudio
+from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK, Change, Endpoints
 from kvcast.audio.stream import SoundStream
 from kvcast.whisper.streaming_window import Settled, StreamingWindow
@@ -136,6 +137,7 @@ class LiveTranscription:
         """
         self.delays = Delays()
         self.notices = notices
+        self._full_scale = 1.0  # of floats, as they were until now
         self._window = window
         self._endpoints = endpoints
         # Sound comes from the endpoints in whole blocks.
@@ -160,8 +162,7 @@ class LiveTranscription:
         """Transcribe more sound, and return the updates.
 
         Args:
-            samples: [n], mono at 16 kHz: floats with full scale 1.0, or signed integers with their
-                type's full scale.
+            samples: at 16 kHz, as `kvcast.audio.decode.open_audio` takes an array.
 
         Raises:
             UsageError: for any other array.
@@ -172,8 +173,13 @@ class LiveTranscription:
 
     def take(self, samples: NDArray[Any], at: float | None = None) -> None:
         """Receive sound that arrived `at` this time of the clock; `update` hears it."""
-        self._taken += ArrayAudio(samples).blocks()
-        self._arrivals.add(len(samples), self._clock() if at is None else at)
+        sound = ArrayAudio(samples, name="the sound", full_scale=self._full_scale)
+        blocks = list(sound.blocks())
+        if sound.full_scale != self._full_scale and samples.dtype.kind == "f":
+            self._full_scale = sound.full_scale
+            self.notices += sound.notices
+        self._taken += blocks
+        self._arrivals.add(sum(map(len, blocks)), self._clock() if at is None else at)
 
     def update(self) -> list[Update]:
         """Transcribe all sound that was taken, and return the updates."""

@@ -6,26 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from kit.scripted_whisper import RATE, ScriptedRecognizer, Word, listener, sound, speech
+from kit.scripted_whisper import (
+    FULL_SCALE,
+    RATE,
+    ScriptedRecognizer,
+    Word,
+    listener,
+    sound,
+    speech,
+)
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
 from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.whisper.streaming_window import StreamingWindow
 from server.realtime.talking import told_before
 
-FULL_SCALE = 2**15
 SIXTEEN = {"type": "audio/pcm", "rate": RATE}
-
-
-class Scripted(ScriptedRecognizer):
-    """Hears samples that came as PCM."""
-
-    def listen(self, samples: NDArray[np.float32]) -> tuple[int, int]:
-        return super().listen(np.round(samples * FULL_SCALE))
 
 
 class Client:
@@ -44,7 +42,9 @@ class Client:
             self.opened.append(asked)
             if asked.language == "xx":
                 raise UsageError("there is no language xx")
-            return StreamingWindow(Scripted(words), prompt=(), conditions=True, agreement=2)
+            return StreamingWindow(
+                ScriptedRecognizer(words), prompt=(), conditions=True, agreement=2
+            )
 
         self.session = Session(
             opening or open_scripted, lambda: listener(words), model="scripted", longest=longest
@@ -65,7 +65,7 @@ class Client:
         return told
 
     def speak(self, start: int, end: int) -> list[dict[str, Any]]:
-        data = sound(start, end).astype("<i2").tobytes()
+        data = (FULL_SCALE * sound(start, end)).astype("<i2").tobytes()
         return self.send("input_audio_buffer.append", audio=base64.b64encode(data).decode())
 
     def hear(self) -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ def test_a_turn_that_fails_leaves_the_next_one_alone():
     words = speech(40, pause_every=20)
     broken = [True]
 
-    class Breaking(Scripted):
+    class Breaking(ScriptedRecognizer):
         def decode(self, heard: Any, **options: Any) -> Any:
             if broken:
                 raise RuntimeError("/secret/path")
@@ -362,7 +362,7 @@ def test_samples_may_be_cut_anywhere():
     words = speech(20, pause_every=1000)
     client = Client(words)
     client.update(turn_detection=None)
-    data = sound(0, words[-1].end + RATE).astype("<i2").tobytes()
+    data = (FULL_SCALE * sound(0, words[-1].end + RATE)).astype("<i2").tobytes()
     for at in range(0, len(data), 9999):
         piece = base64.b64encode(data[at : at + 9999]).decode()
         client.send("input_audio_buffer.append", audio=piece)

@@ -1,0 +1,123 @@
+"""Recordings that are arrays: floats or integers, one channel or several, at any rate.
+
+Knows no files.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.audio.mixing import CANCELLED, FullScale, Mixer
+from kvcast.audio.reader import BLOCK_VALUES
+from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE, AudioSource, resampled
+from kvcast.errors import UsageError
+
+_MOST_CHANNELS = 64
+_WORD = 2.0**15
+"""Full scale of 16 bits."""
+
+
+class ArrayAudio(AudioSource):
+    """Samples that are already in memory."""
+
+    def __init__(
+        self,
+        samples: NDArray[Any],
+        *,
+        name: str = "the array",
+        sampling_rate: int = SAMPLE_RATE,
+        channel: int | None = None,
+        full_scale: float = 1.0,
+        notices: tuple[str, ...] = (),
+    ) -> None:
+        """Look at all samples.
+
+        Args:
+            samples: [samples], [samples, channels] or [channels, samples]; floats with full scale
+                1.0, or integers with that of their type.
+            name: in messages.
+            sampling_rate: samples per second.
+            channel: the one to yield; by default all are mixed.
+            full_scale: of floats at least: sound that came before shows it.
+            notices: known already.
+
+        Raises:
+            UsageError: it is no such array, or the rate cannot be one of speech.
+
+        """
+        if samples.ndim not in {1, 2} or samples.dtype.kind not in "fiu":
+            raise UsageError(
+                "an array of sound must be [samples], or [samples, channels], of floats or "
+                f"integers, not {list(samples.shape)} of {samples.dtype}"
+            )
+        if not LOWEST_RATE <= sampling_rate <= HIGHEST_RATE:
+            raise UsageError(
+                f"sampling_rate must be from {LOWEST_RATE} to {HIGHEST_RATE}, not {sampling_rate}"
+            )
+        self.name = name
+        self._samples_sc = _upright(samples)
+        self._rate, self._channel = int(sampling_rate), channel
+        self._known = notices
+        self.notices: tuple[str, ...] = ()
+        self._zero, self.full_scale = self._measured(full_scale)
+
+    @property
+    @override
+    def channels(self) -> int:
+        return int(self._samples_sc.shape[1])
+
+    @override
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        mixer = Mixer(self._channel, 1.0 / self.full_scale)
+        yield from resampled(map(mixer.mono, self._floats()), self._rate)
+        cancelled = (f"{self.name} {CANCELLED}",) if mixer.cancelled else ()
+        self.notices = (*self._known, *cancelled)
+
+    @override
+    def close(self) -> None:
+        pass
+
+    def _floats(self) -> Iterator[NDArray[np.float32]]:
+        """Yield blocks [samples, channels], not yet divided by full scale."""
+        step = max(1, BLOCK_VALUES // self.channels)
+        for start in range(0, len(self._samples_sc), step):
+            block_sc = self._samples_sc[start : start + step]
+            with np.errstate(over="ignore"):  # values too large become infinite and are refused
+                yield block_sc.astype(np.float32) - self._zero
+
+    def _measured(self, least: float) -> tuple[np.float32, float]:
+        """Return what is silence and what is full scale; note a type that promises another one."""
+        kind, bits = self._samples_sc.dtype.kind, 8 * self._samples_sc.dtype.itemsize
+        self._zero = np.float32(0)
+        if kind == "f":
+            scale = FullScale(self._floats())
+            if scale.notice is not None and scale.value > least:
+                self._known += (f"{self.name} {scale.notice}",)
+            return self._zero, max(least, scale.value)
+        if kind == "u":
+            return np.float32(2.0 ** (bits - 1)), 2.0 ** (bits - 1)
+        peak = max((float(np.abs(block).max()) for block in self._floats()), default=0.0)
+        if bits > 16 and 0 < peak <= _WORD:
+            self._known += (
+                f"{self.name} has {bits}-bit integers of {peak:g} at most: they are taken as "
+                "16-bit ones",
+            )
+            return self._zero, _WORD
+        return self._zero, 2.0 ** (min(bits, 32 if peak <= 2.0**31 else 64) - 1)
+
+
+def _upright(samples: NDArray[Any]) -> NDArray[Any]:
+    """Return an array [samples, channels]; there are more samples than channels."""
+    if samples.ndim == 1:
+        return samples[:, None]
+    if samples.shape[0] < samples.shape[1]:
+        samples = samples.T
+    if not 0 < samples.shape[1] <= _MOST_CHANNELS:
+        raise UsageError(
+            f"an array of sound has {_MOST_CHANNELS} channels at most, and not the shape "
+            f"{list(samples.shape)}"
+        )
+    return samples

@@ -1,0 +1,323 @@
+"""Recordings that are files, in any format, of one part or several.
+
+All error messages about sound files come from here, with the file's name and in one line.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.audio.joined import parts
+from kvcast.audio.mixing import CANCELLED, FullScale, Mixer
+from kvcast.audio.ogg import read_pages
+from kvcast.audio.reader import (
+    DamagedError,
+    NoSoundError,
+    NoTrackError,
+    SoundReader,
+    UnreadableError,
+)
+from kvcast.audio.section import FileSection
+from kvcast.audio.sndfile import SndfileReader
+from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, AudioSource, resampled
+from kvcast.audio.tracks import Track, chosen
+from kvcast.errors import InputMissingError, InputOutputError, UsageError
+
+if TYPE_CHECKING:
+    from kvcast.audio.media import MediaReader
+
+
+class AudioFile(AudioSource):
+    """A sound file in any format that libsndfile or, if installed, PyAV can read.
+
+    A file that was joined of several is read to its end, part by part. A source without seeking
+    (a pipe) is first copied to an unnamed temporary file on disk.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        name: str | None = None,
+        *,
+        track: str | int | None = None,
+        channel: int | None = None,
+    ) -> None:
+        """Open it.
+
+        Args:
+            source: a path, "-" for standard input, or a binary file, which stays open.
+            name: in messages; by default its own.
+            track: number or language of a sound track; by default the container's default.
+            channel: the one to yield; by default all are mixed.
+
+        Raises:
+            InputMissingError: there is no such file.
+            InputOutputError: it cannot be opened, or is empty.
+            UsageError: it is a file of text.
+
+        """
+        self.notices: tuple[str, ...] = ()
+        self._track, self._channel = track, channel
+        self._close = contextlib.ExitStack()
+        with contextlib.ExitStack() as opened:
+            own_name, file = _open_binary(source, opened)
+            self.name = name or own_name
+            try:
+                self._file = file if file.seekable() else _spooled(file, opened)
+                size = self._file.seek(0, os.SEEK_END)
+            except OSError as error:
+                raise InputOutputError(f"{self.name} cannot be read: {error.strerror}") from error
+            if size == 0:
+                raise InputOutputError(f"{self.name} is empty: it has 0 bytes")
+            self._close = opened.pop_all()
+
+    @property
+    @override
+    def channels(self) -> int:
+        return max(part.channels for part in self._parts)
+
+    @override
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the recording.
+
+        Raises:
+            InputOutputError: nothing in it can be decoded, or it has no channels, no samples or a
+                rate outside LOWEST_RATE to HIGHEST_RATE.
+
+        """
+        notices: list[str] = []
+        failures: list[InputOutputError] = []
+        for part in self._parts:
+            try:
+                yield from part.blocks()
+            except InputOutputError as error:
+                failures.append(error)
+                notices.append(f"{error}; this part is left out")
+            else:
+                notices += part.notices
+        if len(failures) == len(self._parts):
+            raise failures[0]
+        self.notices = tuple(notices)
+
+    @override
+    def close(self) -> None:
+        self._close.close()
+
+    @cached_property
+    def _parts(self) -> "list[_FilePart]":
+        sections = parts(self._file)
+        names = [self.name]
+        if len(sections) > 1:
+            names = [
+                f"{self.name}, part {number} of {len(sections)},"
+                for number, _ in enumerate(sections, start=1)
+            ]
+        return [
+            _FilePart(section, name, self._track, self._channel)
+            for section, name in zip(sections, names, strict=True)
+        ]
+
+
+class _FilePart:
+    """A file, or one of those that were joined."""
+
+    def __init__(
+        self, file: FileSection, name: str, track: str | int | None, channel: int | None
+    ) -> None:
+        self.notices: list[str] = []
+        self._file, self._name = file, name
+        self._track, self._channel = track, channel
+
+    @cached_property
+    def channels(self) -> int:
+        """How many channels there are; raises InputOutputError as `blocks` does."""
+        with contextlib.closing(self._opened()) as reader:
+            return reader.channels
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield mono float32 [samples] at 16 kHz; raises InputOutputError if there is no sound."""
+        self.notices = []
+        with contextlib.closing(self._opened()) as reader:
+            scale = self._full_scale if reader.stores_floats else None
+            if scale is not None and scale.notice is not None:
+                self._note(scale.notice)
+            mixer = Mixer(self._channel, 1.0 if scale is None else 1.0 / scale.value)
+            yield from resampled(map(mixer.mono, self._sound(reader)), reader.rate)
+            if mixer.cancelled:
+                self._note(CANCELLED)
+
+    @cached_property
+    def _full_scale(self) -> FullScale:
+        with contextlib.closing(self._opened()) as reader:
+            return FullScale(self._sound(reader))
+
+    def _note(self, *notices: str) -> None:
+        self.notices += [f"{self._name} {notice}" for notice in notices]
+
+    def _opened(self) -> SoundReader:
+        reader = _open_reader(self._file, self._name, self._track)
+        try:
+            self._check_header(reader)
+        except InputOutputError:
+            reader.close()
+            raise
+        return reader
+
+    def _check_header(self, reader: SoundReader) -> None:
+        if reader.channels < 1:
+            raise InputOutputError(f"{self._name} has no audio channel")
+        if not LOWEST_RATE <= reader.rate <= HIGHEST_RATE:
+            raise InputOutputError(
+                f"{self._name} claims {reader.rate} samples a second; "
+                f"{LOWEST_RATE} to {HIGHEST_RATE} can be read"
+            )
+
+    def _sound(self, reader: SoundReader) -> Iterator[NDArray[np.float32]]:
+        """Yield blocks [samples, channels], not yet resampled; note where they end early."""
+        frames = 0
+        try:
+            for block in self._beyond_damage(reader):
+                frames += len(block)
+                yield block
+        except DamagedError as error:
+            if frames == 0:
+                raise InputOutputError(
+                    f"{self._name} {error}; no sound could be decoded"
+                ) from error
+            used = f"the {frames / reader.rate:.2f} s that could be decoded are used"
+            self._note(f"{error}; {used}")
+        if frames == 0:
+            raise InputOutputError(f"{self._name} holds no samples")
+        self._note(*reader.notices)
+
+    def _beyond_damage(self, reader: SoundReader) -> Iterator[NDArray[np.float32]]:
+        """Yield a reader's blocks; where libsndfile stops at damage, PyAV goes on."""
+        frames = 0
+        try:
+            for block in reader.blocks():
+                frames += len(block)
+                yield block
+        except DamagedError:
+            other = None
+            if reader.stops_at_damage:
+                other = _media_reader(self._file, None, is_damaged=True)
+            if other is None or (other.rate, other.channels) != (reader.rate, reader.channels):
+                raise
+            with contextlib.closing(other):
+                further = 0
+                for block in _without(frames, other.blocks()):
+                    further += len(block)
+                    yield block
+                if not further:
+                    raise
+                damaged = f"is damaged at {frames / reader.rate:.2f} s; the rest is used"
+                reader.notices += other.notices or [damaged]
+
+
+def _without(frames: int, blocks: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """Yield what follows the first so many frames of blocks."""
+    for block in blocks:
+        if len(block) > frames:
+            yield block[frames:]
+        frames = max(0, frames - len(block))
+
+
+def _open_binary(
+    source: str | os.PathLike[str] | BinaryIO, opened: contextlib.ExitStack
+) -> tuple[str, BinaryIO]:
+    """Return the source's name in messages and a binary file; put opened files on the stack."""
+    if source == "-":
+        if sys.stdin is None:
+            raise InputOutputError("standard input is closed")
+        return "standard input", sys.stdin.buffer
+    if not isinstance(source, str | os.PathLike):
+        name = _printable(str(getattr(source, "name", "the file object")))
+        if isinstance(source.read(0), str):
+            raise UsageError(f"{name} was opened as text: open it in binary mode")
+        return name, source
+    path = Path(source)
+    name = _printable(str(source))
+    try:
+        return name, opened.enter_context(path.open("rb"))
+    except FileNotFoundError as error:
+        raise InputMissingError(f"{name} does not exist") from error
+    except (OSError, ValueError) as error:
+        if path.is_dir():
+            raise InputOutputError(f"{name} is a folder, not a sound file") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputOutputError(f"{name} cannot be opened: {reason}") from error
+
+
+def _printable(name: str) -> str:
+    """Return the name as one printable line, with control characters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
+def _spooled(file: BinaryIO, opened: contextlib.ExitStack) -> BinaryIO:
+    """Copy a stream to an unnamed, seekable file on disk (in TMPDIR)."""
+    spool = cast(BinaryIO, opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - it is
+    shutil.copyfileobj(file, spool)
+    return spool
+
+
+def _open_reader(file: FileSection, name: str, track: str | int | None) -> SoundReader:
+    """Open with libsndfile or, failing that, with PyAV; errors give libsndfile's reason."""
+    try:
+        if file.at(0, 4) == b"OggS":  # libsndfile knows no times in it, and the first stream alone
+            pages = read_pages(file)
+            reader = None
+            if pages.has_gaps or pages.streams > 1:
+                reader = _media_reader(file, track, is_damaged=pages.has_gaps)
+            if reader is not None:
+                return reader
+        try:
+            single = SndfileReader(file)
+        except UnreadableError as refused:
+            return _opened_by_pyav(file, name, track, refused)
+        chosen([Track(1)], track)
+    except (NoSoundError, NoTrackError) as error:
+        raise InputOutputError(f"{name} {error}") from error
+    return single
+
+
+def _opened_by_pyav(
+    file: FileSection, name: str, track: str | int | None, refused: UnreadableError
+) -> SoundReader:
+    """Open what libsndfile refused."""
+    try:
+        from kvcast.audio.media import MediaReader
+    except ModuleNotFoundError:
+        raise InputOutputError(
+            f"{name} cannot be decoded: {refused}; "
+            "for mp4, m4a and webm: pip install 'kvcast[media]'"
+        ) from refused
+    try:
+        return MediaReader(file, track)
+    except NoSoundError:
+        raise
+    except UnreadableError:
+        raise InputOutputError(f"{name} cannot be decoded: {refused}") from refused
+
+
+def _media_reader(
+    file: FileSection, track: str | int | None, *, is_damaged: bool
+) -> "MediaReader | None":
+    """Open with PyAV, if that is installed and can."""
+    try:
+        from kvcast.audio.media import MediaReader
+    except ModuleNotFoundError:
+        return None
+    try:
+        return MediaReader(file, track, is_damaged=is_damaged)
+    except UnreadableError:
+        return None

@@ -1,0 +1,137 @@
+"""Finds the parts of a file that was joined of several, as `cat` does, or a recorder that reopens.
+
+A reader stops where the first part ends, or takes the header of the next one for sound. So each
+part is opened by itself. Parts are found by how files of their kind begin: bytes that are too many
+to stand there by chance. Decodes nothing.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import BinaryIO, Literal, NamedTuple
+
+from kvcast.audio.foreign import foreign
+from kvcast.audio.mpeg import after_id3, further_recordings, mpeg_frame
+from kvcast.audio.section import FileSection
+
+_AT_ONCE = 1 << 20
+_LONGEST = 300
+"""No beginning has more bytes."""
+
+_OGG = "Ogg"
+
+
+class _Kind(NamedTuple):
+    """How files of a kind begin, and rare bytes in each of these beginnings."""
+
+    beginning: re.Pattern[bytes]
+    marks: tuple[bytes, ...]
+
+
+def _kind(beginning: bytes, *marks: bytes) -> _Kind:
+    return _Kind(re.compile(beginning, re.DOTALL), marks)
+
+
+def _any_with(bit: int) -> bytes:
+    return b"[" + b"".join(b"\\x%02x" % byte for byte in range(256) if byte & bit) + b"]"
+
+
+_PLAIN = {
+    "WAV": _kind(rb"(?:RIFF|RIFX|RF64|BW64).{4}WAVE[ -~]{4}", b"WAVE"),
+    "AIFF": _kind(rb"FORM.{4}AIF[FC][ -~]{4}", b"AIFF", b"AIFC"),
+    "W64": _kind(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00", b"riff\x2e\x91"),
+    "AU": _kind(
+        rb"\.snd\x00\x00.{6}\x00{3}[\x01-\x1b]\x00[\x00-\x0b].{2}\x00{3}[\x01-\x20]", b".snd\0\0"
+    ),
+    "CAF": _kind(rb"caff\x00\x01\x00\x00desc", b"caff\0\1"),
+    # A stream of FLAC in Ogg has this as well.
+    "FLAC": _kind(rb"(?<!\x7fFLAC.{4})fLaC[\x00\x80]\x00\x00\x22", b"fLaC"),
+    "AMR": _kind(rb"#!AMR(?:-WB)?\n", b"#!AMR"),
+    "TTA": _kind(rb"TTA1[\x01\x02]\x00[\x01-\x08]\x00[\x08\x10\x18\x20]\x00", b"TTA1"),
+    "VOC": _kind(rb"Creative Voice File\x1a\x1a\x00", b"Creative Voice"),
+    "NIST": _kind(rb"NIST_1A\n   1024\n", b"NIST_1A\n"),
+    # The first block has index 0, and is marked as the first of its channels.
+    "WavPack": _kind(rb"wvpk.{4}[\x02-\x10]\x04\x00.{5}\x00{4}.{5}" + _any_with(0x08), b"wvpk"),
+}
+"""Kinds that hold sound alone, and begin in a way of their own."""
+
+_KINDS = {
+    **_PLAIN,
+    _OGG: _kind(rb"OggS\x00\x02\x00{8}.{4}\x00{4}", b"OggS\0\2"),
+    "MP4": _kind(rb"\x00{3}[\x08-\xff]ftyp[ -~]{4}\x00", b"ftyp"),
+    "Matroska": _kind(
+        rb"\x1a\x45\xdf\xa3.{1,64}?\x42\x82.{1,8}?(?:webm|matroska)", b"\x1a\x45\xdf\xa3"
+    ),
+    "ASF": _kind(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\x00\xaa\x00\x62\xce\x6c", b"0&\xb2u"),
+    "AVI": _kind(rb"RIFF.{4}AVI LIST", b"AVI LIST"),
+    "FLV": _kind(rb"FLV\x01[\x01\x04\x05]\x00{3}\x09\x00{4}", b"FLV\1"),
+}
+
+
+_DECLARED = frozenset({"WAV", "AIFF"})
+"""Their first bytes have the size of the whole."""
+
+
+def parts(file: BinaryIO) -> list[FileSection]:
+    """Return the parts of a file, in order: the whole file, if it was not joined."""
+    whole = FileSection(file)
+    starts = [0, *sorted(set(_further_starts(whole))), whole.size]
+    return [
+        FileSection(file, start, stop)
+        for start, stop in pairwise(starts)
+        if start < stop or not start
+    ]
+
+
+def _further_starts(file: FileSection) -> Iterator[int]:
+    """Yield where the parts after the first begin."""
+    first = after_id3(file)
+    head = file.at(first, _LONGEST)
+    name = next((name for name, kind in _KINDS.items() if kind.beginning.match(head)), None)
+    if name is None:
+        if mpeg_frame(head[:4]) is None:
+            return
+        yield from further_recordings(file)
+    kinds = [*_PLAIN.values(), _KINDS[_OGG]]
+    if name is not None and name != _OGG and name not in _PLAIN:  # a container
+        kinds = [_KINDS[name]]
+    at = _after_beginning(file, first)
+    if name in _DECLARED and (end := _declared_end(head, file)) is not None:
+        yield end
+        yield from (end + start for start in _further_starts(FileSection(file, end)))
+        return
+    while (start := _search(file, at, kinds)) is not None:
+        yield start
+        at = _after_beginning(file, start)
+
+
+def _declared_end(head: bytes, file: FileSection) -> int | None:
+    """Return where a file of chunks says that it ends, if there another kind of file begins."""
+    order: Literal["little", "big"] = "little" if head.startswith(b"RIFF") else "big"
+    end = 8 + int.from_bytes(head[4:8], order)
+    return end if end < file.size and foreign(file.at(end, _AT_ONCE)) is not None else None
+
+
+def _after_beginning(file: FileSection, start: int) -> int:
+    """Return where the next part is searched for."""
+    page = file.at(start, _LONGEST)
+    if not _KINDS[_OGG].beginning.match(page):
+        return start + 1
+    while _KINDS[_OGG].beginning.match(page):  # each of several streams begins with such a page
+        start += 27 + page[26] + sum(page[27 : 27 + page[26]])
+        page = file.at(start, _LONGEST)
+    return start
+
+
+def _search(file: FileSection, start: int, kinds: Sequence[_Kind]) -> int | None:
+    """Return where one of these kinds begins first, from a position on."""
+    by_mark = {mark: kind.beginning for kind in kinds for mark in kind.marks}
+    marks = re.compile(b"|".join(map(re.escape, by_mark)))  # ten times as fast as the beginnings
+    while start < file.size:
+        data = file.at(start, _AT_ONCE + _LONGEST)
+        for mark in marks.finditer(data):
+            begin = by_mark[mark[0]].search(data, max(mark.start() - 64, 0), mark.start() + 128)
+            if begin is not None and begin.start() <= mark.start() and begin.start() < _AT_ONCE:
+                return start + begin.start()
+        start += _AT_ONCE
+    return None

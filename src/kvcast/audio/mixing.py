@@ -1,0 +1,89 @@
+"""Channels of sound become one: their mean, one of them, or the loudest where they cancel out.
+
+Also tells floats that are integers, which have another full scale. Knows neither files nor rates.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+_CANCELLED = 0.2
+"""The mean of n unrelated channels has 1 / n of their power, that of related ones more."""
+
+_OFTEN = 0.1
+"""Channels that cancel out in a larger part of a recording are worth a notice."""
+
+_NO_FLOAT = 64.0
+"""No float of sound, whose full scale is 1, is as large: 36 dB above it."""
+
+_LOUD, _SEVERAL = 8.0, 1e-4
+"""A few samples above it may be damage; where they are more than this part, all are integers."""
+
+_FULL_SCALES = {2.0**15: "16-bit", 2.0**23: "24-bit", 2.0**31: "32-bit"}
+
+
+class Mixer:
+    """Makes one channel of blocks [samples, channels], and counts where they cancelled out."""
+
+    def __init__(self, channel: int | None = None, scale: float = 1.0) -> None:
+        """Mix all channels, or take one (silence, if there is none); multiply by `scale`."""
+        self._channel, self._scale = channel, np.float32(scale)
+        self._samples = self._cancelled = 0
+
+    def mono(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return one channel [samples]."""
+        samples_s = self._one(block_sc)
+        return samples_s if self._scale == 1 else samples_s * self._scale
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether channels cancelled out in a good part of the sound."""
+        return self._cancelled > _OFTEN * self._samples
+
+    def _one(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
+        channels = block_sc.shape[1]
+        if self._channel is not None and self._channel >= channels:
+            return np.zeros(len(block_sc), np.float32)
+        if channels == 1 or self._channel is not None:
+            return block_sc[:, self._channel or 0]
+        # One side of a cable or a microphone may be wired the wrong way round.
+        mean_s: NDArray[np.float32] = block_sc.mean(axis=1, dtype=np.float32)
+        power_c = np.square(block_sc).sum(axis=0)
+        self._samples += len(block_sc)
+        if not float(mean_s @ mean_s) * channels**2 < _CANCELLED * float(power_c.sum()):
+            return mean_s
+        self._cancelled += len(block_sc)
+        return block_sc[:, int(power_c.argmax())]
+
+
+CANCELLED = "has channels that cancel each other out: the louder one is used there, not the mean"
+"""The notice; it follows the name."""
+
+
+class FullScale:
+    """Full scale of floats: 1, or that of the integers that they are."""
+
+    def __init__(self, blocks: Iterable[NDArray[np.float32]]) -> None:
+        """Listen to all of them, of any shape."""
+        peak, samples, loud = 0.0, 0, 0
+        for block in blocks:
+            sizes = np.abs(block)
+            peak = max(peak, float(sizes.max(initial=0.0)))
+            loud += int(np.count_nonzero(sizes > _LOUD))
+            samples += block.size
+        self.value, self.notice = 1.0, None
+        if peak <= _NO_FLOAT or loud < _SEVERAL * samples:
+            return
+        for scale, name in _FULL_SCALES.items():
+            if peak <= scale:
+                self.value = scale
+                self.notice = (
+                    f"has floats up to {peak:g}, where 1 is full scale: they are taken as "
+                    f"{name} integers, and divided by {scale:.0f}"
+                )
+                return
+
+    value: float
+    notice: str | None
+    """It follows the name."""

@@ -1,0 +1,158 @@
+"""Frames of MPEG audio (mp3): where recordings in a file begin, and whether a frame counts them.
+
+Decodes nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from kvcast.audio.section import FileSection
+
+_BITRATES: Mapping[tuple[bool, int], tuple[int, ...]] = {
+    (True, 1): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
+    (True, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (True, 3): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (False, 1): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    (False, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (False, 3): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+"""In kbit/s from index 1 on, by whether it is MPEG-1 and by layer (ISO 11172-3 and 13818-3)."""
+
+_RATES = (44_100, 48_000, 32_000)
+"""Of MPEG-1, in hertz; half in MPEG-2, and a quarter in MPEG-2.5."""
+
+_MONO = 3
+_HEADER = 4
+_AT_ONCE = 1 << 20
+_COUNT_WITHIN = 60
+"""The count of frames stands behind the side information, in so many bytes of its frame."""
+
+_NEAR = 4096
+"""Bytes of tags, or of a last broken frame, that may lie behind the end that a header states."""
+
+
+class Frame(NamedTuple):
+    """A frame's layer, its bytes, and the part that the next one repeats."""
+
+    layer: int
+    length: int
+    kind: tuple[int, ...]
+
+
+class FrameCount(NamedTuple):
+    """The number of frames as the first frame tells it.
+
+    Attributes:
+        begin: where the others begin.
+        is_cut: whether the file ends before they do.
+        goes_on: whether others follow.
+
+    """
+
+    begin: int
+    is_cut: bool
+    goes_on: bool
+
+
+@lru_cache(1024)
+def mpeg_frame(header: bytes) -> Frame | None:
+    """Read the four bytes of a header of layer I, II or III; None if there is none."""
+    if len(header) < _HEADER or header[0] != 0xFF or header[1] < 0xE0 or not header[1] & 0b110:
+        return None
+    version, layer = header[1] >> 3 & 3, 4 - (header[1] >> 1 & 3)
+    bitrate, rate, padding = header[2] >> 4, header[2] >> 2 & 3, header[2] >> 1 & 1
+    if version == 1 or bitrate in {0, 15} or rate == 3:
+        return None
+    is_first = version == 3
+    bits = 1000 * _BITRATES[is_first, layer][bitrate - 1]
+    hertz = _RATES[rate] // {3: 1, 2: 2, 0: 4}[version]
+    if layer == 1:
+        length = 4 * (12 * bits // hertz + padding)
+    else:
+        length = (72 if layer == 3 and not is_first else 144) * bits // hertz + padding
+    return Frame(layer, length, (version, layer, rate, header[3] >> 6 == _MONO))
+
+
+def after_id3(file: FileSection, at: int = 0) -> int:
+    """Return where an ID3v2 tag at this position ends; the position, if there is none."""
+    head = file.at(at, 10)
+    if len(head) < 10 or head[:3] != b"ID3":
+        return at
+    # ID3v2.4 section 3.1: seven bits per byte, not counting the ten bytes of the header.
+    size = 0
+    for byte in head[6:]:
+        size = size << 7 | byte & 0x7F
+    return at + 10 + size
+
+
+def further_recordings(file: FileSection) -> Iterator[int]:
+    """Yield where recordings after the first begin: at a count of frames, or another kind of them.
+
+    A decoder that has begun with one kind of frames, or with a count, loses what follows.
+    """
+    end, before = 0, None
+    for at, frame, head in _frames(file, after_id3(file)):
+        if before is not None and (frame.kind != before or _counts(head)):
+            yield end  # with the tags of the new one
+        end, before = at + frame.length, frame.kind
+
+
+def frame_count(file: FileSection) -> FrameCount | None:
+    """Return what the first frame tells of the number of frames; None if it tells nothing."""
+    begin = after_id3(file)
+    head = file.at(begin, 256)
+    at = max(head.find(b"Xing"), head.find(b"Info"))
+    frame = mpeg_frame(head[:_HEADER])
+    if at < 0 or frame is None or len(head) < at + 16 or not head[at + 7] & 1:
+        return None
+    sound = begin + frame.length
+    if head[at + 7] & 2:
+        end = begin + int.from_bytes(head[at + 12 : at + 16], "big")
+    else:
+        end = _end_of(file, sound, int.from_bytes(head[at + 8 : at + 12], "big"))
+    return FrameCount(
+        begin=sound,
+        is_cut=file.size < end - frame.length,
+        goes_on=file.size > end + _NEAR and next(_frames(file, end), None) is not None,
+    )
+
+
+def _counts(head: bytes) -> bool:
+    return b"Xing" in head or b"Info" in head
+
+
+def _end_of(file: FileSection, begin: int, count: int) -> int:
+    """Return where so many frames end."""
+    end = begin
+    for number, (at, frame, _) in enumerate(_frames(file, begin)):
+        if number == count:
+            break
+        end = at + frame.length
+    return end
+
+
+def _frames(file: FileSection, start: int) -> Iterator[tuple[int, Frame, bytes]]:
+    """Yield each frame's position, the frame, and its first bytes; others are passed over.
+
+    A frame counts if it lies where the one before it ends, or if another like it follows.
+    """
+    data, first = b"", start  # data lies at `first`
+    expected, at = -1, start
+    while True:
+        if at + _NEAR > first + len(data):
+            data, first = file.at(at, _AT_ONCE), at
+        index = at - first
+        frame = mpeg_frame(data[index : index + _HEADER])
+        if frame is not None and at != expected:
+            after = index + frame.length
+            follower = mpeg_frame(data[after : after + _HEADER])
+            frame = None if follower is None or follower.kind != frame.kind else frame
+        if frame is not None:
+            yield at, frame, data[index : index + min(frame.length, _COUNT_WITHIN)]
+            expected = at = at + frame.length
+            continue
+        index = data.find(b"\xff", index + 1)
+        if index < 0 and first + len(data) >= file.size:
+            return
+        at = first + (index if index >= 0 else len(data))

@@ -1,0 +1,96 @@
+"""Files that were joined of several, as `cat` does, are read to their ends."""
+
+import numpy as np
+import pytest
+import soxr
+
+from audio.sound_files import BY_PYAV, write_by_pyav
+from audio.test_decode import decoded, likeness, without_xing_frame
+from kvcast.audio.joined import parts
+
+SECONDS = 3
+BY_LIBSNDFILE = ["wav", "rf64", "w64", "aiff", "au", "caf", "flac", "ogg", "mp3"]
+CONTAINERS = ["opus", "m4a", "mov", "mkv", "webm", "aac", "ts", "mpg", "wma", "flv", "wv", "tta"]
+
+
+@pytest.fixture
+def both(speech):
+    return speech[: SECONDS * 16_000], speech[160_000 : 160_000 + SECONDS * 16_000]
+
+
+def joined(path, pieces):
+    path.write_bytes(b"".join(piece.read_bytes() for piece in pieces))
+    return path
+
+
+def assert_both(samples, both, slack=0.15):
+    first, second = both
+    assert len(samples) == pytest.approx(len(first) + len(second), abs=slack * 2 * 16_000)
+    for part, start in (first, 0), (second, len(samples) // 2):
+        heard = samples[start : start + len(samples) // 2]
+        assert likeness(heard, part) > 0.7
+
+
+@pytest.mark.parametrize("extension", [*BY_LIBSNDFILE, *CONTAINERS])
+def test_both_parts_are_heard(encode, both, tmp_path, extension):
+    rate = 48_000 if BY_PYAV.get(extension, ("", ""))[0] in {"mpeg", "asf"} else 16_000
+    pieces = [
+        encode(f"{name}.{extension}", soxr.resample(part, 16_000, rate), rate)
+        for name, part in zip("ab", both, strict=True)
+    ]
+    samples, notices = decoded(joined(tmp_path / f"both.{extension}", pieces))
+    assert_both(samples, both)
+    assert notices == ()
+
+
+@pytest.mark.parametrize("rates", [(16_000, 44_100), (44_100, 16_000)])
+@pytest.mark.parametrize("channels", [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("extension", ["mp3", "flac", "wav", "ogg"])
+def test_parts_may_differ_in_rate_and_channels(encode, both, tmp_path, rates, channels, extension):
+    pieces = []
+    for name, part, rate, count in zip("ab", both, rates, channels, strict=True):
+        stored = np.stack([soxr.resample(part, 16_000, rate)] * count, axis=1)
+        piece = encode(f"{name}.{extension}", stored, rate)
+        pieces.append(without_xing_frame(piece) if extension == "mp3" else piece)
+    samples, notices = decoded(joined(tmp_path / f"both.{extension}", pieces))
+    assert_both(samples, both)
+    assert notices == ()
+
+
+@pytest.mark.parametrize(
+    "extensions", [("wav", "flac"), ("wav", "mp3"), ("mp3", "wav"), ("flac", "ogg")]
+)
+def test_parts_may_differ_in_format(encode, both, tmp_path, extensions):
+    pieces = [encode(f"{e}.{e}", part) for e, part in zip(extensions, both, strict=True)]
+    samples, notices = decoded(joined(tmp_path / "both", pieces))
+    assert_both(samples, both)
+    assert notices == ()
+
+
+def test_a_part_that_cannot_be_read_is_told_and_the_others_are_read(encode, both, tmp_path):
+    good, bad = encode("a.flac", both[0]), tmp_path / "bad.flac"
+    bad.write_bytes(good.read_bytes()[:60])
+    samples, [notice] = decoded(joined(tmp_path / "all.flac", [good, bad, good]))
+    assert len(samples) == 2 * len(both[0])
+    assert "all.flac, part 2 of 3," in notice
+    assert "this part is left out" in notice
+
+
+def test_a_stream_with_tags_between_its_segments_is_one_part(encode, speech, tmp_path):
+    write_by_pyav(tmp_path / "a.aac", speech[:48_000], 16_000)
+    tag = b"ID3\x04\x00\x00\x00\x00\x00\x0aPRIV" + bytes(6)
+    segment = tag + (tmp_path / "a.aac").read_bytes()
+    (tmp_path / "b.aac").write_bytes(segment * 3)
+    with (tmp_path / "b.aac").open("rb") as file:
+        assert len(parts(file)) == 1
+    samples, _ = decoded(tmp_path / "b.aac")
+    assert len(samples) == pytest.approx(3 * 48_000, abs=6_000)
+
+
+def test_a_beginning_at_the_edge_of_what_is_read_at_once_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvcast.audio.joined._AT_ONCE", 64)
+    header = b"fLaC\x00\x00\x00\x22"
+    for length in range(40, 90):
+        (tmp_path / "a").write_bytes((header + bytes(length)) * 2)
+        with (tmp_path / "a").open("rb") as file:
+            assert [part.size for part in parts(file)] == [len(header) + length] * 2

@@ -1,0 +1,182 @@
+"""Films and other containers: their damage, their times, and their sound tracks."""
+
+import re
+
+import av
+import numpy as np
+import pytest
+
+from audio.sound_files import FilmTrack, write_film
+from audio.test_decode import decoded, likeness
+from kvcast.audio.decode import open_audio
+from kvcast.errors import InputOutputError, UsageError
+
+CONTAINERS = [
+    ("matroska", "aac"),
+    ("mp4", "aac"),
+    ("webm", "libopus"),
+    ("mpegts", "aac"),
+    ("matroska", "libopus"),
+]
+
+
+def heard(path, **options):
+    audio = open_audio(path, **options)
+    try:
+        samples = np.concatenate(list(audio.blocks()))
+    finally:
+        audio.close()
+    return samples, audio.notices
+
+
+def spoil(path, first, count):
+    """Overwrite the content of packets of sound, and leave the container whole."""
+    data = bytearray(path.read_bytes())
+    with av.open(str(path)) as container:
+        packets = [p for p in container.demux(audio=0) if p.size][first : first + count]
+        places = [bytes(packet) for packet in packets]
+    for place in places:
+        at = bytes(data).index(place)
+        data[at : at + len(place)] = b"\xff" * len(place)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("container", "codec"), CONTAINERS[:3])
+@pytest.mark.parametrize("count", [1, 10])
+def test_damaged_packets_are_left_out_and_the_rest_keeps_its_times(
+    tmp_path, speech, container, codec, count
+):
+    path = tmp_path / "film"
+    write_film(
+        path, [FilmTrack(samples=speech[:96_000])], seconds=0, container=container, codec=codec
+    )
+    spoil(path, 40, count)
+    samples, [notice] = heard(path)
+    # FFmpeg drops damaged packets of Opus by itself, which leaves a gap.
+    assert "has a gap" in notice if codec == "libopus" else f"is damaged: {count} packet" in notice
+    assert len(samples) == pytest.approx(96_000, abs=3_000)
+    rest = slice(70_000, 90_000)
+    assert likeness(samples[rest], speech[rest]) > 0.9
+    shift = np.correlate(samples[68_000:92_000], speech[rest], "valid").argmax() - 2_000
+    assert abs(shift) < 0.1 * 16_000 + 1_500
+
+
+@pytest.mark.parametrize(("container", "codec"), CONTAINERS)
+def test_sound_that_starts_later_than_the_picture_has_the_times_of_the_film(
+    tmp_path, speech, container, codec
+):
+    if container == "webm":
+        pytest.skip("it takes no picture of this kind")
+    path = tmp_path / "film"
+    track = FilmTrack(samples=speech[:48_000], start=2)
+    write_film(path, [track], seconds=6, container=container, codec=codec)
+    samples, [notice] = heard(path)
+    assert re.search(r"has a gap before its sound: (1\.9|2\.0)", notice)
+    assert not samples[:30_000].any()
+    assert likeness(samples[32_000:], speech[:48_000]) > 0.9
+    assert len(samples) == pytest.approx(80_000, abs=3_000)
+
+
+@pytest.mark.parametrize(("container", "codec"), CONTAINERS)
+def test_gaps_between_packets_become_silence(tmp_path, speech, container, codec):
+    path = tmp_path / "film"
+    track = FilmTrack(samples=speech[:128_000], gaps=[(2, 3), (5, 5.5)])
+    write_film(path, [track], seconds=0, container=container, codec=codec)
+    samples, [notice] = heard(path)
+    assert "has 2 gaps, the first at " in notice
+    assert " 1.5" in notice or " 1.4" in notice
+    assert len(samples) == pytest.approx(128_000, abs=3_000)
+    assert not samples[36_000:46_000].any()
+    end = slice(100_000, 120_000)
+    shift = np.correlate(samples[98_000:122_000], speech[end], "valid").argmax() - 2_000
+    assert abs(shift) < 1_500
+
+
+def test_times_that_begin_anew_are_not_believed(tmp_path, speech):
+    path = tmp_path / "film.ts"
+    write_film(path, [FilmTrack(samples=speech[:48_000])], seconds=0, container="mpegts")
+    path.write_bytes(path.read_bytes() * 2)
+    samples, notices = heard(path)
+    assert len(samples) == pytest.approx(96_000, abs=4_000)
+    assert notices == ()
+
+
+TRACKS = [
+    {"language": "deu", "title": "Kommentar"},
+    {"language": "eng", "is_default": True},
+    {"language": "fre"},
+]
+
+
+@pytest.fixture
+def film(tmp_path, speech):
+    path = tmp_path / "film.mkv"
+    sounds = [speech[start : start + 32_000] for start in (0, 100_000, 200_000)]
+    tracks = [FilmTrack(samples=s, **told) for s, told in zip(sounds, TRACKS, strict=True)]
+    write_film(path, tracks)
+    return path, sounds
+
+
+@pytest.mark.parametrize(
+    ("track", "index"),
+    [(None, 1), (1, 0), ("2", 1), ("3", 2), ("de", 0), ("ger", 0), ("en-GB", 1), ("fr", 2)],
+)
+def test_a_track_is_the_default_or_the_one_that_is_asked_for(film, track, index):
+    path, sounds = film
+    samples, notices = heard(path, track=track)
+    assert likeness(samples, sounds[index]) > 0.9
+    if track is None:
+        [notice] = notices
+        assert "3 sound tracks: 2 (eng) is taken, not 1 (deu, Kommentar), 3 (fre)" in notice
+    else:
+        assert notices == ()
+
+
+@pytest.mark.parametrize("track", [4, 0, "it", "und"])
+def test_a_track_that_is_not_there_is_refused_with_those_that_are(film, track):
+    path, _ = film
+    with pytest.raises(
+        InputOutputError, match=r"film\.mkv has no sound track .*1 \(deu, Komm.*fre"
+    ):
+        heard(path, track=track)
+
+
+def test_a_file_of_one_track_has_no_second_one(encode, speech):
+    path = encode("a.wav", speech[:16_000])
+    assert len(heard(path, track=1)[0]) == 16_000
+    with pytest.raises(InputOutputError, match="no sound track 2: it has one"):
+        heard(path, track=2)
+    with pytest.raises(UsageError, match="audio_track is for files"):
+        heard(speech, track=1)
+
+
+def test_a_film_without_sound_says_so(tmp_path):
+    write_film(tmp_path / "mute.mp4", [], container="mp4")
+    with pytest.raises(InputOutputError, match=r"mute\.mp4 has no sound in it"):
+        heard(tmp_path / "mute.mp4")
+
+
+@pytest.mark.parametrize("extension", ["ogg", "opus"])
+def test_what_libsndfile_cannot_go_on_with_is_read_on(encode, speech, extension):
+    path = encode(f"a.{extension}", speech[:160_000])
+    data = bytearray(path.read_bytes())
+    middle = len(data) * 2 // 5
+    data[middle : middle + 400] = bytes(400)
+    path.write_bytes(data)
+    samples, notices = decoded(path)
+    assert len(notices) == 1
+    assert len(samples) == pytest.approx(160_000, abs=2_000)
+    end = slice(130_000, 150_000)
+    assert likeness(samples[end], speech[end]) > 0.7
+
+
+def test_a_flac_is_read_on_behind_damage(encode, speech):
+    path = encode("a.flac", speech[:160_000])
+    data = bytearray(path.read_bytes())
+    middle = len(data) * 2 // 5
+    data[middle : middle + 400] = bytes(400)
+    path.write_bytes(data)
+    samples, [notice] = decoded(path)
+    assert "is damaged" in notice
+    assert len(samples) == pytest.approx(160_000, abs=10_000)
+    np.testing.assert_array_equal(samples[-50_000:], speech[110_000:160_000])
