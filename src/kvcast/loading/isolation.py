@@ -59,7 +59,7 @@ def _note(manifest: Manifest) -> Path:
     """Return the file that notes a success; its name is a digest of all that could matter."""
     parts = [manifest.to_json(), *instruction_sets()]
     target = TARGETS.get(manifest.runtime)
-    for name in ("kvcast", "torch", *(target.tools if target else ())):
+    for name in ("kvcast", *(target.tools if target else ())):
         with contextlib.suppress(PackageNotFoundError):
             parts.append(f"{name} {version(name)}")
     return cache_dir() / "opened" / hashlib.sha256("\n".join(parts).encode()).hexdigest()
