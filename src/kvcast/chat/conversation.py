@@ -171,17 +171,17 @@ def _tool(where: str, tool: Tool) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type") != "function":
         raise UsageError(f'{where} must be like {{"type": "function", "function": {{"name": …}}}}')
-    described: dict[str, Any] = {"name": _named(f"{where}: its function", function)}
-    description = function.get("description")
-    if description is not None:
-        if not isinstance(description, str):
-            raise UsageError(f"{where}: its description must be text")
-        described["description"] = description
+    _named(f"{where}: its function", function)
+    if not isinstance(function.get("description"), str | None):
+        raise UsageError(f"{where}: its description must be text")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise UsageError(f"{where}: its parameters must be a JSON schema, an object")
+    # Templates write it as it is given, in this order.
+    described = {name: value for name, value in function.items() if value is not None}
     described["parameters"] = _json_object(f"{where}: its parameters", parameters)
-    return {"type": "function", "function": described}
+    given = {**tool, "function": described}
+    return _json_object(f"{where}: its fields", given)
 
 
 def _named(where: str, function: Mapping[str, Any]) -> str:

@@ -52,7 +52,7 @@ class ChatTemplate:
             return self.with_tools.render(messages, tools)
         values = {
             **self.constants,
-            "messages": list(messages),
+            "messages": list(map(_with_reasoning, messages)),
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": True,
@@ -95,6 +95,17 @@ class ChatTemplate:
         worker = TemplateWorker(self.source, _LIMITS, LONGEST)
         weakref.finalize(self, worker.close)  # at the interpreter's end at the latest
         return worker
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with its reasoning under both names that templates read."""
+    given = (
+        message[name] for name in ("reasoning_content", "thinking", "reasoning") if name in message
+    )
+    reasoning = next(given, None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _line(reply: Mapping[str, str]) -> str:
