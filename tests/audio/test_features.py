@@ -12,6 +12,7 @@ from kvcast.audio import features
 from kvcast.audio.arrays import ArrayAudio
 from kvcast.audio.features import MelWindows, log_mel_stream, open_features
 from kvcast.audio.mel import SILENCE, normalised
+from kvcast.audio.source import AudioSource
 from kvcast.errors import InputOutputError
 
 PADDING = 480_000
@@ -29,7 +30,7 @@ def openai_window(features, seek, end=None):
     return whisper.pad_or_trim(features[:, seek : seek + size], 3000)
 
 
-class Blocks:
+class Blocks(AudioSource):
     """A source that yields the same array in blocks of a given size and counts its passes."""
 
     def __init__(self, samples, size):
@@ -148,7 +149,7 @@ def test_frames_of_any_length_in_any_blocks_are_those_of_openai(length, size, se
     np.testing.assert_allclose(features.T, expected, rtol=0, atol=1e-4)
 
 
-class AnHour:
+class AnHour(AudioSource):
     """One hour of noise, generated while it is read."""
 
     name, notices = "hour", ()

@@ -34,6 +34,7 @@ class FakeSegment:
     no_speech_prob: float = 0.01
     fallback: tuple[str, ...] = ()
     words: tuple[Word, ...] | None = None
+    channel: int | None = None
 
 
 ESCAPES = "\x1b]0;owned\x07 \x9b31m\x08\r\x7f"

@@ -75,10 +75,15 @@ def test_json_is_one_valid_document_per_line(listening, recording, capsys):
 
 def test_options_arrive_at_the_model(listening, recording):
     words = ["--language_detection_threshold", "0.9", "--language-detection-segments", "9"]
+    words += ["--audio-track", "de"]
     assert detect(recording("a.wav"), *words, "--runtime", "eager") == 0
     (_, loading), (_, asked) = listening.calls
     assert loading["runtime"] == "eager"
-    assert asked == {"language_detection_threshold": 0.9, "language_detection_segments": 9}
+    assert asked == {
+        "audio_track": "de",
+        "language_detection_threshold": 0.9,
+        "language_detection_segments": 9,
+    }
 
 
 def test_notices_are_lines_on_standard_error_unless_quiet(listening, recording, capsys):

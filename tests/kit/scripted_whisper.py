@@ -85,6 +85,7 @@ class NumberedWindows:
 
     content_frames: int
     notices: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
     timeline: Timeline = field(default_factory=lambda: Timeline(()))
     skipped: tuple[Part, ...] | None = None
     silent: Sequence[range] = ()

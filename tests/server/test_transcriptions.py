@@ -4,11 +4,13 @@ Several segments are heard where all of an answer is compared, one where only it
 """
 
 import io
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 import soundfile
 
 import kvcast
+from audio.sound_files import FilmTrack, write_film
 from kit.scripted_whisper import scripted_translator
 from kvcast.server.recordings import Recordings
 from server.serving import Server, serving, until
@@ -176,6 +179,54 @@ def _in_a_container(samples: Any, rate: int, form: str) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # by newer endpoints
+def _wrong(kind: str) -> tuple[str, bytes]:
+    """Return a file of which a line must tell."""
+    samples, rate = soundfile.read(RECORDING, frames=4 * 16_000)
+    whole = encoded(samples if kind != "silent" else 0 * samples, rate, "wav")
+    if kind == "gap":
+        with NamedTemporaryFile() as file:
+            track = FilmTrack(samples=samples, gaps=[(2, 3)])
+            write_film(Path(file.name), [track], seconds=0)
+            whole = file.read()
+    return "a.wav", whole[: len(whole) // 2] if kind == "cut" else whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("cut", "cut short"), ("gap", "a gap at 2.0"), ("silent", "is silent")]
+)
+def test_an_answer_and_the_log_tell_what_is_wrong_with_a_recording(
+    client: openai.OpenAI, caplog: pytest.LogCaptureFixture, kind: str, says: str
+):
+    with caplog.at_level(logging.INFO, "kvcast.server"):
+        whole = transcribe(client, file=_wrong(kind), response_format="verbose_json")
+        *_, end = transcribe(client, file=_wrong(kind), stream=True)
+        [notice] = whole.notices
+        assert says in notice
+        assert "the recording" in notice
+        assert end.notices == whole.notices
+        logged = lambda: [  # noqa: E731
+            record.fields["notices"] for record in caplog.records if "notices" in record.fields
+        ]
+        until(lambda: len(logged()) == 2)
+    assert logged() == [[notice], [notice]]
+
+
+def test_a_recording_without_fault_has_no_notices(client: openai.OpenAI, beginning: Any):
+    assert transcribe(client, file=beginning, response_format="verbose_json").notices == []
+
+
+def test_a_sound_track_is_chosen(client: openai.OpenAI, beginning: Any, begun: str, tmp_path: Path):
+    speech, _ = soundfile.read(io.BytesIO(beginning[1]), dtype="float32")
+    silence = FilmTrack(samples=np.zeros(32_000), language="deu", is_default=True)
+    write_film(tmp_path / "film.mkv", [silence, FilmTrack(samples=speech, language="eng")])
+    content = (tmp_path / "film.mkv").read_bytes()
+    for track in "2", "en":
+        chosen = transcribe(client, file=("f.mkv", content), extra_body={"audio_track": track})
+        assert chosen.text.split()[:5] == begun.split()[:5]
+    with pytest.raises(openai.BadRequestError, match="no sound track 3: it has sound tracks 1"):
+        transcribe(client, file=("f.mkv", content), extra_body={"audio_track": "3"})
+
+
 def test_a_translation(client: openai.OpenAI, beginning: tuple[str, bytes]):
     assert transcribe(client, model="german", file=beginning).text == "hallo"
     assert client.audio.translations.create(model="german", file=beginning).text == "hello"

@@ -30,6 +30,7 @@ class Spoken:
     end: float
     text: str
     words: tuple[Word, ...] | None = None
+    channel: int | None = None
 
 
 def spoken(start: float, *words: str, pace: float = 0.5) -> Spoken:

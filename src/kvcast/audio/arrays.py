@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from kvcast.audio.mixing import CANCELLED, FullScale, Mixer
 from kvcast.audio.reader import BLOCK_VALUES
-from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE, AudioSource, resampled
+from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE, ChannelSource, resampled
 from kvcast.errors import UsageError
 
 _MOST_CHANNELS = 64
@@ -20,7 +20,7 @@ _WORD = 2.0**15
 """Full scale of 16 bits."""
 
 
-class ArrayAudio(AudioSource):
+class ArrayAudio(ChannelSource):
     """Samples that are already in memory."""
 
     def __init__(
@@ -29,7 +29,6 @@ class ArrayAudio(AudioSource):
         *,
         name: str = "the array",
         sampling_rate: int = SAMPLE_RATE,
-        channel: int | None = None,
         full_scale: float = 1.0,
         notices: tuple[str, ...] = (),
     ) -> None:
@@ -40,7 +39,6 @@ class ArrayAudio(AudioSource):
                 1.0, or integers with that of their type.
             name: in messages.
             sampling_rate: samples per second.
-            channel: the one to yield; by default all are mixed.
             full_scale: of floats at least: sound that came before shows it.
             notices: known already.
 
@@ -59,7 +57,7 @@ class ArrayAudio(AudioSource):
             )
         self.name = name
         self._samples_sc = _upright(samples)
-        self._rate, self._channel = int(sampling_rate), channel
+        self._rate = int(sampling_rate)
         self._known = notices
         self.notices: tuple[str, ...] = ()
         self._zero, self.full_scale = self._measured(full_scale)
@@ -71,7 +69,11 @@ class ArrayAudio(AudioSource):
 
     @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
-        mixer = Mixer(self._channel, 1.0 / self.full_scale)
+        return self.of_channel(None)
+
+    @override
+    def of_channel(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
+        mixer = Mixer(channel, 1.0 / self.full_scale)
         yield from resampled(map(mixer.mono, self._floats()), self._rate)
         cancelled = (f"{self.name} {CANCELLED}",) if mixer.cancelled else ()
         self.notices = (*self._known, *cancelled)

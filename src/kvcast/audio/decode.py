@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from kvcast.audio.arrays import ArrayAudio
 from kvcast.audio.files import AudioFile
-from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE, AudioSource, resampled
+from kvcast.audio.source import (
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    SAMPLE_RATE,
+    AudioSource,
+    ChannelAudio,
+    ChannelSource,
+    resampled,
+)
 from kvcast.errors import UsageError
 
 __all__ = [
@@ -27,7 +35,7 @@ __all__ = [
 ]
 
 AudioInput = (
-    str | os.PathLike[str] | BinaryIO | bytes | NDArray[Any] | Sequence[float] | AudioSource
+    str | os.PathLike[str] | BinaryIO | bytes | NDArray[Any] | Sequence[float] | ChannelSource
 )
 """A path, "-" for standard input, an open binary file, a file's bytes, or samples."""
 
@@ -38,8 +46,7 @@ def open_audio(
     *,
     track: str | int | None = None,
     sampling_rate: int = SAMPLE_RATE,
-    channel: int | None = None,
-) -> AudioSource:
+) -> ChannelSource:
     """Open a recording.
 
     Args:
@@ -50,7 +57,6 @@ def open_audio(
         name: its name in messages; by default its own name.
         track: number or language of a film's sound track; by default the container's default.
         sampling_rate: samples per second of an array; a file knows its own.
-        channel: yields this one alone, counted from 0; by default all are mixed.
 
     Raises:
         InputMissingError: there is no such file.
@@ -58,20 +64,24 @@ def open_audio(
         UsageError: it is none of these, or an option is not for it.
 
     """
-    if isinstance(source, ArrayAudio | AudioFile):
+    if isinstance(source, ArrayAudio | AudioFile | ChannelAudio):
         return source
     if isinstance(source, bytes | bytearray | memoryview):
         source, name = io.BytesIO(source), name or "the bytes"
     if isinstance(source, str | os.PathLike) or hasattr(source, "read"):
         if sampling_rate != SAMPLE_RATE:
             raise UsageError("sampling_rate is for arrays: a file tells its own")
-        return AudioFile(cast(BinaryIO, source), name, track=track, channel=channel)
+        return AudioFile(cast(BinaryIO, source), name, track=track)
     samples = _array(source)
     if track is not None:
         raise UsageError("audio_track is for files: an array has one track")
-    return ArrayAudio(
-        samples, name=name or "the array", sampling_rate=sampling_rate, channel=channel
-    )
+    audio = ArrayAudio(samples, name=name or "the array", sampling_rate=sampling_rate)
+    if sampling_rate == SAMPLE_RATE:
+        audio.unheard = (
+            f"no speech was recognised in {audio.name}, which is taken as {SAMPLE_RATE} samples a "
+            "second: sampling_rate tells of another rate",
+        )
+    return audio
 
 
 def _array(source: Any) -> NDArray[Any]:

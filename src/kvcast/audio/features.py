@@ -92,8 +92,12 @@ class MelWindows:
     notices: tuple[str, ...]
     """Notices for the user about this recording, one line each."""
 
+    unheard: tuple[str, ...]
+    """Notices for the user if no speech is recognised in it."""
+
     def __init__(self, audio: AudioSource, n_mels: int) -> None:
         self._audio = audio
+        self.unheard = audio.unheard
         self._n_mels = n_mels
         checked = CheckedAudio(audio)
         self._loudest, kept = _loudest_and_frames(log_mel_stream(checked.blocks(), n_mels))

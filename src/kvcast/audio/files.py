@@ -29,7 +29,7 @@ from kvcast.audio.reader import (
 )
 from kvcast.audio.section import FileSection
 from kvcast.audio.sndfile import SndfileReader
-from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, AudioSource, resampled
+from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, ChannelSource, resampled
 from kvcast.audio.tracks import Track, chosen
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kvcast.audio.media import MediaReader
 
 
-class AudioFile(AudioSource):
+class AudioFile(ChannelSource):
     """A sound file in any format that libsndfile or, if installed, PyAV can read.
 
     A file that was joined of several is read to its end, part by part. A source without seeking
@@ -50,7 +50,6 @@ class AudioFile(AudioSource):
         name: str | None = None,
         *,
         track: str | int | None = None,
-        channel: int | None = None,
     ) -> None:
         """Open it.
 
@@ -58,7 +57,6 @@ class AudioFile(AudioSource):
             source: a path, "-" for standard input, or a binary file, which stays open.
             name: in messages; by default its own.
             track: number or language of a sound track; by default the container's default.
-            channel: the one to yield; by default all are mixed.
 
         Raises:
             InputMissingError: there is no such file.
@@ -67,7 +65,7 @@ class AudioFile(AudioSource):
 
         """
         self.notices: tuple[str, ...] = ()
-        self._track, self._channel = track, channel
+        self._track = track
         self._close = contextlib.ExitStack()
         with contextlib.ExitStack() as opened:
             own_name, file = _open_binary(source, opened)
@@ -88,6 +86,10 @@ class AudioFile(AudioSource):
 
     @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
+        return self.of_channel(None)
+
+    @override
+    def of_channel(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
         """Yield the recording.
 
         Raises:
@@ -99,7 +101,7 @@ class AudioFile(AudioSource):
         failures: list[InputOutputError] = []
         for part in self._parts:
             try:
-                yield from part.blocks()
+                yield from part.blocks(channel)
             except InputOutputError as error:
                 failures.append(error)
                 notices.append(f"{error}; this part is left out")
@@ -123,7 +125,7 @@ class AudioFile(AudioSource):
                 for number, _ in enumerate(sections, start=1)
             ]
         return [
-            _FilePart(section, name, self._track, self._channel)
+            _FilePart(section, name, self._track)
             for section, name in zip(sections, names, strict=True)
         ]
 
@@ -131,12 +133,9 @@ class AudioFile(AudioSource):
 class _FilePart:
     """A file, or one of those that were joined."""
 
-    def __init__(
-        self, file: FileSection, name: str, track: str | int | None, channel: int | None
-    ) -> None:
+    def __init__(self, file: FileSection, name: str, track: str | int | None) -> None:
         self.notices: list[str] = []
-        self._file, self._name = file, name
-        self._track, self._channel = track, channel
+        self._file, self._name, self._track = file, name, track
 
     @cached_property
     def channels(self) -> int:
@@ -144,14 +143,14 @@ class _FilePart:
         with contextlib.closing(self._opened()) as reader:
             return reader.channels
 
-    def blocks(self) -> Iterator[NDArray[np.float32]]:
+    def blocks(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
         """Yield mono float32 [samples] at 16 kHz; raises InputOutputError if there is no sound."""
         self.notices = []
         with contextlib.closing(self._opened()) as reader:
             scale = self._full_scale if reader.stores_floats else None
             if scale is not None and scale.notice is not None:
                 self._note(scale.notice)
-            mixer = Mixer(self._channel, 1.0 if scale is None else 1.0 / scale.value)
+            mixer = Mixer(channel, 1.0 if scale is None else 1.0 / scale.value)
             yield from resampled(map(mixer.mono, self._sound(reader)), reader.rate)
             if mixer.cancelled:
                 self._note(CANCELLED)

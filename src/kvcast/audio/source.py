@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import soxr
 from numpy.typing import NDArray
+from typing_extensions import override
 
 SAMPLE_RATE = 16_000
 """Samples per second of everything that recordings yield."""
@@ -26,10 +27,8 @@ class AudioSource(Protocol):
     notices: tuple[str, ...]
     """Notices for the user after a complete pass, one line each."""
 
-    @property
-    def channels(self) -> int:
-        """How many channels it has, before they are mixed."""
-        ...
+    unheard: tuple[str, ...] = ()
+    """Notices for the user if no speech is recognised in it."""
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the recording from its start, mono float32 [samples] at 16 kHz."""
@@ -38,6 +37,49 @@ class AudioSource(Protocol):
     def close(self) -> None:
         """Close the files that this object opened."""
         ...
+
+
+class ChannelSource(AudioSource, Protocol):
+    """A recording whose channels can be heard one by one."""
+
+    @property
+    def channels(self) -> int:
+        """How many channels it has, before they are mixed."""
+        ...
+
+    def of_channel(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
+        """Yield a channel, counted from 0, as `blocks` yields the mean of all."""
+        ...
+
+
+class ChannelAudio(ChannelSource):
+    """One channel of a recording, which stays open."""
+
+    def __init__(self, audio: ChannelSource, channel: int) -> None:
+        self.name = f"{audio.name}, channel {channel + 1},"
+        self._audio, self._channel = audio, channel
+
+    @property
+    @override
+    def channels(self) -> int:
+        return 1
+
+    @property
+    def notices(self) -> tuple[str, ...]:  # type: ignore[override]  # nobody sets them
+        """Notices for the user after a complete pass, one line each."""
+        return self._audio.notices
+
+    @override
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        return self.of_channel(None)
+
+    @override
+    def of_channel(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
+        return self._audio.of_channel(self._channel)
+
+    @override
+    def close(self) -> None:
+        pass
 
 
 def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDArray[np.float32]]:

@@ -209,11 +209,6 @@ class SpeechOnly(AudioSource):
         self._audio = audio
         self._parts = tuple(parts)
 
-    @property
-    @override
-    def channels(self) -> int:
-        return self._audio.channels
-
     @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the parts' samples; the recording is read no further than the last part."""

@@ -33,7 +33,8 @@ from kvcast.whisper.params import (
 from kvcast.whisper.writers import TranscriptDocument
 
 if TYPE_CHECKING:
-    from kvcast.whisper.transcription import Segment, Transcription
+    from kvcast.whisper.channels import AnyTranscription
+    from kvcast.whisper.transcription import Segment
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     )
     watcher = progress(quiet=args.quiet)
     present, failures = recordings.present(args.audio, outputs.check)
-    transcriptions: Sequence[Transcription] = []
+    transcriptions: Sequence[AnyTranscription] = []
     if present:
         with watcher.waiting(f"loading {args.model}") as on_phase:
             model, runtime = recordings.load(args, on_phase)
@@ -157,7 +158,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _show(
-    transcription: "Transcription",
+    transcription: "AnyTranscription",
     runtime: str,
     source: str,
     args: argparse.Namespace,

@@ -6,6 +6,7 @@ Knows no endpoint.
 import json
 import logging
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +28,10 @@ class RequestLog:
             known = request.scope["state"].get("content", {})
             request.scope["state"]["content"] = known | content
 
+    def notices(self, request: HTTPConnection, notices: Sequence[str]) -> None:
+        """Remember notices about a recording; they tell nothing of its content."""
+        request.scope["state"]["notices"] = list(notices)
+
     def write(self, scope: Any, *, status: int, began: float, kind: str | None) -> None:
         """Log a request that is over.
 
@@ -46,6 +51,7 @@ class RequestLog:
             "seconds": round(time.perf_counter() - began, 4),
             "request": scope["state"].get("request_id"),
             "error": kind,
+            "notices": scope["state"].get("notices") or None,
             "content": scope["state"].get("content"),
         }
         known = {name: value for name, value in fields.items() if value is not None}

@@ -10,8 +10,11 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.audio.arrays import ArrayAudio
 from kvcast.audio.decode import SAMPLE_RATE, open_audio
 from kvcast.server.errors import ApiError, busy
+
+_NAME = "the recording"
 
 _AT_ONCE = 4
 """The samples of so many of the longest recordings may be in memory."""
@@ -27,11 +30,14 @@ class Recordings:
         self._room = _AT_ONCE * self._longest
         self._lock = threading.Lock()
 
-    def read(self, file: BinaryIO, check: Callable[[], None]) -> "UploadedRecording":
+    def read(
+        self, file: BinaryIO, track: str | None, check: Callable[[], None]
+    ) -> "UploadedRecording":
         """Return a recording; it must be released.
 
         Args:
             file: that was uploaded.
+            track: number or language of its sound track.
             check: raises if the client has left; called for each block.
 
         Raises:
@@ -40,7 +46,7 @@ class Recordings:
 
         """
         check()
-        source = open_audio(file, "the recording")
+        source = open_audio(file, _NAME, track=track)
         taken: list[NDArray[np.float32]] = []
         recording = UploadedRecording(self)
         try:
@@ -54,7 +60,8 @@ class Recordings:
             raise
         finally:
             source.close()
-        recording.samples_t = np.concatenate(taken) if taken else np.zeros(0, np.float32)
+        samples_t = np.concatenate(taken) if taken else np.zeros(0, np.float32)
+        recording.audio = ArrayAudio(samples_t, name=_NAME, notices=source.notices)
         return recording
 
     def _check(self, recording: "UploadedRecording") -> None:
@@ -75,10 +82,11 @@ class Recordings:
 
 
 class UploadedRecording:
-    """A recording's samples [t] at 16 kHz."""
+    """A recording, as samples in memory."""
+
+    audio: ArrayAudio
 
     def __init__(self, room: Recordings) -> None:
-        self.samples_t: NDArray[np.float32] = np.zeros(0, np.float32)
         self.length = 0
         self._room = room
 

@@ -41,6 +41,7 @@ class SpeechForm(BaseModel):
     stream: _Flag = None
     beam: Annotated[int, Field(ge=1, le=1024)] | None = None
     vad: _Flag = None
+    audio_track: str | None = None
 
 
 class TranscriptionForm(SpeechForm):
@@ -61,25 +62,32 @@ async def speech(
     options, words = _options(form, task)
     check_room(served.engine)  # it may take long to read what would be refused
     recording = await state.calls.read(
-        request, partial(recordings.read, form.file.file), UploadedRecording.release
+        request,
+        partial(recordings.read, form.file.file, form.audio_track),
+        UploadedRecording.release,
     )
     try:
-        job = await state.calls.begin(request, served.engine, lambda: recording.samples_t, options)
+        job = await state.calls.begin(request, served.engine, lambda: recording.audio, options)
     except BaseException:
         recording.release()
         raise
     job.when_done(recording.release)
     state.metrics.watch_speech(served.name, job)
     answer = _TranscriptAnswer(served, form, task, words)
+
+    def log(transcript: Transcript) -> None:
+        state.journal.notices(request, transcript.notices)
+        state.journal.content(request, answer=_text(transcript.segments))
+
     if form.stream:
 
         def ended(transcript: Transcript, _: int) -> list[str]:
-            state.journal.content(request, answer=_text(transcript.segments))
+            log(transcript)
             return answer.ended(transcript)
 
         return await streamed(state.calls, request, job, answer.events, ended)
     transcript = await state.calls.result(request, job)
-    state.journal.content(request, answer=_text(transcript.segments))
+    log(transcript)
     return answer.whole(transcript)
 
 
@@ -152,6 +160,7 @@ class _TranscriptAnswer:
             "language": transcript.language,
             "duration": transcript.duration,
             "usage": _usage(transcript),
+            "notices": list(transcript.notices),
         }
         return [event(document)]
 
@@ -164,6 +173,7 @@ class _TranscriptAnswer:
             "text": _text(transcript.segments),
             "segments": segments,
             "usage": _usage(transcript),
+            "notices": list(transcript.notices),
         }
         if self._words:
             document["words"] = [word for segment in segments for word in segment.pop("words")]

@@ -17,10 +17,13 @@ from kvcast.families.whisper import WhisperDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.whisper.aligning import Alignment, aligned
+from kvcast.whisper.channels import AnyTranscription, ChannelTranscription
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.detection import DetectedLanguage, detect
 from kvcast.whisper.long_form import initial_tokens
 from kvcast.whisper.params import (
+    SPLIT,
+    AlignParams,
     LanguageParams,
     LiveParams,
     TranscribeParams,
@@ -104,12 +107,12 @@ class WhisperModel:
         )
 
     @keywords_of(TranscribeParams)
-    def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> Transcription:
+    def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> AnyTranscription:
         """Turn speech into segments of text, which are decoded while they are taken.
 
         Args:
-            audio: a path, "-" for standard input, a binary file object, or an array of samples
-                at 16 kHz; see `kvcast.audio.decode.open_audio`.
+            audio: a path, "-" for standard input, a binary file object, a file's bytes, or an
+                array of samples; see `kvcast.audio.decode.open_audio`.
             params: given as keywords.
 
         Returns:
@@ -126,7 +129,7 @@ class WhisperModel:
     @keywords_of(TranscribeParams)
     def transcribe_all(
         self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[Transcription]:
+    ) -> list[AnyTranscription]:
         """Turn recordings into segments; with `batch`, windows of several are decoded together.
 
         Args:
@@ -162,18 +165,29 @@ class WhisperModel:
         if not self.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
         from kvcast.audio.features import open_features
+        from kvcast.whisper.voice import open_sound
 
-        with open_features(audio, self.dimensions.n_mels) as recording:
+        with open_features(open_sound(audio, params), self.dimensions.n_mels) as recording:
             decoder = self.decoder(DecodingOptions())
             return decoder.answer(detect(decoder.requests, recording, params))
 
-    def align(self, audio: "AudioInput", text: str, *, language: str | None = None) -> Alignment:
+    def align(
+        self,
+        audio: "AudioInput",
+        text: str,
+        *,
+        language: str | None = None,
+        audio_track: str | int | None = None,
+        sampling_rate: int = AlignParams.sampling_rate,
+    ) -> Alignment:
         """Tell when each word of a given text is spoken in a recording.
 
         Args:
             audio: as `transcribe` takes it.
             text: one or more lines; each becomes a segment with its words.
             language: a code or name; detected by default.
+            audio_track: the sound track of a film, by number or language.
+            sampling_rate: samples per second of an array.
 
         Raises:
             UsageError: there is no text, or no speech.
@@ -181,13 +195,19 @@ class WhisperModel:
 
         """
         from kvcast.audio.features import open_features
+        from kvcast.whisper.voice import open_sound
 
         options = TranscribeParams(
-            language=language, temperature=0.0, word_timestamps=True, best_of=1
+            language=language,
+            audio_track=audio_track,
+            sampling_rate=sampling_rate,
+            temperature=0.0,
+            word_timestamps=True,
+            best_of=1,
         )
         attempts = self.attempts(options)
         decoder = self.decoder(*attempts)
-        with open_features(audio, self.dimensions.n_mels) as recording:
+        with open_features(open_sound(audio, options), self.dimensions.n_mels) as recording:
             code = attempts[0].language
             if code is None and self.is_multilingual:
                 code = decoder.answer(detect(decoder.requests, recording, options)).language
@@ -252,6 +272,8 @@ class WhisperModel:
         # Fallbacks draw several texts of a window: as many as there are rows, unless it is asked.
         drawn = min(TranscribeParams().best_of, scheduler.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})
+        if params.channels == SPLIT:
+            raise UsageError("an engine mixes channels: give it each as a recording of its own")
         if params.draft is not None:
             raise UsageError("draft is for one caller: the rows of an engine are shared")
         attempts = self.attempts(params)
@@ -286,20 +308,26 @@ class WhisperModel:
 
     def _together(
         self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[Transcription]:
+    ) -> list[AnyTranscription]:
         attempts = self.attempts(params)
         decoder = self.decoder(*attempts, windows=params.batch or 1, draft=params.draft)
         notices = self._notices(params)
-        return [
-            Transcription(
+
+        def begun(recording: "AudioInput", priority: int) -> Transcription:
+            return Transcription(
                 decoder.scheduler,
                 decoder.requests,
                 self.opening(recording, params),
                 attempts=attempts,
                 params=_without_clips(params),
-                priority=index,
+                priority=priority,
                 notices=notices,
             )
+
+        return [
+            _by_channel(recording, params, partial(begun, priority=index))
+            if params.channels == SPLIT
+            else begun(recording, index)
             for index, recording in enumerate(audio)
         ]
 
@@ -382,6 +410,20 @@ class WhisperModel:
             raise UsageError("this model knows English only: leave out multilingual")
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         return [replace(hot if t else cold, temperature=t) for t in params.temperatures]
+
+
+def _by_channel(
+    recording: "AudioInput",
+    params: TranscribeParams,
+    begun: "Callable[[AudioInput], Transcription]",
+) -> ChannelTranscription:
+    from kvcast.audio.source import ChannelAudio
+    from kvcast.whisper.voice import open_sound
+
+    return ChannelTranscription(
+        lambda: open_sound(recording, params),
+        lambda audio, channel: begun(ChannelAudio(audio, channel)),
+    )
 
 
 def _without_clips(params: TranscribeParams) -> TranscribeParams:

@@ -30,6 +30,7 @@ SUBTITLES = "subtitles"
 LIVE = "live"
 FOLDERS = "folders"
 SENTENCE = "sentence"
+SPLIT = "split"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -203,8 +204,39 @@ class WindowParams(Params):
         return tuple(given)
 
 
+class _Track(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        if isinstance(value, str):
+            return None if value.strip() else "is empty"
+        return Bounds(least=1).problem(value, int)
+
+
 @dataclass(frozen=True, kw_only=True)
-class LanguageParams(Params):
+class SoundParams(Params):
+    """Which sound of a recording is heard.
+
+    Attributes:
+        sampling_rate: samples per second of an array; for Python alone, and not for files, which
+            tell their own.
+
+    """
+
+    audio_track: Annotated[
+        str | int | None,
+        Option(
+            group=RECOGNITION,
+            help="the sound track of a film: its number, from 1 on, or its language",
+            check=_Track(),
+            metavar="N|LANG",
+            default="the film's default",
+        ),
+    ] = None
+    sampling_rate: int = 16_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageParams(SoundParams):
     """How the language of a recording is detected, as in faster-whisper."""
 
     language_detection_threshold: Annotated[
@@ -228,7 +260,7 @@ class LanguageParams(Params):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignParams(Params):
+class AlignParams(SoundParams):
     """How a given text is placed in a recording."""
 
     language: Language = None
@@ -308,6 +340,15 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
             metavar="FILE",
         ),
     ] = ()
+    channels: Annotated[
+        str,
+        Option(
+            group=RECOGNITION,
+            help="mix them, or split them: each is transcribed by itself, as suits a call with a "
+            "speaker on each, and every segment tells its channel",
+            check=Choice(lambda: ("mix", SPLIT)),
+        ),
+    ] = "mix"
     multilingual: Annotated[
         bool,
         Option(
@@ -515,6 +556,7 @@ _OF_RECORDINGS = (
     *("multilingual", "language_detection_threshold", "language_detection_segments"),
     *("vad", "min_silence", "speech_pad", "max_speech"),
     *("word_timestamps", "prepend_punctuations", "append_punctuations", "replace"),
+    *("audio_track", "channels"),
 )
 """Options that do not apply to sound that is still arriving."""
 
@@ -565,6 +607,8 @@ class LiveParams(TranscribeParams):
         for option in self.declared():
             if option.name in _OF_RECORDINGS and getattr(self, option.name) != option.default:
                 raise UsageError(f"{option.name} is for recordings, and means nothing live")
+        if self.sampling_rate != SoundParams.sampling_rate:
+            raise UsageError("sampling_rate is for recordings: resample sound that is fed live")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,7 @@ class Segment:
         no_speech_prob: probability that the window holds no speech.
         fallback: why each lower temperature was rejected, in the order tried.
         words: in order, with word timestamps.
+        channel: of the recording, from 1 on, if channels are transcribed one by one.
 
     """
 
@@ -68,6 +69,7 @@ class Segment:
     no_speech_prob: float
     fallback: tuple[str, ...]
     words: tuple[Word, ...] | None = None
+    channel: int | None = None
 
 
 @dataclass(frozen=True)

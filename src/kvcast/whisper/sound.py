@@ -37,6 +37,10 @@ class Windows(Sound, Protocol):
         """Notices for the user."""
 
     @property
+    def unheard(self) -> tuple[str, ...]:
+        """Notices for the user if no speech is recognised."""
+
+    @property
     def timeline(self) -> "Timeline":
         """Maps seconds of the sound to seconds of the recording."""
 

@@ -9,8 +9,9 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kvcast.whisper.cues import CueWord, sentence_cues
@@ -61,6 +62,7 @@ class _Cue:
     start: float
     end: float
     text: str
+    channel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,24 +118,35 @@ def write_lrc(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENT
 def _cues(segments: "Iterable[Segment]", params: SubtitleParams, markup: _Markup) -> Iterator[_Cue]:
     """Yield cues, each as soon as it is complete.
 
-    Each lasts _SHORTEST at least, and begins no earlier than the one before it ends.
+    Each lasts _SHORTEST at least, and begins no earlier than the one before it in its channel ends.
     """
-    end = 0
+    ends: dict[int | None, int] = {}
     for cue in _as_timed(segments, params, markup):
-        start = max(_milliseconds(cue.start), end)
+        start = max(_milliseconds(cue.start), ends.get(cue.channel, 0))
         end = max(_milliseconds(cue.end), start + _milliseconds(_SHORTEST))
+        ends[cue.channel] = end
         yield _Cue(start / 1000, end / 1000, _untimed(cue.text))
 
 
 def _as_timed(
     segments: "Iterable[Segment]", params: SubtitleParams, markup: _Markup
 ) -> Iterator[_Cue]:
-    for pieces in _grouped(segments, params):
-        words = [CueWord(piece.start, piece.end, markup.spelled(piece.text)) for piece in pieces]
-        if params.highlight_words:
-            yield from _highlighted(words, markup.underlined)
-        else:
-            yield _plain(words)
+    for channel, spoken in groupby(segments, key=attrgetter("channel")):
+        label = markup.spelled(channel_label(channel))
+        for pieces in _grouped(spoken, params):
+            words = [
+                CueWord(piece.start, piece.end, markup.spelled(piece.text)) for piece in pieces
+            ]
+            cues = [_plain(words)]
+            if params.highlight_words:
+                cues = list(_highlighted(words, markup.underlined))
+            for cue in cues:
+                yield replace(cue, text=f"{label}{cue.text}", channel=channel)
+
+
+def channel_label(channel: int | None) -> str:
+    """Return the words before a text that tell its channel; none if channels are mixed."""
+    return "" if channel is None else f"[{channel}] "
 
 
 def _grouped(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[CueWord]]:

@@ -124,7 +124,8 @@ class RecordingCaller(PolicyCaller):
             for (start, _), (first, end) in zip(self._params.clips, clips, strict=True)
             if first >= end and frames
         ]
-        return (*self._windows.notices, *empty, *self._notices)
+        unheard = self._windows.unheard if self._closed and not self._taken else ()
+        return (*self._windows.notices, *empty, *self._notices, *unheard)
 
     @property
     def skipped(self) -> "tuple[Part, ...] | None":

@@ -14,11 +14,17 @@ from typing import Any
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
 from kvcast.audio.endpoints import Listener, Loudness
 from kvcast.audio.features import MelWindows, open_features, refuse_short
+from kvcast.audio.source import ChannelSource
 from kvcast.audio.timeline import Part
 from kvcast.audio.vad import SpokenWindows
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError
-from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.params import SoundParams, TranscribeParams
+
+
+def open_sound(source: AudioInput, params: SoundParams) -> ChannelSource:
+    """Open a recording; raises as `kvcast.audio.decode.open_audio` does."""
+    return open_audio(source, track=params.audio_track, sampling_rate=params.sampling_rate)
 
 
 def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> MelWindows:
@@ -31,10 +37,10 @@ def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> M
 
     """
     if not params.vad:
-        return open_features(source, n_mels)
+        return open_features(open_sound(source, params), n_mels)
     listener = voice_listener()
     with ExitStack() as on_failure:
-        audio = open_audio(source)
+        audio = open_sound(source, params)
         on_failure.callback(audio.close)
         windows = SpokenWindows(audio, n_mels, listener, params, clips=_clips(params))
         refuse_short(windows.duration, audio.name)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvcast.whisper.params import SubtitleParams
 from kvcast.whisper.subtitles import (
     AS_SEGMENTS,
+    channel_label,
     one_line,
     write_ass,
     write_lrc,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from kvcast.whisper.transcription import Segment
 
 JSON_FORMAT = "kvcast.transcript"
-JSON_VERSION = 2
+JSON_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +74,14 @@ class TranscriptDocument:
 def write_text(segments: "Iterable[Segment]") -> Iterator[str]:
     """Yield one line of text per segment."""
     for segment in segments:
-        yield f"{segment.text.strip()}\n"
+        yield f"{channel_label(segment.channel)}{segment.text.strip()}\n"
 
 
 def write_tsv(segments: "Iterable[Segment]") -> Iterator[str]:
     """Yield a header line, then start and end in whole milliseconds and the text, tab-separated."""
     yield "start\tend\ttext\n"
     for segment in segments:
-        text = one_line(segment.text).strip().replace("\t", " ")
+        text = channel_label(segment.channel) + one_line(segment.text).strip().replace("\t", " ")
         yield f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n"
 
 
@@ -129,6 +130,7 @@ def _segment_fields(segment: "Segment") -> dict[str, Any]:
         "compression_ratio": json_number(segment.compression_ratio),
         "no_speech_prob": json_number(segment.no_speech_prob),
         "fallback": list(segment.fallback),
+        "channel": segment.channel,
         "words": None if segment.words is None else [_word_fields(word) for word in segment.words],
     }
 

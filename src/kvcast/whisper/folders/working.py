@@ -19,8 +19,9 @@ from kvcast.whisper.folders.finding import RecordingFile
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
     from kvcast.decoding.speculation import DraftCounts
+    from kvcast.whisper.channels import AnyTranscription
     from kvcast.whisper.model import WhisperModel
-    from kvcast.whisper.transcription import Segment, Transcription
+    from kvcast.whisper.transcription import Segment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ def _in_batch(
 
 def _outcome(
     queued: QueuedRecording,
-    begin: "Callable[[], Transcription]",
+    begin: "Callable[[], AnyTranscription]",
     watch: Watch,
     stopped: threading.Event,
 ) -> Outcome:
@@ -150,7 +151,10 @@ def _outcome(
 
 
 def _transcript(
-    queued: QueuedRecording, transcription: "Transcription", watch: Watch, stopped: threading.Event
+    queued: QueuedRecording,
+    transcription: "AnyTranscription",
+    watch: Watch,
+    stopped: threading.Event,
 ) -> FolderTranscript:
     segments: list[Segment] = []
     for segment in transcription:

@@ -1,0 +1,119 @@
+"""Transcribes the channels of a recording one by one, and interleaves their segments by time.
+
+So a call with a speaker on each channel becomes a dialogue. Knows no windows and no tokens.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import reduce
+from operator import attrgetter
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from typing_extensions import override
+
+from kvcast.decoding.speculation import DraftCounts
+from kvcast.whisper.segments import Segment
+from kvcast.whisper.transcription import Transcription
+
+if TYPE_CHECKING:
+    from kvcast.audio.source import ChannelSource
+    from kvcast.audio.timeline import Part
+
+AnyTranscription: TypeAlias = "Transcription | ChannelTranscription"
+
+
+class ChannelTranscription(Iterator[Segment]):
+    """Segments of all channels of one recording, by their starts; see `Transcription`."""
+
+    def __init__(
+        self,
+        opening: "Callable[[], ChannelSource]",
+        begin: "Callable[[ChannelSource, int], Transcription]",
+    ) -> None:
+        """Prepare; nothing is opened or decoded yet.
+
+        Args:
+            opening: opens the recording; called once at most.
+            begin: begins to transcribe a channel, counted from 0.
+
+        """
+        self._opening, self._begin = opening, begin
+        self._close = ExitStack()
+        self._channels: list[Transcription] = []
+        self._segments: Iterator[Segment] | None = None
+        self._taken = 0
+        self.before_opening: Callable[[], None] = lambda: None
+
+    def open(self) -> Self:
+        """Open the recording now; raises the errors of `Transcription.open`."""
+        if not self._channels:
+            self.before_opening()
+            with ExitStack() as opened:
+                audio = self._opening()
+                opened.callback(audio.close)
+                for channel in range(audio.channels):
+                    transcription = opened.enter_context(self._begin(audio, channel))
+                    self._channels.append(transcription.open())
+                self._close = opened.pop_all()
+            self._segments = heapq.merge(
+                *(_labelled(part, number) for number, part in enumerate(self._channels, start=1)),
+                key=attrgetter("start"),
+            )
+        return self
+
+    @property
+    def language(self) -> str:
+        """Code of the language of the first channel; a segment tells its own."""
+        return self.open()._channels[0].language
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the whole recording."""
+        return self.open()._channels[0].duration
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Notices for the user, one line each; those about the file once."""
+        every = (notice for channel in self.open()._channels for notice in channel.notices)
+        return tuple(dict.fromkeys(every))
+
+    @property
+    def skipped(self) -> "tuple[Part, ...] | None":
+        """Parts that were left out because nobody speaks on any channel; None without `vad`."""
+        from kvcast.audio.timeline import common
+
+        skipped = [channel.skipped for channel in self.open()._channels]
+        return reduce(lambda a, b: None if a is None or b is None else common(a, b), skipped)
+
+    @property
+    def draft(self) -> DraftCounts | None:
+        """Counts of drafted tokens in finished windows; None without `draft`."""
+        counts = [channel.draft for channel in self.open()._channels]
+        return DraftCounts.total([c for c in counts if c is not None]) if any(counts) else None
+
+    @override
+    def __next__(self) -> Segment:
+        """Decode as far as the next segment takes."""
+        if self._segments is None:
+            self.open()
+        assert self._segments is not None
+        segment = next(self._segments)
+        self._taken += 1
+        return replace(segment, id=self._taken - 1)
+
+    def close(self) -> None:
+        """Stop, and release the recording."""
+        self._close.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _labelled(transcription: Transcription, channel: int) -> Iterator[Segment]:
+    for segment in transcription:
+        yield replace(segment, channel=channel)

@@ -1,0 +1,171 @@
+"""Arrays, bytes and lists mean the same sound as files do, or are refused in one line."""
+
+import array
+import io
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+
+from audio.test_decode import decoded
+from kvcast.audio.decode import open_audio
+from kvcast.errors import KvcastError
+
+
+def heard(source, **options):
+    audio = open_audio(source, **options)
+    return np.concatenate(list(audio.blocks())), audio.notices
+
+
+@pytest.fixture
+def sound(speech):
+    return speech[:48_000]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
+@pytest.mark.parametrize("scale", [2**15, 2**31])
+def test_floats_in_the_range_of_integers_are_divided_and_it_is_said(sound, dtype, scale):
+    if dtype == "float16":
+        scale = 2**15
+    samples, [notice] = heard((0.9 / np.abs(sound).max() * sound * scale).astype(dtype))
+    np.testing.assert_allclose(samples, 0.9 / np.abs(sound).max() * sound, rtol=0, atol=1e-3)
+    assert f"divided by {scale}" in notice
+
+
+@pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
+def test_files_of_such_floats_too(encode, sound, subtype):
+    path = encode("a.wav", sound * 2**15, 16_000, subtype=subtype)
+    samples, [notice] = decoded(path)
+    np.testing.assert_array_equal(samples, sound)
+    assert "a.wav has floats up to" in notice
+    assert "16-bit" in notice
+
+
+@pytest.mark.parametrize("loudness", [0.001, 1.0, 3.0])
+def test_other_floats_are_as_they_are(sound, loudness):
+    samples, notices = heard(sound * np.float32(loudness))
+    np.testing.assert_array_equal(samples, sound * np.float32(loudness))
+    assert notices == ()
+
+
+def test_a_click_makes_no_integers_of_floats(sound):
+    samples, notices = heard(np.append(sound, np.float32(1000)))
+    np.testing.assert_array_equal(samples[:-1], sound)
+    assert notices == ()
+
+
+def test_integers_have_the_full_scale_of_their_type_or_of_16_bits(sound):
+    words = np.round(sound * 2**15).astype(np.int16)
+    for samples in (
+        words,
+        words.astype(">i2"),
+        words.astype(np.int32) << 16,
+        words.astype(np.int64) << 16,
+        (words.astype(np.int32) + 2**15).astype(np.uint16),
+        array.array("h", words.tolist()),
+    ):
+        actual, notices = heard(samples)
+        np.testing.assert_allclose(actual, sound, rtol=0, atol=1e-7)
+        assert notices == ()
+    for samples in words.astype(np.int32), words.astype(np.int64), words.tolist():
+        actual, [notice] = heard(samples)
+        np.testing.assert_allclose(actual, sound, rtol=0, atol=1e-7)
+        assert "taken as 16-bit" in notice
+    bytes_, _ = heard(np.clip(np.round(sound * 128) + 128, 0, 255).astype(np.uint8))
+    np.testing.assert_allclose(bytes_, sound, rtol=0, atol=1 / 128)
+
+
+def test_channels_lie_in_either_order(sound):
+    for samples in np.stack([sound, 0.5 * sound], axis=1), np.stack([sound, 0.5 * sound]):
+        np.testing.assert_allclose(heard(samples)[0], 0.75 * sound, rtol=0, atol=1e-7)
+    for samples in sound[None], sound[:, None]:
+        np.testing.assert_array_equal(heard(samples)[0], sound)
+
+
+def test_lists_and_bytes_are_taken(encode, sound):
+    np.testing.assert_allclose(heard(sound.tolist())[0], sound, rtol=0, atol=1e-7)
+    content = encode("a.flac", sound).read_bytes()
+    for source in content, bytearray(content), memoryview(content), io.BytesIO(content):
+        np.testing.assert_array_equal(heard(source)[0], sound)
+
+
+@pytest.mark.parametrize("rate", [8_000, 44_100, 48_000])
+def test_an_array_of_another_rate_is_resampled(sound, rate):
+    samples, _ = heard(soxr.resample(sound, 16_000, rate), sampling_rate=rate)
+    assert len(samples) == pytest.approx(len(sound), abs=2)
+    assert np.corrcoef(samples[:47_000], sound[:47_000])[0, 1] > 0.9
+
+
+REFUSED = {
+    "complex": np.zeros(16_000, np.complex64),
+    "bool": np.zeros(16_000, bool),
+    "three": np.zeros((2, 16_000, 2)),
+    "nothing": np.float32(0),
+    "square": np.zeros((3_000, 3_000)),
+    "words": np.array(["a", "b"]),
+    "objects": np.array([object()]),
+    "files": ["a.wav", "b.wav"],
+    "ragged": [[0.0], [0.0, 1.0]],
+    "number": 5,
+    "none": None,
+    "dictionary": {},
+    "text": io.StringIO("a"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_sound_is_refused_in_one_line(name):
+    with pytest.raises(KvcastError) as refused:
+        heard(REFUSED[name])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rate", [0, -1, 100, 10_000_000])
+def test_a_rate_that_none_has_is_refused(sound, rate):
+    with pytest.raises(KvcastError, match="sampling_rate must be from"):
+        heard(sound, sampling_rate=rate)
+
+
+def test_a_file_knows_its_rate(encode, sound):
+    with pytest.raises(KvcastError, match="sampling_rate is for arrays"):
+        heard(encode("a.flac", sound), sampling_rate=8_000)
+
+
+def opposite(sound):
+    noise = np.random.default_rng(0).normal(0, 0.001, (len(sound), 2))
+    return (np.stack([sound, -0.8 * sound], axis=1) + noise).astype(np.float32)
+
+
+@pytest.mark.parametrize("rate", [16_000, 44_100])
+@pytest.mark.parametrize("extension", ["wav", "m4a"])
+def test_channels_that_cancel_out_are_noticed_and_one_is_used(encode, sound, extension, rate):
+    stored = opposite(soxr.resample(sound, 16_000, rate))
+    samples, [notice] = decoded(encode(f"a.{extension}", stored, rate))
+    assert f"a.{extension} has channels that cancel each other out" in notice
+    assert np.square(samples).mean() == pytest.approx(np.square(sound).mean(), rel=0.2)
+    assert "cancel" in heard(opposite(sound))[1][0]
+
+
+def test_channels_of_two_speakers_do_not_cancel_out(speech):
+    both = np.stack([speech[:48_000], speech[100_000:148_000]], axis=1)
+    samples, notices = heard(both)
+    np.testing.assert_allclose(samples, both.mean(axis=1), rtol=0, atol=1e-7)
+    assert notices == ()
+
+
+def test_a_channel_is_heard_alone(encode, speech):
+    both = np.stack([speech[:48_000], speech[100_000:148_000]], axis=1)
+    for source in both, encode("a.wav", both, subtype="PCM_16"):
+        audio = open_audio(source)
+        assert audio.channels == 2
+        for channel in range(2):
+            samples = np.concatenate(list(audio.of_channel(channel)))
+            np.testing.assert_allclose(samples, both[:, channel], rtol=0, atol=1e-4)
+        audio.close()
+
+
+def test_soundfile_and_an_array_agree(encode, sound):
+    path = encode("a.wav", np.stack([sound, 0.5 * sound], axis=1), 16_000, subtype="FLOAT")
+    samples, rate = soundfile.read(path)
+    np.testing.assert_allclose(heard(samples, sampling_rate=rate)[0], decoded(path)[0], atol=1e-7)
