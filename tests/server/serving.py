@@ -70,6 +70,10 @@ class Server:
         """How many requests and sessions are running, whoever sent them."""
         return len(self._server.server_state.tasks)
 
+    @property
+    def connections(self) -> int:
+        return len(self._server.server_state.connections)
+
     def client(self, **options: Any) -> Any:
         import openai
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import socket
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,12 +15,13 @@ import openai
 import pytest
 
 from kit.text_models import saying
-from kvcast.server import guard
+from kvcast.server import bodies, connections, guard
 from kvcast.server.journal import LogFormatter, install
 from server.serving import Server, serving, until
 
 HELLO = [{"role": "user", "content": "a private matter"}]
 ROOT = Path(__file__).parents[2]
+WHOLE = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 ASKED = {"model": "world", "messages": HELLO, "temperature": 0}
 
 
@@ -166,6 +168,11 @@ MALFORMED = {
         {"content-type": "multipart/form-data; boundary=x"},
         b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n' * 5000 + b"--x--",
     ),
+    "many files": (
+        {"content-type": "multipart/form-data; boundary=x"},
+        b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\nc\r\n' * 5
+        + b"--x--",
+    ),
     "a large field": (
         {"content-type": "multipart/form-data; boundary=x"},
         b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
@@ -182,6 +189,115 @@ def test_malformed_forms_are_refused(server: Server, name: str):
         answer = http.post("/v1/audio/transcriptions", headers=headers, content=body)
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+HEADS = {
+    "a URL": (b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 414),
+    "a URL without end": (b"GET /health?" + b"x" * 90_000, 414),
+    "headers": (b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 20_000, 431),
+    "a header": (
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\na: " + b"b" * 70_000 + b"\r\n\r\n",
+        431,
+    ),
+    "a header without end": (b"GET /health HTTP/1.1\r\na: " + b"b" * 200_000, 431),
+    "the head of a WebSocket": (
+        b"GET /v1/realtime HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: x3JJHMbDL1EzLkh9GBhXDw==\r\n"
+        b"host: localhost\r\n" + b"a: b\r\n" * 12_000 + b"\r\n",
+        431,
+    ),
+    "a large one within bounds": (
+        b"GET /health?" + b"x" * 8000 + b" HTTP/1.1\r\nhost: localhost\r\na: "
+        b"" + b"b" * 60_000 + b"\r\n\r\n",
+        200,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_are_bounded(server: Server, name: str):
+    head, status = HEADS[name]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(head)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize("before", [b"", WHOLE], ids=["first", "second"])
+@pytest.mark.parametrize("half", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: lo"])
+def test_half_a_head_is_not_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch, before: bytes, half: bytes
+):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        if before:
+            connection.sendall(before)
+            assert b" 200 " in connection.recv(4000)
+            half = half or b"\r\n"
+        if half:
+            connection.sendall(half)
+        assert b" 408 " in connection.recv(4000)
+        assert connection.recv(100) == b""
+
+
+def test_connections_are_bounded():
+    with serving({"world": saying("hi")}, max_connections=5) as server:
+        check_bound(server, 5, "many connections:")
+    with serving({"world": saying("hi")}, max_connections_per_address=3) as server:
+        check_bound(server, 3, "from this address")
+
+
+def check_bound(server: Server, most: int, said: str) -> None:
+    with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server.port)
+        for _ in range(most):
+            first = stack.enter_context(socket.create_connection(address, timeout=30))
+            first.sendall(WHOLE)
+            assert b" 200 " in first.recv(4000)
+        other = stack.enter_context(socket.create_connection(address, timeout=30))
+        answer = other.recv(4000).decode()
+        assert " 429 " in answer
+        assert "retry-after" in answer
+        assert said in answer
+        first.close()
+        until(lambda: server.connections < most)
+        with server.http() as http:
+            assert http.get("/health").status_code == 200
+
+
+def test_the_bodies_of_all_are_bounded():
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="b"\r\n\r\n'
+    path, body = "/v1/audio/transcriptions", part + bytes(2_000_000)
+    with serving({"world": saying("hi")}, max_uploads_bytes=3_000_000) as server:
+
+        def status() -> int:
+            with server.http() as http:
+                whole = body + b"\r\n--x--"
+                return http.post(path, headers=headers, content=whole).status_code
+
+        assert status() == 400  # there is no model
+        with raw(server, path, headers | {"content-length": "2500000"}) as first:
+            first.sendall(body)
+            until(lambda: status() == 429)
+            assert server.client().chat.completions.create(**ASKED)  # a small one has room
+        until(lambda: status() == 400)
+
+
+def test_a_large_body_is_in_a_file_until_it_is_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bodies, "SPOOLED", 1000)
+    rolled: list[int] = []
+    plain = tempfile.SpooledTemporaryFile.rollover
+    monkeypatch.setattr(
+        tempfile.SpooledTemporaryFile,
+        "rollover",
+        lambda spooled: (rolled.append(spooled.tell()), plain(spooled))[1],
+    )
+    for size, files in ((100, 0), (900_000, 1)):
+        asked = ASKED | {"user": "x" * size}
+        assert server.client().chat.completions.create(**asked).choices[0].message.content
+        assert len(rolled) == files
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 import kvcast
 from kvcast.errors import KvcastError
-from kvcast.server.bodies import JsonRoute
+from kvcast.server.bodies import FormRoute, JsonRoute
 from kvcast.server.calls import Calls
 from kvcast.server.chat import chat_completions
 from kvcast.server.completions import completions
@@ -187,18 +187,21 @@ def _add_writing(app: FastAPI, state: State) -> None:
 def _add_speech(app: FastAPI, state: State) -> None:
     recordings = Recordings(state.limits.max_audio)
 
-    @app.post("/v1/audio/transcriptions", tags=["speech"], responses=_ERRORS)
+    routes = APIRouter(route_class=FormRoute)
+
+    @routes.post("/v1/audio/transcriptions", tags=["speech"], responses=_ERRORS)
     async def create_transcription(
         request: Request, form: Annotated[TranscriptionForm, _FORM]
     ) -> Response:
         """Turn a recording into text."""
         return await speech(state, recordings, request, form, "transcribe")
 
-    @app.post("/v1/audio/translations", tags=["speech"], responses=_ERRORS)
+    @routes.post("/v1/audio/translations", tags=["speech"], responses=_ERRORS)
     async def create_translation(request: Request, form: Annotated[SpeechForm, _FORM]) -> Response:
         """Turn a recording into English text."""
         return await speech(state, recordings, request, form, "translate")
 
+    app.include_router(routes)
     app.add_api_websocket_route("/v1/realtime", Realtime(state).serve)
 
 

@@ -1,5 +1,9 @@
-"""Routes whose bodies are JSON: FastAPI's, but for how a body is read. Knows no endpoint."""
+"""Routes: FastAPI's, but for how a body is read. What exceeds a megabyte of it is in a file.
 
+Knows no endpoint.
+"""
+
+import tempfile
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,14 +20,60 @@ _SMALL = 1 << 16
 """Bytes that are read at once; more are read beside the event loop."""
 
 
+SPOOLED = 1 << 20
+"""Bytes of a body that are in memory; of a larger one all are in a file until it is read."""
+
+MOST_FILES = 4
+MOST_FIELDS = 256
+MOST_FIELD = 1 << 16
+"""Files and fields of a form, and bytes of a field that is no file."""
+
+
 class _JsonRequest(Request):
+    _whole: bytes | None = None
+    _spooled: "tempfile.SpooledTemporaryFile[bytes] | None" = None
+    _size = 0
+
+    @override
+    async def body(self) -> bytes:
+        """Read the body; return only its beginning, as what is returned is kept until the end."""
+        if self._whole is None:
+            self._whole = b""
+            self._spooled = tempfile.SpooledTemporaryFile(SPOOLED)  # noqa: SIM115 - read later
+            async for part in self.stream():
+                self._whole = self._whole or part[:1]
+                self._size += len(part)
+                if self._size > SPOOLED:
+                    await run_sync(self._spooled.write, part)
+                else:
+                    self._spooled.write(part)
+        return self._whole
+
     @override
     async def json(self) -> Any:
-        body = await self.body()
+        await self.body()
         try:
-            return parsed(body) if len(body) <= _SMALL else await run_sync(parsed, body)
+            return self._read() if self._size <= _SMALL else await run_sync(self._read)
         except ValueError as error:
             raise ApiError(400, f"the body {error}") from None
+
+    def forget(self) -> None:
+        """Let go of the body."""
+        if self._spooled is not None:
+            self._spooled.close()
+
+    def _read(self) -> Any:
+        assert self._spooled is not None
+        self._spooled.seek(0)
+        content = self._spooled.read()
+        self.forget()
+        return parsed(content)
+
+
+class _FormRequest(Request):
+    @override
+    def form(self, **_: Any) -> Any:
+        return super().form(max_files=MOST_FILES, max_fields=MOST_FIELDS, max_part_size=MOST_FIELD)
 
 
 class JsonRoute(APIRoute):
@@ -34,6 +84,23 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            return await handle(_JsonRequest(request.scope, request.receive))
+            read = _JsonRequest(request.scope, request.receive)
+            try:
+                return await handle(read)
+            finally:
+                read.forget()
 
         return handle_json
+
+
+class FormRoute(APIRoute):
+    """A route that takes a form with a file."""
+
+    @override
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_form(request: Request) -> Response:
+            return await handle(_FormRequest(request.scope, request.receive))
+
+        return handle_form

@@ -3,6 +3,8 @@
 Plain ASGI, so that bodies and streams pass as they come. Knows no endpoint.
 """
 
+import asyncio
+import gc
 import hashlib
 import hmac
 import ipaddress
@@ -17,7 +19,15 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from kvcast.server.errors import ApiError, GoneError, api_error
+from kvcast.machine.memory import give_back
+from kvcast.server.connections import (
+    MOST_HEADERS,
+    MOST_URL,
+    headers_too_large,
+    size_of,
+    url_too_long,
+)
+from kvcast.server.errors import ApiError, GoneError, api_error, busy
 from kvcast.server.params import ServeParams
 from kvcast.server.state import State
 
@@ -32,6 +42,10 @@ _KEY = "openai-insecure-api-key."
 
 _ANSWERS = {"websocket.accept": 101, "websocket.close": 403, "websocket.http.response.start": 500}
 """Status of the answer to a WebSocket, unless the message has one."""
+
+_WORTH_FREEING = 1 << 20
+_PAUSE = 0.5
+"""Bytes that are worth giving back, and seconds before it is done."""
 
 SILENCE = 30.0
 """Seconds between two parts of a body, at most. All of it may take as long as a request."""
@@ -61,6 +75,7 @@ class Guard:
         self._draining = draining
         self._answers_to_the_end = answers_to_the_end
         self._access = Access(state.limits)
+        self._bodies = Bodies(state.limits.max_uploads_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of HTTP or of WebSocket; a server's life is passed straight on."""
@@ -84,10 +99,12 @@ class Guard:
                     # The rest of a body that is refused is not read.
                     *([] if body.whole else [(b"connection", b"close")]),
                 ]
+            body.answered += len(message.get("body", b""))
             await send(message)
 
-        body = _Body(receive, self._most(scope), self._state.limits.timeout, scope)
+        body = _Body(receive, self._most(scope), self._state.limits.timeout, scope, self._bodies)
         try:
+            _check_head(scope)
             body.check_length()
             self._check(scope)
             await self._app(scope, body.receive, sending)
@@ -100,6 +117,7 @@ class Guard:
                 raise  # too late for another answer
             await self._refuse(error, scope, receive, sending)
         finally:
+            body.release()
             self._length(scope, running)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,6 +142,7 @@ class Guard:
 
     def _check_socket(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        _check_head(scope)
         self._access.check_host(headers)
         self._access.check_origin(headers)
         if self._draining():
@@ -240,17 +259,66 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class _Body:
-    """A body that must not be too large, must keep coming, and must end."""
+class Bodies:
+    """The bytes of all bodies, from when they arrive until their requests are over."""
 
-    def __init__(self, receive: Receive, most: int, seconds: float, scope: Scope) -> None:
+    def __init__(self, most: int) -> None:
+        """Take the bytes that they may have."""
+        self._most = most
+        self._size = 0
+        self._freed = 0
+        self._giving: asyncio.TimerHandle | None = None
+
+    def freed(self, size: int) -> None:
+        """Note that a request is over whose body and answer had so many bytes.
+
+        The C library keeps what was freed. It is given back for many bytes, and not often.
+        """
+        self._freed += size
+        if self._freed >= _WORTH_FREEING and self._giving is None:
+            loop = asyncio.get_running_loop()
+            self._giving = loop.call_later(_PAUSE, loop.run_in_executor, None, self._give_back)
+
+    def _give_back(self) -> None:
+        self._freed, self._giving = 0, None
+        gc.collect()  # an error may be in a cycle with what it was about
+        give_back()
+
+    def take(self, size: int) -> None:
+        """Take note of more bytes, or fewer; raises ApiError for too many."""
+        self._size += size
+        if size > 0 and self._size > self._most:
+            raise busy("too many bodies are being sent: try again later")
+
+
+def _check_head(scope: Scope) -> None:
+    """Raise ApiError for a head that is too large; one that is no end yet is refused before."""
+    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MOST_URL:
+        raise url_too_long()
+    if size_of(scope["headers"]) > MOST_HEADERS:
+        raise headers_too_large()
+
+
+class _Body:
+    """A body that must not be too large, must keep coming, and must end.
+
+    Attributes:
+        whole: whether all of it came.
+        answered: bytes of the answer so far.
+
+    """
+
+    def __init__(
+        self, receive: Receive, most: int, seconds: float, scope: Scope, bodies: "Bodies"
+    ) -> None:
         headers = Headers(scope=scope)
+        self._bodies = bodies
         self._receive = receive
         self._most = most
         self._seconds = seconds
         self._began = time.monotonic()
         self._state = scope["state"]
-        self._size = 0
+        self._size = self.answered = 0
         self._declared = (
             int(declared) if (declared := headers.get("content-length", "0")).isdecimal() else 0
         )
@@ -275,13 +343,21 @@ class _Body:
             raise ApiError(408, slow if left < SILENCE else silent, code="timeout") from None
         if message["type"] == "http.disconnect":
             raise GoneError
-        self._size += len(message.get("body", b""))
+        part = len(message.get("body", b""))
+        self._size += part
+        self._bodies.take(part)
         if self._size > self._most:
             raise self._too_large()
         self.whole = not message.get("more_body", False)
         if self.whole:
             self._state["arrived"] = time.monotonic()
         return message
+
+    def release(self) -> None:
+        """Note that nothing of the body and its answer is kept any more."""
+        self._bodies.take(-self._size)
+        self._bodies.freed(self._size + self.answered)
+        self._size = 0
 
     def _too_large(self) -> ApiError:
         return ApiError(

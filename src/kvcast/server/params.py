@@ -117,6 +117,32 @@ class ServeParams(EngineParams):
             metavar="MIB",
         ),
     ] = 512
+    max_uploads_bytes: Annotated[
+        int,
+        Option(
+            group=LIMITS,
+            help="bytes of all bodies that are read or worked on at a time; one more is refused "
+            "with 429. Of each what exceeds 1 MiB is in $TMPDIR",
+            check=Bounds(least=1),
+            metavar="BYTES",
+        ),
+    ] = 4 << 30
+    max_connections: Annotated[
+        int,
+        Option(
+            group=LIMITS,
+            help="connections at a time; one more is answered with 429 and closed",
+            check=Bounds(least=1, most=100_000),
+        ),
+    ] = 1000
+    max_connections_per_address: Annotated[
+        int,
+        Option(
+            group=LIMITS,
+            help="connections of one address at a time; behind a proxy all have its address",
+            check=Bounds(least=1, most=100_000),
+        ),
+    ] = 500
     max_audio: Annotated[
         float,
         Option(

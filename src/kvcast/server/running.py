@@ -4,6 +4,7 @@ Source of the drain: uvicorn's graceful shutdown. Knows no route.
 """
 
 import contextlib
+import gc
 import math
 import os
 import signal
@@ -18,9 +19,14 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 
 from kvcast.errors import InputOutputError
+from kvcast.machine.files import allow_open_files
 from kvcast.server.app import create
+from kvcast.server.connections import protocol
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models
+
+_FILES = 1024
+"""Files that may be open besides connections: a temporary one of each upload, pipes, models."""
 
 _TELLING = 5
 """Seconds after the drain for telling clients that their requests have ended."""
@@ -107,6 +113,7 @@ def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
     """Return how an application is served."""
     return uvicorn.Config(
         app,
+        http=protocol(params),
         access_log=False,
         log_config=None,
         lifespan="off",
@@ -135,10 +142,14 @@ def run(
         for engine in models.engines:
             threading.Thread(target=engine.close, daemon=True).start()
 
+    allow_open_files(params.max_connections + _FILES)
     config = configuration(create(models, params, draining), params)
     server = _DrainingServer(config, started, drain)
     try:
         _listen(listening, params, config.backlog)
+        # All that is here lives as long as the server: collections, which stop everything, pass it.
+        gc.collect()
+        gc.freeze()
         server.run(sockets=[listening])
     finally:
         ended.set()
