@@ -7,7 +7,9 @@ held before or all of the new text, whenever the process ends. Knows no format.
 import contextlib
 import errno
 import os
+import re
 import secrets
+import shutil
 import stat
 from pathlib import Path
 
@@ -15,6 +17,9 @@ from kvcast.errors import InputOutputError
 
 PART = ".part"
 """Ends the names of files that are not complete yet."""
+
+_ROOM = 1 << 20
+"""Bytes that are left of a disk on which a large file did not find room."""
 
 
 def prepare_folder(folder: Path) -> None:
@@ -71,6 +76,28 @@ def save(target: Path, text: str, *, staging: Path | None = None) -> None:
 def encoded(text: str) -> bytes:
     """Return the bytes that `save` writes for a text."""
     return text.encode("utf-8", "backslashreplace")
+
+
+def disk_problem(error: Exception, *folders: Path) -> str | None:
+    """Return why an error of any library is the disk's, as the system says it; None if it is not.
+
+    Libraries raise exceptions of their own, some with the system's number in their text, NumPy
+    without any. So an error counts, too, while there is no room left in one of the folders.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if (number := re.search(r"os error (\d+)", str(error))) is not None:
+        return os.strerror(int(number[1]))
+    return os.strerror(errno.ENOSPC) if any(map(is_full, folders)) else None
+
+
+def is_full(folder: Path) -> bool:
+    """Tell whether there is no room left where a folder is, or is to be."""
+    place = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    try:
+        return shutil.disk_usage(place).free < _ROOM
+    except OSError:
+        return False
 
 
 def unwritable(path: Path, error: OSError) -> InputOutputError:

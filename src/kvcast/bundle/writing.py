@@ -5,6 +5,7 @@ flushed to disk, and a rename puts it in place. Does not know the files' meaning
 """
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from kvcast.bundle.manifest import MANIFEST, Manifest, file_records, is_bundle
 from kvcast.bundle.staging import publish, remove_abandoned, staging_folder
-from kvcast.errors import InputOutputError, UsageError
+from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.saving import disk_problem, is_full
 
 
 @contextmanager
@@ -33,11 +35,27 @@ def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with staging_folder(destination.parent) as new:
-            yield new
+            with _telling_of_the_disk(destination, new):
+                yield new
             publish(new, destination)
             _flush(destination.parent)
     except OSError as error:
         raise InputOutputError(f"cannot write {destination}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _telling_of_the_disk(destination: Path, folder: Path) -> Iterator[None]:
+    """Turn a library's error into InputOutputError if the disk is its cause."""
+    temporary = Path(tempfile.gettempdir())
+    try:
+        yield
+    except KvcastError:
+        raise
+    except Exception as error:
+        if (problem := disk_problem(error, folder, temporary)) is None:
+            raise
+        full = temporary if is_full(temporary) and not is_full(folder) else destination
+        raise InputOutputError(f"cannot write {full}: {problem}") from None
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:

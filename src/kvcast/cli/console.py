@@ -5,6 +5,7 @@ error and an exit code; a traceback is shown only with KVCAST_DEBUG=1. Knows no 
 """
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from kvcast.errors import InputOutputError, KvcastError
 
+_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 INTERRUPTED = 130
 DEBUG_VARIABLE = "KVCAST_DEBUG"
 # What a terminal obeys (C0, DEL, C1), but for the end of a line and the tab of a table; spelled as
@@ -83,6 +85,9 @@ def report(error: Exception, *, about: str | None = None) -> int:
     if isinstance(error, KvcastError):
         say(str(error), about=about)
         return error.exit_code
+    if isinstance(error, OSError) and error.errno in _OF_DISKS:
+        name = error.filename or "a file"
+        return report(InputOutputError(f"cannot write {name}: {error.strerror}"), about=about)
     if os.environ.get(DEBUG_VARIABLE) == "1" and sys.stderr is not None:
         sys.stderr.write("".join(traceback.format_exception(error)).translate(_CONTROLS))
     kind = f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 Used on a library's first use and when a wheel is built. Knows nothing of where libraries are kept.
 """
 
+import errno
 import hashlib
 import os
 import platform
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from kvcast.errors import LibraryMissingError, in_one_line
 from kvcast.machine.processor import available_cores
+from kvcast.saving import is_full
 
 SOURCES = Path(__file__).parent / "src"
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
@@ -138,6 +140,9 @@ def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path)
         with ThreadPoolExecutor(available_cores()) as pool:
             problems = list(pool.map(_failure, steps))
         problems = [*filter(None, problems)] or [*filter(None, [_failure(link)])]
+        if problems and (is_full(library.parent) or is_full(Path(tempfile.gettempdir()))):
+            # Another time there may be room, so no log says that the compiler fails.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if problems:
             log.write_text("\n".join(problems), encoding="utf-8")
             raise LibraryMissingError(
