@@ -93,11 +93,18 @@ def disk_problem(error: Exception, *folders: Path) -> str | None:
 
 def is_full(folder: Path) -> bool:
     """Tell whether there is no room left where a folder is, or is to be."""
-    place = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    room = room_at(folder)
+    return room is not None and room < _ROOM
+
+
+def room_at(path: Path) -> int | None:
+    """Return how many bytes can be written where a path is, or is to be; None if it is unknown."""
+    path = path.absolute()
+    place = next((place for place in (path, *path.parents) if place.exists()), path)
     try:
-        return shutil.disk_usage(place).free < _ROOM
+        return shutil.disk_usage(place).free
     except OSError:
-        return False
+        return None
 
 
 def unwritable(path: Path, error: OSError) -> InputOutputError:

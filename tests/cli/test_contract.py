@@ -13,7 +13,7 @@ import kvcast.cli
 from cli.cli_fakes import FakeSegment
 from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser, keywords
-from kvcast.loading.params import ExportParams, LoadParams
+from kvcast.loading.params import OF_TEXTS, ExportParams, LoadParams
 from kvcast.options import Params
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, exported
@@ -44,7 +44,7 @@ def without_lists(defaults: dict[str, object]) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("command", "words", "params", "function", "left_out"),
     [
-        (transcribe, ["a"], LoadParams, kvcast.load, {"cache"}),
+        (transcribe, ["a"], LoadParams, kvcast.load, set(OF_TEXTS)),
         (generate, ["a"], LoadParams, kvcast.load, set()),
         (transcribe, ["a"], TranscribeParams, kvcast.WhisperModel.transcribe, set()),
         (generate, ["a"], PromptParams, kvcast.TextModel.generate, set()),

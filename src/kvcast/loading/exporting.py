@@ -8,14 +8,16 @@ from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, special_tokens
 from kvcast.loading.isolation import remember_success
@@ -24,9 +26,13 @@ from kvcast.loading.proof import prove
 from kvcast.options import keywords_of
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS, default_runtime
+from kvcast.saving import room_at
 from kvcast.spec.blocks import BlocksOf
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision
+
+_BYTES_PER_WEIGHT = {"none": 2.0, "int8": 1.0}
+"""At least, by quantisation; less than a byte for others."""
 
 
 @keywords_of(ExportParams)
@@ -98,6 +104,7 @@ def export_folder(
     checkpoint = open_checkpoint(source)
     if precision.calibrated:
         _check_calibration(checkpoint.family, checkpoint.dimensions)
+    _check_room(output, checkpoint, precision)
     with staged(output, overwrite=overwrite) as folder:
         programs = cache(partial(programs_of, checkpoint))
         blocks_of: BlocksOf = checkpoint.tensors.blocks_of
@@ -144,6 +151,18 @@ def export_folder(
         # It has just run here.
         remember_success(seal(folder, replace(manifest, verification=record)))
     return output
+
+
+def _check_room(output: Path, checkpoint: Checkpoint, precision: BundlePrecision) -> None:
+    """Raise InputOutputError if the weights alone, in this precision, have no room on the disk."""
+    shapes = family_of(checkpoint.family).tensor_shapes(checkpoint.dimensions)
+    weights = sum(prod(shape) for shape in shapes.values())
+    least = int(weights * _BYTES_PER_WEIGHT.get(precision.quantize, 0.5))
+    if (left := room_at(output)) is not None and left < least:
+        raise InputOutputError(
+            f"cannot write {output}: No space left on device: it takes {least / 1e6:,.1f} MB or "
+            f"more, and {left / 1e6:,.1f} MB are left"
+        )
 
 
 def _check_calibration(family: str, dimensions: Any) -> None:

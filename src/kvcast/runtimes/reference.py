@@ -68,7 +68,7 @@ def reference_of(
         LibraryMissingError: there is neither a library nor PyTorch.
 
     """
-    if is_there(lambda: on_phase("compiling kernels")) or not _has_torch():
+    if is_there(lambda: on_phase("compiling kernels")) or not has_torch():
         return NativeReference(checkpoint, instructions)
     return EagerReference(programs())
 
@@ -76,7 +76,7 @@ def reference_of(
 def check_reference() -> None:
     """Raise KvcastError where neither the library is there, or a compiler for it, nor PyTorch."""
     try:
-        if not _has_torch() and find_library() is None:
+        if not has_torch() and find_library() is None:
             check_compiler()
     except LibraryMissingError:
         raise KvcastError(
@@ -85,7 +85,8 @@ def check_reference() -> None:
         ) from None
 
 
-def _has_torch() -> bool:
+def has_torch() -> bool:
+    """Tell whether PyTorch is installed."""
     return find_spec("torch") is not None
 
 

@@ -13,7 +13,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.base import Interface
 from kvcast.families.table import family_of
-from kvcast.runtimes.reference import Reference
+from kvcast.runtimes.reference import EagerReference, Reference, has_torch
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
 from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Target
 from kvcast.spec.phases import OnPhase, ignore_phase
@@ -50,7 +50,8 @@ class NativeTarget(Target):
     def reference(self, job: LoweringJob) -> Reference:
         from kvcast.runtimes.native.library import PLAIN
 
-        return job.reference(PLAIN)  # which shares no kernels with the bundle
+        # Neither shares kernels with the bundle; the plain ones take minutes for a large encoder.
+        return EagerReference(job.programs()) if has_torch() else job.reference(PLAIN)
 
     @override
     def self_test(self) -> SelfTestResult:
