@@ -208,6 +208,21 @@ def test_a_text_begins_once():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_ready_prompt_has_its_control_tokens_where_it_says_so(kind: str):
+    tokenizer = KINDS[kind]()
+    ours = open_text(text_files(tokenizer, CHATML))
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    ready = "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
+    assert ours.encode_ready(ready) == theirs(ready).input_ids != ours.encode(ready)
+    assert tokenizer.token_to_id("<|im_end|>") in ours.encode_ready(ready)
+    # What begins every text may be spelt out: it does not begin twice.
+    (beginning, *_) = ours.encode("")
+    begun = tokenizer.id_to_token(beginning) + ready
+    assert ours.encode_ready(begun) == theirs(begun, add_special_tokens=False).input_ids
+    assert ours.encode_ready(begun).count(beginning) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_what_a_user_writes_never_becomes_a_control_token(kind: str, template: str):
     tokenizer = KINDS[kind]()

@@ -39,6 +39,7 @@ LOADED = {
 STREAMED = {
     "--chat": {"chat": True},
     "--system odd": {"system": "odd", "chat": True},
+    "--special-tokens": {"special_tokens": True},
     "--max-new-tokens 7": {"max_new_tokens": 7},
     "--min-new-tokens 5": {"min_new_tokens": 5},
     "--temperature 0.7": {"temperature": 0.7},
@@ -214,7 +215,6 @@ def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: s
         "--prompts a.txt",
         "--prompt-file a.txt",
         "--logprobs",
-        "--temp 1",
         "--system \udcff",
         "--stop \udcff",
         "another",

@@ -1,5 +1,6 @@
 """Tokenizers of one token a letter, for texts that can be read in a test."""
 
+import re
 import string
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -133,6 +134,12 @@ class LetterTokenizer:
         if token in self._names:
             return self._names[token]
         return self.letters[token - self.first] if token >= self.first else ""
+
+    def encode_ready(self, text: str) -> list[int]:
+        parts = re.split("(</?tool_call>)", text)
+        return [
+            t for p in parts for t in ([self.special[p]] if p in self.special else self.encode(p))
+        ]
 
     def encode(self, text: str) -> list[int]:
         return [

@@ -229,6 +229,13 @@ def test_texts_at_temperature_0_are_equal(client: openai.OpenAI):
     assert {choice.index for part in parts for choice in part.choices} == {0, 1, 2}
 
 
+def test_a_ready_prompt_counts_its_control_tokens(client: openai.OpenAI):
+    asked = {"model": "world", "prompt": "<tool_call>a", "max_tokens": 1}
+    more = ({}, {"add_special_tokens": False}, {"add_special_tokens": True})
+    counts = [client.completions.create(**asked, extra_body=body).usage for body in more]
+    assert [usage.prompt_tokens for usage in counts] == [12, 12, 2]
+
+
 def test_a_response_with_logprobs(client: openai.OpenAI):
     asked = {"model": "world", "input": "a", "temperature": 0}
     for given in ({"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}):

@@ -159,6 +159,14 @@ def test_calls_and_tools_have_the_form_of_the_version(
         assert foreign == theirs(tokenizer, "000000000")
 
 
+def test_a_ready_prompt_is_the_conversation_that_it_spells(tekken: TextTokenizer):
+    chat = tekken.encode_chat(user("hello"))
+    assert tekken.encode_ready("[INST]hello[/INST]") == chat
+    assert (
+        tekken.encode_ready("<s>[INST]hello[/INST]") == chat != tekken.encode("[INST]hello[/INST]")
+    )
+
+
 def test_an_answers_calls_are_read(tekken: TextTokenizer, sentencepiece: TextTokenizer):
     for tokenizer in (tekken, sentencepiece):
         if tokenizer is sentencepiece and "v1" in str(tokenizer._tokenizer.version):

@@ -50,7 +50,8 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
     most = state.limits.max_prompt
 
     async def begin(prompt: str | Sequence[int]) -> Job[Any, Any]:
-        return await state.write(request, served, limited(served, prompt, most), options)
+        made = limited(served, prompt, most, special_tokens=bool(body.add_special_tokens))
+        return await state.write(request, served, made, options)
 
     answer = _CompletionAnswer(served, body)
     if body.stream:

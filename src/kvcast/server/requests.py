@@ -210,6 +210,7 @@ class CompletionRequest(Shaped):
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+    add_special_tokens: bool | None = None
 
 
 class Text2TextRequest(Sampled):

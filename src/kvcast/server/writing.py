@@ -125,7 +125,13 @@ def conversation(
     return made
 
 
-def limited(served: Served, prompt: str | Sequence[int], most: int | None) -> Callable[[], Any]:
+def limited(
+    served: Served,
+    prompt: str | Sequence[int],
+    most: int | None,
+    *,
+    special_tokens: bool = False,
+) -> Callable[[], Any]:
     """Return the maker of a prompt that is continued as it is; ApiError if it is too long."""
     longest = _PromptLimit(served, most)
 
@@ -134,7 +140,7 @@ def limited(served: Served, prompt: str | Sequence[int], most: int | None) -> Ca
             longest.check(len(prompt))
             return prompt
         longest.check_texts([prompt])
-        encoded = served.model.encoded(prompt)
+        encoded = served.model.encoded(prompt, special_tokens=special_tokens)
         longest.check(len(encoded.tokens))
         return encoded
 

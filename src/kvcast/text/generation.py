@@ -422,9 +422,10 @@ class TextGenerator(ABC):
     def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
         """Return a prompt's tokens; raises UsageError for a prompt that the model cannot take."""
 
-    def encoded(self, text: str) -> EncodedText:
+    def encoded(self, text: str, *, special_tokens: bool = False) -> EncodedText:
         """Return a text as a prompt whose tokens are known; raises as `prompt_tokens`."""
-        return EncodedText(text, self.prompt_tokens(text, PromptParams()))
+        params = PromptParams(special_tokens=special_tokens)
+        return EncodedText(text, self.prompt_tokens(text, params))
 
     @property
     def input_bytes(self) -> int:

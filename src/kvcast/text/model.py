@@ -129,6 +129,8 @@ class TextModel(TextGenerator):
         if not params.chat:
             if params.system is not None:
                 raise UsageError("system needs chat: a plain prompt is continued as it is")
+            if params.special_tokens and isinstance(prompt, str):
+                return self._limits.known(self.tokenizer.encode_ready(prompt))
             return self._encoded(prompt)
         if not isinstance(prompt, str):
             raise UsageError("chat needs text: token ids are continued as they are")

@@ -47,6 +47,14 @@ class PromptParams(SamplingParams):
             metavar="TEXT",
         ),
     ] = None
+    special_tokens: Annotated[
+        bool,
+        Option(
+            group=CONVERSATION,
+            help="read control tokens that a prompt spells, such as </s>, as these tokens; without "
+            "it they are text",
+        ),
+    ] = False
     json_schema: Annotated[
         str | Mapping[str, Any] | None,
         Option(
@@ -81,6 +89,8 @@ class PromptParams(SamplingParams):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.chat and self.special_tokens:
+            raise UsageError("special_tokens is for ready prompts: leave out chat")
         if len(self._grammars) > 1:
             raise UsageError(
                 "a text keeps one grammar: give one of json_schema, json_object, regex and lark"

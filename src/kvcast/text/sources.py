@@ -24,6 +24,8 @@ class SourceTextModel(TextGenerator):
             raise UsageError("this model answers a source as it is: leave out chat and system")
         if params.chunk is not None:
             raise UsageError("chunk is for prompts that are continued: a source is read whole")
+        if params.special_tokens and isinstance(prompt, str):
+            return self._limits.known(self.tokenizer.encode_ready(prompt))
         return self._encoded(prompt)
 
     def _encoded(self, source: TextPrompt | EncodedText) -> Int64:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from kvcast.chat.conversation import Message, Tool
 from kvcast.chat.tool_calls import ToolForm
+from kvcast.errors import UsageError
 from kvcast.tokenizers.decoder import TokenDecoder
 from kvcast.tokenizers.stream import TextStream
 
@@ -37,6 +38,14 @@ class TextTokenizer(Protocol):
 
         Special tokens spelt out in the text are treated as plain text.
         """
+
+    def encode_ready(self, text: str) -> list[int]:  # noqa: ARG002
+        """Return the tokens of a text in which special tokens are spelt out and meant.
+
+        It may begin with the beginning-of-text token, which is added otherwise. Raises UsageError
+        for a tokenizer without tokens that a text can spell.
+        """
+        raise UsageError("this model's tokenizer has no special tokens that a prompt can spell")
 
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None

@@ -22,6 +22,8 @@ from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
 from kvcast.tokenizers.stream import TextStream
 
 _NO_TOOLS = "the format of this model's version knows no tools"
+# All that may be one: the tokenizer tells.
+_CONTROL = re.compile(r"(\[/?[A-Z_]+\]|</?\w+>)")
 _TURN = ("role", "content", "tool_calls", "tool_call_id", "name")
 _TEKKEN = "tekken.json"
 _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v\d+(m\d+)?)?")
@@ -82,6 +84,17 @@ class MistralTokenizer(TextTokenizer):
         """Return the tokens of a plain prompt after the beginning-of-text token."""
         ids: list[int] = self._tokenizer.encode(whole_characters(text), bos=True, eos=False)
         return ids
+
+    @override
+    def encode_ready(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in _CONTROL.split(whole_characters(text)):
+            if self._tokenizer.is_special(part):
+                ids.append(int(self._tokenizer.get_special_token(part)))
+            elif part:
+                ids += self._tokenizer.encode(part, bos=False, eos=False)
+        begin: int = self._tokenizer.bos_id
+        return ids if ids[:1] == [begin] else [begin, *ids]
 
     @override
     def encode_chat(

@@ -111,6 +111,16 @@ class JsonTokenizer(TextTokenizer):
         return self._encode(self._neutral(whole), [whole], add_special_tokens=True)
 
     @override
+    def encode_ready(self, text: str) -> list[int]:
+        whole = whole_characters(text)
+        with _one_line(f"{self._what} cannot take this text"):
+            plain = ids_of(self._tokenizer, whole, add_special_tokens=False)
+            begun = ids_of(self._tokenizer, "", add_special_tokens=True)
+            if begun and plain[: len(begun)] == begun:
+                return plain
+            return ids_of(self._tokenizer, whole, add_special_tokens=True)
+
+    @override
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[int]:
