@@ -72,3 +72,16 @@ def test_a_compiler_without_room_is_not_remembered_as_broken(monkeypatch, tmp_pa
 def test_an_error_of_a_disk_is_no_internal_error(capsys):
     assert console.report(OSError(errno.ENOSPC, FULL, "/out/a")) == 74
     assert capsys.readouterr().err == f"kvcast: cannot write /out/a: {FULL}\n"
+    assert console.report(OSError(errno.ENOSPC, FULL)) == 74
+    assert console.report(OSError(errno.ENAMETOOLONG, "too long", "aaa")) == 74
+    assert "cannot read aaa: too long" in capsys.readouterr().err
+    assert console.report(OSError("of a library")) == 1
+    assert "internal error" in capsys.readouterr().err
+
+
+def test_a_name_that_is_too_long_is_told_before_the_work(tmp_path: Path):
+    with (
+        pytest.raises(InputOutputError, match="File name too long"),
+        staged(tmp_path / ("a" * 256), overwrite=False),
+    ):
+        raise AssertionError("work has begun")

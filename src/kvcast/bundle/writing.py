@@ -28,11 +28,13 @@ def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     destination = destination.absolute()
     remove_abandoned(destination.parent)
-    if destination.exists() and not (destination.is_dir() and _replaceable(destination)):
-        raise UsageError(f"{destination} exists and is not a kvcast bundle; choose another folder")
-    if is_bundle(destination) and not overwrite:
-        raise UsageError(f"{destination} is a bundle already; overwrite it with --force")
     try:
+        if destination.exists() and not (destination.is_dir() and _replaceable(destination)):
+            raise UsageError(
+                f"{destination} exists and is not a kvcast bundle; choose another folder"
+            )
+        if is_bundle(destination) and not overwrite:
+            raise UsageError(f"{destination} is a bundle already; overwrite it with --force")
         destination.parent.mkdir(parents=True, exist_ok=True)
         with staging_folder(destination.parent) as new:
             with _telling_of_the_disk(destination, new):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from kvcast.errors import InputOutputError, KvcastError
 
-_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 INTERRUPTED = 130
 DEBUG_VARIABLE = "KVCAST_DEBUG"
 # What a terminal obeys (C0, DEL, C1), but for the end of a line and the tab of a table; spelled as
@@ -85,17 +84,22 @@ def report(error: Exception, *, about: str | None = None) -> int:
     if isinstance(error, KvcastError):
         say(str(error), about=about)
         return error.exit_code
-    if isinstance(error, OSError) and error.errno in _OF_DISKS:
-        name = error.filename or "a file"
-        return report(InputOutputError(f"cannot write {name}: {error.strerror}"), about=about)
     if os.environ.get(DEBUG_VARIABLE) == "1" and sys.stderr is not None:
         sys.stderr.write("".join(traceback.format_exception(error)).translate(_CONTROLS))
+    if isinstance(error, OSError) and error.strerror and (error.filename or _is_of_disk(error)):
+        failed = f"cannot {'write' if _is_of_disk(error) else 'read'} {error.filename or 'a file'}"
+        say(f"{failed}: {error.strerror}", about=about)
+        return InputOutputError.exit_code
     kind = f"{type(error).__name__}: {error}"
     say(
         f"internal error ({kind}); please report it; {DEBUG_VARIABLE}=1 shows the traceback",
         about=about,
     )
     return KvcastError.exit_code
+
+
+def _is_of_disk(error: OSError) -> bool:
+    return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 @contextlib.contextmanager
