@@ -18,6 +18,7 @@ from kit.tool_templates import (
     conversation,
 )
 from kvcast.chat.conversation import checked
+from kvcast.chat.tools_in_words import HEADING
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tokenizers.opening import open_text
 
@@ -126,11 +127,56 @@ def test_ids_are_short_where_the_template_wants_it():
     assert "somebody" not in text
 
 
-def test_a_template_without_tools_refuses_them():
+def test_a_template_without_tools_gets_them_in_words():
     ours = open_text(text_files(byte_level(), NO_TOOLS))
-    assert ours.encode_chat(user("Hello"), [])
-    with pytest.raises(UsageError, match=r"^this model's template knows no tools$"):
-        ours.encode_chat(user("Hello"), [WEATHER])
+    plain = ours.encode_chat(user("Hello"))
+    assert ours.encode_chat(user("Hello"), []) == plain
+    system, question = ours.decode(ours.encode_chat(user("Hello"), [WEATHER])).split("user: ")
+    assert system.startswith(
+        f"system: {HEADING}\n" + json.dumps(WEATHER["function"], ensure_ascii=False)
+    )
+    assert question == "Hello"
+    brief = [{"role": "system", "content": "Be brief."}, *user("Hello")]
+    assert f"system: Be brief.\n\n{HEADING}" in ours.decode(ours.encode_chat(brief, [WEATHER]))
+
+
+CALLED = [
+    {"id": str(i), "type": "function", "function": {"name": "weather", "arguments": {"city": city}}}
+    for i, city in enumerate(["Köln", "Nantes"])
+]
+
+
+@pytest.mark.parametrize("tools", [None, [WEATHER]])
+def test_so_are_calls_and_what_tools_answered(tools):
+    ours = open_text(text_files(byte_level(), NO_TOOLS))
+    answers = [{"role": "tool", "tool_call_id": str(i), "content": f'"{i}"'} for i in range(2)]
+    turns = [*user("Hi"), {"role": "assistant", "content": "", "tool_calls": CALLED}, *answers]
+    said = ours.decode(ours.encode_chat(turns, tools))
+    assert said.endswith(
+        'user: Hiassistant: {"tool_call": {"name": "weather", "arguments": {"city": "Köln"}}}\n'
+        '{"tool_call": {"name": "weather", "arguments": {"city": "Nantes"}}}'
+        'user: {"tool_response": {"name": "weather", "content": "\\"0\\""}}\n'
+        '{"tool_response": {"name": "weather", "content": "\\"1\\""}}'
+    )
+    assert (HEADING in said) == bool(tools)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{{ messages[0].content }}",
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_without_a_system_text_gets_them_from_the_user(template: str):
+    ours = open_text(text_files(byte_level(), template))
+    said = ours.decode(ours.encode_chat(user("Hello"), [WEATHER]))
+    assert said.startswith(HEADING)
+    assert said.endswith(".\n\nHello")
+
+
+def test_without_a_template_there_is_no_conversation():
     with pytest.raises(KvcastError, match="no chat template"):
         open_text(text_files(byte_level())).encode_chat(user("Hello"), [WEATHER])
 

@@ -13,6 +13,7 @@ from kit.small_tokenizers import byte_level, text_files
 from kit.tool_templates import CLOCK, WEATHER
 from kvcast.chat.tool_calls import (
     HERMES,
+    IN_WORDS,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
@@ -217,8 +218,7 @@ def test_a_tokenizer_knows_the_form_or_says_why_not():
         return open_text(text_files(byte_level(), template))
 
     assert tokenizer(tool_templates.HERMES).tool_form is HERMES
-    with pytest.raises(UsageError, match="template knows no tools"):
-        _ = tokenizer(GEMMA).tool_form
+    assert tokenizer(GEMMA).tool_form is IN_WORDS
     with pytest.raises(UsageError, match="in a form that kvcast does not know"):
         _ = tokenizer(LLAMA_3).tool_form
     with pytest.raises(UsageError, match="no chat template"):
@@ -275,3 +275,30 @@ def test_the_grammar_takes_calls_and_nothing_else(form: ToolForm):
     assert not takes(weather.prefix + '{"days": 1}' + weather.suffix)
     assert not takes("Hello")
     assert not takes(weather.prefix + NANTES.arguments[:-1])
+
+
+ANSWER = '{"response": "Say \\"hi\\"\\n\\ud83d\\ude42 \\\\ ü"}'
+CALL_IN_WORDS = '{"tool_call": {"name": "now", "arguments": {"a": "}"}}}'
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (ANSWER, ['Say "hi"\n🙂 \\ ü']),
+        (ANSWER[:-7], ['Say "hi"\n🙂']),
+        (ANSWER[:-9], ['Say "hi"\n']),
+        (f" {ANSWER}\nmore", ['Say "hi"\n🙂 \\ ü']),
+        (CALL_IN_WORDS, [ToolCall(name="now", arguments='{"a": "}"}')]),
+        ('{"response": 5}', ['{"response": 5}']),
+        ('{"resp', ['{"resp']),
+        ("Plain {text}.", ["Plain {text}."]),
+        ('{"tool_call": {"name": "other"}}', ['{"tool_call": {"name": "other"}}']),
+    ],
+)
+def test_answers_and_calls_in_words_are_read_however_they_come(text, parts, size):
+    parser = IN_WORDS.parser(["now"])
+    told = [p for i in range(0, len(text), size) for p in parser.push(text[i : i + size])]
+    told += parser.finish()
+    joined = "".join(p for p in told if isinstance(p, str))
+    assert [*([joined] if joined else []), *(p for p in told if isinstance(p, ToolCall))] == parts

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from kvcast.chat.conversation import Message, Tool, checked
-from kvcast.chat.tool_calls import HERMES, NO_TOOLS, ToolForm
+from kvcast.chat.tool_calls import HERMES, ToolForm
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tokenizers.decoder import TokenDecoder
 
@@ -91,7 +91,7 @@ class Dashes(Letters):
 
     @property
     def tool_form(self) -> ToolForm:
-        raise UsageError(NO_TOOLS)
+        raise UsageError("this model knows no tools")
 
 
 class LettersAlone(Letters):

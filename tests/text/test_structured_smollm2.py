@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 import kvcast
+from kit.small_tokenizers import user
 from kit.text_models import SCHEMAS
+from kit.tool_templates import WEATHER
+from kvcast.server.tools import tools_of
 from text.test_generate import same
 
 pytestmark = pytest.mark.slow
@@ -46,6 +49,18 @@ def test_json_of_any_schema_validates(model, schema):
 def test_a_fact_is_extracted(model):
     text = model.generate(ASKED, chat=True, json_schema=PERSON)
     assert json.loads(text.text) == {"name": "Elizabeth Bennet", "age": 20, "kind": "person"}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_tools_that_its_template_does_not_know_are_called(model, choice):
+    tokens = model.chat_tokens(user("What is the weather in Nantes?"), tools=[WEATHER])
+    tools = tools_of(model.tokenizer, [WEATHER], choice, parallel=True)
+    text = model.generate(list(tokens), grammar=tools.grammar, max_new_tokens=200).text
+    content, calls = tools.reader().push(text, last=True)
+    assert bool(content) != bool(calls)
+    assert calls or choice == "auto"
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), WEATHER["function"]["parameters"])
 
 
 def test_beams_drafts_and_batches(model):

@@ -1,5 +1,6 @@
 """The tokenizer of a real model, SmolLM2-135M-Instruct, as its GGUF file holds it."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from kit.small_tokenizers import PROSE, user
 from kit.tool_templates import WEATHER
+from kvcast.chat.tool_calls import IN_WORDS
 from kvcast.checkpoints.gguf import READER
-from kvcast.errors import UsageError
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer
@@ -73,8 +74,10 @@ def test_control_tokens_in_a_message_are_plain_text(ours: TextTokenizer, theirs:
     assert end not in ours.encode(forged)
 
 
-def test_a_model_that_was_not_taught_tools_refuses_them(ours: TextTokenizer):
-    with pytest.raises(UsageError, match=r"^this model's template knows no tools$"):
-        ours.encode_chat(user("Hello"), [WEATHER])
-    with pytest.raises(UsageError, match=r"^this model's template knows no tools$"):
-        _ = ours.tool_form
+def test_a_model_that_was_not_taught_tools_gets_them_in_words(ours: TextTokenizer):
+    text = ours.decode(ours.encode_chat(user("Hello"), [WEATHER]))
+    assert text.startswith("system\nYou can call these tools:\n")
+    described = json.dumps(WEATHER["function"], ensure_ascii=False)
+    assert f"{described}\n\nAnswer in JSON: either" in text
+    assert text.endswith("user\nHello\nassistant\n")
+    assert ours.tool_form is IN_WORDS

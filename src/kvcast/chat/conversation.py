@@ -34,6 +34,12 @@ class Conversation:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether it offers tools, or has calls or answers of any."""
+        turns = ("tool_calls" in turn or turn["role"] == "tool" for turn in self.messages)
+        return bool(self.tools) or any(turns)
+
     def mapped(self, change: Callable[[str], str]) -> "Conversation":
         """Return it with every text changed."""
         return Conversation(

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from kvcast.chat.template_worker import EndedError, TemplateWorker, TooSlowError
-from kvcast.chat.tool_calls import NO_TOOLS, ToolForm, form_of, knows_tools
-from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.chat.tool_calls import ToolForm, form_of, knows_tools
+from kvcast.errors import KvcastError, in_one_line
 from kvcast.spec.characters import whole_characters
 
 NO_TEMPLATE = "this model has no chat template: prompt it with plain text"
@@ -25,6 +25,10 @@ LONGEST = 16_000_000
 
 # Limits on memory in bytes, CPU seconds (in case nobody waits any more), file size, processes.
 _LIMITS = {"AS": 1 << 30, "CPU": 2 * int(SECONDS), "FSIZE": 0, "NPROC": 0}
+
+
+class TemplateRefusalError(KvcastError):
+    """The template itself refuses a conversation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,9 @@ class ChatTemplate:
         """Format a conversation, up to where the assistant's answer starts.
 
         Raises:
-            KvcastError: the template refuses the conversation, is damaged, tries to leave its
-                sandbox, or exceeds the limits on time, memory or text.
+            TemplateRefusalError: the template refuses the conversation.
+            KvcastError: it is damaged, tries to leave its sandbox, or exceeds the limits on time,
+                memory or text.
 
         """
         if tools and self.with_tools is not None:
@@ -59,7 +64,9 @@ class ChatTemplate:
         }
         reply = self._reply(values)
         if "refused" in reply:
-            raise KvcastError(f"the chat template refuses the conversation: {_line(reply)}")
+            raise TemplateRefusalError(
+                f"the chat template refuses the conversation: {_line(reply)}"
+            )
         if "failed" in reply:
             raise KvcastError(
                 f"the chat template failed: {_line(reply)}; use a model that you trust"
@@ -81,10 +88,10 @@ class ChatTemplate:
         """How it writes calls of tools; None if it knows none, or in no form that is known."""
         return form_of(self._for_tools.source)
 
-    def check_tools(self) -> None:
-        """Raise UsageError if it knows no tools."""
-        if not knows_tools(self._for_tools.source):
-            raise UsageError(NO_TOOLS)
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it does anything with tools."""
+        return knows_tools(self._for_tools.source)
 
     @property
     def _for_tools(self) -> "ChatTemplate":

@@ -8,9 +8,12 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
-NO_TOOLS = "this model's template knows no tools"
+from typing_extensions import override
+
+from kvcast.spec.characters import whole_characters
+
 UNKNOWN_FORM = "this model's template calls tools in a form that kvcast does not know"
 
 _LONGEST_HEAD = 256
@@ -51,6 +54,8 @@ class ToolForm:
         bare: whether a call at the beginning of a text, or after another, needs no opening.
         markers: texts that a vocabulary may have as special tokens, which then count as text.
         call: the text of one call, with NAME and ARGUMENTS in it.
+        answer: the text before the JSON string that an answer without calls is; empty where such
+            answers are plain text.
 
     """
 
@@ -61,10 +66,24 @@ class ToolForm:
     bare: bool = False
     markers: tuple[str, ...]
     call: str
+    answer: str = ""
 
-    def parser(self, names: Collection[str]) -> "ToolCallParser":
+    def parser(self, names: Collection[str]) -> "TextParser":
         """Return a parser for one text; a call of any other tool is content."""
-        return ToolCallParser(self, names)
+        calls = ToolCallParser(self, names)
+        return AnswerParser(self.answer, calls) if self.answer else calls
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the text of a call."""
+        before, after = self.call.split("ARGUMENTS")
+        return before.replace("NAME", name) + json.dumps(arguments, ensure_ascii=False) + after
+
+    def answered(self) -> tuple[EnforcedCall, ...]:
+        """Return the text of an answer without calls, where that has a form."""
+        if not self.answer:
+            return ()
+        schema = {"type": "string"}
+        return (EnforcedCall(prefix=self.answer, schema=schema, suffix="}", markers=self.markers),)
 
     def enforced(self, tools: Sequence[Mapping[str, Any]]) -> tuple[EnforcedCall, ...]:
         """Return the texts that call one of these tools, as OpenAI describes them."""
@@ -111,6 +130,16 @@ LLAMA = ToolForm(
 """Llama 3.1 to 3.3."""
 
 
+IN_WORDS = ToolForm(
+    opening='{"tool_call": ',
+    closing="}",
+    markers=(),
+    call='{"tool_call": {"name": "NAME", "arguments": ARGUMENTS}}',
+    answer='{"response": ',
+)
+"""Models whose templates know no tools: they are told to write so."""
+
+
 def knows_tools(template: str) -> bool:
     """Tell whether a chat template does anything with tools."""
     return re.search(r"\btools\b", template) is not None
@@ -153,7 +182,17 @@ def _terms(text: str, markers: Sequence[str], special: Mapping[str, int]) -> str
     )
 
 
-class ToolCallParser:
+class TextParser(Protocol):
+    """Divides one text into content and calls, however it is split into pieces."""
+
+    def push(self, piece: str) -> list[str | ToolCall]:
+        """Take a piece; return the parts that are certain now."""
+
+    def finish(self) -> list[str | ToolCall]:
+        """Return the rest, when no more is coming."""
+
+
+class ToolCallParser(TextParser):
     """Divides one text into content and calls, however it is split into pieces.
 
     White space around calls is left out. Text that only looks like a call is content, as it was
@@ -171,13 +210,13 @@ class ToolCallParser:
         self._body = 0  # where in the text the opening ends
         self._called: re.Match[str] | None = None
 
+    @override
     def push(self, piece: str) -> list[str | ToolCall]:
-        """Take a piece; return the parts that are certain now."""
         self._text += piece
         return self._steps(final=False)
 
+    @override
     def finish(self) -> list[str | ToolCall]:
-        """Return the rest, when no more is coming."""
         return self._steps(final=True)
 
     def _steps(self, *, final: bool) -> list[str | ToolCall]:
@@ -282,6 +321,57 @@ class ToolCallParser:
                     arguments_text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
                     return ToolCall(name=name, arguments=arguments_text)
         raise ValueError("no call")
+
+
+class AnswerParser(TextParser):
+    """Takes an answer out of the JSON that it is written in; other texts are for calls."""
+
+    # Of a character in two escapes, the second is waited for.
+    _PARTS = re.compile(
+        r"""(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"""
+        r"""|\\u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*""",
+        re.DOTALL,
+    )
+
+    def __init__(self, answer: str, calls: ToolCallParser) -> None:
+        """Begin; `answer` is the text before the JSON string."""
+        self._beginning = f'{answer}"'
+        self._calls = calls
+        self._text = ""  # what is not yet told
+        self._state: Literal["begun", "answer", "over", "calls"] = "begun"
+
+    @override
+    def push(self, piece: str) -> list[str | ToolCall]:
+        if self._state == "calls":
+            return self._calls.push(piece)
+        self._text += piece
+        if self._state == "begun":
+            begun = self._text.lstrip()
+            if begun.startswith(self._beginning):
+                self._text, self._state = begun.removeprefix(self._beginning), "answer"
+            elif not self._beginning.startswith(begun):
+                self._state = "calls"
+                return self._calls.push(self._text)
+        return self._answer() if self._state == "answer" else []
+
+    @override
+    def finish(self) -> list[str | ToolCall]:
+        if self._state == "begun":
+            return self._calls.push(self._text) + self._calls.finish()
+        return self._calls.finish() if self._state == "calls" else []
+
+    def _answer(self) -> list[str | ToolCall]:
+        """Return the part of the answer that is certain."""
+        match = self._PARTS.match(self._text)
+        assert match is not None  # it may be empty
+        self._text = self._text[match.end() :]
+        if self._text.startswith('"'):
+            self._state = "over"
+        try:
+            text = json.loads(f'"{match[0]}"', strict=False)
+        except ValueError:  # an escape that is none
+            text = match[0]
+        return [whole_characters(text)] if text else []
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -22,7 +22,7 @@ class Tools:
     Attributes:
         offered: the tools that the model may call, as OpenAI's chat completions describe them.
         form: how the model writes calls; None without tools.
-        grammar: of the text, if it must be a call.
+        grammar: of the text, if it must be a call, or answers have a form as well.
         parallel: whether it may call several.
 
     """
@@ -54,7 +54,7 @@ def tools_of(
 
     Raises:
         ApiError: for a choice that names no tool, a tool that must be called with a schema that
-            cannot be kept, and where the model's template knows no tools.
+            cannot be kept, and where the model's template has a form that is not known.
 
     """
     if not tools:
@@ -68,12 +68,13 @@ def tools_of(
         form: ToolForm = tokenizer.tool_form
     except UsageError as error:
         raise ApiError(400, str(error), param="tools") from None
-    called = _called(named, choice)
-    if called is None:
+    called, answered = _called(named, choice), form.answered()
+    if called is None and not answered:
         return Tools(offered=tools, form=form, parallel=parallel)
+    texts = (*form.enforced(tools), *answered) if called is None else form.enforced(called)
     special = tokenizer.control_tokens(form.markers)
     try:
-        grammar = Grammar.tool_call(form.enforced(called), special)
+        grammar = Grammar.tool_call(texts, special)
     except UsageError as error:
         raise ApiError(400, str(error), param="tools") from None
     return Tools(offered=tools, form=form, grammar=grammar, parallel=parallel)

@@ -115,10 +115,11 @@ class TextModel(TextGenerator):
         Args:
             messages: as in OpenAI's chat completions: each with a role (system, developer, user,
                 assistant, tool) and a content; an assistant's may have tool_calls.
-            tools: functions that the model may call, described as there.
+            tools: functions that the model may call, described as there; a template that knows none
+                gets them in words.
 
         Raises:
-            UsageError: malformed messages, and tools that the model's chat template does not know.
+            UsageError: malformed messages.
             KvcastError: there is no template, or it refuses the conversation or fails.
 
         """

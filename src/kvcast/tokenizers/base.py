@@ -52,16 +52,15 @@ class TextTokenizer(Protocol):
     ) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Raises UsageError for an invalid conversation, and tools that the model's template does not
-        know; KvcastError if the model has no chat template, or its template fails or tries to do
-        more than format text.
+        Raises UsageError for an invalid conversation; KvcastError if the model has no chat
+        template, or its template fails or tries to do more than format text.
         """
 
     @property
     def tool_form(self) -> ToolForm:
         """How the model writes calls of tools.
 
-        Raises UsageError if its template knows none, or has a form that is not known here.
+        Raises UsageError if its template has a form that is not known here.
         """
 
     def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:

@@ -14,14 +14,14 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.chat.conversation import Message, Tool, checked
-from kvcast.chat.tool_calls import MISTRAL, MISTRAL_NAMED, ToolForm
-from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, ToolForm
+from kvcast.chat.tools_in_words import in_words
+from kvcast.errors import KvcastError, in_one_line
 from kvcast.spec.characters import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
 from kvcast.tokenizers.stream import TextStream
 
-_NO_TOOLS = "the format of this model's version knows no tools"
 # All that may be one: the tokenizer tells.
 _CONTROL = re.compile(r"(\[/?[A-Z_]+\]|</?\w+>)")
 _TURN = ("role", "content", "tool_calls", "tool_call_id", "name")
@@ -108,8 +108,8 @@ class MistralTokenizer(TextTokenizer):
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
         whole = checked(messages, tools).with_short_ids()
-        if whole.tools and self._form is None:
-            raise UsageError(_NO_TOOLS)
+        if whole.has_tools and self._form is None:
+            whole = in_words(whole)
         turns = [{key: turn[key] for key in _TURN if key in turn} for turn in whole.messages]
         try:
             request = ChatCompletionRequest(messages=turns, tools=whole.tools or None)
@@ -121,9 +121,7 @@ class MistralTokenizer(TextTokenizer):
     @property
     @override
     def tool_form(self) -> ToolForm:
-        if self._form is None:
-            raise UsageError(_NO_TOOLS)
-        return self._form
+        return IN_WORDS if self._form is None else self._form
 
     @override
     def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:

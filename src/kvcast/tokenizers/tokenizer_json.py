@@ -27,9 +27,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.chat.conversation import Message, Tool, checked
-from kvcast.chat.templates import NO_TEMPLATE, ChatTemplate
-from kvcast.chat.tool_calls import MISTRAL, MISTRAL_NAMED, UNKNOWN_FORM, ToolForm
+from kvcast.chat.conversation import Conversation, Message, Tool, checked
+from kvcast.chat.templates import NO_TEMPLATE, ChatTemplate, TemplateRefusalError
+from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, UNKNOWN_FORM, ToolForm
+from kvcast.chat.tools_in_words import HEADING, in_words, without_system
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.spec.characters import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
@@ -127,26 +128,46 @@ class JsonTokenizer(TextTokenizer):
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
         Special tokens come from the template; those spelt out in messages and tools are plain text.
-        Raises KvcastError if there is no template, or it refuses, fails or does more than format
-        text; UsageError for what is no conversation, and tools that the template does not know.
+        A template that knows no tools gets them in words. Raises KvcastError if there is no
+        template, or it refuses, fails or does more than format text; UsageError for what is no
+        conversation.
         """
         if self._template is None:
             raise KvcastError(NO_TEMPLATE)
         whole = checked(messages, tools)
-        if whole.tools:
-            self._template.check_tools()
-        if self._form in {MISTRAL, MISTRAL_NAMED}:
-            whole = whole.with_short_ids()
-        neutral = whole.mapped(self._neutral)
-        prompt = self._template.render(neutral.messages, neutral.tools)
+        if not self._template.knows_tools and whole.has_tools:
+            whole, prompt = self._with_tools_in_words(self._template, in_words(whole))
+        else:
+            if self._form in {MISTRAL, MISTRAL_NAMED}:
+                whole = whole.with_short_ids()
+            prompt = self._rendered(self._template, whole)
         return self._encode(prompt, whole.texts(), add_special_tokens=False)
+
+    def _rendered(self, template: ChatTemplate, whole: Conversation) -> str:
+        neutral = whole.mapped(self._neutral)
+        return template.render(neutral.messages, neutral.tools)
+
+    def _with_tools_in_words(
+        self, template: ChatTemplate, whole: Conversation
+    ) -> tuple[Conversation, str]:
+        """Return the conversation, and as the template writes it; some take no system message."""
+        spoken = without_system(whole)
+        try:
+            prompt = self._rendered(template, whole)
+        except TemplateRefusalError:
+            return spoken, self._rendered(template, spoken)
+        told = any(HEADING in text for text in whole.texts())
+        if told and HEADING not in prompt:
+            return spoken, self._rendered(template, spoken)
+        return whole, prompt
 
     @property
     @override
     def tool_form(self) -> ToolForm:
         if self._template is None:
             raise UsageError(NO_TEMPLATE)
-        self._template.check_tools()
+        if not self._template.knows_tools:
+            return IN_WORDS
         if self._form is None:
             raise UsageError(UNKNOWN_FORM)
         return self._form
