@@ -28,6 +28,8 @@ def encode(tmp_path):
         if path.suffix[1:] in BY_PYAV:
             write_by_pyav(path, samples, rate)
         else:
+            if path.suffix == ".opus":
+                options = {"format": "OGG", "subtype": "OPUS"}
             soundfile.write(path, samples, rate, **options)
         return path
 

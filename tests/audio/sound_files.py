@@ -11,21 +11,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 16_000
-BY_PYAV = {
-    **{"3gp": ("3gp", "aac"), "aac": ("adts", "aac"), "ac3": ("ac3", "ac3")},
-    **{"asf": ("asf", "wmav2"), "wma": ("asf", "wmav2"), "wmv": ("asf", "wmav2")},
-    **{"avi": ("avi", "pcm_s16le"), "flv": ("flv", "aac"), "m4a": ("ipod", "aac")},
-    **{"m4b": ("ipod", "aac"), "m4v": ("mp4", "aac"), "mp4": ("mp4", "aac"), "mov": ("mov", "aac")},
-    **{"mka": ("matroska", "libopus"), "mkv": ("matroska", "libopus")},
-    **{"weba": ("webm", "libopus"), "webm": ("webm", "libopus")},
-    **{"opus": ("ogg", "libopus"), "ogv": ("ogg", "flac"), "mp2": ("mp2", "mp2")},
-    **{"ts": ("mpegts", "aac"), "mts": ("mpegts", "ac3"), "m2ts": ("mpegts", "mp2")},
-    **{"mpg": ("mpeg", "mp2"), "mpeg": ("mpeg", "mp2"), "vob": ("vob", "ac3")},
-    **{"mpga": ("mp3", "libmp3lame"), "3g2": ("3g2", "aac"), "f4v": ("f4v", "aac")},
-    **{"eac3": ("eac3", "eac3"), "ec3": ("eac3", "eac3"), "wv": ("wv", "wavpack")},
-    **{"tta": ("tta", "tta"), "nut": ("nut", "aac"), "wtv": ("wtv", "mp2")},
-    **{"loas": ("latm", "aac"), "latm": ("latm", "aac"), "mxf": ("mxf", "pcm_s16le")},
+_CONTAINERS = {
+    ("mp4", "aac"): ("f4a", "f4b", "isma", "m4v", "mp4"),
+    ("ipod", "aac"): ("m4a", "m4b", "m4r"),
+    ("mov", "aac"): ("mov", "qt", "ismv"),
+    ("3gp", "aac"): ("3gp", "3gpp"),
+    ("3g2", "aac"): ("3g2",),
+    ("f4v", "aac"): ("f4v",),
+    ("adts", "aac"): ("aac", "adts"),
+    ("latm", "aac"): ("latm", "loas"),
+    ("ac3", "ac3"): ("ac3",),
+    ("eac3", "eac3"): ("eac3", "ec3"),
+    ("asf", "wmav2"): ("asf", "wma", "wmv"),
+    ("avi", "pcm_s16le"): ("avi", "divx"),
+    ("flv", "aac"): ("flv",),
+    ("matroska", "libopus"): ("mk3d", "mka", "mkv"),
+    ("webm", "libopus"): ("weba", "webm"),
+    ("ogg", "flac"): ("ogv", "ogx"),
+    ("mp2", "mp2"): ("m2a",),
+    ("mpegts", "aac"): ("ts", "m2t", "trp"),
+    ("mpegts", "ac3"): ("mts",),
+    ("mpegts", "mp2"): ("m2ts",),
+    ("mpeg", "mp2"): ("mpeg", "mpg"),
+    ("vob", "ac3"): ("vob",),
+    ("wv", "wavpack"): ("wv",),
+    ("tta", "tta"): ("tta",),
+    ("nut", "aac"): ("nut",),
+    ("wtv", "mp2"): ("wtv",),
+    ("ircam", "pcm_s16le"): ("ircam",),
+    ("sox", "pcm_s32le"): ("sox",),
+    ("g722", "g722"): ("g722",),
+    ("rso", "pcm_u8"): ("rso",),
 }
+BY_PYAV = {extension: how for how, several in _CONTAINERS.items() for extension in several}
 """FFmpeg's names of the container and the codec, by extension."""
 
 

@@ -9,8 +9,8 @@ from audio.test_decode import decoded, likeness, without_xing_frame
 from kvcast.audio.joined import parts
 
 SECONDS = 3
-BY_LIBSNDFILE = ["wav", "rf64", "w64", "aiff", "au", "caf", "flac", "ogg", "mp3"]
-CONTAINERS = ["opus", "m4a", "mov", "mkv", "webm", "aac", "ts", "mpg", "wma", "flv", "wv", "tta"]
+BY_LIBSNDFILE = ["wav", "rf64", "w64", "aiff", "au", "caf", "flac", "ogg", "opus", "mp3"]
+CONTAINERS = ["m4a", "mov", "mkv", "webm", "aac", "ts", "mpg", "wma", "flv", "wv", "tta"]
 
 
 @pytest.fixture

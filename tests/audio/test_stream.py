@@ -91,6 +91,26 @@ def test_what_follows_the_sound_of_a_known_length_is_ignored():
     assert len(heard(data)) == 4000
 
 
+@pytest.mark.parametrize("size", [997, 64_000])
+def test_floats_that_are_integers_are_divided(size):
+    stream = SoundStream()
+    data = wav(TONE * 2**15, "FLOAT")
+    pieces = [stream.feed(data[at : at + size]) for at in range(0, len(data), size)]
+    samples = np.concatenate([*pieces, stream.finish()])
+    np.testing.assert_allclose(samples[300:], TONE[300:], rtol=0, atol=1e-6)
+    assert "16-bit" in " ".join(stream.notices)
+
+
+@pytest.mark.parametrize("size", [7, 997, 64_000])
+def test_channels_that_cancel_out_are_noticed_in_pieces_of_any_length(size):
+    stream = SoundStream()
+    data = wav(np.stack([TONE_16, -TONE_16], axis=1))
+    pieces = [stream.feed(data[at : at + size]) for at in range(0, len(data), size)]
+    samples = np.concatenate([*pieces, stream.finish()])
+    np.testing.assert_allclose(np.abs(samples[600:]), np.abs(TONE[600:]), rtol=0, atol=1e-4)
+    assert "cancel" in " ".join(stream.notices)
+
+
 def test_part_of_a_sample_at_the_end_is_left_out():
     stream = SoundStream()
     samples = np.concatenate([stream.feed(TONE_16.tobytes() + b"\1"), stream.finish()])

@@ -93,6 +93,23 @@ def test_transcripts_lie_as_their_recordings_do_and_a_table_sums_up(model, folde
     assert printed.err == ""
 
 
+def test_the_last_line_counts_what_was_passed_over(model, folder, out, capsys):
+    for name in ("notes.txt", "more.TXT", "b", ".hidden.txt", "talks/c.pdf"):
+        (folder / name).touch()
+    assert main(["transcribe", "--model", "demo", str(folder), "-o", str(out)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "passed over: 3 files (.txt 2, no extension 1) and 1 folder (--recursive)"
+    assert transcribe(folder, "--json", "-q") == 0
+    assert document(capsys)["passed_over"] == 4
+
+
+def test_transcripts_beside_their_recordings_are_not_counted(model, folder, capsys):
+    assert transcribe(folder, out=folder) == 0
+    capsys.readouterr()
+    assert transcribe(folder, "--resume", out=folder) == 0
+    assert "passed over" not in capsys.readouterr().out
+
+
 def test_each_file_holds_what_transcribing_it_alone_gives(model, folder, out, tmp_path):
     assert transcribe(folder, "--format", "all", "--workers", "3") == 0
     for path in CONTENTS:

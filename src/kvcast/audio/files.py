@@ -10,13 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.audio.extensions import HEADERLESS
 from kvcast.audio.joined import parts
 from kvcast.audio.mixing import CANCELLED, FullScale, Mixer
 from kvcast.audio.ogg import read_pages
@@ -70,6 +71,7 @@ class AudioFile(ChannelSource):
         with contextlib.ExitStack() as opened:
             own_name, file = _open_binary(source, opened)
             self.name = name or own_name
+            self._format = HEADERLESS.get(PurePath(own_name).suffix.lower().removeprefix("."))
             try:
                 self._file = file if file.seekable() else _spooled(file, opened)
                 size = self._file.seek(0, os.SEEK_END)
@@ -125,7 +127,7 @@ class AudioFile(ChannelSource):
                 for number, _ in enumerate(sections, start=1)
             ]
         return [
-            _FilePart(section, name, self._track)
+            _FilePart(section, name, self._track, self._format)
             for section, name in zip(sections, names, strict=True)
         ]
 
@@ -133,9 +135,12 @@ class AudioFile(ChannelSource):
 class _FilePart:
     """A file, or one of those that were joined."""
 
-    def __init__(self, file: FileSection, name: str, track: str | int | None) -> None:
+    def __init__(
+        self, file: FileSection, name: str, track: str | int | None, format_: str | None
+    ) -> None:
         self.notices: list[str] = []
-        self._file, self._name, self._track = file, name, track
+        self._file, self._name = file, name
+        self._track, self._format = track, format_
 
     @cached_property
     def channels(self) -> int:
@@ -164,7 +169,7 @@ class _FilePart:
         self.notices += [f"{self._name} {notice}" for notice in notices]
 
     def _opened(self) -> SoundReader:
-        reader = _open_reader(self._file, self._name, self._track)
+        reader = _open_reader(self._file, self._name, self._track, self._format)
         try:
             self._check_header(reader)
         except InputOutputError:
@@ -269,8 +274,13 @@ def _spooled(file: BinaryIO, opened: contextlib.ExitStack) -> BinaryIO:
     return spool
 
 
-def _open_reader(file: FileSection, name: str, track: str | int | None) -> SoundReader:
-    """Open with libsndfile or, failing that, with PyAV; errors give libsndfile's reason."""
+def _open_reader(
+    file: FileSection, name: str, track: str | int | None, format_: str | None
+) -> SoundReader:
+    """Open with libsndfile or, failing that, with PyAV; errors give libsndfile's reason.
+
+    A format without a header is the one that the file's name tells.
+    """
     try:
         if file.at(0, 4) == b"OggS":  # libsndfile knows no times in it, and the first stream alone
             pages = read_pages(file)
@@ -282,7 +292,7 @@ def _open_reader(file: FileSection, name: str, track: str | int | None) -> Sound
         try:
             single = SndfileReader(file)
         except UnreadableError as refused:
-            return _opened_by_pyav(file, name, track, refused)
+            return _opened_by_pyav(file, name, track, format_, refused)
         chosen([Track(1)], track)
     except (NoSoundError, NoTrackError) as error:
         raise InputOutputError(f"{name} {error}") from error
@@ -290,7 +300,11 @@ def _open_reader(file: FileSection, name: str, track: str | int | None) -> Sound
 
 
 def _opened_by_pyav(
-    file: FileSection, name: str, track: str | int | None, refused: UnreadableError
+    file: FileSection,
+    name: str,
+    track: str | int | None,
+    format_: str | None,
+    refused: UnreadableError,
 ) -> SoundReader:
     """Open what libsndfile refused."""
     try:
@@ -301,7 +315,7 @@ def _opened_by_pyav(
             "for mp4, m4a and webm: pip install 'kvcast[media]'"
         ) from refused
     try:
-        return MediaReader(file, track)
+        return MediaReader(file, track, format_=format_)
     except NoSoundError:
         raise
     except UnreadableError:

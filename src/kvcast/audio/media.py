@@ -29,7 +29,7 @@ FORMATS = (
     *("mov", "matroska", "webm", "avi", "asf", "flv", "live_flv", "kux", "rm", "ivr", "swf"),
     *("mpegts", "mpeg", "mxf", "gxf", "nut", "wtv", "dv", "nuv", "ogg", "ty", "pva", "nsv", "dhav"),
     *("aac", "loas", "ac3", "eac3", "ac4", "dts", "dtshd", "truehd", "mlp", "mp3", "spdif"),
-    *("amr", "amrnb", "amrwb", "gsm", "qcp", "sbc", "aea", "oma", "lc3", "iamf", "codec2"),
+    *("amr", "amrnb", "amrwb", "gsm", "qcp", "g722", "sbc", "aea", "oma", "lc3", "iamf", "codec2"),
     *("flac", "wv", "tta", "ape", "tak", "shn", "osq", "bonk", "rka", "wavarc"),
     *("mpc", "mpc8", "vqf", "dsf", "iff", "wsd", "dss", "aa", "aax", "xwma", "wve"),
     *("wav", "w64", "aiff", "caf", "au", "voc", "ircam", "nistsphere", "sox", "rso", "pvf", "sds"),
@@ -92,13 +92,19 @@ class MediaReader(SoundReader):
     """
 
     def __init__(
-        self, file: FileSection, track: str | int | None = None, *, is_damaged: bool = False
+        self,
+        file: FileSection,
+        track: str | int | None = None,
+        *,
+        is_damaged: bool = False,
+        format_: str | None = None,
     ) -> None:
         """Open it.
 
         Args:
             file: its own position does not matter.
             track: a number or a language; by default the container's default.
+            format_: FFmpeg's name of the format; by default it is recognised.
             is_damaged: it is known that parts are missing, so every gap is one of them.
 
         """
@@ -106,7 +112,7 @@ class MediaReader(SoundReader):
         self.notices: list[str] = []
         self._file = FileSection(file)
         try:
-            self._container = av.open(self._file, mode="r", options=_OPEN_OPTIONS)
+            self._container = av.open(self._file, mode="r", format=format_, options=_OPEN_OPTIONS)
         except (av.FFmpegError, ValueError) as error:
             raise UnreadableError("no known format") from error
         try:

@@ -11,14 +11,21 @@ from numpy.typing import NDArray
 _CANCELLED = 0.2
 """The mean of n unrelated channels has 1 / n of their power, that of related ones more."""
 
+_MEMORY = 4000
+"""Samples after which a moment counts half as much, so that blocks may have any length."""
+
+_FIRST = 500
+"""Samples that tell too little of how channels go together."""
+
 _OFTEN = 0.1
 """Channels that cancel out in a larger part of a recording are worth a notice."""
 
 _NO_FLOAT = 64.0
 """No float of sound, whose full scale is 1, is as large: 36 dB above it."""
 
-_LOUD, _SEVERAL = 8.0, 1e-4
-"""A few samples above it may be damage; where they are more than this part, all are integers."""
+_LOUD, _SEVERAL, _FEW = 8.0, 1e-4, 20
+"""Few samples above it may be damage; where they are more, and more than this part, all are
+integers."""
 
 _FULL_SCALES = {2.0**15: "16-bit", 2.0**23: "24-bit", 2.0**31: "32-bit"}
 
@@ -30,18 +37,20 @@ class Mixer:
         """Mix all channels, or take one (silence, if there is none); multiply by `scale`."""
         self._channel, self._scale = channel, np.float32(scale)
         self._samples = self._cancelled = 0
+        self._mean_power, self._powers_c = 0.0, np.zeros(1, np.float32)  # of the last moments
 
     def mono(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return one channel [samples]."""
-        samples_s = self._one(block_sc)
-        return samples_s if self._scale == 1 else samples_s * self._scale
+        with np.errstate(over="ignore", invalid="ignore"):  # what is no sound is refused later
+            samples_s = self._chosen(block_sc)
+            return samples_s if self._scale == 1 else samples_s * self._scale
 
     @property
     def cancelled(self) -> bool:
         """Whether channels cancelled out in a good part of the sound."""
         return self._cancelled > _OFTEN * self._samples
 
-    def _one(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _chosen(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
         channels = block_sc.shape[1]
         if self._channel is not None and self._channel >= channels:
             return np.zeros(len(block_sc), np.float32)
@@ -49,12 +58,15 @@ class Mixer:
             return block_sc[:, self._channel or 0]
         # One side of a cable or a microphone may be wired the wrong way round.
         mean_s: NDArray[np.float32] = block_sc.mean(axis=1, dtype=np.float32)
-        power_c = np.square(block_sc).sum(axis=0)
+        kept = 0.5 ** (len(block_sc) / _MEMORY)
+        self._mean_power = kept * self._mean_power + float(mean_s @ mean_s)
+        self._powers_c = kept * self._powers_c + np.square(block_sc).sum(axis=0)
         self._samples += len(block_sc)
-        if not float(mean_s @ mean_s) * channels**2 < _CANCELLED * float(power_c.sum()):
+        cancels = self._mean_power * channels**2 < _CANCELLED * float(self._powers_c.sum())
+        if self._samples < _FIRST or not cancels:
             return mean_s
         self._cancelled += len(block_sc)
-        return block_sc[:, int(power_c.argmax())]
+        return block_sc[:, int(self._powers_c.argmax())]
 
 
 CANCELLED = "has channels that cancel each other out: the louder one is used there, not the mean"
@@ -73,7 +85,7 @@ class FullScale:
             loud += int(np.count_nonzero(sizes > _LOUD))
             samples += block.size
         self.value, self.notice = 1.0, None
-        if peak <= _NO_FLOAT or loud < _SEVERAL * samples:
+        if peak <= _NO_FLOAT or loud < max(_FEW, _SEVERAL * samples):
             return
         for scale, name in _FULL_SCALES.items():
             if peak <= scale:

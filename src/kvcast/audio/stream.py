@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvcast.audio.decode import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE
 from kvcast.audio.features import LOUDEST_SAMPLE
 from kvcast.audio.foreign import foreign, may_need_more
+from kvcast.audio.mixing import CANCELLED, FullScale, Mixer
 from kvcast.errors import InputOutputError
 
 Samples: TypeAlias = NDArray[np.float32]
@@ -58,6 +59,7 @@ class _SampleLayout(NamedTuple):
     channels: int
     bits: int
     decode: _Decode
+    is_float: bool = False
 
     @property
     def frame_bytes(self) -> int:
@@ -96,6 +98,8 @@ class SoundStream:
         self._held = b""
         self._resampler: soxr.ResampleStream | None = None
         self._seconds = 0.0
+        self._mixer = Mixer()
+        self._full_scale = 1.0  # of floats, as they were until now
 
     def feed(self, data: bytes) -> Samples:
         """Return the samples [n] that these bytes complete; few or none at first.
@@ -123,7 +127,9 @@ class SoundStream:
             self._begin(is_all=True)
         samples = self._samples(last=True)
         if self._held:
-            self.notices = (f"{self._name} ends within a sample, which was left out",)
+            self.notices += (f"{self._name} ends within a sample, which was left out",)
+        if self._mixer.cancelled:
+            self.notices += (f"{self._name} {CANCELLED}",)
         return samples
 
     def _begin(self, *, is_all: bool) -> bool:
@@ -168,7 +174,12 @@ class SoundStream:
         if self._left is not None:
             self._left -= whole
         samples_sc = self._layout.decode(data).reshape(-1, self._layout.channels)
-        mono: Samples = samples_sc.mean(axis=1, dtype=np.float32)
+        if self._layout.is_float and self._full_scale == 1:
+            scale = FullScale([samples_sc])
+            self._full_scale = scale.value
+            if scale.notice is not None:
+                self.notices += (f"{self._name} {scale.notice}",)
+        mono = self._mixer.mono(samples_sc / np.float32(self._full_scale))
         self._check(mono)
         if self._resampler is None:
             return mono
@@ -226,4 +237,4 @@ def _layout(chunk: bytes, name: str) -> _SampleLayout:
             f"{name} is a WAV of coding {tag} with {bits} bits, which cannot be read live: "
             "convert it with ffmpeg -i … -f s16le -ac 1 -ar 16000 -"
         )
-    return _SampleLayout(rate, channels, bits, _CODINGS[tag, bits])
+    return _SampleLayout(rate, channels, bits, _CODINGS[tag, bits], tag == _FLOAT)

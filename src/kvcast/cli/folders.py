@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
 """Starts transcribing; takes a callback for each recording's progress."""
 
-_WITHOUT_EFFECT = frozenset({"audio", "output_dir", "json", "quiet", "run", "threads", "trust"})
+_MOST_KINDS = 8
+"""Extensions that the last line names, of files that were passed over."""
+
+_WITHOUT_EFFECT = frozenset(
+    {"audio", "output_dir", "json", "quiet", "run", "threads", "trust", "given_numbers"}
+)
 """Arguments that a transcript does not depend on, besides those of folders."""
 
 
@@ -220,6 +226,8 @@ class _ResultCollector:
             runtime=self._runtime,
             seconds=self._seconds,
             files=tuple(sorted(self._results, key=lambda result: PurePosixPath(result.path).parts)),
+            passed_over=self._work.passed_over,
+            closed=self._work.listing.closed,
         )
 
     def _render(self, source: str, transcript: "FolderTranscript") -> dict[str, str]:
@@ -300,6 +308,25 @@ def _table(summary: "Summary") -> Iterable[str]:
             named = file.path in file.reason
             line = file.reason if named else f"{file.path}: {file.reason}"
             yield f"{console.one_line(line)}\n"
+    if passed := _passed_over(summary):
+        yield f"passed over: {passed}\n"
+
+
+def _passed_over(summary: "Summary") -> str:
+    """Return how many files and folders of which kinds were left alone, or nothing."""
+    told = []
+    if files := summary.passed_over:
+        kinds = Counter(PurePosixPath(path).suffix.lower() or "no extension" for path in files)
+        named = [f"{kind} {count}" for kind, count in kinds.most_common(_MOST_KINDS)]
+        more = ["…"] if len(kinds) > _MOST_KINDS else []
+        told.append(f"{_counted(len(files), 'file')} ({', '.join(named + more)})")
+    if summary.closed:
+        told.append(f"{_counted(len(summary.closed), 'folder')} (--recursive)")
+    return console.one_line(" and ".join(told))
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _clock(seconds: float) -> str:

@@ -55,6 +55,8 @@ class FolderListing:
         problems: files and folders that could not be read.
         links: links to folders, which were not followed.
         older: how many recordings were left out because they are not newer.
+        others: files that no pattern and no extension names.
+        closed: folders that were not entered, as that takes `recursive`.
 
     """
 
@@ -62,6 +64,8 @@ class FolderListing:
     problems: tuple[Problem, ...]
     links: tuple[str, ...]
     older: int
+    others: tuple[str, ...]
+    closed: tuple[str, ...]
 
 
 def find(folder: Path, params: FolderParams, *, besides: Path) -> FolderListing:
@@ -82,10 +86,13 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> FolderListing:
     after_ns = None if params.newer is None else instant_ns(params.newer)
     problems: list[Problem] = []
     links: list[str] = []
+    closed: list[str] = []
+    others: list[str] = []
     recordings: list[RecordingFile] = []
     older = 0
-    for path in _paths(folder, params.recursive, besides, problems, links):
+    for path in _paths(folder, params.recursive, besides, problems, links, closed):
         if not _wanted(path, params.patterns):
+            others.append(path)
             continue
         try:
             seen = (folder / path).stat()
@@ -100,7 +107,12 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> FolderListing:
         recordings.append(RecordingFile.of(path, seen))
     recordings.sort(key=lambda recording: PurePosixPath(recording.path).parts)
     return FolderListing(
-        recordings=tuple(recordings), problems=tuple(problems), links=tuple(links), older=older
+        recordings=tuple(recordings),
+        problems=tuple(problems),
+        links=tuple(links),
+        older=older,
+        others=tuple(others),
+        closed=tuple(closed),
     )
 
 
@@ -125,9 +137,14 @@ def instant_ns(newer: str) -> int:
 
 
 def _paths(
-    folder: Path, recursive: bool, besides: Path, problems: list[Problem], links: list[str]
+    folder: Path,
+    recursive: bool,
+    besides: Path,
+    problems: list[Problem],
+    links: list[str],
+    closed: list[str],
 ) -> Iterator[str]:
-    """Yield the paths of all files; adds unreadable folders, and links to folders."""
+    """Yield the paths of all files; adds unreadable folders, links to folders, closed folders."""
     relative = _relative_to(folder)
 
     def unreadable(error: OSError) -> None:
@@ -135,15 +152,16 @@ def _paths(
             Problem(path=relative(error.filename), reason=f"cannot be read: {error.strerror}")
         )
 
-    closed = os.path.realpath(besides)
+    own = os.path.realpath(besides)
     for place, folders, files in os.walk(folder, onerror=unreadable):
         here = Path(place)
         visible = sorted(name for name in folders if not name.startswith("."))
         if recursive:
             links.extend(relative(here / name) for name in visible if (here / name).is_symlink())
-        folders[:] = [
-            name for name in visible if recursive and os.path.realpath(here / name) != closed
-        ]
+        folders[:] = [name for name in visible if os.path.realpath(here / name) != own]
+        if not recursive:
+            closed.extend(relative(here / name) for name in folders)
+            folders.clear()
         yield from (relative(here / name) for name in files if not name.startswith("."))
 
 

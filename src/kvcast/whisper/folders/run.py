@@ -24,7 +24,7 @@ from kvcast.whisper.params import FolderParams
 from kvcast.whisper.writers import json_number
 
 SUMMARY_FORMAT = "kvcast.folder"
-SUMMARY_VERSION = 1
+SUMMARY_VERSION = 2
 
 Render: TypeAlias = Callable[[str, FolderTranscript], Mapping[str, str]]
 """Takes a recording's path and transcription; returns texts by their files' extensions."""
@@ -70,7 +70,17 @@ class FileResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The summary of a run over a folder; `seconds` is the time that transcribing took."""
+    """The summary of a run over a folder.
+
+    Attributes:
+        folder, output_dir, model: as given.
+        runtime: None if nothing was transcribed.
+        seconds: that transcribing took.
+        files: results, in the order of their paths.
+        passed_over: files that were not taken for recordings, but for transcripts of earlier runs.
+        closed: folders that were not entered.
+
+    """
 
     folder: str
     output_dir: str
@@ -78,6 +88,8 @@ class Summary:
     runtime: str | None
     seconds: float
     files: tuple[FileResult, ...]
+    passed_over: tuple[str, ...]
+    closed: tuple[str, ...]
 
     def count(self, status: str) -> int:
         """Return the number of files with this status."""
@@ -101,6 +113,7 @@ class Summary:
             "failed": self.count("failed"),
             "duration": self.sound("done"),
             "seconds": round(self.seconds, 3),
+            "passed_over": len(self.passed_over),
             "files": [result.document() for result in self.files],
         }
 
@@ -132,6 +145,7 @@ class FolderRun:
 
     Attributes:
         listing: the folder's contents.
+        passed_over: files that are neither recordings nor transcripts of earlier runs.
         waiting: recordings that are to be transcribed, in order.
         kept: results of recordings that are kept.
         problems: results of files and folders that could not be read, and of recordings whose
@@ -155,12 +169,17 @@ class FolderRun:
         self._journal = journal
         self.damaged = journal.damaged
         self.listing = find(folder, params, besides=output)
+        own = self._outputs_before()
+
+        def is_foreign(path: str) -> bool:
+            return not own or os.path.realpath(folder / path) not in own
+
+        self.passed_over = tuple(filter(is_foreign, self.listing.others))
         # Patterns may match transcripts of earlier runs; extensions do not.
-        own = self._outputs_before() if params.patterns else frozenset()
         recordings = [
             recording
             for recording in self.listing.recordings
-            if not own or os.path.realpath(folder / recording.path) not in own
+            if not params.patterns or is_foreign(recording.path)
         ]
         given = {path: entry.name for path, entry in journal.entries.items()}
         self._names = named([recording.path for recording in recordings], given)
