@@ -71,6 +71,10 @@ class Server:
         return len(self._server.server_state.tasks)
 
     @property
+    def loop(self) -> Any:
+        return self._server.servers[0].get_loop()
+
+    @property
     def connections(self) -> int:
         return len(self._server.server_state.connections)
 

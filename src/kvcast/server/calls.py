@@ -12,9 +12,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive
 
 from kvcast.engine import DeadlineError, Engine, Job, queue_full
+from kvcast.server.encoding import encoded
 from kvcast.server.errors import ApiError, GoneError
 
 T = TypeVar("T")
@@ -24,6 +26,10 @@ Check = Callable[[], None]
 
 _PROMPTS = 32
 """Requests that are prepared at once: most wait, for a template's or a grammar's process."""
+_COMPUTING = 2
+"""Long answers that are made at once beside the event loop: more would keep it from its turn."""
+_VALUES = 500
+"""Values of an answer that are made where the event loop runs."""
 _RECORDINGS = 2
 """Recordings that are read at once; each takes a processor."""
 
@@ -36,11 +42,26 @@ class Calls:
         self._timeout = timeout
         # Pools, as what waits for a thread can be taken back and a thread in use stays counted.
         self._prompts = ThreadPoolExecutor(_PROMPTS, "kvcast-prompts")
+        self._computing = ThreadPoolExecutor(_COMPUTING, "kvcast-answers")
         self._recordings = ThreadPoolExecutor(_RECORDINGS, "kvcast-recordings")
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run short work, or a wait for a process, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._prompts, function)
+
+    async def beside(self, function: Callable[[], T], is_long: bool = True) -> T:
+        """Run a function that may compute for long beside the event loop, or here if it does not.
+
+        It must consist of short calls, as each may hold the interpreter's lock.
+        """
+        if not is_long:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._computing, function)
+
+    async def answer(self, make: Callable[[], Any], values: int) -> Response:
+        """Return a document as an answer, made beside the event loop if it has many values."""
+        content = await self.beside(lambda: encoded(make()).encode(), values > _VALUES)
+        return Response(content, media_type="application/json")
 
     async def read(
         self, request: Request, function: Callable[[Check], T], discard: Callable[[T], None]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
@@ -27,6 +27,7 @@ from kvcast.server.writing import (
     logprobs,
     shape,
     usage,
+    values_of,
 )
 from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
@@ -37,11 +38,14 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
     served = state.models.of_kind(body.model, NOT_WRITING)
     check_converses(served, body.tools, body.tool_choice)
     state.check_texts(served, body.n)
-    tools = tools_of(
-        served.model.tokenizer,
-        body.tools,
-        body.tool_choice,
-        parallel=body.parallel_tool_calls is not False,
+    tools = await state.calls.beside(
+        lambda: tools_of(
+            served.model.tokenizer,
+            body.tools,
+            body.tool_choice,
+            parallel=body.parallel_tool_calls is not False,
+        ),
+        bool(body.tools),
     )
     prompt = conversation(served, body.messages, tools.offered, state.limits.max_prompt)
     options, copies = copied(_options(body, served, tools))
@@ -58,7 +62,9 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
 
         return await streamed(state.calls, request, job, events, ended)
     texts = copies.texts(state.wrote(request, await state.calls.result(request, job)))
-    return JSONResponse(answer.whole(texts, job.cached_tokens))
+    return await state.calls.answer(
+        lambda: answer.whole(texts, job.cached_tokens), values_of(texts)
+    )
 
 
 def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from kvcast.engine import Job
 from kvcast.server.calls import check_room
@@ -28,6 +28,7 @@ from kvcast.server.writing import (
     shape,
     spelled,
     usage,
+    values_of,
 )
 from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
@@ -69,7 +70,10 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
     jobs = await state.calls.all_begun([partial(begin, prompt) for prompt in prompts])
     results = await state.calls.results(request, jobs)
     texts = [copies.texts(state.wrote(request, result)) for result in results]
-    return JSONResponse(answer.whole(texts, [job.cached_tokens for job in jobs]))
+    return await state.calls.answer(
+        lambda: answer.whole(texts, [job.cached_tokens for job in jobs]),
+        sum(map(values_of, texts)),
+    )
 
 
 def _prompts(body: CompletionRequest) -> list[Any]:

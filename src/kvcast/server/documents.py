@@ -1,13 +1,16 @@
 """JSON that clients send, read within bounds and strictly.
 
-Reading holds the interpreter's lock, so documents that would take long are refused unread.
+Reading holds the interpreter's lock, so documents that would take long are refused unread, and long
+ones are read in parts.
 Knows no endpoint.
 """
 
 import json
+import json.decoder
 import math
 import re
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
 
 MOST_VALUES = 1 << 20
 """Commas of a document, at most: about the values in it."""
@@ -24,6 +27,14 @@ serialisable."""
 
 _MOST = {"values": MOST_VALUES, "lists and objects": MOST_NESTED, "names": MOST_NAMES}
 
+_LONG = 1 << 19
+_LEVELS = 2
+"""Characters of a document that is not read in one call, and how many of its levels are apart."""
+
+_Scan: TypeAlias = Callable[[str, int], Any]
+
+_in_python: Any = json.decoder
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -39,7 +50,7 @@ def parsed(content: bytes | str) -> Any:
         if counts[label] > most:
             raise ValueError(f"has more than {most:,} {label}")
     try:
-        document = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+        document = _decoder(len(text) > _LONG).decode(text)
     except _NumberError:
         raise ValueError("has a number that is not finite") from None
     except RecursionError:
@@ -51,6 +62,30 @@ def parsed(content: bytes | str) -> Any:
     if _SURROGATE.search(text) and not _is_text(document):
         raise ValueError("has half of a surrogate pair, which is no character")
     return document
+
+
+def _decoder(outer_levels_apart: bool) -> json.JSONDecoder:
+    """Return a decoder; one call reads either the whole document or a part of a part of it."""
+    decoder: Any = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_finite)
+    if outer_levels_apart:
+        for _ in range(_LEVELS):
+            decoder.scan_once = _apart(decoder.scan_once)
+    made: json.JSONDecoder = decoder
+    return made
+
+
+def _apart(scan_parts: _Scan) -> _Scan:
+    """Return a function that reads a value's parts one by one, as the library does in Python."""
+
+    def scan(text: str, at: int) -> Any:
+        match text[at : at + 1]:
+            case "{":
+                return _in_python.JSONObject((text, at + 1), True, scan_parts, None, None, {})
+            case "[":
+                return _in_python.JSONArray((text, at + 1), scan_parts)
+        return scan_parts(text, at)
+
+    return scan
 
 
 class _NumberError(Exception):

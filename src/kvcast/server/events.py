@@ -4,8 +4,8 @@ Source of the format: WHATWG HTML, 9.2. Knows no endpoint.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from kvcast.engine import Job
 from kvcast.server.calls import Calls
+from kvcast.server.encoding import encoded
 from kvcast.server.errors import api_error
 
 DONE = "data: [DONE]\n\n"
@@ -22,8 +23,14 @@ DONE = "data: [DONE]\n\n"
 
 def event(document: Any, name: str | None = None) -> str:
     """Return one event, of this name if it has one."""
-    data = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    data = encoded(document)
     return f"data: {data}\n\n" if name is None else f"event: {name}\ndata: {data}\n\n"
+
+
+def _may_be_long(item: Any) -> bool:
+    """Tell whether events may repeat the log-probabilities of a text: those at its end."""
+    ends = getattr(item, "finish_reason", None) is not None
+    return ends and item.logprobs is not None
 
 
 class Events(StreamingResponse):
@@ -64,16 +71,18 @@ async def streamed(
     first = await calls.unless_gone(request, job.arrived(), job.cancel)
 
     async def events() -> AsyncIterator[str]:
-        items = first
+        items, is_long = first, False
         try:
             while items:
                 for item in items:
-                    for text in of_item(item):
+                    is_long = _may_be_long(item)
+                    for text in await calls.beside(partial(of_item, item), is_long):
                         yield text
-                # Nothing above waits while items are there: others have their turn here.
-                await asyncio.sleep(0)
+                    # Nothing above waits while items are there: others have their turn here.
+                    await asyncio.sleep(0)
                 items = await job.arrived()
-            for text in end(await job, job.cached_tokens):
+            result = await job
+            for text in await calls.beside(lambda: end(result, job.cached_tokens), is_long):
                 yield text
         except Exception as error:
             failure = api_error(error)

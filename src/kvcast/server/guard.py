@@ -76,12 +76,15 @@ class Guard:
         self._answers_to_the_end = answers_to_the_end
         self._access = Access(state.limits)
         self._bodies = Bodies(state.limits.max_uploads_bytes)
+        self._watching: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of HTTP or of WebSocket; a server's life is passed straight on."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._state.metrics.watch_loop())
         identity = f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = identity
         if scope["type"] == "websocket":

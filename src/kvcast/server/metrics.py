@@ -4,12 +4,13 @@ Metrics that vLLM has, too, have vLLM's names, so that its dashboards work; the 
 `kvcast:`. Knows no endpoint.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -18,6 +19,9 @@ from kvcast.engine import Engine, Job, Status
 from kvcast.server.served import Models
 from kvcast.server.writing import several
 from kvcast.text.texts import TextGeneration
+
+_TICK = 0.02
+"""Seconds between two looks at the event loop."""
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
 _EACH = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -104,9 +108,23 @@ class Metrics:
             ["method", "path", "status"],
             registry=self.registry,
         )
+        self._loop = Gauge(
+            "kvcast:loop_delay_seconds_max",
+            "Longest time for which the server could answer nobody.",
+            registry=self.registry,
+        )
         self._errors = Counter(
             "kvcast:errors", "Requests that failed, by kind.", ["kind"], registry=self.registry
         )
+
+    async def watch_loop(self) -> None:
+        """Measure for ever how late the event loop is."""
+        longest = 0.0
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(_TICK)
+            longest = max(longest, time.monotonic() - began - _TICK)
+            self._loop.set(longest)
 
     def watch_speech(self, model: str, job: Job[Any, Any]) -> None:
         """Measure a recording's job, once it is over."""

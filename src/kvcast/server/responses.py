@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
@@ -26,6 +26,7 @@ from kvcast.server.writing import (
     keywords,
     logprobs,
     structure,
+    values_of,
 )
 from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
@@ -44,11 +45,14 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
             raise ApiError(400, f"{name} is not supported: nothing is stored", param=name)
     _check_include(body)
     check_converses(served, body.tools, body.tool_choice)
-    tools = tools_of(
-        served.model.tokenizer,
-        [_tool(tool) for tool in body.tools or ()],
-        body.tool_choice,
-        parallel=body.parallel_tool_calls is not False,
+    tools = await state.calls.beside(
+        lambda: tools_of(
+            served.model.tokenizer,
+            [_tool(tool) for tool in body.tools or ()],
+            body.tool_choice,
+            parallel=body.parallel_tool_calls is not False,
+        ),
+        bool(body.tools),
     )
     prompt = conversation(served, _messages(body), tools.offered, state.limits.max_prompt)
     job = await state.write(request, served, prompt, _options(body, served, tools))
@@ -61,7 +65,9 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
 
         return await streamed(state.calls, request, job, answer.events, ended)
     [text] = state.wrote(request, await state.calls.result(request, job))
-    return JSONResponse(answer.whole(text, job.cached_tokens))
+    return await state.calls.answer(
+        lambda: answer.whole(text, job.cached_tokens), values_of([text])
+    )
 
 
 def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, Any]:

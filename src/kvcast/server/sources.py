@@ -105,18 +105,24 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
         embed = partial(served.model.embed, some)
         job = served.engine.run(embed, deadline=state.calls.left(request))
         vectors += list(await state.calls.result(request, job))
-    data = [
-        {"object": "embedding", "index": index, "embedding": _coded(vector, body.encoding_format)}
-        for index, vector in enumerate(vectors)
-    ]
-    return JSONResponse(
-        {
+
+    def whole() -> dict[str, Any]:
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _coded(vector, body.encoding_format),
+            }
+            for index, vector in enumerate(vectors)
+        ]
+        return {
             "object": "list",
             "data": data,
             "model": served.name,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-    )
+
+    return await state.calls.answer(whole, sum(map(len, vectors)))
 
 
 def _inputs(body: EmbeddingsRequest) -> list[Any]:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from kvcast.server.calls import check_room
+from kvcast.server.encoding import encoded
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
 from kvcast.server.recordings import Recordings, UploadedRecording
@@ -25,6 +26,9 @@ from kvcast.whisper.subtitles import write_srt, write_vtt
 from kvcast.whisper.transcription import Segment, Transcript
 
 Granularity = Literal["word", "segment"]
+_SEGMENTS = 50
+"""Segments of a transcript that are written where the event loop runs."""
+
 _Flag = Annotated[bool | None, Field()]
 
 
@@ -88,7 +92,9 @@ async def speech(
         return await streamed(state.calls, request, job, answer.events, ended)
     transcript = await state.calls.result(request, job)
     log(transcript)
-    return answer.whole(transcript)
+    return await state.calls.beside(
+        lambda: answer.whole(transcript), len(transcript.segments) > _SEGMENTS
+    )
 
 
 def _options(form: SpeechForm, task: str) -> tuple[dict[str, Any], bool]:
@@ -139,7 +145,7 @@ class _TranscriptAnswer:
                 subtitles = write_vtt(transcript.segments, SubtitleParams())
                 return PlainTextResponse("".join(subtitles), media_type="text/vtt")
             case "verbose_json":
-                return JSONResponse(self._verbose(transcript))
+                return Response(encoded(self._verbose(transcript)), media_type="application/json")
         return JSONResponse({"text": _text(transcript.segments), "usage": _usage(transcript)})
 
     def events(self, segment: Segment) -> list[str]:

@@ -3,12 +3,12 @@
 Knows no endpoint.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from kvcast.server.errors import ApiError
 from kvcast.server.requests import Sampled, Shaped
@@ -209,22 +209,52 @@ def usage(texts: Sequence[TextGeneration], cached: int) -> dict[str, Any]:
     }
 
 
+class _Spelling(NamedTuple):
+    """What a token stands for.
+
+    `numbers` is a tuple, as garbage collections pass over what consists of no other containers.
+    """
+
+    said: bytes
+    text: str
+    numbers: tuple[int, ...]
+
+
+_SPELLED: "WeakKeyDictionary[Any, dict[int, _Spelling]]" = WeakKeyDictionary()
+
+
+def _spelling(tokenizer: Any, token: int) -> _Spelling:
+    """Return what a token stands for, which is found once."""
+    known = _SPELLED.setdefault(tokenizer, {})
+    if token not in known:
+        if tokenizer.decoder is not None:
+            said: bytes = tokenizer.decoder.token_bytes(token)
+        else:
+            said = tokenizer.decode([token]).encode()
+        try:
+            text = said.decode()
+        except UnicodeDecodeError:  # part of a character; as OpenAI writes it
+            text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in said)
+        known[token] = _Spelling(said, text, tuple(said))
+    return known[token]
+
+
 def spelled(tokenizer: Any, token: int) -> bytes:
     """Return the bytes that a token stands for."""
-    if tokenizer.decoder is not None:
-        spelling: bytes = tokenizer.decoder.token_bytes(token)
-        return spelling
-    text: str = tokenizer.decode([token])
-    return text.encode()
+    return _spelling(tokenizer, token).said
 
 
 def readable(tokenizer: Any, token: int) -> str:
     """Return a token's text, which must differ between the alternatives of one place."""
-    said = spelled(tokenizer, token)
-    try:
-        return said.decode()
-    except UnicodeDecodeError:  # part of a character; as OpenAI writes it
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in said)
+    return _spelling(tokenizer, token).text
+
+
+def values_of(texts: Sequence[TextGeneration]) -> int:
+    """Return about how many values an answer has for these texts."""
+    return sum(
+        len(text.tokens) * (1 + (len(text.top_logprobs[0]) if text.top_logprobs else 0))
+        for text in texts
+    )
 
 
 def logprobs(
@@ -236,12 +266,8 @@ def logprobs(
     """Return the log-probabilities of tokens as chat completions have them."""
 
     def entry(token: int, value: float) -> dict[str, Any]:
-        said = spelled(tokenizer, token)
-        return {
-            "token": readable(tokenizer, token),
-            "logprob": finite(value),
-            "bytes": list(said),
-        }
+        spelling = _spelling(tokenizer, token)
+        return {"token": spelling.text, "logprob": finite(value), "bytes": spelling.numbers}
 
     return [
         entry(token, value)
@@ -252,4 +278,4 @@ def logprobs(
 
 def finite(value: float) -> float:
     """Return a log-probability that JSON can hold: OpenAI's -9999 for minus infinity."""
-    return float(value) if np.isfinite(value) else -9999.0
+    return float(value) if math.isfinite(value) else -9999.0
