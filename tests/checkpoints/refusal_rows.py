@@ -121,7 +121,8 @@ DOWNLOADS = [
       for folder in ("", ".cache/huggingface/download/")),
     Refusal("whisper in shards", {f"{PART}3.safetensors": None, HALF: ""},
             "download incomplete", MISSING),
-    Refusal("whisper", {WEIGHTS: None}, "fetch the model's weights too", MISSING),
+    Refusal("whisper", {WEIGHTS: None},
+            "download incomplete (no model.safetensors): run the download again", MISSING),
 ]
 
 # CTranslate2, and the parts of a Whisper's tokenizer.
@@ -266,7 +267,7 @@ DECODERS = [
         ({"num_attention_heads": 6, "num_key_value_heads": 1},
          ("self_attn.q_proj.weight has shape [32, 24]", "[48, 24]")),
         *(({"num_hidden_layers": layers}, "layers.") for layers in (5, 10_000)),
-        *(({name: {"quant_method": kind}}, (f"{name} of the kind {kind!r} is not read", "GGUF"))
+        *(({name: {"quant_method": kind}}, f"{name} of the kind {kind!r}, which is not read")
           for name, kind in (
             ("quantization_config", "fp8"), ("quantization_config", "gptq"),
             ("quantization_config", "awq"), ("quantization_config", "bitsandbytes"),
@@ -291,6 +292,8 @@ DECODERS = [
     Refusal("mixtral", {CONFIG: {"num_local_experts": 2}},
             "block_sparse_moe.gate.weight has shape [3, 24]", FAILED),
     Refusal("mixtral", {WEIGHTS: without(f"layers.1.block_sparse_moe.{EXPERT}")}, EXPERT, FAILED),
+    *(Refusal("llama", {name: "{}"}, f"weights in codes ({name}), which is not read", FAILED)
+      for name in ("quantize_config.json", "quant_config.json")),
     Refusal("llama", {WEIGHTS: also("model.norm.weight", torch.ones(24).long())}, "is I64", FAILED),
     Refusal("llama in shards", {f"{PART}8.safetensors": None}, f"{PART}8.safetensors", MISSING),
     Refusal("llama", {TOKENIZER: None}, "save_pretrained", MISSING),

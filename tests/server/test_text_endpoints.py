@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,13 @@ from pydantic import BaseModel
 from kit.dimensions import ROFORMER, SMALL_T5
 from kit.letters import LetterTokenizer
 from kit.text_models import model, saying
+from kvcast.server.requests import CompletionRequest
+from kvcast.server.served import Served
+from kvcast.server.writing import keywords
+from kvcast.text.defaults import GenerationDefaults
 from server.serving import Server, serving
 from server.test_chat_completions import CALL, WEATHER, echo
+from text.test_generate import text_model
 
 ANSWER = "Hello, world"
 
@@ -227,6 +233,17 @@ def test_texts_at_temperature_0_are_equal(client: openai.OpenAI):
     ]
     parts = client.completions.create(**asked, prompt="a.", max_tokens=50, stream=True)
     assert {choice.index for part in parts for choice in part.choices} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "temperature"), [({}, 0.6), ({"temperature": 1.2}, 1.2), ({"temperature": 0}, 0)]
+)
+def test_a_models_own_values_come_before_openais(asked: dict[str, Any], temperature: float):
+    model = text_model()
+    model.recommend(GenerationDefaults({"temperature": 0.6, "repetition_penalty": 1.1}))
+    body = CompletionRequest(model="m", prompt="a", **asked)
+    options = keywords(body, Served(name="m", engine=SimpleNamespace(model=model), kind="chat"), 16)
+    assert (options["temperature"], options["repetition_penalty"]) == (temperature, 1.1)
 
 
 def test_a_ready_prompt_counts_its_control_tokens(client: openai.OpenAI):

@@ -269,9 +269,10 @@ def _about_unused(folder: Path, unused: Sequence[str], layers: int) -> list[str]
     ]
     if not inside:
         return []
+    others = f" and {len(inside) - 1} others" if len(inside) > 1 else ""
     return [
-        f"{folder} has tensors that a model of its kind has no use for, {inside[0]} and others: "
-        "results may be wrong; kvcast doctor lists them"
+        f"{folder} has tensors that a model of its kind does not use, {inside[0]}{others}: results "
+        "may be wrong; kvcast doctor lists them"
     ]
 
 

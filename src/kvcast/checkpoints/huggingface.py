@@ -19,6 +19,9 @@ from kvcast.checkpoints.whisper_huggingface import WHISPER
 from kvcast.errors import InputMissingError, KvcastError
 
 _WEIGHTS = "model.safetensors"
+# Configurations that GPTQ, AWQ and ModelOpt leave beside the model's own.
+_OF_CODES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+_NOT_READ = "which is not read: give the model that it was made from, or a GGUF file of it"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX = "model.safetensors.index.json"
 # Optional files. Which of them matter is known only after parsing, so the hash covers them all.
@@ -54,9 +57,8 @@ def _weight_files(folder: Path) -> list[Path]:
     files = weight_files(folder, "model")
     if files:
         return files
-    refuse_incomplete(folder)
-    if not any(path.suffix in _PICKLES for path in folder.iterdir()):
-        raise InputMissingError(f"no {_WEIGHTS} in {folder}: fetch the model's weights too")
+    has_pickles = any(path.suffix in _PICKLES for path in folder.iterdir())
+    refuse_incomplete(folder, missing="" if has_pickles else _WEIGHTS)
     raise InputMissingError(
         f"no {_WEIGHTS} in {folder}: kvcast reads no pickled weights (pytorch_model.bin, "
         "*.pt); convert them with transformers' save_pretrained, which writes safetensors"
@@ -96,13 +98,13 @@ def _read(folder: Path) -> Checkpoint:
 
 def _refuse_quantized(config: Mapping[str, Any], path: Path) -> None:
     """Raise KvcastError for weights in codes, of which none in this layout are read."""
+    for name in _OF_CODES:
+        if (path.parent / name).is_file():
+            raise KvcastError(f"{path.parent} holds weights in codes ({name}), {_NOT_READ}")
     for name in ("quantization_config", "compression_config"):
         if fields := config.get(name):
             kind = fields.get("quant_method") if isinstance(fields, dict) else None
-            raise KvcastError(
-                f"{path}: {name} of the kind {str(kind)[:40]!r} is not read: give the model "
-                "that it was made from, or a GGUF file of it"
-            )
+            raise KvcastError(f"{path}: {name} of the kind {str(kind)[:40]!r}, {_NOT_READ}")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -78,22 +78,21 @@ def refuse_folder(folder: Path) -> None:
             refuse_file(path)
 
 
-def refuse_incomplete(folder: Path) -> None:
+def refuse_incomplete(folder: Path, missing: str = "") -> None:
     """Raise InputMissingError for a folder that a download has not finished.
 
-    Also a snapshot in the hub's cache, whose files are links to others.
+    Also a snapshot in the hub's cache, whose files are links to others. With the name of a file
+    that is `missing`, all that is there counts as part of a download.
     """
-    places = [folder, folder / ".cache/huggingface/download", folder.parent.parent / "blobs"]
-    if folder.parent.name != "snapshots":
-        del places[2]
-    parts = [path for place in places for path in place.glob("*") if path.suffix in _PARTS]
-    if parts:
-        again = "the download"
-        if folder.parent.name == "snapshots":
-            again = f"hf download {'/'.join(folder.parent.parent.name.split('--')[1:])}"
-        raise InputMissingError(
-            f"{folder}: download incomplete ({parts[0].name[:80]}): run {again} again"
-        )
+    places, again = [folder, folder / ".cache/huggingface/download"], "the download"
+    if folder.parent.name == "snapshots":
+        root = folder.resolve().parents[1]
+        places.append(root / "blobs")
+        again = f"hf download {'/'.join(root.name.split('--')[1:])}"
+    parts = [path.name for place in places for path in place.glob("*") if path.suffix in _PARTS]
+    if parts or missing:
+        what = parts[0][:80] if parts else f"no {missing}"
+        raise InputMissingError(f"{folder}: download incomplete ({what}): run {again} again")
 
 
 def _pickled(path: Path) -> str:

@@ -130,11 +130,11 @@ def _added_tokens(settings: Mapping[str, Any], folder: Path) -> list[dict[str, A
     """
     listed = settings.get("added_tokens_decoder") or {}
     try:
-        tokens = [listed[number] for number in sorted(listed, key=int)]
-        described = [{name: token[name] for name in _FLAGS if name in token} for token in tokens]
+        tokens = [(listed[number]["content"], listed[number]) for number in sorted(listed, key=int)]
         return [
-            {"content": str(t["content"]), **flags}
-            for t, flags in zip(tokens, described, strict=True)
+            {"content": str(text), **{flag: bool(token[flag]) for flag in _FLAGS if flag in token}}
+            for text, token in tokens
+            if text
         ]
     except (ValueError, TypeError, LookupError):
         path = folder / "tokenizer_config.json"

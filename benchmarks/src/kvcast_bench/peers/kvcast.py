@@ -138,6 +138,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
             quantize=None if is_bundle(Path(self.model.folder)) else self.request.quantize,
             dtype=self.request.dtype,
             threads=self.model.threads,
+            generation_config=False,  # peers know nothing of it
         )
 
     @override
