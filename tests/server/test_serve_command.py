@@ -33,6 +33,9 @@ def test_it_serves_until_it_is_asked_to_end():
         answer = asked(running.url, model="dates", input="3 March 2021", n=1, temperature=0)
         assert answer.json()["choices"][0]["text"] == "2021-03-03"
         assert "serving demo-t5, dates at http://127.0.0.1:" in running.log
+        status = httpx.get(f"{running.url}/v1/engine").json()["models"]
+        names = [(model["id"], model["alias_of"]) for model in status]
+        assert names == [("demo-t5", None), ("dates", "demo-t5")]
         running.signal()
         assert running.ended() == 0
         assert '"path": "/v1/text2text", "status": 200' in running.log

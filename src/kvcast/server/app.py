@@ -41,7 +41,7 @@ from kvcast.server.requests import (
     Text2TextRequest,
 )
 from kvcast.server.responses import responses
-from kvcast.server.served import Models
+from kvcast.server.served import Models, Served
 from kvcast.server.sources import embeddings, text2text
 from kvcast.server.speech import SpeechForm, TranscriptionForm, speech
 from kvcast.server.state import State
@@ -57,6 +57,7 @@ _TYPES = {
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain",
 }
 """The system's own table may differ, and browsers insist on these."""
 _FORM = Form(media_type="multipart/form-data")
@@ -240,9 +241,14 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
 
     @app.get("/v1/engine", tags=["status"])
     async def engine() -> dict[str, Any]:
-        """Return the status of each engine."""
-        engines = [{"id": served.name, **vars(served.engine.status())} for served in state.models]
-        return {"models": engines}
+        """Return the status of each model's engine; further names are an `alias_of` the first."""
+        return {"models": [_status(state.models, served) for served in state.models]}
+
+
+def _status(models: Models, served: Served) -> dict[str, Any]:
+    first = models.first_name(served)
+    alias_of = None if first == served.name else first
+    return {"id": served.name, "alias_of": alias_of, **vars(served.engine.status())}
 
 
 def _add_page(app: FastAPI) -> None:

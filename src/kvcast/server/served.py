@@ -123,6 +123,10 @@ class Models:
         """Return the model of a name; raises ApiError unless it transcribes."""
         return self.of_kind(name, dict.fromkeys((CHAT, COMPLETION, TEXT2TEXT), _WRITES))
 
+    def first_name(self, served: Served) -> str:
+        """Return the first name of a model, under which it is counted."""
+        return next(model.name for model in self if model.engine is served.engine)
+
     @property
     def names(self) -> list[str]:
         """All names, in order."""

@@ -183,6 +183,47 @@ def test_the_engine_is_asked_only_while_it_is_shown(page: Any):
     until_asked(page, asked)
 
 
+def test_a_model_of_several_names_is_shown_once(page: Any):
+    def answer(route: Any) -> None:
+        document = route.fetch().json()
+        [status] = document["models"]
+        aliases = [{**status, "id": name, "alias_of": "slow"} for name in ("fast", "whisper-1")]
+        route.fulfill(json={"models": [status, *aliases]})
+
+    page.route("**/v1/engine", answer)
+    page.reload()
+    heading = engine(page).get_by_role("heading")
+    heading.wait_for()
+    assert heading.text_content() == "slow" + "also fast, whisper-1" + "chat"
+    assert engine(page).get_by_role("meter").count() == 4
+
+
+def test_what_is_scrolled_is_reached_by_the_keyboard(browser: Any, server: Server):
+    """As axe's rule scrollable-region-focusable has it."""
+    with visit(browser, server.url, size=(1300, 200)) as page:
+        engine(page).get_by_role("meter").first.wait_for()
+        page.evaluate(
+            """async () => {
+              const { Markdown } = await import("/page/markdown.js");
+              const element = document.querySelector("#chat .messages");
+              element.innerHTML = "<article class='assistant'><div class='text'></div></article>";
+              const wide = "a".repeat(500);
+              new Markdown(element.querySelector(".text")).show(
+                `    ${wide}\n\n|${"a|".repeat(90)}\n|${"-|".repeat(90)}\n|${"b|".repeat(90)}`,
+              );
+            }"""
+        )
+        scrolled = page.evaluate(
+            """() => [...document.querySelectorAll("body *")].filter((element) => {
+              const { overflowX, overflowY } = getComputedStyle(element);
+              const [wide, high] = [overflowX, overflowY].map((it) => /auto|scroll/.test(it));
+              return (wide && element.scrollWidth > element.clientWidth + 1)
+                || (high && element.scrollHeight > element.clientHeight + 1);
+            }).map(({ localName, tabIndex }) => [localName, tabIndex])"""
+        )
+        assert scrolled == [["pre", 0], ["div", 0], ["aside", 0]]
+
+
 def until_asked(page: Any, asked: list[float]) -> None:
     while not asked:
         page.wait_for_timeout(50)

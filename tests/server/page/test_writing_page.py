@@ -82,6 +82,13 @@ def test_what_the_model_writes_is_never_markup(chat: Any):
     assert chat.locator(".messages img, .messages b").count() == 0
 
 
+def test_markdown_is_of_answers_alone(chat: Any):
+    send(chat, "**a**")
+    assert answered(chat) == ["a"]
+    assert chat.locator(".assistant strong").text_content() == "a"
+    assert chat.locator(".user .text").text_content() == "**a**"
+
+
 def test_an_answer_that_is_cut_says_so(chat: Any):
     field(chat, "Most tokens").fill("4")
     send(chat, "abcdefgh")
@@ -128,6 +135,71 @@ def test_a_new_conversation_forgets_the_old(chat: Any):
     send(chat, "new")
     assert answered(chat) == ["new"]
     assert bodies[1]["messages"] == [{"role": "user", "content": "new"}]
+
+
+def test_a_conversation_survives_a_reload(chat: Any):
+    bodies = posted(chat, "/v1/chat/completions")
+    field(chat, "System prompt").fill("be brief")
+    field(chat, "Temperature").fill("0.5")
+    send(chat, "a **b**")
+    answered(chat)
+    chat.reload()
+    assert answered(chat) == ["a b"]
+    assert chat.locator(".user .text").all_text_contents() == ["a **b**"]
+    assert chat.locator(".assistant h2").text_content() == "echo"
+    send(chat, "c")
+    assert answered(chat, 2) == ["a b", "c"]
+    said = [(message["role"], message["content"]) for message in bodies[1]["messages"]]
+    assert said[:3] == [("system", "be brief"), ("user", "a **b**"), ("assistant", "a **b**")]
+    assert bodies[1]["temperature"] == 0.5
+    chat.get_by_role("button", name="New conversation").click()
+    chat.reload()
+    chat.get_by_role("tabpanel", name="Chat").wait_for()
+    assert chat.locator(".messages article").count() == 0
+    assert chat.evaluate("Object.values(localStorage).join().includes('**')") is False
+
+
+def test_an_answer_under_way_survives_a_reload_as_far_as_it_came(chat: Any):
+    field(chat, "Model").select_option("slow")
+    send(chat, "hello")
+    holds(chat, "() => document.querySelector('.assistant .text').textContent.length > 3")
+    chat.reload()
+    [text] = answered(chat)
+    assert text.startswith("abab")
+    assert chat.locator(".assistant .hint").text_content() == "Cut off."
+    assert field(chat, "Model").input_value() == "slow"
+
+
+def test_each_tab_goes_on_with_its_own_conversation(browser: Any, server: Server, chat: Any):
+    send(chat, "first")
+    answered(chat)
+    with visit(browser, server.url, "/#chat") as other:
+        assert answered(other) == ["first"]
+        other.get_by_role("button", name="New conversation").click()
+        send(other, "second")
+        answered(other)
+        chat.reload()
+        assert answered(chat) == ["first"]
+
+
+@pytest.mark.parametrize(
+    "kept", ["{", "null", "[]", '{"turns": 1}', '{"turns": [null, {"role": 1}]}']
+)
+def test_what_is_kept_and_is_no_conversation_is_none(chat: Any, kept: str):
+    chat.evaluate(
+        "kept => { sessionStorage.clear(); localStorage['kvcast-conversation'] = kept }", kept
+    )
+    chat.reload()
+    chat.get_by_role("tabpanel", name="Chat").wait_for()
+    send(chat, "hello")
+    assert answered(chat) == ["hello"]
+
+
+def test_a_browser_without_room_says_so(chat: Any):
+    chat.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('no room'); }; }")
+    send(chat, "hello")
+    assert answered(chat) == ["hello"]
+    assert chat.get_by_text("a reload would lose it").is_visible()
 
 
 def test_a_new_conversation_stops_an_answer_under_way(chat: Any):

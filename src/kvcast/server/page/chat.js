@@ -1,7 +1,9 @@
 /** The panel that holds a conversation. */
 
 import { ask, events, stopped } from "/page/api.js";
+import { keep, kept } from "/page/conversation.js";
 import { fill, make, number, show, swap } from "/page/dom.js";
+import { Markdown } from "/page/markdown.js";
 
 const panel = document.getElementById("chat");
 const find = (selector) => panel.querySelector(selector);
@@ -11,28 +13,68 @@ const form = find("form");
 const { message, send, stop, regenerate } = form.elements;
 const error = find(".error");
 
+const SETTINGS = ["model", "temperature", "max_tokens", "system"];
+
 let turns = [];
-let running = null;
+let running = null; // {turn, abort} of the answer under way
+let wanted = null; // the model of a conversation that was kept
 
 /** Show this panel's models. */
 export function offer(models) {
   fill(model, models.map(({ id }) => [id, id]));
+  if (models.some(({ id }) => id === wanted)) model.value = wanted;
+  wanted = null;
 }
 
-function add(role, content) {
-  const text = make("div", { className: "text" }, content);
-  const name = role === "user" ? "You" : model.value;
+function add(role, content, name = role === "user" ? "You" : model.value, remark = "") {
+  const text = make("div", { className: "text" });
   const article = make("article", { className: role }, make("h2", {}, name), text);
   log.append(article);
-  article.scrollIntoView({ block: "nearest" });
-  const turn = { role, content, article, text };
+  const turn = { role, content, name, article, text, markdown: new Markdown(text) };
   turns.push(turn);
+  draw(turn);
+  tell(turn, remark);
   return turn;
+}
+
+/** Show a turn; an answer is Markdown, a user's message is what was typed. */
+function draw(turn) {
+  const follow = window.innerHeight + window.scrollY > document.body.scrollHeight - 80;
+  const began = performance.now();
+  if (turn.role === "user") turn.text.textContent = turn.content;
+  else turn.markdown.show(turn.content);
+  turn.took = performance.now() - began;
+  if (follow) window.scrollTo(0, document.body.scrollHeight);
+}
+
+function tell(turn, remark) {
+  turn.remark = remark;
+  if (remark) turn.article.append(make("p", { className: "hint" }, remark));
 }
 
 function remove(turn) {
   turn.article.remove();
   turns = turns.filter((other) => other !== turn);
+}
+
+function save() {
+  const settings = Object.fromEntries(SETTINGS.map((name) => [name, find(`[name=${name}]`).value]));
+  const saved = turns.map((turn) => {
+    const { role, content, name } = turn;
+    const remark = turn === running?.turn ? remarkOf(turn, "Cut off.") : turn.remark;
+    return { role, content, name, remark };
+  });
+  find(".unkept").hidden = keep({ settings, turns: saved });
+}
+
+function restore() {
+  const { settings, turns: before } = kept();
+  for (const name of SETTINGS) {
+    if (name !== "model" && name in settings) find(`[name=${name}]`).value = settings[name];
+  }
+  wanted = settings.model;
+  for (const { role, content, name, remark } of before) add(role, content, name, remark);
+  update();
 }
 
 /** Return the turns that the model is told: what had no answer is left out, so that they alternate. */
@@ -57,15 +99,18 @@ function request() {
 
 /** Answer the last message; what came before an error or a stop is kept. */
 async function answer() {
-  const mine = (running = new AbortController());
+  const abort = new AbortController();
   const body = request();
   const turn = add("assistant", "");
+  const mine = (running = { turn, abort });
   turn.article.ariaBusy = "true";
+  turn.article.scrollIntoView({ block: "nearest" });
   show(error);
   update();
+  save();
   let remark = "";
   try {
-    const response = await ask("/v1/chat/completions", { body, signal: mine.signal });
+    const response = await ask("/v1/chat/completions", { body, signal: abort.signal });
     for await (const { choices } of events(response)) {
       for (const { delta, finish_reason: reason } of choices) {
         if (delta.content) write(turn, delta.content);
@@ -73,25 +118,31 @@ async function answer() {
       }
     }
   } catch (failure) {
-    if (stopped(failure)) remark = "Stopped.";
-    else if (turns.includes(turn)) show(error, failure);
+    remark = stopped(failure) ? "Stopped." : turn.content ? "Cut off." : "No answer.";
+    if (!stopped(failure) && turns.includes(turn)) show(error, failure);
   }
+  clearTimeout(turn.timer);
+  draw(turn);
   turn.article.ariaBusy = "false";
-  if (turn.content === "") {
-    remark ||= error.hidden ? "An empty answer." : "No answer.";
-    remark += " Later messages leave this one out.";
-  }
-  if (remark) turn.article.append(make("p", { className: "hint" }, remark));
-  if (turns.includes(turn)) find("[data-announce]").textContent = turn.content;
+  tell(turn, remarkOf(turn, remark));
+  if (turns.includes(turn)) find("[data-announce]").textContent = turn.text.innerText;
   if (mine === running) running = null;
   update();
+  save();
+}
+
+/** Return the remark for an answer that ends, and why if the model did not end it. */
+function remarkOf({ content }, why) {
+  return content === "" ? `${why || "An empty answer."} Later messages leave this one out.` : why;
 }
 
 function write(turn, piece) {
-  const follow = window.innerHeight + window.scrollY > document.body.scrollHeight - 80;
   turn.content += piece;
-  turn.text.append(piece);
-  if (follow) window.scrollTo(0, document.body.scrollHeight);
+  const draws = () => {
+    turn.timer = null;
+    draw(turn);
+  };
+  turn.timer ??= setTimeout(draws, Math.max(16, 10 * turn.took)); // long texts take longer
 }
 
 function update() {
@@ -105,7 +156,7 @@ function submit() {
   const text = message.value.trim();
   if (running || !text) return;
   message.value = "";
-  add("user", text);
+  add("user", text).article.scrollIntoView({ block: "nearest" });
   answer();
 }
 
@@ -119,7 +170,7 @@ message.addEventListener("keydown", (event) => {
   submit();
 });
 stop.addEventListener("click", () => {
-  running?.abort();
+  running?.abort.abort();
   message.focus();
 });
 regenerate.addEventListener("click", () => {
@@ -129,11 +180,17 @@ regenerate.addEventListener("click", () => {
   if (turns.length) answer();
 });
 find("[name=fresh]").addEventListener("click", () => {
-  running?.abort();
+  running?.abort.abort();
   running = null;
   turns = [];
   log.replaceChildren();
   show(error);
   update();
+  save();
   message.focus();
 });
+for (const name of SETTINGS) find(`[name=${name}]`).addEventListener("change", save);
+window.addEventListener("pagehide", () => {
+  if (running) save();
+});
+restore();

@@ -20,7 +20,7 @@ export function offer(models) {
 }
 
 class Card {
-  constructor(id) {
+  constructor(id, aliases) {
     this.facts = {};
     const list = make("dl");
     for (const name of ["running", "waiting", "tokens/s"]) {
@@ -34,7 +34,11 @@ class Card {
     this.done = make("p", { className: "hint" });
     const kind = kinds.get(id) ?? "";
     this.speech = kind === "speech";
-    const head = make("h2", {}, make("span", {}, id), make("span", { className: "kind" }, kind));
+    const names = [make("span", {}, id)];
+    if (aliases.length) {
+      names.push(make("span", { className: "aliases" }, `also ${aliases.join(", ")}`));
+    }
+    const head = make("h2", {}, ...names, make("span", { className: "kind" }, kind));
     const told = make("div", {}, this.size, this.done);
     this.element = make("section", {}, head, list, this.line.svg, this.rows, told);
     this.element.dataset.kind = kind;
@@ -113,9 +117,10 @@ async function poll() {
   try {
     const response = await ask("/v1/engine", { quiet: true });
     const { models } = await response.json();
-    for (const model of models) {
+    for (const model of models.filter(({ alias_of: first }) => first === null)) {
       if (!cards.has(model.id)) {
-        cards.set(model.id, new Card(model.id));
+        const aliases = models.filter(({ alias_of: first }) => first === model.id);
+        cards.set(model.id, new Card(model.id, aliases.map(({ id }) => id)));
         panel.querySelector(".engines").append(cards.get(model.id).element);
       }
       cards.get(model.id).show(model, performance.now());
