@@ -87,6 +87,20 @@ def test_a_stream_with_tags_between_its_segments_is_one_part(encode, speech, tmp
     assert len(samples) == pytest.approx(3 * 48_000, abs=6_000)
 
 
+def test_pictures_in_tags_and_damage_are_no_recordings(encode, speech, tmp_path):
+    """Bytes that look like a frame, or two, and a header that is of another kind by damage."""
+    frames = encode("a.mp3", speech[:96_000]).read_bytes()
+    picture = b"APIC" + b"\xff\xfb\x90\x64" + bytes(413) + b"\xff\xfb\x90\x64" + bytes(9_000)
+    synchsafe = bytes((len(picture) >> shift) & 0x7F for shift in (21, 14, 7, 0))
+    damaged = bytearray(frames)
+    middle = damaged.index(damaged[288:290], len(frames) // 2)
+    damaged[middle + 2] ^= 0x04
+    content = b"ID3\x04\x00\x00" + synchsafe + picture + bytes(damaged) + picture
+    (tmp_path / "b.mp3").write_bytes(content)
+    with (tmp_path / "b.mp3").open("rb") as file:
+        assert len(parts(file)) == 1
+
+
 def test_a_beginning_at_the_edge_of_what_is_read_at_once_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("kvcast.audio.joined._AT_ONCE", 64)
     header = b"fLaC\x00\x00\x00\x22"

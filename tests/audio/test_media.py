@@ -77,7 +77,7 @@ def test_sound_that_starts_later_than_the_picture_has_the_times_of_the_film(
     assert len(samples) == pytest.approx(80_000, abs=3_000)
 
 
-@pytest.mark.parametrize(("container", "codec"), CONTAINERS)
+@pytest.mark.parametrize(("container", "codec"), [*CONTAINERS, ("ogg", "libopus")])
 def test_gaps_between_packets_become_silence(tmp_path, speech, container, codec):
     path = tmp_path / "film"
     track = FilmTrack(samples=speech[:128_000], gaps=[(2, 3), (5, 5.5)])

@@ -44,8 +44,10 @@ def test_each_channel_gives_what_it_gives_alone(load: Load, call: Samples, sourc
         assert transcription.language == "en"
     assert [segment.id for segment in segments] == list(range(len(segments)))
     assert [s.start for s in segments] == sorted(s.start for s in segments)
+    assert all(s.words is None for s in segments)
+    assert min(s.start for s in segments if s.channel == 2) > 5.5  # nobody speaks before
     for channel in range(2):
-        alone = model.transcribe(call[:, channel], temperature=0.0)
+        alone = model.transcribe(call[:, channel], temperature=0.0, word_timestamps=True)
         text = "".join(segment.text for segment in alone)
         assert len(text) > 20
         assert texts(segments, channel + 1) == text

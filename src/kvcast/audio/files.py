@@ -282,13 +282,8 @@ def _open_reader(
     A format without a header is the one that the file's name tells.
     """
     try:
-        if file.at(0, 4) == b"OggS":  # libsndfile knows no times in it, and the first stream alone
-            pages = read_pages(file)
-            reader = None
-            if pages.has_gaps or pages.streams > 1:
-                reader = _media_reader(file, track, is_damaged=pages.has_gaps)
-            if reader is not None:
-                return reader
+        if file.at(0, 4) == b"OggS" and (reader := _ogg_with_times(file, track)) is not None:
+            return reader
         try:
             single = SndfileReader(file)
         except UnreadableError as refused:
@@ -320,6 +315,18 @@ def _opened_by_pyav(
         raise
     except UnreadableError:
         raise InputOutputError(f"{name} cannot be decoded: {refused}") from refused
+
+
+def _ogg_with_times(file: FileSection, track: str | int | None) -> "MediaReader | None":
+    """Open Ogg with PyAV if times matter, or tracks: libsndfile knows none."""
+    pages = read_pages(file)
+    if (reader := _media_reader(file, track, is_damaged=pages.has_gaps)) is None:
+        return None
+    if not pages.has_gaps and pages.streams == 1:
+        with contextlib.closing(reader):
+            skips = reader.skips()
+        reader = _media_reader(file, track, is_damaged=False) if skips else None
+    return reader
 
 
 def _media_reader(

@@ -96,20 +96,23 @@ def _further_starts(file: FileSection) -> Iterator[int]:
     if name is not None and name != _OGG and name not in _PLAIN:  # a container
         kinds = [_KINDS[name]]
     at = _after_beginning(file, first)
-    if name in _DECLARED and (end := _declared_end(head, file)) is not None:
-        yield end
-        yield from (end + start for start in _further_starts(FileSection(file, end)))
-        return
+    if name in _DECLARED:
+        end = _declared_end(head)
+        if end in {file.size - 1, file.size, file.size + 1}:
+            return  # there is nothing behind it
+        if end < file.size and foreign(file.at(end, _AT_ONCE)) is not None:
+            yield end
+            yield from (end + start for start in _further_starts(FileSection(file, end)))
+            return
     while (start := _search(file, at, kinds)) is not None:
         yield start
         at = _after_beginning(file, start)
 
 
-def _declared_end(head: bytes, file: FileSection) -> int | None:
-    """Return where a file of chunks says that it ends, if there another kind of file begins."""
+def _declared_end(head: bytes) -> int:
+    """Return where a file of chunks says that it ends."""
     order: Literal["little", "big"] = "little" if head.startswith(b"RIFF") else "big"
-    end = 8 + int.from_bytes(head[4:8], order)
-    return end if end < file.size and foreign(file.at(end, _AT_ONCE)) is not None else None
+    return 8 + int.from_bytes(head[4:8], order)
 
 
 def _after_beginning(file: FileSection, start: int) -> int:

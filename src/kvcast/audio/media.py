@@ -133,6 +133,18 @@ class MediaReader(SoundReader):
         self._last_damaged = _Losses()  # since the last frame
         self._mute = _Losses()  # packets since then that gave no frame, as first ones may
 
+    def skips(self) -> bool:
+        """Tell whether packets are missing, by their times; this reads all of them."""
+        expected: float | None = None
+        for packet in self._packets():
+            if packet is None or packet.pts is None or not packet.duration:
+                continue
+            base = float(packet.time_base)
+            if expected is not None and packet.pts * base - expected > _GAP:
+                return True
+            expected = (packet.pts + packet.duration) * base
+        return False
+
     @override
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         held: list[NDArray[np.float32]] = []

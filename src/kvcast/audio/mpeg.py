@@ -28,7 +28,10 @@ _AT_ONCE = 1 << 20
 _COUNT_WITHIN = 60
 """The count of frames stands behind the side information, in so many bytes of its frame."""
 
-_NEAR = 4096
+_FOLLOWERS = 3
+"""So many frames of a kind do not follow one another by chance."""
+
+_NEAR = 8192
 """Bytes of tags, or of a last broken frame, that may lie behind the end that a header states."""
 
 
@@ -135,24 +138,35 @@ def _end_of(file: FileSection, begin: int, count: int) -> int:
 def _frames(file: FileSection, start: int) -> Iterator[tuple[int, Frame, bytes]]:
     """Yield each frame's position, the frame, and its first bytes; others are passed over.
 
-    A frame counts if it lies where the one before it ends, or if another like it follows.
+    A frame counts if it lies where the one before it ends and is of its kind, or if others of its
+    kind follow: pictures in tags, and damage, have such bytes by chance.
     """
     data, first = b"", start  # data lies at `first`
     expected, at = -1, start
+    kind: tuple[int, ...] | None = None
     while True:
         if at + _NEAR > first + len(data):
             data, first = file.at(at, _AT_ONCE), at
         index = at - first
         frame = mpeg_frame(data[index : index + _HEADER])
-        if frame is not None and at != expected:
-            after = index + frame.length
-            follower = mpeg_frame(data[after : after + _HEADER])
-            frame = None if follower is None or follower.kind != frame.kind else frame
-        if frame is not None:
+        is_next = frame is not None and at == expected and frame.kind == kind
+        if frame is not None and (is_next or _is_followed(data, index, frame)):
             yield at, frame, data[index : index + min(frame.length, _COUNT_WITHIN)]
             expected = at = at + frame.length
+            kind = frame.kind
             continue
         index = data.find(b"\xff", index + 1)
         if index < 0 and first + len(data) >= file.size:
             return
         at = first + (index if index >= 0 else len(data))
+
+
+def _is_followed(data: bytes, index: int, frame: Frame) -> bool:
+    """Tell whether frames of a frame's kind follow it."""
+    for _ in range(_FOLLOWERS):
+        index += frame.length
+        follower = mpeg_frame(data[index : index + _HEADER])
+        if follower is None or follower.kind != frame.kind:
+            return False
+        frame = follower
+    return True

@@ -31,15 +31,18 @@ class ChannelTranscription(Iterator[Segment]):
         self,
         opening: "Callable[[], ChannelSource]",
         begin: "Callable[[ChannelSource, int], Transcription]",
+        *,
+        with_words: bool,
     ) -> None:
         """Prepare; nothing is opened or decoded yet.
 
         Args:
             opening: opens the recording; called once at most.
-            begin: begins to transcribe a channel, counted from 0.
+            begin: begins to transcribe a channel, counted from 0, with words.
+            with_words: whether segments keep their words.
 
         """
-        self._opening, self._begin = opening, begin
+        self._opening, self._begin, self._with_words = opening, begin, with_words
         self._close = ExitStack()
         self._channels: list[Transcription] = []
         self._segments: Iterator[Segment] | None = None
@@ -101,7 +104,8 @@ class ChannelTranscription(Iterator[Segment]):
         assert self._segments is not None
         segment = next(self._segments)
         self._taken += 1
-        return replace(segment, id=self._taken - 1)
+        words = segment.words if self._with_words else None
+        return replace(segment, id=self._taken - 1, words=words)
 
     def close(self) -> None:
         """Stop, and release the recording."""

@@ -312,6 +312,9 @@ class WhisperModel:
         attempts = self.attempts(params)
         decoder = self.decoder(*attempts, windows=params.batch or 1, draft=params.draft)
         notices = self._notices(params)
+        # Only words tell when a speaker begins who was silent: segments may begin before.
+        is_split = params.channels == SPLIT
+        decoded = replace(params, word_timestamps=params.word_timestamps or is_split)
 
         def begun(recording: "AudioInput", priority: int) -> Transcription:
             return Transcription(
@@ -319,14 +322,14 @@ class WhisperModel:
                 decoder.requests,
                 self.opening(recording, params),
                 attempts=attempts,
-                params=_without_clips(params),
+                params=_without_clips(decoded),
                 priority=priority,
                 notices=notices,
             )
 
         return [
             _by_channel(recording, params, partial(begun, priority=index))
-            if params.channels == SPLIT
+            if is_split
             else begun(recording, index)
             for index, recording in enumerate(audio)
         ]
@@ -423,6 +426,7 @@ def _by_channel(
     return ChannelTranscription(
         lambda: open_sound(recording, params),
         lambda audio, channel: begun(ChannelAudio(audio, channel)),
+        with_words=params.word_timestamps,
     )
 
 
