@@ -25,9 +25,10 @@ from kvcast.server.bodies import FormRoute, JsonRoute
 from kvcast.server.calls import Calls
 from kvcast.server.chat import chat_completions
 from kvcast.server.completions import completions
-from kvcast.server.errors import ApiError, GoneError, api_error
+from kvcast.server.errors import MESSAGES, ApiError, GoneError, api_error, document_for
 from kvcast.server.guard import Guard
 from kvcast.server.journal import RequestLog
+from kvcast.server.messages import count_tokens, messages
 from kvcast.server.metrics import Metrics
 from kvcast.server.params import ServeParams
 from kvcast.server.realtime import Realtime
@@ -36,7 +37,9 @@ from kvcast.server.requests import (
     KINDS,
     ChatRequest,
     CompletionRequest,
+    CountTokensRequest,
     EmbeddingsRequest,
+    MessagesRequest,
     ResponsesRequest,
     Text2TextRequest,
 )
@@ -124,7 +127,8 @@ def _add_errors(app: FastAPI) -> None:
         answer = _as_api_error(error, cause)
         request.state.error = answer.code or answer.kind
         headers = getattr(error, "headers", None) or {}  # of a 405, what is allowed
-        return JSONResponse(answer.document, answer.status, {**headers, **answer.headers})
+        document = document_for(request.url.path, answer)
+        return JSONResponse(document, answer.status, {**headers, **answer.headers})
 
     known = (ApiError, GoneError, HTTPException, RequestValidationError, KvcastError)
     for kind in (*known, CancelledError, Exception):
@@ -171,6 +175,16 @@ def _add_writing(app: FastAPI, state: State) -> None:
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
         """Answer an input; nothing is stored."""
         return await responses(state, request, body)
+
+    @routes.post(MESSAGES, tags=["texts"], responses=_ERRORS)
+    async def create_message(request: Request, body: MessagesRequest) -> Response:
+        """Answer a conversation, as Anthropic's interface has it."""
+        return await messages(state, request, body)
+
+    @routes.post(f"{MESSAGES}/count_tokens", tags=["texts"], responses=_ERRORS)
+    async def count_message_tokens(body: CountTokensRequest) -> Response:
+        """Count the tokens of a conversation, tools included."""
+        return await count_tokens(state, body)
 
     @routes.post("/v1/text2text", tags=["texts"], responses=_ERRORS)
     async def create_text2text(request: Request, body: Text2TextRequest) -> Response:

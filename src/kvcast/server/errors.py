@@ -71,6 +71,31 @@ class ApiError(Exception):
         return self.message
 
 
+MESSAGES = "/v1/messages"
+"""Begins the paths of Anthropic's interface, whose errors have another form."""
+
+_MESSAGES_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def messages_document(error: ApiError) -> dict[str, Any]:
+    """Return the body of the answer as Anthropic's clients read it."""
+    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    about = {"type": _MESSAGES_KINDS.get(error.status, kind), "message": error.message}
+    return {"type": "error", "error": about}
+
+
+def document_for(path: str, error: ApiError) -> dict[str, Any]:
+    """Return the body of the answer on this path."""
+    return messages_document(error) if path.startswith(MESSAGES) else error.document
+
+
 class GoneError(Exception):
     """The client has left before its answer."""
 

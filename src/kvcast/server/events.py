@@ -16,7 +16,7 @@ from typing_extensions import override
 from kvcast.engine import Job
 from kvcast.server.calls import Calls
 from kvcast.server.encoding import encoded
-from kvcast.server.errors import api_error
+from kvcast.server.errors import ApiError, api_error
 
 DONE = "data: [DONE]\n\n"
 
@@ -55,6 +55,7 @@ async def streamed(
     job: Job[Any, Any],
     of_item: Callable[[Any], Sequence[str]],
     end: Callable[[Any, int], Sequence[str]],
+    of_error: Callable[[ApiError], str] = lambda failure: event(failure.document),
 ) -> Events:
     """Return the stream of a job's events, once the first has arrived.
 
@@ -64,6 +65,7 @@ async def streamed(
         job: just begun.
         of_item: the events of an item.
         end: the events of the result, and of how many of its prompt's tokens were found.
+        of_error: the event of a failure.
 
     Raises the job's errors before its first item, and GoneError.
 
@@ -87,6 +89,6 @@ async def streamed(
         except Exception as error:
             failure = api_error(error)
             request.state.error = failure.code or failure.kind
-            yield event(failure.document)
+            yield of_error(failure)
 
     return Events(events(), job.cancel)

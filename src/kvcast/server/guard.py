@@ -27,7 +27,7 @@ from kvcast.server.connections import (
     size_of,
     url_too_long,
 )
-from kvcast.server.errors import ApiError, GoneError, api_error, busy
+from kvcast.server.errors import ApiError, GoneError, api_error, busy, document_for
 from kvcast.server.params import ServeParams
 from kvcast.server.state import State
 
@@ -174,9 +174,8 @@ class Guard:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         failure = api_error(error)
         scope["state"]["error"] = failure.code or failure.kind
-        await JSONResponse(failure.document, failure.status, dict(failure.headers))(
-            scope, receive, send
-        )
+        document = document_for(scope["path"], failure)
+        await JSONResponse(document, failure.status, dict(failure.headers))(scope, receive, send)
 
     def _length(self, scope: Scope, running: _RunningRequest) -> None:
         status, kind = running.status or 499, scope["state"].get("error")
@@ -241,9 +240,9 @@ def stopping() -> ApiError:
 
 
 def _bearer(headers: Headers) -> str:
-    """Return the bearer token of a request; empty without one."""
+    """Return a request's bearer token, or the key as Anthropic's clients send it; else nothing."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _digest(key: str) -> bytes:

@@ -288,3 +288,33 @@ class ResponsesRequest(Sampled):
     conversation: Any = None
     background: bool | None = None
     store: bool | None = None
+
+
+class CountTokensRequest(Sampled):
+    """What the tokens of Anthropic's messages are counted of."""
+
+    messages: Annotated[
+        list[_Object], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    ]
+    system: (
+        Annotated[
+            Annotated[str, Tag(_TEXT)]
+            | Annotated[list[_Object], Field(max_length=MOST_MESSAGES), Tag(_TEXTS)],
+            _ONE_OR_SEVERAL,
+        ]
+        | None
+    ) = None
+    tools: _Tools | None = None
+    tool_choice: _Object | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """Anthropic's messages, with the sampling of OpenAI's requests besides."""
+
+    max_tokens: _MaxTokens
+    stop_sequences: Annotated[list[_Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = (
+        None
+    )
+    stream: bool | None = None
+    metadata: _Object | None = None
+    thinking: _Object | None = None

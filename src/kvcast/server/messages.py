@@ -1,0 +1,286 @@
+"""`POST /v1/messages`: Anthropic's interface to conversations, with tools, at once or streamed.
+
+Its blocks become messages of chat completions, and texts and calls become blocks. Source: the
+Messages API reference of docs.anthropic.com, version 2023-06-01. Knows no engine's inside.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kvcast.server.errors import ApiError, messages_document
+from kvcast.server.events import event, streamed
+from kvcast.server.requests import CountTokensRequest, MessagesRequest
+from kvcast.server.served import Served
+from kvcast.server.state import State
+from kvcast.server.tools import CalledTool, Tools, tools_of
+from kvcast.server.writing import NOT_WRITING, check_converses, conversation, keywords
+from kvcast.text.caller import TextDelta
+from kvcast.text.texts import TextGeneration
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THOUGHT = frozenset({"thinking", "redacted_thinking"})
+"""Blocks of other models' thoughts, which clients send back."""
+
+
+async def messages(state: State, request: Request, body: MessagesRequest) -> Response:
+    """Answer a conversation."""
+    served, tools, prompt = _asked(state, body)
+    counted = _Counted(prompt)
+    options = keywords(body, served, body.max_tokens) | {"n": 1}
+    if body.stop_sequences:
+        options["stop"] = body.stop_sequences
+    if tools.grammar is not None:
+        options["grammar"] = tools.grammar
+    job = await state.write(request, served, counted, options)
+    state.journal.content(request, asked=body.messages)
+    answer = _MessageAnswer(served, body, tools, counted)
+    if body.stream:
+
+        def ended(result: Any, cached: int) -> list[str]:
+            return list(answer.ended(state.wrote(request, result)[0], cached))
+
+        def failed(error: ApiError) -> str:
+            return event(messages_document(error), "error")
+
+        return await streamed(state.calls, request, job, answer.events, ended, failed)
+    [text] = state.wrote(request, await state.calls.result(request, job))
+    return JSONResponse(answer.whole(text, job.cached_tokens))
+
+
+async def count_tokens(state: State, body: CountTokensRequest) -> Response:
+    """Count the tokens of a conversation, tools included."""
+    _, _, prompt = _asked(state, body)
+    counted = _Counted(prompt)
+    await state.calls.in_thread(counted)
+    return JSONResponse({"input_tokens": counted.tokens})
+
+
+def _asked(state: State, body: CountTokensRequest) -> tuple[Served, Tools, Callable[[], Any]]:
+    served = state.models.of_kind(body.model, NOT_WRITING)
+    choice = body.tool_choice or {}
+    described = [_tool(tool) for tool in body.tools or ()]
+    chosen = _choice(choice)
+    check_converses(served, described, chosen)
+    tools = tools_of(
+        served.model.tokenizer,
+        described,
+        chosen,
+        parallel=choice.get("disable_parallel_tool_use") is not True,
+    )
+    turns = [*_system(body.system), *(turn for given in body.messages for turn in _turns(given))]
+    if turns and turns[-1]["role"] == "assistant":
+        raise ApiError(
+            400, "the last message must be the user's: answers cannot be begun", param="messages"
+        )
+    return served, tools, conversation(served, turns, tools.offered, state.limits.max_prompt)
+
+
+@dataclass
+class _Counted:
+    """A prompt that is counted when it is made."""
+
+    made: Callable[[], Any]
+    tokens: int = 0
+
+    def __call__(self) -> Any:
+        prompt = self.made()
+        self.tokens = len(getattr(prompt, "tokens", prompt))
+        return prompt
+
+
+def _system(system: Any) -> Iterator[dict[str, Any]]:
+    if system:
+        yield {"role": "system", "content": _text_of(system, "system")}
+
+
+def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the messages of chat completions that a message's blocks are."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise ApiError(400, "role must be user or assistant", param="messages")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in content if isinstance(content, list) else [content]:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "tool_use", "id": str(id_), "name": name, "input": dict(given)}:
+                function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
+                calls.append({"id": id_, "type": "function", "function": function})
+            case {"type": "tool_result", "tool_use_id": str(id_), **rest}:
+                answered = _text_of(rest.get("content") or "", "messages")
+                yield {"role": "tool", "tool_call_id": id_, "content": answered}
+            case {"type": str(kind)} if kind in _THOUGHT:
+                pass
+            case {"type": str(kind)}:
+                raise ApiError(
+                    400, f"a block of type {kind[:100]!r} cannot be read", param="messages"
+                )
+            case _:
+                raise ApiError(400, "content must be text, or blocks with a type", param="messages")
+    if calls:
+        yield {"role": role, "content": "\n".join(texts) or None, "tool_calls": calls}
+    elif texts:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _text_of(content: Any, param: str) -> str:
+    """Return a text, or the joined texts of blocks."""
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else [content]
+    texts = [block.get("text") if isinstance(block, Mapping) else None for block in blocks]
+    if not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, "content must be text, or blocks of text", param=param)
+    return "\n".join(map(str, texts))
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as chat completions describe it."""
+    if tool.get("type", "custom") != "custom":
+        raise ApiError(
+            400, f"a tool of type {str(tool['type'])[:100]!r} is not offered here", param="tools"
+        )
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+    }
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Mapping[str, Any]) -> Any:
+    match choice:
+        case {"type": "tool", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": str(kind)} if kind in _CHOICES:
+            return _CHOICES[kind]
+    if choice:
+        raise ApiError(
+            400, "tool_choice must be of type auto, any, tool or none", param="tool_choice"
+        )
+    return None
+
+
+@dataclass
+class _MessageAnswer:
+    """One message, whole or in events."""
+
+    served: Served
+    body: MessagesRequest
+    tools: Tools
+    prompt: _Counted
+    id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
+
+    def __post_init__(self) -> None:
+        """Prepare for events."""
+        self._reader = self.tools.reader()
+        self._begun = self._open = False  # the message, and a block of text
+        self._blocks = 0
+
+    def whole(self, text: TextGeneration, cached: int) -> dict[str, Any]:
+        """Return the message that has all blocks."""
+        content, calls = self._reader.push(text.text, last=True)
+        said = [{"type": "text", "text": content}] if content or not calls else []
+        return (
+            self._message([*said, *map(_called, calls)])
+            | self._end(text)
+            | {"usage": self._usage(cached, len(text.tokens))}
+        )
+
+    def events(self, delta: TextDelta) -> list[str]:
+        """Return the events for a step's delta."""
+        return list(self._delta_events(delta))
+
+    def ended(self, text: TextGeneration, cached: int) -> Iterator[str]:
+        """Yield the last events."""
+        usage = self._usage(cached, len(text.tokens))
+        yield _event("message_delta", delta=self._end(text), usage=usage)
+        yield _event("message_stop")
+
+    def _delta_events(self, delta: TextDelta) -> Iterator[str]:
+        if not self._begun:
+            self._begun = True
+            nothing = {"stop_reason": None, "stop_sequence": None, "usage": self._usage(0, 0)}
+            yield _event("message_start", message=self._message([]) | nothing)
+        content, calls = self._reader.push(delta.text, last=delta.finish_reason is not None)
+        if content:
+            if not self._open:
+                self._open = True
+                yield self._block_event("start", content_block={"type": "text", "text": ""})
+            yield self._block_event("delta", delta={"type": "text_delta", "text": content})
+        if self._open and (calls or delta.finish_reason is not None):
+            self._open = False
+            yield from self._stop_block()
+        for call in calls:
+            yield self._block_event("start", content_block=_called(call) | {"input": {}})
+            given = {"type": "input_json_delta", "partial_json": call.arguments}
+            yield self._block_event("delta", delta=given)
+            yield from self._stop_block()
+
+    def _block_event(self, what: str, **fields: Any) -> str:
+        return _event(f"content_block_{what}", index=self._blocks, **fields)
+
+    def _stop_block(self) -> Iterator[str]:
+        yield self._block_event("stop")
+        self._blocks += 1
+
+    def _message(self, content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.served.name,
+            "content": list(content),
+        }
+
+    def _end(self, text: TextGeneration) -> dict[str, Any]:
+        stop = self._stop_sequence(text)
+        if text.finish_reason == "length":
+            reason = "max_tokens"
+        elif self._reader.calls:
+            reason = "tool_use"
+        else:
+            reason = "end_turn" if stop is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": stop}
+
+    def _stop_sequence(self, text: TextGeneration) -> str | None:
+        """Return the stop string that ended a text; its tokens are among the text's."""
+        if not self.body.stop_sequences or text.finish_reason != "stop":
+            return None
+        rest = self.served.model.tokenizer.decode(list(text.tokens))[len(text.text) :]
+        stops = (
+            stop for stop in self.body.stop_sequences if rest.lstrip().startswith(stop.lstrip())
+        )
+        return next(stops, None)
+
+    def _usage(self, cached: int, written: int) -> dict[str, int]:
+        """Tokens that were found in the cache are counted apart, as Anthropic does."""
+        return {
+            "input_tokens": self.prompt.tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": written,
+        }
+
+
+def _called(call: CalledTool) -> dict[str, Any]:
+    return {
+        "type": "tool_use",
+        "id": call.id,
+        "name": call.name,
+        "input": json.loads(call.arguments or "{}"),
+    }
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return event({"type": kind, **fields}, kind)
