@@ -19,7 +19,12 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """
 
     def script(
-        model: Any, *, runtime: str = "onnx", calls: list | None = None, **others: Any
+        model: Any,
+        *,
+        runtime: str = "onnx",
+        calls: list | None = None,
+        notices: tuple[str, ...] = (),
+        **others: Any,
     ) -> None:
         def open_model(name: str, params: LoadParams, *, task: Task) -> OpenedModel:
             assert model.task == task
@@ -28,7 +33,9 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 options = {"model": name, **dataclasses.asdict(params)}
                 del options["on_phase"]
                 calls.append(("load", options))
-            return OpenedModel(model=others.get(name, model), runtime=params.runtime or runtime)
+            return OpenedModel(
+                model=others.get(name, model), runtime=params.runtime or runtime, notices=notices
+            )
 
         monkeypatch.setattr("kvcast.loading.opening.open_model", open_model)
         monkeypatch.setattr("kvcast.loading.opening.model_digest", lambda name, _: f"of {name}")

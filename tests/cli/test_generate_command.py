@@ -143,6 +143,14 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
     assert printed.err == TIMES
 
 
+def test_notices_about_a_models_files_are_said_unless_it_is_to_be_quiet(open_as, capsys):
+    open_as(FakeTextModel(), notices=("m.gguf names no pre-tokenizer",))
+    assert generate("hello") == 0
+    assert capsys.readouterr().err == f"kvcast: m.gguf names no pre-tokenizer\n{TIMES}"
+    assert generate("hello", "--quiet") == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.fixture
 def drafting(open_as):
     """A model whose texts tell of drafts, and the one that `--draft small` opens."""

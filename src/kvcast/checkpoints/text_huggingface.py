@@ -57,6 +57,8 @@ def generation_values(folder: Path) -> dict[str, Any]:
     As in transformers, what describes sampling counts if do_sample is true.
     """
     fields = generation_fields(folder)
+    if isinstance(top_k := fields.get("top_k"), int) and top_k < 0:  # as others write 0
+        fields["top_k"] = 0
     values = {name: fields.get(name) for name in _ALWAYS}
     if fields.get("do_sample") is True:
         values |= {"temperature": 1.0} | {name: fields[name] for name in _SAMPLED if name in fields}
@@ -151,7 +153,9 @@ def chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, bytes
     texts = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
     if not texts:
         stored = settings.get("chat_template")
-        entries = stored if isinstance(stored, list) else [{"name": "default", "template": stored}]
+        by_name = stored if isinstance(stored, dict) else {"default": stored}
+        named = [{"name": name, "template": text} for name, text in by_name.items()]
+        entries = stored if isinstance(stored, list) else named
         # JSON may contain lone surrogates, which cannot be encoded.
         texts = {
             "" if name == "default" else name: template.encode(errors="replace")
