@@ -2,6 +2,8 @@
 
 import re
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,8 +11,8 @@ import pytest
 from kit.text_models import model_of
 from kvcast import Grammar
 from kvcast.errors import KvcastError, UsageError
-from kvcast.machine.child import Answer
-from kvcast.text import grammars
+from kvcast.text import grammar_trials, grammars
+from kvcast.text.grammar_trials import FullError, Trials
 from kvcast.text.grammars import Grammars
 
 MODEL = model_of("byte-level")
@@ -39,8 +41,9 @@ def test_a_schema_that_would_crash_the_process_is_refused(made: Grammars):
 
 
 def test_a_schema_that_would_take_minutes_is_refused(made: Grammars, monkeypatch):
-    monkeypatch.setattr(grammars, "SECONDS", 3.0)
-    with pytest.raises(UsageError, match="too complex to be compiled: no answer within 3 s"):
+    monkeypatch.setattr(grammar_trials, "SECONDS", 1.0)
+    monkeypatch.setattr(grammar_trials, "SHORT", 0.2)
+    with pytest.raises(UsageError, match="too complex to be compiled: it takes more than 1 s of a"):
         made.begin(Grammar.json_schema(PATTERNS), AFTER)
 
 
@@ -58,11 +61,12 @@ def test_what_the_library_says_in_the_child_is_the_error(made: Grammars):
 def test_a_grammar_is_compiled_once_and_a_bad_one_refused_once(made: Grammars, monkeypatch):
     asked: list[str] = []
 
-    def ask(function: str, *words: str, seconds: float) -> Answer:
-        asked.append(words[1])
-        return Answer(result="" if words[1] == "a" else "regex cannot be used: no")
+    def ask(self: Any, grammar: Grammar, seconds: float) -> str:
+        asked.append(grammar.text)
+        return "" if grammar.text == "a" else "no"
 
-    monkeypatch.setattr(grammars, "ask", ask)
+    monkeypatch.setattr(grammars, "TRIALS", Trials())
+    monkeypatch.setattr(grammar_trials._Worker, "_ask", ask)
     for _ in range(3):
         made.begin(Grammar.regex("a"), AFTER)
         with pytest.raises(UsageError, match=r"^regex cannot be used: no$"):
@@ -82,6 +86,7 @@ def test_the_oldest_grammar_is_forgotten(made: Grammars, monkeypatch):
 
 def test_without_an_interpreter_grammars_are_compiled_at_once(made: Grammars, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(grammars, "TRIALS", Trials())
     made.begin(Grammar.regex("a"), AFTER)
     with pytest.raises(UsageError, match="unclosed group"):
         made.begin(Grammar.regex("(a"), AFTER)
@@ -107,3 +112,65 @@ def test_forced_text_is_spelled_as_the_tokenizer_does(kind: str):
             whole = tokenizer.encode(before + text)
             ends.append([t for t in whole if tokenizer.decoder.token_bytes(t)][-len(spelled) :])
         assert spelled in ends
+
+
+def endless(number: int) -> Grammar:
+    return Grammar.json_schema(PATTERNS | {"title": str(number)})
+
+
+def hostile_is_long(trials: Trials) -> bool:
+    trial = trials._workers[0].trial
+    return trial is not None and trial.long
+
+
+def test_a_new_grammar_waits_for_none_that_takes_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar_trials, "SHORT", 0.1)
+    trials = Trials(most=1)
+    hostile = [trials.outcome(endless(number)) for number in range(3)]
+    while not hostile_is_long(trials):
+        time.sleep(0.01)
+    good, again = trials.outcome(Grammar.regex("ab*")), trials.outcome(Grammar.regex("ab*"))
+    assert good.result() == ""
+    assert again is good
+    assert "unclosed group" in trials.outcome(Grammar.regex("(")).result()
+    assert not any(outcome.done() for outcome in hostile)
+    assert len(trials._workers) == 1
+    trials.close()
+    for outcome in hostile:
+        with pytest.raises(FullError, match="ends"):
+            outcome.result()
+
+
+def test_few_processes_try_grammars_and_few_grammars_wait(monkeypatch: pytest.MonkeyPatch):
+    running: list[str] = []
+    most, going = [0], threading.Event()
+
+    def ask(self: Any, grammar: Grammar, seconds: float) -> str:
+        running.append(grammar.text)
+        most[0] = max(most[0], len(running))
+        going.wait()
+        running.remove(grammar.text)
+        return "no"
+
+    monkeypatch.setattr(grammar_trials._Worker, "_ask", ask)
+    monkeypatch.setattr(grammar_trials, "MOST_WAITING", 5)
+    monkeypatch.setattr(grammar_trials, "MOST_KEPT", 4)
+    trials = Trials(most=2)
+    outcomes = []
+    for number in range(7):
+        outcomes.append(trials.outcome(endless(number)))
+        while number < 2 and len(running) <= number:
+            time.sleep(0.001)
+    with pytest.raises(FullError, match="too many"):
+        trials.outcome(endless(8))
+    going.set()
+    assert {outcome.result() for outcome in outcomes} == {"no"}
+    assert most == [2]
+    trials.outcome(endless(20)).result()
+    assert len(trials._known) <= 5
+
+
+def test_half_of_the_cores_try_grammars(monkeypatch: pytest.MonkeyPatch):
+    for cores, most in ((1, 1), (2, 1), (3, 1), (8, 4)):
+        monkeypatch.setattr(grammar_trials, "available_cores", lambda cores=cores: cores)
+        assert Trials()._most == most

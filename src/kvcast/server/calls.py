@@ -18,6 +18,8 @@ from starlette.types import Receive
 from kvcast.engine import DeadlineError, Engine, Job, queue_full
 from kvcast.server.encoding import encoded
 from kvcast.server.errors import ApiError, GoneError
+from kvcast.text.grammar_trials import TRIALS
+from kvcast.text.params import PromptParams
 
 T = TypeVar("T")
 
@@ -26,6 +28,7 @@ Check = Callable[[], None]
 
 _PROMPTS = 32
 """Requests that are prepared at once: most wait, for a template's or a grammar's process."""
+_GRAMMARS = frozenset({"grammar", "json_schema", "regex", "lark"})
 _COMPUTING = 2
 """Long answers that are made at once beside the event loop: more would keep it from its turn."""
 _VALUES = 500
@@ -92,6 +95,19 @@ class Calls:
             return engine.submit(made, deadline=self.left(request), client=client, **options)
 
         return await self._attended(request, self._prompts, work, Job.cancel)
+
+    async def try_grammar(self, request: Request, options: dict[str, Any]) -> None:
+        """Wait until the grammar of a text is known to do no harm, or to be refused.
+
+        It waits in a queue of its own, and takes no thread meanwhile that others could use. Raises
+        UsageError for options that cannot be served, FullError, DeadlineError and GoneError.
+        """
+        if not options.keys() & _GRAMMARS:
+            return
+        grammar = await self.in_thread(lambda: PromptParams(**options).constraint)
+        if grammar is not None and grammar.kind != "json_object":
+            outcome = asyncio.wrap_future(TRIALS.outcome(grammar))
+            await self.unless_gone(request, asyncio.shield(outcome), seconds=self.left(request))
 
     async def result(self, request: Request, job: Job[Any, T]) -> T:
         """Wait for a job's result; raises GoneError, having cancelled it, if the client leaves."""

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from kvcast.engine import ClosedError, DeadlineError, QueueFullError
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
+from kvcast.text.grammar_trials import FullError
 
 RETRY_SECONDS = 1
 """When a client that was refused for load should try again."""
@@ -121,6 +122,7 @@ _KINDS: Mapping[type[BaseException], Any] = {
     UsageError: _refused,
     InputMissingError: _refused,
     InputOutputError: _refused,
+    FullError: lambda error: busy(str(error)),
     QueueFullError: lambda error: busy(str(error)),
     DeadlineError: _late,
     ClosedError: _unavailable,

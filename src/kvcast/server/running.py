@@ -147,6 +147,8 @@ def run(
     server = _DrainingServer(config, started, drain)
     try:
         _listen(listening, params, config.backlog)
+        for served in models:
+            served.prepare()
         # All that is here lives as long as the server: collections, which stop everything, pass it.
         gc.collect()
         gc.freeze()

@@ -55,6 +55,12 @@ class Served:
         """Most bytes of text that a token stands for; takes a moment at first."""
         return longest_token(self.model.tokenizer)
 
+    def prepare(self) -> None:
+        """Make what the first request would wait for, and others with it."""
+        if self.kind != SPEECH:
+            _ = self.longest_token
+            self.model.generation.grammars.prepare()
+
     @property
     def document(self) -> dict[str, Any]:
         """Its entry in `GET /v1/models`."""

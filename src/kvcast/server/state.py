@@ -34,6 +34,7 @@ class State:
         self, request: Request, served: Served, prompt: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:
         """Begin texts; raises the errors of the prompt's maker, and as `Calls.begin`."""
+        await self.calls.try_grammar(request, options)
         job = await self.calls.begin(request, served.engine, prompt, options)
         self.metrics.watch(served.name, job)
         return job

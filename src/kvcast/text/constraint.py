@@ -5,12 +5,11 @@ place in the grammar, which moves with each token. Knows no tokenizer's format a
 are chosen.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +19,12 @@ from kvcast.decoding.filters import LogitFilter
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError, in_one_line
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.text import grammar_process
 from kvcast.text.texts import LENGTH, STOP
 from kvcast.tokenizers.base import TextTokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 _SPECIAL = b"\xff"  # marks a token without a text for llguidance
 _STUCK = "NoExtensionBias"  # what it says where a grammar goes on, and no token does
@@ -178,15 +178,10 @@ class Tokens:
 
 def matcher(library: "LLTokenizer", grammar: Grammar, spaces: int = 0) -> "LLMatcher":
     """Return the library's matcher for a new text; raises UsageError if the library refuses."""
-    from llguidance import LLMatcher
-
     try:
-        made = LLMatcher(library, _in_llguidance(grammar, spaces), log_level=0, limits=_limits())
+        return grammar_process.matcher(library, grammar.kind, grammar.text, spaces)
     except ValueError as error:
         raise refused(grammar, str(error)) from None
-    if made.is_error():
-        raise refused(grammar, made.get_error())
-    return made
 
 
 def refused(grammar: Grammar, problem: str) -> UsageError:
@@ -194,28 +189,3 @@ def refused(grammar: Grammar, problem: str) -> UsageError:
     lines = problem.replace("<non-verbose/>", "").splitlines() or [problem]
     problems = [line.strip().removeprefix("error: ") for line in lines if "error: " in line]
     return UsageError(f"{grammar.kind} cannot be used: {in_one_line((problems or lines)[0])}")
-
-
-def _limits() -> "LLParserLimits":
-    """Return the library's bounds on a grammar's cost; a lexer's state takes 2 kB."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-
-
-def _in_llguidance(grammar: Grammar, spaces: int) -> str:
-    """Return a grammar as the library reads it, after `spaces` spaces that a text loses."""
-    part: dict[str, Any]
-    match grammar.kind:
-        case "json_schema" | "json_object":
-            part = {"json_schema": json.loads(grammar.text)}
-        case "lark" | "tool_call":
-            part = {"lark_grammar": grammar.text}
-        case "regex":
-            from llguidance import regex_to_lark
-
-            part = {"lark_grammar": f"start: /{regex_to_lark(grammar.text, use_ascii='d')}/"}
-    parts = [part | {"name": "text"}]
-    if spaces:
-        parts.insert(0, {"lark_grammar": f"start: {json.dumps(' ' * spaces)} @text"})
-    return json.dumps({"grammars": parts})

@@ -2,31 +2,23 @@
 
 llguidance bounds a grammar's cost, but not in all places: a hundred patterns that must hold
 together take it minutes, and a long chain of references ends the process that reads it. So a
-new grammar is first compiled in a child, which may fail. Knows no request.
+new grammar is first compiled in a child, which may fail (`kvcast.text.grammar_trials`). Knows no
+request.
 """
 
 import contextlib
-import threading
 from collections import OrderedDict
 from functools import cached_property
-from typing import cast
 
-from kvcast.decoding.grammar import Grammar, Kind
+from kvcast.decoding.grammar import Grammar
 from kvcast.errors import KvcastError, UsageError
-from kvcast.machine.child import ask
 from kvcast.runtimes.exclusive import ForkSafeLock
-from kvcast.text.constraint import GrammarPlace, Tokens, matcher
+from kvcast.text.constraint import GrammarPlace, Tokens, refused
+from kvcast.text.grammar_trials import TRIALS
 from kvcast.tokenizers.base import TextTokenizer
 
 MOST_KEPT = 32
 """Compiled grammars of a model; one may take some megabytes."""
-
-SECONDS = 10.0
-"""Most time that a grammar may take to be compiled, a child's start included."""
-
-_MEMORY = 4 << 30
-_STACK = 1 << 20
-"""Less than threads have elsewhere: a parent survives each grammar that a child survives."""
 
 
 class Grammars:
@@ -37,6 +29,11 @@ class Grammars:
         self._tokenizer, self._size = tokenizer, size
         self._kept: OrderedDict[tuple[Grammar, int], GrammarPlace | str] = OrderedDict()
         self._lock = ForkSafeLock()
+
+    def prepare(self) -> None:
+        """Make what all grammars need, if the library is here and can keep any."""
+        with contextlib.suppress(KvcastError):
+            _ = self._tokens.library
 
     def begin(self, grammar: Grammar, after: int) -> GrammarPlace:
         """Return the first place in a grammar of a text after the token `after`.
@@ -83,32 +80,9 @@ class Grammars:
 
 def _try_in_child(grammar: Grammar) -> None:
     """Raise UsageError for a grammar that a child cannot compile."""
-    answer = ask(f"{__name__}:trial", grammar.kind, grammar.text, seconds=SECONDS)
-    if answer.ended:
-        raise UsageError(f"{grammar.kind} is too complex to be compiled: {answer.problem}")
     # Without an interpreter there is no child, and the grammar is compiled here at once.
-    if answer.result:
-        raise UsageError(answer.result)
-
-
-def trial(kind: str, text: str) -> str:
-    """Run in the child: compile a grammar for single bytes; return its problem."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # elsewhere than on Unix
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    from llguidance import LLTokenizer
-
-    problems: list[str] = []
-
-    def compile_it() -> None:
-        try:
-            matcher(LLTokenizer("byte"), Grammar(cast("Kind", kind), text)).compute_bitmask()
-        except UsageError as error:
-            problems.append(str(error))
-
-    threading.stack_size(_STACK)
-    thread = threading.Thread(target=compile_it)
-    thread.start()
-    thread.join()
-    return "".join(problems)
+    problem = TRIALS.outcome(grammar).result()
+    if problem.startswith("\n"):
+        raise UsageError(f"{grammar.kind} is too complex to be compiled: {problem.strip()}")
+    if problem:
+        raise refused(grammar, problem)
