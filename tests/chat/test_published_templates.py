@@ -160,3 +160,26 @@ def test_tokens_equal_transformers(style: str, tmp_path: Path):
             assert ours(our, messages, tools) == expected, their.decode(expected or [])
             understood += expected is not None
     assert understood >= 2
+
+
+NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+ALL_NAMES = "".join(
+    f"{{{{ {name}_token if {name}_token is defined else '-' }}}}|" for name in NAMES
+)
+CLASSES = ("Llama", "GPT2", "Qwen2", "Gemma", "Cohere", "PreTrained")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"])
+def test_tokens_that_no_file_names_are_those_of_transformers_class(model_type: str, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
+    for name in (*CLASSES, None):
+        named = {} if name is None else {"tokenizer_class": f"{name}TokenizerFast"}
+        settings = named | {"chat_template": ALL_NAMES}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        their = AutoTokenizer.from_pretrained(tmp_path)
+        constants = special_tokens(tmp_path, settings, model_type)
+        known = constants | constants.get("special_tokens", {})
+        ours = "".join(f"{known.get(f'{token}_token') or '-'}|" for token in NAMES)
+        expected = their.apply_chat_template([said("user", "a")], tokenize=False)
+        assert ours == expected, (model_type, name)

@@ -89,6 +89,7 @@ def test_graphs_are_fetched_with_a_bundle_and_not_with_anothers_exports(fetched)
 
 def test_a_bundle_comes_whole(fetched):
     bundle = ["bundle.json", "tokenizer.json", "onnx/decode.onnx", "onnx/decode.onnx.data"]
+    bundle += ["text.json", "chat_template.tool_use.jinja", "native/decode.json"]
     assert fetched([*bundle, "README.md"]) == set(bundle)
 
 

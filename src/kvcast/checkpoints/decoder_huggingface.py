@@ -347,7 +347,7 @@ def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
 def _text(folder: Path, config: Mapping[str, Any], notices: Sequence[str]) -> dict[str, bytes]:
     """Return the files that `kvcast.tokenizers.opening.open_text` reads."""
     settings = tokenizer_settings(folder)
-    special = special_tokens(folder, settings)
+    special = special_tokens(folder, settings, config["model_type"])
     ends = end_tokens(folder, config) or [end_token_by_text(folder, special["eos_token"])]
     about = {"end_tokens": ends, **special}
     if generation := generation_values(folder):

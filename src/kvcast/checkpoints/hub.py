@@ -34,7 +34,7 @@ _PATTERNS = [
     "bundle.json",
 ]
 # A bundle's graphs; other repositories have exports in several precisions under this name.
-_BUNDLE_PATTERNS = ["onnx/*"]
+_BUNDLE_PATTERNS = ["onnx/*", "native/*", "text.json", "chat_template.*.jinja"]
 # Mistral's own layout, downloaded only if the repository does not have the other one as well.
 _WEIGHTS = ("model*.safetensors", "model.bin", "bundle.json")
 _MISTRAL_PATTERNS = [

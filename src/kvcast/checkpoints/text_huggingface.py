@@ -15,7 +15,6 @@ _FIRST = ("bos_token", "eos_token")
 _GPT2 = dict.fromkeys((*_FIRST, "unk_token"), "<|endoftext|>")
 # Defaults of transformers' classes, for configurations that leave them out.
 _OF_CLASSES: Mapping[str, Mapping[str, str]] = {
-    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "GPT2Tokenizer": _GPT2,
     "CodeGenTokenizer": _GPT2,
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
@@ -36,6 +35,12 @@ _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 _ALWAYS = ("repetition_penalty", "no_repeat_ngram_size", "forced_bos_token_id")
 _OFF = {"top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "no_repeat_ngram_size": 0}
 _MOST_TOKENS = 1 << 31
+# Types whose class is not the one that files name, and classes of types that name none.
+_CLASSES = {"mistral": "", "mixtral": "", "qwen2": "Qwen2Tokenizer"}
+_USUAL_CLASSES = {
+    "qwen3": "Qwen2Tokenizer",
+    **dict.fromkeys(("gemma3", "gemma3_text"), "GemmaTokenizer"),
+}
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -102,12 +107,15 @@ def end_token_by_text(folder: Path, text: str | None) -> int:
     return number
 
 
-def special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def special_tokens(
+    folder: Path, settings: Mapping[str, Any], model_type: str = ""
+) -> dict[str, Any]:
     """Return what text.json says of special and added tokens, as transformers reads the files.
 
     special_tokens_map.json counts where tokenizer_config.json lists no added tokens.
     """
-    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    named_class = settings.get("tokenizer_class") or _USUAL_CLASSES.get(model_type)
+    kind = _CLASSES.get(model_type, str(named_class).removesuffix("Fast"))
     values = {**_OF_CLASSES.get(kind, {}), **settings}
     older = folder / "special_tokens_map.json"
     if "added_tokens_decoder" not in settings and older.is_file():
