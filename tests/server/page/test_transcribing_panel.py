@@ -1,5 +1,6 @@
 """The panel that transcribes, in a browser; what was heard is given, so no model is needed."""
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,13 +146,140 @@ def test_the_keyboards_focus_goes_to_the_button_that_takes_anothers_place(page: 
         holds(page, f"name => {FOCUS} === name", then)
 
 
-def test_the_keyboards_focus_stays_at_the_button_that_records(page: Any):
+def microphone(page: Any) -> None:
+    """Give the page a microphone that hears nothing."""
     page.evaluate(
         """() => {
           const { stream } = new AudioContext().createMediaStreamDestination();
           navigator.mediaDevices.getUserMedia = async () => stream;
         }"""
     )
+
+
+def listening(page: Any, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Let a server of live sessions tell this of the sound; return what the page will have sent."""
+    sent: list[dict[str, Any]] = []
+
+    def connected(socket: Any) -> None:
+        def answer(message: str) -> None:
+            sent.append(json.loads(message))
+            kinds = [event["type"] for event in sent]
+            if kinds[-1] == "input_audio_buffer.append" and kinds.count(kinds[-1]) == 1:
+                for event in told:
+                    socket.send(json.dumps(event))
+
+        socket.on_message(answer)
+
+    page.route_web_socket("**/v1/realtime?*", connected)
+    return sent
+
+
+def spoken(kind: str, item: str, **fields: Any) -> dict[str, Any]:
+    place = "conversation.item.input_audio_transcription"
+    return {"type": f"{place}.{kind}", "item_id": item, **fields}
+
+
+def begun(item: str, start: float) -> dict[str, Any]:
+    kind = "input_audio_buffer.speech_started"
+    return {"type": kind, "audio_start_ms": 1000 * start, "item_id": item}
+
+
+TURNS = [
+    begun("a", 0.5),
+    spoken("delta", "a", delta="Live"),
+    spoken("delta", "a", delta=" words."),
+    {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": 2500, "item_id": "a"},
+    {"type": "input_audio_buffer.committed", "item_id": "a"},
+    begun("b", 3),
+    spoken("completed", "a", transcript="Live words."),
+    spoken("delta", "b", delta="And mo"),
+]
+
+
+def test_words_are_shown_while_somebody_speaks(page: Any):
+    sent = listening(page, TURNS)
+    microphone(page)
+    page.get_by_role("button", name="Record").click()
+    page.get_by_role("log", name="Words so far").get_by_text("Live words. And mo").wait_for()
+    page.get_by_role("button", name="Stop recording").click()
+    page.get_by_role("button", name="Transcribe again").wait_for()
+    assert texts(page) == [text for text, _ in HEARD]
+    assert not page.get_by_role("log", name="Words so far").is_visible()
+    session = sent[0]["session"]["audio"]["input"]
+    assert session["transcription"] == {"model": "ear"}
+    assert session["format"]["type"] == "audio/pcm"
+    sound = [event["audio"] for event in sent if event["type"].endswith("append")]
+    samples = [len(base64.b64decode(piece)) // 2 for piece in sound]
+    length = page.locator("audio").evaluate("audio => audio.duration")
+    assert sum(samples) / session["format"]["rate"] == pytest.approx(length, abs=0.01)
+    while sent[-1]["type"] != "input_audio_buffer.clear":
+        page.wait_for_timeout(20)
+    kinds = [event["type"] for event in sent if not event["type"].endswith("append")]
+    assert kinds == ["session.update", "input_audio_buffer.commit", "input_audio_buffer.clear"]
+
+
+def test_words_that_were_heard_stand_for_a_recording_that_is_refused(page: Any):
+    listening(page, TURNS)
+    microphone(page)
+    refused = {"error": {"message": "the queue is full"}}
+    page.route("**/v1/audio/*", lambda route: route.fulfill(status=429, json=refused))
+    page.get_by_role("button", name="Record").click()
+    page.get_by_text("And mo").wait_for()
+    page.get_by_role("button", name="Stop recording").click()
+    page.get_by_role("alert").filter(has_text="the queue is full").wait_for()
+    assert texts(page) == ["Live words.", "And mo"]
+    assert "What was heard is kept." in page.locator("#transcribe .status").text_content()
+
+
+BUSY = {"type": "error", "error": {"code": "busy", "message": "too many live sessions"}}
+
+
+@pytest.mark.parametrize(
+    "told", [[BUSY], [*TURNS, spoken("failed", "b", error={"message": "too many live sessions"})]]
+)
+def test_a_recording_goes_on_without_live_words(page: Any, told: list[dict[str, Any]]):
+    listening(page, told)
+    microphone(page)
+    page.get_by_role("button", name="Record").click()
+    page.get_by_text("Words are not shown while you speak (too many live sessions)").wait_for()
+    page.get_by_role("button", name="Stop recording").click()
+    page.get_by_role("button", name="Transcribe again").wait_for()
+    assert texts(page) == [text for text, _ in HEARD]
+    assert not page.get_by_text("Words are not shown").is_visible()
+
+
+OUTCOMES = {
+    "all is heard": ([{"type": "input_audio_buffer.committed", "item_id": "b"},
+        {"type": "input_audio_buffer.cleared"}, spoken("completed", "b", transcript="And more.")],
+        ["Live words.", "And more."]),
+    "a turn that is too short": ([
+        {"type": "error", "error": {"code": "input_audio_buffer_commit_empty", "message": "-"}},
+        {"type": "input_audio_buffer.cleared"}], ["Live words."]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_a_live_session_ends_when_all_is_heard(page: Any, case: str):
+    rest, expected = OUTCOMES[case]
+    listening(page, TURNS)
+    outcome = page.evaluate(
+        """async ([told, rest]) => {
+          const { Live } = await import("/page/live.js");
+          const live = new Live({ model: "ear", language: "", rate: 8000 }, () => {}, () => {});
+          live.add(new Int16Array(32000));
+          live.finish();
+          for (const event of told) live.take(event);
+          const seen = [live.going];
+          for (const event of rest) live.take(event);
+          return [...seen, live.going, live.segments.map(({ text }) => text)];
+        }""",
+        [TURNS, rest],
+    )
+    assert outcome == [True, False, expected]
+
+
+def test_the_keyboards_focus_stays_at_the_button_that_records(page: Any):
+    microphone(page)
     press(page, "Record")
     page.get_by_role("button", name="Stop recording").wait_for()
     assert page.evaluate(FOCUS) == "record"
@@ -231,12 +359,7 @@ def test_what_is_still_being_edited_is_an_edit(heard: Any):
 
 
 def test_a_recording_that_may_not_take_the_transcripts_place_is_saved(heard: Any, tmp_path: Path):
-    heard.evaluate(
-        """() => {
-          const { stream } = new AudioContext().createMediaStreamDestination();
-          navigator.mediaDevices.getUserMedia = async () => stream;
-        }"""
-    )
+    microphone(heard)
     dialogs(heard, agree=False)
     heard.get_by_role("button", name="Record").click()
     heard.get_by_role("button", name="Stop recording").wait_for()

@@ -1,6 +1,7 @@
 /** Asks the server: keys, errors and streams. Knows no endpoint's fields. */
 
 const KEY = "kvcast-key";
+const KEY_PROTOCOL = "openai-insecure-api-key";
 const LOST = "The server does not answer. Is kvcast serve still running?";
 
 export class ApiError extends Error {}
@@ -80,6 +81,22 @@ async function keyFromUser(refused) {
   await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
   if (dialog.returnValue) sessionStorage.setItem(KEY, dialog.returnValue);
   return dialog.returnValue !== "";
+}
+
+/**
+ * Open a WebSocket; browsers send a key with one as a subprotocol alone.
+ *
+ * Throws ApiError for a key that cannot be such.
+ */
+export function socket(path, query) {
+  const key = sessionStorage.getItem(KEY);
+  const address = new URL(`${path}?${new URLSearchParams(query)}`, location.href);
+  address.protocol = address.protocol.replace("http", "ws");
+  try {
+    return new WebSocket(address, ["realtime", ...(key === null ? [] : [`${KEY_PROTOCOL}.${key}`])]);
+  } catch {
+    throw new ApiError("the key has signs that browsers do not send with live sound");
+  }
 }
 
 /**

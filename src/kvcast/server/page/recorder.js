@@ -1,11 +1,11 @@
 /**
- * Records from the microphone into a WAV file.
+ * Records from the microphone into a WAV file, of which each block is told as it comes.
  *
  * Not by MediaRecorder: what that writes (WebM, MP4) a server can read only with the extra "media".
  */
 
 export class Recorder {
-  /** `heard` is called with the level, from 0 to 1, and the seconds so far. */
+  /** `heard` is called with each block, its level, from 0 to 1, and the seconds so far. */
   constructor(heard) {
     this.heard = heard;
     this.blocks = [];
@@ -47,8 +47,13 @@ export class Recorder {
     }
     this.blocks.push(block);
     this.length += block.length;
-    const peak = block.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
-    this.heard(peak, this.length / this.context.sampleRate);
+    const peak = block.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0) / 32768;
+    this.heard(block, peak, this.length / this.rate);
+  }
+
+  /** Samples a second. */
+  get rate() {
+    return this.context.sampleRate;
   }
 
   /** End, and return the recording as a File. */
@@ -58,7 +63,7 @@ export class Recorder {
       this.tap.port.postMessage("end");
     });
     await this.release();
-    const samples = wav(this.blocks, this.length, this.context.sampleRate);
+    const samples = wav(this.blocks, this.length, this.rate);
     return new File([samples], "recording.wav", { type: "audio/wav" });
   }
 
@@ -69,7 +74,7 @@ export class Recorder {
   }
 }
 
-/** Return mono samples as a WAV file of 16-bit integers. */
+/** Return mono samples of 16 bits as a WAV file. */
 function wav(blocks, length, rate) {
   const bytes = new DataView(new ArrayBuffer(44 + 2 * length));
   const text = (at, letters) =>
@@ -89,7 +94,7 @@ function wav(blocks, length, rate) {
   let at = 44;
   for (const block of blocks) {
     for (const sample of block) {
-      bytes.setInt16(at, Math.round(32767 * Math.max(-1, Math.min(1, sample))), true);
+      bytes.setInt16(at, sample, true);
       at += 2;
     }
   }

@@ -3,6 +3,7 @@
 import { ask, events, stopped } from "/page/api.js";
 import { clock, fill, save, show, swap } from "/page/dom.js";
 import { FORMATS } from "/page/formats.js";
+import { Live } from "/page/live.js";
 import { Recorder } from "/page/recorder.js";
 import { Transcript } from "/page/transcript.js";
 
@@ -25,6 +26,7 @@ let file = null;
 let told = { language: null, duration: null };
 let running = null;
 let recorder = null;
+let live = null; // of the recording that is made, or transcribed
 let frame = null;
 
 /** Show this panel's models. */
@@ -53,7 +55,8 @@ function mayReplace() {
 }
 
 /** Take a recording, and transcribe it; false if the transcript must stay. */
-function take(given) {
+function take(given, words = null) {
+  if (live !== words) endLive();
   if (!mayReplace()) return false;
   file = given;
   find(".name").textContent = file.name;
@@ -92,6 +95,7 @@ async function transcribe() {
     ended("");
   } catch (failure) {
     if (mine !== running) return; // another recording took its place
+    if (transcript.segments.length === 0 && recorder === null) keepLive();
     const kept = transcript.segments.length ? "What was heard is kept." : "";
     ended(stopped(failure) ? `Stopped. ${kept}` : kept);
     if (!stopped(failure)) show(error, failure);
@@ -110,8 +114,16 @@ function hear(event) {
   }
 }
 
+/** Let what was heard while it was spoken stand for the recording. */
+function keepLive() {
+  for (const [id, { start, end, text }] of (live?.segments ?? []).entries()) {
+    transcript.add({ id, start, end: end ?? live.samples / live.rate, text: ` ${text.trim()}` });
+  }
+}
+
 function ended(remark) {
   running = null;
+  if (recorder === null) endLive();
   const { length } = transcript.segments;
   const counted = told.duration === null ? "" : `${clock(told.duration)}, ${length} segments.`;
   say([counted, remark].filter(Boolean).join(" "));
@@ -135,6 +147,29 @@ function whole() {
   return { text, ...told, segments };
 }
 
+/** Show words while somebody speaks, if the server can; the recording itself is what counts. */
+function beginLive(rate) {
+  if (translate.checked) return; // live text is not translated
+  const asked = { model: model.value, language: language.disabled ? "" : language.value, rate };
+  live = new Live(asked, showLive, (failure) => {
+    find(".unheard").hidden = recorder === null;
+    find(".unheard").textContent =
+      `Words are not shown while you speak (${failure.message}). They come when you stop.`;
+  });
+  for (const block of recorder.blocks) live.add(block);
+}
+
+function showLive() {
+  find(".live").hidden = live.segments.length === 0;
+  find(".live").textContent = live.segments.map(({ text }) => text.trim()).join(" ");
+}
+
+function endLive() {
+  live?.close();
+  live = null;
+  for (const name of [".live", ".unheard"]) find(name).hidden = true;
+}
+
 async function toggleRecording() {
   // Not disabled while it begins or ends: that would take the keyboard's focus from it.
   if (record.ariaDisabled === "true" || (recorder === null && !mayReplace())) return;
@@ -142,7 +177,9 @@ async function toggleRecording() {
   record.ariaDisabled = "true";
   try {
     if (recorder === null) {
-      const begun = new Recorder((level, seconds) => {
+      endLive();
+      const begun = new Recorder((block, level, seconds) => {
+        live?.add(block);
         find(".level").ariaValueNow = level.toFixed(2);
         find(".level > div").style.width = `${100 * level}%`;
         find(".elapsed").textContent = clock(seconds);
@@ -150,11 +187,17 @@ async function toggleRecording() {
       await begun.start();
       recorder = begun;
       transcript.forgetEdits(); // the user agreed
+      beginLive(begun.rate);
     } else {
       const done = recorder;
       recorder = null;
       const recorded = await done.stop();
-      if (!take(recorded)) save(recorded.name, recorded.type, recorded);
+      live?.finish();
+      find(".unheard").hidden = true;
+      if (!take(recorded, live)) {
+        save(recorded.name, recorded.type, recorded);
+        endLive();
+      }
     }
   } catch (failure) {
     if (running === null) say(status.textContent);
