@@ -37,6 +37,7 @@ NAMED = {
     "image_token": "<image>",
 }
 # Every third style has its tokens elsewhere, and its templates.
+WITH_PARTS = ("gemma3", "mistral-small")
 QUICK = ("qwen2.5", "llama3.1", "hermes2-pro", "every-token", "gemma3", "deepseek-r1")
 
 
@@ -98,7 +99,7 @@ def opened(folder: Path) -> Any:
     return open_text({"tokenizer.json": (folder / "tokenizer.json").read_bytes(), **text})
 
 
-def said(role: str, content: str, **more: Any) -> dict[str, Any]:
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
@@ -121,6 +122,7 @@ CONVERSATIONS = [
     ([SYSTEM, said("user", "a"), said("assistant", "<think>\nb\n</think>\n\nc"), *SEVERAL], None),
     ([said("user", "a"), said("assistant", "c", reasoning_content="b"), said("user", "d")], None),
     ([said("user", "a"), said("assistant", "c", thinking="b"), said("user", "d")], None),
+    ([said("user", [{"type": "text", "text": text} for text in (" a ", "b\n")])], None),
     ([SYSTEM, said("user", "Weather?")], TOOLS),
     (CALLED, TOOLS),
     ([SYSTEM, *CALLED, said("assistant", "Warm."), said("user", "Thanks")], TOOLS),
@@ -157,6 +159,8 @@ def test_tokens_equal_transformers(style: str, tmp_path: Path):
     for messages, tools in CONVERSATIONS:
         if tools is None or knows_tools:
             expected = theirs(their, messages, tools)
+            if not isinstance(messages[0]["content"], str) and style not in WITH_PARTS:
+                continue  # transformers shows the list, or fails
             assert ours(our, messages, tools) == expected, their.decode(expected or [])
             understood += expected is not None
     assert understood >= 2

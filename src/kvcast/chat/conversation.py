@@ -28,7 +28,8 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 class Conversation:
     """Turns, and the tools that the model may call, as Hugging Face's templates expect them.
 
-    A content is one text, and a call's arguments are an object, not text.
+    A content is one text, or for a template that reads them a list of parts; a call's arguments are
+    an object, not text.
     """
 
     messages: list[dict[str, Any]]
@@ -69,14 +70,20 @@ class Conversation:
         return Conversation(messages=messages, tools=self.tools)
 
 
-def checked(messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Conversation:
-    """Return a valid conversation, with lone surrogates replaced; raises UsageError otherwise."""
+def checked(
+    messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, parts: bool = False
+) -> Conversation:
+    """Return a valid conversation, with lone surrogates replaced; raises UsageError otherwise.
+
+    `parts`: whether what a user says in several parts stays so.
+    """
     if not messages:
         raise UsageError("the conversation is empty: give at least one message")
     try:
         called: dict[str, str] = {}
         turns = [
-            _MessageReader(f"message {n}", m).read(called) for n, m in enumerate(messages, start=1)
+            _MessageReader(f"message {n}", m, parts=parts).read(called)
+            for n, m in enumerate(messages, start=1)
         ]
         offered = [_tool(f"tool {n}", tool) for n, tool in enumerate(tools or (), start=1)]
         return Conversation(messages=turns, tools=offered).mapped(whole_characters)
@@ -87,12 +94,13 @@ def checked(messages: Sequence[Message], tools: Sequence[Tool] | None = None) ->
 class _MessageReader:
     """A message under examination; `where` is its place, for errors."""
 
-    def __init__(self, where: str, message: Message) -> None:
+    def __init__(self, where: str, message: Message, *, parts: bool) -> None:
         if not isinstance(message, Mapping):
             raise UsageError(f'{where} must be like {{"role": "user", "content": "Hello"}}')
         # What clients send back of answers has fields of nothing.
         self._given = {key: value for key, value in message.items() if value not in (None, [], {})}
         self._where = where
+        self._keeps_parts = parts and message.get("role") == "user"
 
     def read(self, called: dict[str, str]) -> dict[str, Any]:
         """Return the turn; `called` has the names of calls so far by their ids, and gets more."""
@@ -116,7 +124,7 @@ class _MessageReader:
             turn[key] = value
         return turn
 
-    def _content(self, content: object) -> str:
+    def _content(self, content: object) -> str | list[dict[str, str]]:
         if isinstance(content, str):
             return content
         if not isinstance(content, Sequence):
@@ -129,6 +137,8 @@ class _MessageReader:
             if not isinstance(part.get("text"), str):
                 self._refuse("content has a part without text")
             texts.append(part["text"])
+        if self._keeps_parts and len(texts) > 1:
+            return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
 
     def _calls(self, calls: object) -> list[dict[str, Any]]:

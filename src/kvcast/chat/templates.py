@@ -4,6 +4,7 @@ A template comes with a model and is a program in Jinja2's language. So it runs 
 own (template_worker.py), so the worst outcome is a one-line error.
 """
 
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from kvcast.errors import KvcastError, in_one_line
 from kvcast.spec.characters import whole_characters
 
 NO_TEMPLATE = "this model has no chat template: prompt it with plain text"
+
+_PARTS = re.compile(r"for \w+ in \w+(?:\.content|\[['\"]content['\"]\])")
 
 SECONDS = 10.0
 """Time limit for one conversation; published templates take milliseconds."""
@@ -92,6 +95,12 @@ class ChatTemplate:
     def knows_tools(self) -> bool:
         """Whether it does anything with tools."""
         return knows_tools(self._for_tools.source)
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether it goes through the parts of a content."""
+        sources = [self.source, self._for_tools.source]
+        return all(_PARTS.search(source) for source in sources)
 
     @property
     def _for_tools(self) -> "ChatTemplate":

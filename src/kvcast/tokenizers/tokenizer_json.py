@@ -134,7 +134,8 @@ class JsonTokenizer(TextTokenizer):
         """
         if self._template is None:
             raise KvcastError(NO_TEMPLATE)
-        whole = checked(messages, tools)
+        in_parts = self._template.reads_parts and (self._template.knows_tools or not tools)
+        whole = checked(messages, tools, parts=in_parts)
         if not self._template.knows_tools and whole.has_tools:
             whole, prompt = self._with_tools_in_words(self._template, in_words(whole))
         else:
