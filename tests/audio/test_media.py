@@ -61,12 +61,10 @@ def test_damaged_packets_are_left_out_and_the_rest_keeps_its_times(
     assert abs(shift) < 0.1 * 16_000 + 1_500
 
 
-@pytest.mark.parametrize(("container", "codec"), CONTAINERS)
+@pytest.mark.parametrize(("container", "codec"), [c for c in CONTAINERS if c[0] != "webm"])
 def test_sound_that_starts_later_than_the_picture_has_the_times_of_the_film(
     tmp_path, speech, container, codec
 ):
-    if container == "webm":
-        pytest.skip("it takes no picture of this kind")
     path = tmp_path / "film"
     track = FilmTrack(samples=speech[:48_000], start=2)
     write_film(path, [track], seconds=6, container=container, codec=codec)

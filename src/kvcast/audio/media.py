@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.audio.clock import FrameClock
 from kvcast.audio.reader import (
     BLOCK_VALUES,
     DamagedError,
@@ -40,20 +41,8 @@ _OPEN_OPTIONS = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "n
 _TOLERANCE = 0.5
 """Seconds by which the duration of a complete file may be wrong."""
 
-_GAP = 0.1
-"""Seconds: clocks of recorders and of containers are less apart."""
-
-_BACK = 1.0
-"""Seconds: where times run back by more, they begin anew."""
-
-_EXACT = 0.004
-"""Seconds: containers round times to milliseconds, or thirds of them."""
-
-_FIRST_FRAMES = 10
-"""The first ones of some codecs come late."""
-
-_LONGEST_GAP = 3600.0
-"""Seconds: where times jump by more, they begin anew."""
+_LEAST_SKIP = 0.1
+"""Seconds between packets that are more than rounding."""
 
 _UNREAD, _LEAST_UNREAD = 0.25, 4096
 """Part of the file, and bytes, that may lie behind the sound: an index, pictures."""
@@ -79,6 +68,15 @@ class _Losses:
         if later.count:
             self.add(later.first, later.seconds)
             self.count += later.count - 1
+
+
+@dataclass
+class _Heard:
+    """A frame, and what was lost before it: packets with an error, and packets without a frame."""
+
+    frame: av.AudioFrame
+    damaged: _Losses
+    mute: _Losses
 
 
 class MediaReader(SoundReader):
@@ -125,13 +123,10 @@ class MediaReader(SoundReader):
         self.stores_floats = str(self._stream.codec_context.name).startswith("pcm_f")
         self.stops_at_damage = False
         start = self._container.start_time
-        self._origin = None if start is None else start / av.time_base
-        self._position = 0.0  # seconds of sound that were yielded
+        origin = None if start is None else start / av.time_base
+        self._clock = FrameClock(origin, is_damaged=is_damaged)
         self._damaged, self._gaps = _Losses(), _Losses()
-        self._expected: float | None = None  # time of the next frame
-        self._is_exact, self._frames_seen = True, 0
-        self._last_damaged = _Losses()  # since the last frame
-        self._mute = _Losses()  # packets since then that gave no frame, as first ones may
+        self._trailing = _Losses()  # behind the last frame
 
     def skips(self) -> bool:
         """Tell whether packets are missing, by their times; this reads all of them."""
@@ -140,7 +135,7 @@ class MediaReader(SoundReader):
             if packet is None or packet.pts is None or not packet.duration:
                 continue
             base = float(packet.time_base)
-            if expected is not None and packet.pts * base - expected > _GAP:
+            if expected is not None and packet.pts * base - expected > _LEAST_SKIP:
                 return True
             expected = (packet.pts + packet.duration) * base
         return False
@@ -154,20 +149,20 @@ class MediaReader(SoundReader):
         while True:
             try:
                 piece = next(pieces, None)
-            except (av.FFmpegError, ValueError) as error:
+            except (av.FFmpegError, ValueError, IndexError) as error:
                 complaint = f"is damaged or cut short ({_reason(error)})"
                 break
             if piece is None:
                 break
-            held.append(piece)
-            values += piece.size
-            if values >= BLOCK_VALUES:
+            if held and (values >= BLOCK_VALUES or held[0].shape[1] != piece.shape[1]):
                 yield np.concatenate(held)
                 held, values = [], 0
+            held.append(piece)
+            values += piece.size
         if held:
             yield np.concatenate(held)
         expected = self._duration()
-        if not complaint and (self._origin or 0.0) + self._position < expected - _TOLERANCE:
+        if not complaint and self._clock.time < expected - _TOLERANCE:
             complaint = f"is damaged or cut short: it should last {expected:.2f} s"
         self._note(is_cut=bool(complaint))
         if complaint:
@@ -199,19 +194,26 @@ class MediaReader(SoundReader):
             )
         return streams[track.number - 1]
 
-    def _frames(self) -> Iterator[av.AudioFrame]:
+    def _frames(self) -> Iterator[_Heard]:
         """Yield decoded frames; packets that cannot be decoded are counted and left out."""
+        damaged, mute = _Losses(), _Losses()
+        has_begun = False
         for packet in self._packets():
             try:
                 frames = self._stream.decode(packet)
             except av.FFmpegError:
                 if packet is not None:
-                    self._last_damaged.add(self._position, self._seconds(packet))
+                    damaged.add(self._clock.position, self._seconds(packet))
                 continue
-            if packet is not None and not frames and self._position:
-                self._mute.add(self._position, self._seconds(packet))
-            self._is_exact &= len(frames) <= 1  # times are those of packets
-            yield from frames
+            if packet is not None and not frames and has_begun:  # the first ones may give none
+                mute.add(self._clock.position, self._seconds(packet))
+            if len(frames) > 1:
+                self._clock.doubt()
+            for frame in frames:
+                yield _Heard(frame, damaged, mute)
+                has_begun = True
+                damaged, mute = _Losses(), _Losses()
+        self._trailing = damaged
 
     def _seconds(self, packet: "av.Packet[av.AudioStream]") -> float:
         """Return how long a packet lasts, as it says or as packets of its codec do."""
@@ -229,7 +231,7 @@ class MediaReader(SoundReader):
                         failures = 0
                         yield packet
                 break
-            except av.FFmpegError as error:
+            except (av.FFmpegError, IndexError) as error:  # of a stream that nobody announced
                 failures += 1
                 last = error
         yield None
@@ -243,59 +245,38 @@ class MediaReader(SoundReader):
         """
         kind, layout = None, None
         to_float = av.AudioResampler(format="fltp", rate=self.rate)
-        for frame in self._frames():
+        frames = self._frames()
+        heard = next(frames, None)
+        while heard is not None:
+            following, frame = next(frames, None), heard.frame
             shape = (frame.format.name, frame.layout.name, frame.sample_rate)
-            gap = self._gap_before(frame)
+            gap = self._gap_before(heard, following)
             if kind is not None and (kind != shape or gap):
                 yield from _samples(to_float.resample(None))
                 to_float = av.AudioResampler(format="fltp", layout=layout, rate=self.rate)
             yield from self._silence(gap)
-            self._damaged.join(self._last_damaged)
-            self._last_damaged = _Losses()
             kind, layout = shape, layout or frame.layout
-            self._position += frame.samples / frame.sample_rate
             yield from _samples(to_float.resample(frame))
+            heard = following
         if kind is not None:
             yield from _samples(to_float.resample(None))
 
-    def _gap_before(self, frame: av.AudioFrame) -> float:
-        """Return the seconds without sound before a frame."""
-        if frame.time is None:
-            return 0.0
-        if self._origin is None:
-            self._origin = frame.time
-        gap = frame.time - self._origin - self._position
-        jump = self._jump(frame.time, frame.samples / frame.sample_rate)
-        if self._mute.count and gap > 0.5 * self._mute.seconds:
-            self._last_damaged.join(self._mute)
-        self._mute = _Losses()
-        if not -_BACK < gap <= _LONGEST_GAP:  # the times of another recording begin
-            self._origin = frame.time - self._position
-            return 0.0
-        return gap if gap >= _GAP else min(jump, max(gap, 0.0))
-
-    def _jump(self, time: float, lasts: float) -> float:
-        """Return the seconds that a frame surely comes too late after the one before it.
-
-        Where times were exact until now, those are whole frames; clocks are less exact.
-        """
-        expected, self._expected = self._expected, time + lasts
-        if expected is None:
-            return 0.0
-        ahead = time - expected
-        self._is_exact &= abs(ahead - max(round(ahead / lasts), 0) * lasts) < _EXACT
-        self._frames_seen += 1
-        is_sure = self._is_exact and self._frames_seen > _FIRST_FRAMES
-        return ahead if (is_sure or self._is_damaged) and ahead > lasts / 2 else 0.0
+    def _gap_before(self, heard: _Heard, following: _Heard | None) -> float:
+        """Return the seconds without sound before a frame, and count what was lost there."""
+        at, frame = self._clock.position, heard.frame
+        lasts = frame.samples / frame.sample_rate
+        after = None if following is None else following.frame.time
+        gap = self._clock.gap_before(frame.time, lasts, after)
+        if gap > 0.5 * heard.mute.seconds:
+            heard.damaged.join(heard.mute)
+        if heard.damaged.count:
+            heard.damaged.seconds = max(heard.damaged.seconds, gap)
+            self._damaged.join(heard.damaged)
+        elif gap:
+            self._gaps.add(at, gap)
+        return gap
 
     def _silence(self, seconds: float) -> Iterator[NDArray[np.float32]]:
-        if not seconds:
-            return
-        if self._last_damaged.count:
-            self._last_damaged.seconds = max(self._last_damaged.seconds, seconds)
-        else:
-            self._gaps.add(self._position, seconds)
-        self._position += seconds
         left = round(seconds * self.rate)
         while left > 0:
             samples = min(left, max(1, BLOCK_VALUES // self.channels))
@@ -311,7 +292,7 @@ class MediaReader(SoundReader):
             has = "is damaged and has" if self._is_damaged else "has"
             self.notices.append(f"{has} {where}: {gaps.seconds:.2f} s in all are taken as silence")
         if not is_cut:  # otherwise this is the last packet, of which a part is there
-            self._damaged.join(self._last_damaged)
+            self._damaged.join(self._trailing)
         if (damaged := self._damaged).count:
             packets = "packet" if damaged.count == 1 else "packets"
             self.notices.append(
