@@ -3,7 +3,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from kvcast.checkpoints import hub
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.errors import InputMissingError
+from kvcast.errors import InputMissingError, UsageError
 
 MISTRAL = ["params.json", "consolidated.safetensors", "tekken.json"]
 OTHER = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -67,6 +67,10 @@ def test_the_folder_of_a_model_in_the_hubs_cache_is_its_snapshot(tmp_path):
     (root / "refs/main").write_text("def\n")
     snapshot = root / "snapshots" / "def"
     assert locate(str(root)) == locate(str(snapshot)) == locate(str(root / "snapshots")) == snapshot
+    assert locate(str(tmp_path)) == snapshot
+    (tmp_path / "models--org--other").mkdir()
+    with pytest.raises(UsageError, match=r"several models: .* \(org/name, org/other\)"):
+        locate(str(tmp_path))
     (root / "blobs").mkdir()
     (root / "blobs/012.incomplete").touch()
     (snapshot / "config.json").write_text("{}")

@@ -57,6 +57,20 @@ def flan(tmp_path):
     return save_t5(random_t5("T5_11"), tmp_path / "flan")
 
 
+def test_tensors_without_use_are_listed(t5):
+    read = open_checkpoint(t5).tensors
+    bias = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+    unused = {bias: torch.ones(32, 4), "classifier.weight": torch.ones(2, 32)}
+    rewrite_weights(t5, lambda tensors: tensors | unused)
+    checkpoint = open_checkpoint(t5)
+    assert_same_tensors(checkpoint.tensors, dict(read))
+    assert set(checkpoint.tensors.unused) == set(unused)
+    edit_json(t5 / "config.json", num_layers=1)
+    surplus = set(open_checkpoint(t5).tensors.unused) - set(unused)
+    assert surplus
+    assert all(name.startswith("encoder.block.1.") for name in surplus)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configurations_give_the_sizes_that_the_papers_say(name):
     assert read_dimensions(CONFIGS / name) == PUBLISHED[name]

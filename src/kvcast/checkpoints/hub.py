@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvcast.errors import InputMissingError, KvcastError
+from kvcast.errors import InputMissingError, KvcastError, UsageError
 from kvcast.spec.phases import OnPhase, ignore_phase
 
 # Weights that a reader can use: no second copy in float32, no pickles, no other framework's.
@@ -63,21 +63,27 @@ def is_hub_id(model: str) -> bool:
 def snapshot_in(folder: Path) -> Path:
     """Return the snapshot in a model's folder of huggingface_hub's cache; another folder as it is.
 
-    That of the main branch, or else the newest. Raises InputMissingError if there is none.
+    That of the main branch, or else the newest. The whole cache is its only model. Raises
+    InputMissingError if there is no snapshot, UsageError for a cache of several models.
     """
     root = folder.parent if folder.name == "snapshots" else folder
+    if models := sorted(path.name for path in root.glob("models--*") if path.is_dir()):
+        if len(models) > 1:
+            names = ", ".join(name.removeprefix("models--").replace("--", "/") for name in models)
+            raise UsageError(f"{folder} holds several models: give the hub id of one ({names})")
+        root = root / models[0]
     if not root.resolve().name.startswith("models--") or not (root / "snapshots").is_dir():
         return folder
     snapshots = [path for path in (root / "snapshots").iterdir() if path.is_dir()]
+    snapshots.sort(key=lambda path: path.stat().st_mtime)
     main = root / "refs" / "main"
-    if main.is_file():
-        snapshots += [path for path in snapshots if path.name == main.read_text().strip()] * 2
+    commit = main.read_text().strip() if main.is_file() else None
     if not snapshots:
         repository = "/".join(root.resolve().name.split("--")[1:])
         raise InputMissingError(
             f"{folder}: download incomplete (no snapshot): run hf download {repository} again"
         )
-    return snapshots[-1]
+    return next((path for path in snapshots if path.name == commit), snapshots[-1])
 
 
 def download(model: str, on_phase: OnPhase = ignore_phase) -> Path:
