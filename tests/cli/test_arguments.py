@@ -229,7 +229,7 @@ def test_times_are_read_as_players_show_them(words: str, seconds: float | None, 
         ("transcribe", "-- --device cpu", "-- --device cpu"),
         ("export", "--device cuda", "--device cuda"),
         ("generate", "--n-predict 5 --temp 0.7", "--max-new-tokens 5 --temperature 0.7"),
-        ("serve", "--served-model-name a --parallel 4", "--alias a --rows 4"),
+        ("serve", "a --parallel 4 --max-num-seqs=8", "a --rows 4 --rows 8"),
     ],
 )
 def test_options_of_other_programs_are_taken_where_they_mean_the_same(command, theirs, ours):

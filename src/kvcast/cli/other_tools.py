@@ -172,7 +172,7 @@ _SERVER: Mapping[str, _Translation] = {
     "--device": _DEVICE,
     "--max-model-len": _CONTEXT,
     "--max-num-seqs": _renamed("--rows"),
-    "--served-model-name": _renamed("--alias"),
+    "--served-model-name": _advised("--alias NAME=MODEL gives a model a further name"),
 }
 
 _TABLES: Mapping[str, Mapping[str, _Translation]] = {
