@@ -174,6 +174,29 @@ def test_embeddings_are_the_models(server: Server, client: openai.OpenAI):
         client.embeddings.create(model="world", input="a")
 
 
+def test_texts_to_embed_are_measured_before_any_is_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    unilm = server.engines["unilm"].model
+    most = unilm.dimensions.max_positions
+    encoded: list[str] = []
+    monkeypatch.setattr(unilm, "encoded", lambda text: encoded.append(text))
+    asked = {"abc": "a b " * 500_000, "texts": ["abc"] * 2047 + ["ab " * 5_000]}
+    with server.http() as http:
+        for given in asked.values():
+            answer = http.post("/v1/embeddings", json={"model": "unilm", "input": given})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], error["code"]) == (400, "input", LENGTH)
+            assert f"more than the {most} tokens" in error["message"]
+        assert not encoded
+        ids = {"model": "unilm", "input": [[5] * (most + 1)]}
+        message = http.post("/v1/embeddings", json=ids).json()["error"]["message"]
+        assert f"has {most + 1} tokens" in message
+        monkeypatch.undo()
+        whole = {"model": "unilm", "input": [[5] * most, [7]]}
+        assert http.post("/v1/embeddings", json=whole).status_code == 200
+
+
 def test_text_to_text(server: Server):
     alone = server.engines["t5"].model.generate(["abc", "b a"], beam=3, n=2, max_new_tokens=6)
     with server.http() as http:

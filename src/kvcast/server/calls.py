@@ -79,6 +79,13 @@ class Calls:
         """
         return await self._attended(request, self._recordings, function, discard)
 
+    async def prepare(self, request: Request, function: Callable[[Check], T]) -> T:
+        """Prepare inputs beside the event loop; raises as `begin`.
+
+        `function` calls its argument from time to time.
+        """
+        return await self._attended(request, self._computing, function, lambda _: None)
+
     async def begin(
         self, request: Request, engine: Engine, given: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:

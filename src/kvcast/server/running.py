@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -24,6 +25,9 @@ from kvcast.server.app import create
 from kvcast.server.connections import protocol
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models
+
+_TURN = 0.001
+"""Seconds of the interpreter that a thread has while others wait for it."""
 
 _FILES = 1024
 """Files that may be open besides connections: a temporary one of each upload, pipes, models."""
@@ -147,6 +151,8 @@ def run(
     server = _DrainingServer(config, started, drain)
     try:
         _listen(listening, params, config.backlog)
+        # Threads that compute leave it sooner to the one that serves connections.
+        sys.setswitchinterval(_TURN)
         for served in models:
             served.prepare()
         # All that is here lives as long as the server: collections, which stop everything, pass it.

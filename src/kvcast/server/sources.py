@@ -14,12 +14,12 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvcast.server.calls import check_room
+from kvcast.server.calls import Check, check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
-from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT, Served
+from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT
 from kvcast.server.state import State
-from kvcast.server.writing import NOT_WRITING, keywords, limited, usage
+from kvcast.server.writing import NOT_WRITING, PromptLimit, keywords, limited, usage
 from kvcast.text.generation import EncodedText
 
 _CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"
@@ -87,18 +87,24 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
     if body.dimensions is not None:
         raise ApiError(400, "dimensions is not supported", param="dimensions")
     texts = _inputs(body)
-    prompts = await state.calls.in_thread(lambda: [_encoded(served, text) for text in texts])
-    lengths = [
-        len(prompt.tokens) if isinstance(prompt, EncodedText) else len(prompt) for prompt in prompts
-    ]
-    if state.limits.max_prompt is not None and max(lengths) > state.limits.max_prompt:
-        raise ApiError(
-            400,
-            f"a text has {max(lengths)} tokens and this server takes {state.limits.max_prompt}: "
-            "shorten it",
-            code="context_length_exceeded",
-            param="input",
-        )
+    check_room(served.engine)
+    longest = PromptLimit(
+        served, served.model.dimensions.max_positions, state.limits.max_prompt, "a text", "input"
+    )
+
+    def encoded(check: Check) -> list[Any]:
+        for text in texts:  # a bound on characters is enough for what would take long
+            if isinstance(text, str):
+                longest.check_texts([text])
+        prompts: list[Any] = []
+        for text in texts:
+            check()
+            prompts.append(served.model.encoded(text) if isinstance(text, str) else text)
+            longest.check(_length(prompts[-1]))
+        return prompts
+
+    prompts = await state.calls.prepare(request, encoded)
+    lengths = [_length(prompt) for prompt in prompts]
     tokens = sum(lengths)
     vectors: list[Any] = []
     for some in _in_turns(prompts, lengths):
@@ -147,9 +153,8 @@ def _in_turns(prompts: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[A
     yield some
 
 
-def _encoded(served: Served, text: Any) -> Any:
-    """Return a text with its tokens; tokens are as they were given."""
-    return served.model.encoded(text) if isinstance(text, str) else text
+def _length(prompt: Any) -> int:
+    return len(prompt.tokens if isinstance(prompt, EncodedText) else prompt)
 
 
 def _coded(vector: Any, encoding: str | None) -> str | list[float]:
