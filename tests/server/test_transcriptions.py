@@ -178,7 +178,6 @@ def _in_a_container(samples: Any, rate: int, form: str) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # by newer endpoints
 def _wrong(kind: str) -> tuple[str, bytes]:
     """Return a file of which a line must tell."""
     samples, rate = soundfile.read(RECORDING, frames=4 * 16_000)
@@ -227,6 +226,7 @@ def test_a_sound_track_is_chosen(client: openai.OpenAI, beginning: Any, begun: s
         transcribe(client, file=("f.mkv", content), extra_body={"audio_track": "3"})
 
 
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # by newer endpoints
 def test_a_translation(client: openai.OpenAI, beginning: tuple[str, bytes]):
     assert transcribe(client, model="german", file=beginning).text == "hallo"
     assert client.audio.translations.create(model="german", file=beginning).text == "hello"
