@@ -54,6 +54,17 @@ def stated(data: bytes, kind: str, size: int) -> bytes:
     return data
 
 
+@pytest.mark.parametrize("subtype", ["PCM_24", "FLOAT", "PCM_U8", "ULAW", "IMA_ADPCM"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_wavs_of_any_coding_are(encode, sound, subtype, channels):
+    stored = np.stack([sound] * channels, axis=1)
+    path = encode("killed.wav", stored, 16_000, subtype=subtype)
+    path.write_bytes(stated(path.read_bytes(), "wav", 0))
+    samples, [_] = decoded(path)
+    assert len(samples) == pytest.approx(len(sound), abs=1_000)
+    assert np.corrcoef(samples[: len(sound)], sound)[0, 1] > 0.95
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("size", [0, SECOND])
 def test_it_is_read_to_its_end_with_a_notice(tmp_path, sound, kind, size):

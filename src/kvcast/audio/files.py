@@ -162,8 +162,11 @@ class _FilePart:
 
     @cached_property
     def _full_scale(self) -> FullScale:
+        before = list(self.notices)
         with contextlib.closing(self._opened()) as reader:
-            return FullScale(self._sound(reader))
+            scale = FullScale(self._sound(reader))
+        self.notices = before  # the pass that is used has the same
+        return scale
 
     def _note(self, *notices: str) -> None:
         self.notices += [f"{self._name} {notice}" for notice in notices]

@@ -41,6 +41,9 @@ _OPEN_OPTIONS = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "n
 _TOLERANCE = 0.5
 """Seconds by which the duration of a complete file may be wrong."""
 
+_UNTIMED = frozenset({"aac", "ac3", "eac3", "mp3", "dts", "truehd", "mlp", "loas", "amr"})
+"""Bare frames: FFmpeg counts their times by the first frame's rate, and guesses their duration."""
+
 _LEAST_SKIP = 0.1
 """Seconds between packets that are more than rounding."""
 
@@ -123,6 +126,7 @@ class MediaReader(SoundReader):
         self.stores_floats = str(self._stream.codec_context.name).startswith("pcm_f")
         self.stops_at_damage = False
         start = self._container.start_time
+        self._is_timed = self._container.format.name not in _UNTIMED
         origin = None if start is None else start / av.time_base
         self._clock = FrameClock(origin, is_damaged=is_damaged)
         self._damaged, self._gaps = _Losses(), _Losses()
@@ -265,6 +269,11 @@ class MediaReader(SoundReader):
         """Return the seconds without sound before a frame, and count what was lost there."""
         at, frame = self._clock.position, heard.frame
         lasts = frame.samples / frame.sample_rate
+        if not self._is_timed:
+            gap = heard.damaged.seconds
+            self._clock.gap_before(None, gap + lasts, None)
+            self._damaged.join(heard.damaged)
+            return gap
         after = None if following is None else following.frame.time
         gap = self._clock.gap_before(frame.time, lasts, after)
         if gap > 0.5 * heard.mute.seconds:
@@ -306,6 +315,8 @@ class MediaReader(SoundReader):
 
     def _duration(self) -> float:
         """Return the duration in seconds that the container states; 0 if it does not."""
+        if not self._is_timed:
+            return 0.0
         if self._stream.duration is not None and self._stream.time_base is not None:
             return float(self._stream.duration * self._stream.time_base)
         if self._container.duration is None or len(self._container.streams) > 1:
