@@ -9,6 +9,8 @@ import pytest
 from audio.sound_files import FilmTrack, write_film
 from audio.test_decode import decoded, likeness
 from kvcast.audio.decode import open_audio
+from kvcast.audio.matroska import void_patches
+from kvcast.audio.section import FileSection
 from kvcast.errors import InputOutputError, UsageError
 
 CONTAINERS = [
@@ -39,6 +41,13 @@ def spoil(path, first, count):
         at = bytes(data).index(place)
         data[at : at + len(place)] = b"\xff" * len(place)
     path.write_bytes(data)
+
+
+def test_whole_files_need_no_void(encode, speech, tmp_path):
+    write_film(tmp_path / "film", [FilmTrack(samples=speech)] * 2, seconds=20)
+    for path in tmp_path / "film", encode("a.webm", speech), encode("a.mka", speech):
+        with path.open("rb") as file:
+            assert void_patches(FileSection(file)) == {}
 
 
 @pytest.mark.parametrize(("container", "codec"), CONTAINERS[:3])
@@ -152,6 +161,22 @@ def test_a_film_without_sound_says_so(tmp_path):
     write_film(tmp_path / "mute.mp4", [], container="mp4")
     with pytest.raises(InputOutputError, match=r"mute\.mp4 has no sound in it"):
         heard(tmp_path / "mute.mp4")
+
+
+@pytest.mark.parametrize("extension", ["mkv", "webm", "mka"])
+@pytest.mark.parametrize("where", [0.3, 0.7])
+def test_damaged_headers_of_blocks_cost_these_blocks_alone(encode, speech, extension, where):
+    path = encode(f"a.{extension}", speech[:160_000])
+    data = bytearray(path.read_bytes())
+    start = round(where * len(data))
+    data[start : start + 700] = np.random.default_rng(0).bytes(700)
+    path.write_bytes(data)
+    samples, [notice] = decoded(path)
+    assert "is damaged" in notice
+    assert len(samples) == pytest.approx(160_000, abs=1_000)
+    # Half a second at a time: no piece is lost, and none lies elsewhere.
+    halves = (sound[:152_000].reshape(-1, 8000) for sound in (samples, speech))
+    assert all(likeness(heard, said) > 0.6 for heard, said in zip(*halves, strict=True))
 
 
 @pytest.mark.parametrize("extension", ["ogg", "opus"])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.clock import FrameClock
+from kvcast.audio.matroska import void_patches
 from kvcast.audio.reader import (
     BLOCK_VALUES,
     DamagedError,
@@ -109,9 +110,10 @@ class MediaReader(SoundReader):
             is_damaged: it is known that parts are missing, so every gap is one of them.
 
         """
-        self._is_damaged = is_damaged
         self.notices: list[str] = []
-        self._file = FileSection(file)
+        voids = void_patches(file)
+        self._file = FileSection(file, patches=voids)
+        self._is_damaged = is_damaged or bool(voids)
         try:
             self._container = av.open(self._file, mode="r", format=format_, options=_OPEN_OPTIONS)
         except (av.FFmpegError, ValueError) as error:
@@ -128,7 +130,7 @@ class MediaReader(SoundReader):
         start = self._container.start_time
         self._is_timed = self._container.format.name not in _UNTIMED
         origin = None if start is None else start / av.time_base
-        self._clock = FrameClock(origin, is_damaged=is_damaged)
+        self._clock = FrameClock(origin, is_damaged=self._is_damaged)
         self._damaged, self._gaps = _Losses(), _Losses()
         self._trailing = _Losses()  # behind the last frame
 
