@@ -93,7 +93,7 @@ def test_pages_from_elsewhere_may_not_ask_unless_allowed(server: Server):
         answer = http.options("/v1/chat/completions", headers=asked)
         assert answer.headers["access-control-allow-origin"] == "https://app.example"
         shown = http.get("/v1/models", headers=asked).headers["access-control-expose-headers"]
-        assert shown == "x-request-id, retry-after"
+        assert shown == "x-request-id, x-ignored-fields, retry-after"
         other = http.options("/v1/models", headers=asked | {"origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
 

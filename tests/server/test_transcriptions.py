@@ -18,10 +18,12 @@ import openai
 import pysubs2
 import pytest
 import soundfile
+from fastapi import UploadFile
 
 import kvcast
 from audio.sound_files import FilmTrack, write_film
 from kit.scripted_whisper import scripted_translator
+from kvcast.server import speech
 from kvcast.server.recordings import Recordings
 from server.serving import Server, serving, until
 
@@ -245,6 +247,11 @@ REFUSED = {
     "response_format": {"response_format": "diarized_json"},
     "include": {"include": ["logprobs"]},
     "beam": {"extra_body": {"beam": 99}},
+    "vad_parameters must be": {"extra_body": {"vad_filter": "true", "vad_parameters": "[1]"}},
+    "'neg_threshold' is not": {
+        "extra_body": {"vad": "true", "vad_parameters": '{"neg_threshold": 1}'}
+    },
+    "clip_timestamps": {"extra_body": {"clip_timestamps": "0,x"}},
 }
 
 
@@ -256,6 +263,60 @@ def test_what_cannot_be_heard_is_refused_in_a_line(client: openai.OpenAI, said: 
     assert "\n" not in refused.value.message
     assert str(ROOT) not in refused.value.message
     assert "/tmp" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"temperature": "0.4"}, {"temperature": (0.4,)}),
+        ({"temperature": "0"}, {}),
+        ({"temperature": ["0", "0.2"]}, {"temperature": (0, 0.2)}),
+        ({"temperature": "[0, 0.2,1.0]"}, {"temperature": (0, 0.2, 1)}),
+        ({"clip_timestamps": "1.5,2,3"}, {"clip_timestamps": (1.5, 2, 3)}),
+        ({"hotwords": "Emma"}, {"hotwords": "Emma"}),
+        ({"hotwords": "", "clip_timestamps": "", "temperature": ""}, {}),
+        ({"vad_filter": "true"}, {"vad": True}),
+        (
+            {
+                "vad_filter": "true",
+                "vad_parameters": '{"threshold": 0.4, "min_silence_duration_ms": 500, '
+                '"speech_pad_ms": 30, "max_speech_duration_s": 20}',
+            },
+            {
+                "vad": True,
+                "vad_threshold": 0.4,
+                "min_silence": 0.5,
+                "speech_pad": 0.03,
+                "max_speech": 20,
+            },
+        ),
+    ],
+)
+def test_fields_of_faster_whispers_servers(given: dict[str, Any], expected: dict[str, Any]):
+    form = speech.TranscriptionForm(file=UploadFile(io.BytesIO()), model="a", **given)
+    options, _ = speech._options(form, "transcribe")
+    assert options == {"task": "transcribe", "initial_prompt": None} | expected
+
+
+def test_fields_without_effect_are_named(
+    server: Server, beginning: tuple[str, bytes], caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "kvcast.server")
+    odd = {f"odd{i}": "x" for i in range(30)}
+    with server.http() as http:
+        path, form = "/v1/audio/transcriptions", {"model": "german", "speed": "2", "ä b": "x"}
+        known = {"temperature": ["0", "0.2"], "clip_timestamps": "0,2", "language": "de"}
+        answer = http.post(path, data=form | known, files={"file": beginning})
+        assert answer.headers["x-ignored-fields"] == "speed, %C3%A4%20b"
+        assert "hallo" in answer.json()["text"]
+        answer = http.post(path, data={"model": "german"} | odd, files={"file": beginning})
+        assert answer.headers["x-ignored-fields"].endswith("odd19, ...")
+        answer = http.post(path, data={"model": "german"}, files={"file": beginning})
+        assert "x-ignored-fields" not in answer.headers
+        answer = http.post("/v1/completions", json={"model": "no", "prompt": "a", "min_tokens": 2})
+        assert answer.headers["x-ignored-fields"] == "min_tokens"
+    until(lambda: len(caplog.records) >= 4)
+    assert caplog.records[0].fields["ignored"] == "speed, %C3%A4%20b"
 
 
 def test_recordings_that_are_too_long_or_too_large(server: Server, client: openai.OpenAI):

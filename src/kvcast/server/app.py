@@ -115,7 +115,7 @@ def create(
         allow_origins=params.origins,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "x-ignored-fields", "retry-after"],
     )
 
 
@@ -164,16 +164,19 @@ def _add_writing(app: FastAPI, state: State) -> None:
     @routes.post("/v1/chat/completions", tags=["texts"], responses=_ERRORS)
     async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation, at once or with `stream` as it is written."""
+        state.note_ignored(request, body)
         return await chat_completions(state, request, body)
 
     @routes.post("/v1/completions", tags=["texts"], responses=_ERRORS)
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
         """Continue a prompt, or several."""
+        state.note_ignored(request, body)
         return await completions(state, request, body)
 
     @routes.post("/v1/responses", tags=["texts"], responses=_ERRORS)
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
         """Answer an input; nothing is stored."""
+        state.note_ignored(request, body)
         return await responses(state, request, body)
 
     @routes.post(MESSAGES, tags=["texts"], responses=_ERRORS)
@@ -189,11 +192,13 @@ def _add_writing(app: FastAPI, state: State) -> None:
     @routes.post("/v1/text2text", tags=["texts"], responses=_ERRORS)
     async def create_text2text(request: Request, body: Text2TextRequest) -> Response:
         """Answer sources, by T5 and UniLM models."""
+        state.note_ignored(request, body)
         return await text2text(state, request, body)
 
     @routes.post("/v1/embeddings", tags=["texts"], responses=_ERRORS)
     async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         """Return the vectors of texts, by UniLM models."""
+        state.note_ignored(request, body)
         return await embeddings(state, request, body)
 
     app.include_router(routes)
@@ -209,11 +214,13 @@ def _add_speech(app: FastAPI, state: State) -> None:
         request: Request, form: Annotated[TranscriptionForm, _FORM]
     ) -> Response:
         """Turn a recording into text."""
+        state.note_ignored(request, form)
         return await speech(state, recordings, request, form, "transcribe")
 
     @routes.post("/v1/audio/translations", tags=["speech"], responses=_ERRORS)
     async def create_translation(request: Request, form: Annotated[SpeechForm, _FORM]) -> Response:
         """Turn a recording into English text."""
+        state.note_ignored(request, form)
         return await speech(state, recordings, request, form, "translate")
 
     app.include_router(routes)

@@ -99,6 +99,7 @@ class Guard:
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", identity.encode()),
+                    *_ignored(scope),
                     # The rest of a body that is refused is not read.
                     *([] if body.whole else [(b"connection", b"close")]),
                 ]
@@ -259,6 +260,12 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the header that names the fields which had no effect."""
+    names = scope["state"].get("ignored")
+    return [(b"x-ignored-fields", names.encode())] if names else []
 
 
 class Bodies:

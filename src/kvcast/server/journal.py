@@ -52,6 +52,7 @@ class RequestLog:
             "request": scope["state"].get("request_id"),
             "error": kind,
             "notices": scope["state"].get("notices") or None,
+            "ignored": scope["state"].get("ignored"),
             "content": scope["state"].get("content"),
         }
         known = {name: value for name, value in fields.items() if value is not None}

@@ -116,9 +116,9 @@ _ToolChoice: TypeAlias = Annotated[
 
 
 class Body(BaseModel):
-    """A request's body; fields that are not known are ignored, as clients send their own."""
+    """A request's body; fields that are not known have no effect, as clients send their own."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     model: str = Field(description="a model's name, as GET /v1/models lists it")
 

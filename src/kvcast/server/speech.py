@@ -8,11 +8,12 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from kvcast.server.calls import check_room
+from kvcast.server.documents import parsed
 from kvcast.server.encoding import encoded
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
@@ -29,22 +30,62 @@ Granularity = Literal["word", "segment"]
 _SEGMENTS = 50
 """Segments of a transcript that are written where the event loop runs."""
 
+_VAD = {
+    "threshold": "vad_threshold",
+    "min_silence_duration_ms": "min_silence",
+    "speech_pad_ms": "speech_pad",
+    "max_speech_duration_s": "max_speech",
+}
+"""faster-whisper's parameters of voice detection, and the options that mean the same."""
+_MILLISECONDS = "_ms"
+
+
+def _numbers(given: Any) -> Any:
+    """Return the numbers of a field that has them all, or of several fields of a name."""
+    if not isinstance(given, (list, tuple)):
+        given = [given]
+    return [number for text in given for number in _split(text)]
+
+
+def _split(text: Any) -> list[Any]:
+    return str(text).strip().strip("[]").split(",") if text != "" else []
+
+
+_Temperature = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Numbers = Annotated[tuple[_Temperature, ...], BeforeValidator(_numbers)]
+_Seconds = Annotated[
+    tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], BeforeValidator(_numbers)
+]
 _Flag = Annotated[bool | None, Field()]
 
 
 class SpeechForm(BaseModel):
     """The form of both endpoints: OpenAI's fields, and a few of kvcast's options."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     file: UploadFile
     model: str
     prompt: str | None = None
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
-    temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    temperature: Annotated[
+        _Numbers, Field(description="one, or several: each is tried if the one before it fails")
+    ] = ()
     stream: _Flag = None
     beam: Annotated[int, Field(ge=1, le=1024)] | None = None
     vad: _Flag = None
+    vad_filter: Annotated[_Flag, Field(description="as vad")] = None
+    vad_parameters: Annotated[
+        str | None,
+        Field(
+            description="a JSON object with threshold, min_silence_duration_ms, speech_pad_ms and "
+            "max_speech_duration_s; needs vad"
+        ),
+    ] = None
+    hotwords: Annotated[str | None, Field(description="words to expect in every window")] = None
+    clip_timestamps: Annotated[
+        _Seconds, Field(description="parts to transcribe: start,end,start,end,… in seconds")
+    ] = ()
     audio_track: str | None = None
 
 
@@ -114,16 +155,41 @@ def _options(form: SpeechForm, task: str) -> tuple[dict[str, Any], bool]:
     if isinstance(form, TranscriptionForm) and form.include:
         raise ApiError(400, "include is not supported", param="include")
     options: dict[str, Any] = {"task": task, "initial_prompt": form.prompt or None}
-    if form.temperature:
+    if any(form.temperature):
         options["temperature"] = form.temperature
+    if form.clip_timestamps:
+        options["clip_timestamps"] = form.clip_timestamps
+    if form.hotwords:
+        options["hotwords"] = form.hotwords
     if isinstance(form, TranscriptionForm) and form.language:
         options["language"] = form.language
     if form.beam is not None:
         options["beam"] = form.beam
-    if form.vad:
-        options["vad"] = True
+    if form.vad or form.vad_filter:
+        options |= {"vad": True, **_vad_options(form.vad_parameters)}
     words = "word" in granularities
     return options | ({"word_timestamps": True} if words else {}), words
+
+
+def _vad_options(parameters: str | None) -> dict[str, float]:
+    """Return the keywords of `transcribe` for faster-whisper's parameters of voice detection."""
+    if not parameters:
+        return {}
+    options: dict[str, float] = {}
+    try:
+        for name, value in parsed(parameters).items():
+            options[_VAD[name]] = float(value) / (1000 if name.endswith(_MILLISECONDS) else 1)
+    except KeyError as unknown:
+        raise ApiError(
+            400,
+            f"vad_parameters: {str(unknown)[:100]} is not supported; it may have {', '.join(_VAD)}",
+            param="vad_parameters",
+        ) from None
+    except (ValueError, TypeError, AttributeError):
+        raise ApiError(
+            400, "vad_parameters must be a JSON object with numbers", param="vad_parameters"
+        ) from None
+    return options
 
 
 class _TranscriptAnswer:

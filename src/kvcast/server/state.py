@@ -6,7 +6,9 @@ Knows no endpoint.
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from kvcast.engine import Job
@@ -18,6 +20,10 @@ from kvcast.server.params import ServeParams
 from kvcast.server.served import Models, Served
 from kvcast.server.writing import several
 from kvcast.text.texts import TextGeneration
+
+_MOST_NAMES = 20
+_LONGEST_NAME = 64
+"""Names of fields without effect that are told, and their characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,14 @@ class State:
         job = await self.calls.begin(request, served.engine, prompt, options)
         self.metrics.watch(served.name, job)
         return job
+
+    def note_ignored(self, request: Request, body: BaseModel) -> None:
+        """Take note of a body's fields that have no effect, for its answer's head and the log."""
+        names = list(body.model_extra or ())
+        shown = [quote(name[:_LONGEST_NAME], safe="[]") for name in names[:_MOST_NAMES]]
+        if len(names) > _MOST_NAMES:
+            shown.append("...")
+        request.scope["state"]["ignored"] = ", ".join(shown)
 
     def check_texts(self, served: Served, count: int | None, name: str = "n") -> None:
         """Raise ApiError for more texts of a prompt than one request may have."""
