@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import soxr
 from numpy.typing import NDArray
 
 from kit.recordings import EXAMPLE, Load, Samples, told
@@ -44,6 +45,21 @@ def test_an_accepted_window_has_no_reasons_to_fall_back(model, recordings):
     [segment, *_] = model.transcribe(recordings["005"])
     assert segment.temperature == 0.0
     assert segment.fallback == ()
+
+
+def test_an_array_of_another_rate_is_resampled_or_asked_about(model, recordings):
+    fast = soxr.resample(recordings["example"][:64_000], 16_000, 48_000)
+    taken = model.transcribe(fast, temperature=0.0)
+    assert list(taken) == []
+    [notice] = taken.notices
+    assert "taken as 16000 samples a second: sampling_rate tells" in notice
+    given = model.transcribe(fast, temperature=0.0, sampling_rate=48_000)
+    assert "John Dashwood" in "".join(segment.text for segment in given)
+    assert given.notices == ()
+    silence = model.transcribe(0 * fast, temperature=0.0)
+    assert list(silence) == []
+    assert "is silent" in " ".join(silence.notices)
+    assert len(silence.notices) == 1
 
 
 @pytest.mark.parametrize(

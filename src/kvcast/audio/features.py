@@ -97,7 +97,6 @@ class MelWindows:
 
     def __init__(self, audio: AudioSource, n_mels: int) -> None:
         self._audio = audio
-        self.unheard = audio.unheard
         self._n_mels = n_mels
         checked = CheckedAudio(audio)
         self._loudest, kept = _loudest_and_frames(log_mel_stream(checked.blocks(), n_mels))
@@ -108,6 +107,7 @@ class MelWindows:
         self.silent = not self._is_loud.any()
         silence = (f"{audio.name} is silent: there is no speech to transcribe",)
         self.notices = audio.notices + (silence if self.silent else ())
+        self.unheard = () if self.silent else audio.unheard
         self._replay: Callable[[], Iterator[NDArray[np.float32]]] = (
             (lambda: log_mel_stream(audio.blocks(), n_mels))
             if kept is None
