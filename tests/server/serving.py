@@ -44,7 +44,12 @@ class Server:
             for name, engine in self.engines.items()
         ]
         self.draining = False
-        app = create(Models(served), params, lambda: self.draining)
+        openers = {
+            engine: lambda _, model=engine.model: Engine(model, rows=params.rows)
+            for engine in self.engines.values()
+        }
+        self.models = Models(served, openers)
+        app = create(self.models, params, lambda: self.draining)
         self._server = uvicorn.Server(configuration(app, params))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
@@ -56,7 +61,7 @@ class Server:
         until(lambda: self._server.started)
 
     def stop(self) -> None:
-        for engine in self.engines.values():
+        for engine in (*self.engines.values(), *self.models.engines):
             engine.close()
         self._server.should_exit = True
         self._thread.join(20)

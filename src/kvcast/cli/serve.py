@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled, headings, keywords
 from kvcast.cli.opening import for_actor, opened
-from kvcast.cli.progress import progress
+from kvcast.cli.progress import Progress, progress
 from kvcast.cluster.params import ANY, CLUSTER, ReplicaParams, replica_range
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading.params import LOADING, LoadParams
@@ -142,24 +142,30 @@ def _serve_from_cluster(
 def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
     """Open every model, each with an engine, under its names."""
     from kvcast.engine import Engine
-    from kvcast.server.served import Models, Served, kind_of
+    from kvcast.server.served import Models, Opener, Served, kind_of
 
     names = _names(args.models, args.alias)
     watcher = progress(quiet=args.quiet)
     served: list[Served] = []
-    for model, called in names.items():
+    openers: dict[Engine, Opener] = {}
+
+    def engine_of(model: str, watcher: Progress, before: Sequence[Engine]) -> Engine:
         with watcher.waiting(f"loading {model}") as on_phase:
             loaded = opened(model, args, on_phase).model
-        engine = Engine(
+        return Engine(
             loaded,
             rows=params.rows,
-            cache_memory=_cache_memory(params, [opened.engine for opened in served]),
+            cache_memory=_cache_memory(params, before),
             queue=params.queue,
             chunk=params.chunk,
         )
-        kind = kind_of(loaded)
+
+    for model, called in names.items():
+        engine = engine_of(model, watcher, [each.engine for each in served])
+        openers[engine] = functools.partial(engine_of, model, progress(quiet=True))
+        kind = kind_of(engine.model)
         served += [Served(name=name, engine=engine, kind=kind) for name in called]
-    return Models(served)
+    return Models(served, openers)
 
 
 def _cache_memory(params: ServeParams, before: Sequence["Engine"]) -> int:

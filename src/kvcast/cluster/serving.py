@@ -208,7 +208,7 @@ class Replica:
     def __init__(self, given: bytes) -> None:
         open_models, params = pickle.loads(given)  # noqa: S301 - of the run that began this
         install(as_json=params.log_json)
-        self._models: Models = open_models()
+        self._models = Models(open_models())  # which stay in memory
         self._app = create(self._models, params)
 
     async def __call__(self, request: ProxiedRequest) -> AsyncGenerator[list[Message]]:

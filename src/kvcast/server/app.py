@@ -5,6 +5,7 @@ Knows no process, no socket and no command.
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,7 @@ from kvcast.server.requests import (
     CountTokensRequest,
     EmbeddingsRequest,
     MessagesRequest,
+    ModelRequest,
     ResponsesRequest,
     Text2TextRequest,
 )
@@ -164,41 +166,43 @@ def _add_writing(app: FastAPI, state: State) -> None:
     @routes.post("/v1/chat/completions", tags=["texts"], responses=_ERRORS)
     async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation, at once or with `stream` as it is written."""
-        state.note_ignored(request, body)
+        await state.enter(request, body)
         return await chat_completions(state, request, body)
 
     @routes.post("/v1/completions", tags=["texts"], responses=_ERRORS)
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
         """Continue a prompt, or several."""
-        state.note_ignored(request, body)
+        await state.enter(request, body)
         return await completions(state, request, body)
 
     @routes.post("/v1/responses", tags=["texts"], responses=_ERRORS)
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
         """Answer an input; nothing is stored."""
-        state.note_ignored(request, body)
+        await state.enter(request, body)
         return await responses(state, request, body)
 
     @routes.post(MESSAGES, tags=["texts"], responses=_ERRORS)
     async def create_message(request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation, as Anthropic's interface has it."""
+        await state.enter(request, body)
         return await messages(state, request, body)
 
     @routes.post(f"{MESSAGES}/count_tokens", tags=["texts"], responses=_ERRORS)
     async def count_message_tokens(body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation, tools included."""
+        await state.load(body.model)
         return await count_tokens(state, body)
 
     @routes.post("/v1/text2text", tags=["texts"], responses=_ERRORS)
     async def create_text2text(request: Request, body: Text2TextRequest) -> Response:
         """Answer sources, by T5 and UniLM models."""
-        state.note_ignored(request, body)
+        await state.enter(request, body)
         return await text2text(state, request, body)
 
     @routes.post("/v1/embeddings", tags=["texts"], responses=_ERRORS)
     async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         """Return the vectors of texts, by UniLM models."""
-        state.note_ignored(request, body)
+        await state.enter(request, body)
         return await embeddings(state, request, body)
 
     app.include_router(routes)
@@ -214,13 +218,13 @@ def _add_speech(app: FastAPI, state: State) -> None:
         request: Request, form: Annotated[TranscriptionForm, _FORM]
     ) -> Response:
         """Turn a recording into text."""
-        state.note_ignored(request, form)
+        await state.enter(request, form)
         return await speech(state, recordings, request, form, "transcribe")
 
     @routes.post("/v1/audio/translations", tags=["speech"], responses=_ERRORS)
     async def create_translation(request: Request, form: Annotated[SpeechForm, _FORM]) -> Response:
         """Turn a recording into English text."""
-        state.note_ignored(request, form)
+        await state.enter(request, form)
         return await speech(state, recordings, request, form, "translate")
 
     app.include_router(routes)
@@ -231,12 +235,25 @@ def _add_models(app: FastAPI, state: State) -> None:
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> dict[str, Any]:
         """List the models."""
-        return {"object": "list", "data": [served.document for served in state.models]}
+        return {"object": "list", "data": state.models.documents}
 
     @app.get("/v1/models/{model:path}", tags=["models"], responses=_ERRORS)
     async def retrieve_model(model: str) -> dict[str, Any]:
         """Describe a model."""
-        return state.models.named(model).document
+        return state.models.document(model)
+
+    @app.post("/v1/models/load", tags=["models"], responses=_ERRORS)
+    async def load_model(body: ModelRequest) -> dict[str, Any]:
+        """Bring a model into memory; a request for it does so, too."""
+        await state.load(body.model)
+        return state.models.document(body.model)
+
+    @app.post("/v1/models/unload", tags=["models"], responses=_ERRORS)
+    async def unload_model(body: ModelRequest) -> dict[str, Any]:
+        """Take a model out of memory, once its requests are over or `--drain` has passed."""
+        unload = partial(state.models.unload, body.model, state.limits.drain)
+        await state.calls.in_thread(unload)
+        return state.models.document(body.model)
 
 
 def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> None:

@@ -152,6 +152,17 @@ class ServeParams(EngineParams):
             metavar="MINUTES",
         ),
     ] = 120.0
+    idle_unload: Annotated[
+        float | None,
+        Option(
+            group=LIMITS,
+            help="after so many seconds without a request for it, a model leaves memory; the next "
+            "request waits until it is loaded again",
+            check=Bounds(above=0, most=10_000_000),
+            metavar="SECONDS",
+            default="never",
+        ),
+    ] = None
     live_sessions: Annotated[
         int,
         Option(

@@ -123,6 +123,12 @@ class Body(BaseModel):
     model: str = Field(description="a model's name, as GET /v1/models lists it")
 
 
+class ModelRequest(BaseModel):
+    """A model to load or unload."""
+
+    model: str = Field(description="a model's name, as GET /v1/models lists it")
+
+
 class Sampled(Body):
     """How texts are written."""
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
@@ -25,6 +26,9 @@ from kvcast.server.app import create
 from kvcast.server.connections import protocol
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models
+
+_LOOK = 5.0
+"""Seconds between two looks at models that may be idle, at most."""
 
 _TURN = 0.001
 """Seconds of the interpreter that a thread has while others wait for it."""
@@ -128,6 +132,11 @@ def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
     )
 
 
+def _unload_idle(models: Models, seconds: float, ended: threading.Event) -> None:
+    while not ended.wait(min(seconds / 4, _LOOK)):
+        models.unload_idle(seconds)
+
+
 def run(
     models: Models, params: ServeParams, listening: socket.socket, started: Callable[[], None]
 ) -> None:
@@ -147,6 +156,9 @@ def run(
             threading.Thread(target=engine.close, daemon=True).start()
 
     allow_open_files(params.max_connections + _FILES)
+    if (idle := params.idle_unload) is not None:
+        watch = partial(_unload_idle, models, idle, ended)
+        threading.Thread(target=watch, name="kvcast-idle", daemon=True).start()
     config = configuration(create(models, params, draining), params)
     server = _DrainingServer(config, started, drain)
     try:

@@ -1,13 +1,16 @@
 """Models that a server offers, each with an engine, by their names. Knows no protocol."""
 
+import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from threading import RLock
+from typing import Any, TypeAlias
 
 from kvcast.engine import Engine
 from kvcast.errors import KvcastError, UsageError
+from kvcast.machine.memory import give_back
 from kvcast.server.errors import ApiError
 from kvcast.tokenizers.base import longest_token
 
@@ -72,6 +75,7 @@ class Served:
             "kind": self.kind,
             "embeddings": self.embeds,
             "languages": list(self.model.languages) if self.kind == SPEECH else None,
+            "loaded": True,
         }
 
 
@@ -90,30 +94,138 @@ def kind_of(model: Any) -> str:
     return CHAT
 
 
-class Models:
-    """The models of a server, by name; the first comes first in lists."""
+Opener: TypeAlias = Callable[[Sequence[Engine]], Engine]
+"""Opens a model again, beside these engines."""
 
-    def __init__(self, served: Iterable[Served]) -> None:
-        """Take them in order; raises UsageError for two of one name."""
+
+@dataclass(frozen=True, kw_only=True)
+class _Unloaded:
+    """A model that is not in memory.
+
+    Attributes:
+        served: by its names, with their entries of a list.
+        opener: opens it again.
+
+    """
+
+    kind: str
+    documents: Mapping[str, dict[str, Any]]
+    opener: Opener
+
+
+class Models:
+    """The models of a server, by name; the first comes first in lists.
+
+    A model may leave memory and come back; until then it is served by nobody.
+    """
+
+    def __init__(
+        self, served: Iterable[Served], openers: Mapping[Engine, Opener] | None = None
+    ) -> None:
+        """Take them in order, and how they are opened again; UsageError for two of one name."""
         self._by_name: dict[str, Served] = {}
         for model in served:
             if model.name in self._by_name:
                 raise UsageError(f"two models have the name {model.name}: give one an --alias")
             self._by_name[model.name] = model
+        self._names = list(self._by_name)
+        self._openers = dict(openers or {})
+        self._unloaded: dict[str, _Unloaded] = {}
+        self._active: dict[Engine, tuple[int, float]] = {}
+        self._lock = RLock()
+        self.sessions = 0
+        """Live sessions, whose models stay."""
 
     def __iter__(self) -> Iterator[Served]:
-        return iter(self._by_name.values())
+        """Yield those in memory."""
+        return iter([self._by_name[name] for name in self._names if name in self._by_name])
 
     def named(self, name: str) -> Served:
-        """Return the model of a name; raises ApiError for none."""
+        """Return the model of a name; raises ApiError for none, and for one not in memory."""
         if (model := self._by_name.get(name)) is not None:
             return model
+        if name in self._unloaded:
+            raise ApiError(
+                503,
+                f"the model {name!r} is not loaded: try again later",
+                kind="server_error",
+                code="model_not_loaded",
+            )
         raise ApiError(
             404,
             f"the model {name[:100]!r} does not exist here; GET /v1/models lists all models",
             code="model_not_found",
             param="model",
         )
+
+    def is_unloaded(self, name: str) -> bool:
+        """Tell whether a model must be loaded before it can be used."""
+        return name in self._unloaded
+
+    def load(self, name: str) -> None:
+        """Bring a model into memory, if it is not there; may take long. Raises as opening does."""
+        with self._lock:
+            if (model := self._unloaded.get(name)) is None:
+                return
+            engine = model.opener(self.engines)
+            self._openers[engine] = model.opener
+            for each in model.documents:
+                self._by_name[each] = Served(name=each, engine=engine, kind=model.kind)
+                del self._unloaded[each]
+
+    def unload(self, name: str, drain: float) -> None:
+        """Take a model out of memory, once its requests are over, or after `drain` seconds.
+
+        Raises ApiError for a name of none, and one that cannot be opened again.
+        """
+        with self._lock:
+            if name in self._unloaded:
+                return
+            engine = self.named(name).engine
+            if (opener := self._openers.pop(engine, None)) is None:
+                raise ApiError(400, f"the model {name!r} stays loaded", param="model")
+            models = [served for served in self if served.engine is engine]
+            documents = {served.name: served.document | {"loaded": False} for served in models}
+            resting = _Unloaded(kind=models[0].kind, documents=documents, opener=opener)
+            for each in documents:
+                del self._by_name[each]
+                self._unloaded[each] = resting
+            self._active.pop(engine, None)
+        del models
+        engine.close(drain)
+        del engine
+        gc.unfreeze()  # what was there when the server began is in cycles, too
+        gc.collect()
+        gc.freeze()
+        give_back()
+
+    def unload_idle(self, seconds: float) -> None:
+        """Take models out of memory that had no request for so long."""
+        for name in [served.name for served in self if self._idle(served) > seconds]:
+            self.unload(name, 0)
+
+    def _idle(self, served: Served) -> float:
+        """Return for how long a model had no request; less than 0 for one that stays."""
+        if served.engine not in self._openers or (served.kind == SPEECH and self.sessions):
+            return -1
+        now, status = time.monotonic(), served.engine.status()
+        count = sum(status.finished.values())
+        before, last = self._active.get(served.engine, (-1, now))
+        if count != before or status.running or status.waiting:
+            last = now
+        self._active[served.engine] = count, last
+        return now - last
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """The entries of all models, in order."""
+        return [self.document(name) for name in self._names]
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return a model's entry; raises ApiError for a name of none."""
+        if (model := self._unloaded.get(name)) is not None:
+            return model.documents[name]
+        return self.named(name).document
 
     def of_kind(self, name: str, kinds: Mapping[str, str]) -> Served:
         """Return the model of a name; raises ApiError unless its kind is one of these.
@@ -136,7 +248,7 @@ class Models:
     @property
     def names(self) -> list[str]:
         """All names, in order."""
-        return list(self._by_name)
+        return list(self._names)
 
     @property
     def alive(self) -> bool:

@@ -45,7 +45,17 @@ class State:
         self.metrics.watch(served.name, job)
         return job
 
-    def note_ignored(self, request: Request, body: BaseModel) -> None:
+    async def enter(self, request: Request, body: Any) -> None:
+        """Take note of fields without effect, and see to it that the model is in memory."""
+        self._note_ignored(request, body)
+        await self.load(body.model)
+
+    async def load(self, name: str) -> None:
+        """Bring a model into memory, if it is known and not there."""
+        if self.models.is_unloaded(name):
+            await self.calls.in_thread(lambda: self.models.load(name))
+
+    def _note_ignored(self, request: Request, body: BaseModel) -> None:
         """Take note of a body's fields that have no effect, for its answer's head and the log."""
         names = list(body.model_extra or ())
         shown = [quote(name[:_LONGEST_NAME], safe="[]") for name in names[:_MOST_NAMES]]

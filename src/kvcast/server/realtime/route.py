@@ -60,10 +60,12 @@ class Realtime:
                 await _close(websocket, error, _TRY_AGAIN_LATER)
                 return
             self._sessions += 1
+            self._state.models.sessions += 1
             try:
                 await self._talk(websocket)
             finally:
                 self._sessions -= 1
+                self._state.models.sessions -= 1
 
     async def _talk(self, websocket: WebSocket) -> None:
         limits = self._state.limits
@@ -96,6 +98,7 @@ class _WindowOpener:
 
     def open(self, settings: TranscriptionSettings) -> StreamingWindow:
         """Open a window with a client's settings; raises for settings that cannot be served."""
+        self._models.load(settings.model or self.model)
         served = self._models.listening(settings.model or self.model)
         params = LiveParams(
             language=settings.language or None,
@@ -207,4 +210,4 @@ def _listener() -> Listener:
 
 
 def _first(models: Models) -> str:
-    return next((served.name for served in models if served.kind == SPEECH), "")
+    return next((model["id"] for model in models.documents if model["kind"] == SPEECH), "")
