@@ -430,7 +430,7 @@ def test_end_tokens_come_from_the_first_file_that_names_any(llama, generation, c
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1},
          {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1}),
         ({"do_sample": True, "temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0},
-         {}),
+         {"temperature": 1.0}),
         ({"no_repeat_ngram_size": 3, "forced_bos_token_id": 0},
          {"no_repeat_ngram_size": 3, "forced_bos_token_id": 0}),
         ({"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "forced_bos_token_id": None}, {}),

@@ -175,8 +175,8 @@ def test_end_tokens_are_all_that_the_file_has():
 def test_tokens_that_end_a_turn_are_found_by_their_text(words, ends):
     tokens = vocabulary()["tokenizer.ggml.tokens"]
     files = read(tokens=[*tokens, *words], token_type=None)
-    found = json.loads(files["text.json"])["end_tokens"]
-    assert [tokenizer(files).id_to_token(token) for token in found] == ["</s>", *ends]
+    tokens = json.loads(files["text.json"])["end_tokens"]
+    assert [tokenizer(files).id_to_token(token) for token in tokens] == ["</s>", *ends]
     # Files may have them as ordinary tokens: they are special all the same.
     for text in ends:
         assert tokenizer(files).decode(tokenizer(files).encode(f"hello{text}").ids) == "hello"

@@ -66,7 +66,9 @@ def generation_values(folder: Path) -> dict[str, Any]:
         fields["top_k"] = 0
     values = {name: fields.get(name) for name in _ALWAYS}
     if fields.get("do_sample") is True:
-        values |= {"temperature": 1.0} | {name: fields[name] for name in _SAMPLED if name in fields}
+        values |= {name: fields.get(name) for name in _SAMPLED}
+        if values["temperature"] is None:
+            values["temperature"] = 1.0
     return {name: value for name, value in values.items() if value not in (None, _OFF.get(name))}
 
 
