@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from kvcast.chat.tool_calls import knows_tools
 from kvcast.checkpoints.text_huggingface import (
     chat_templates,
     special_tokens,
@@ -37,6 +38,10 @@ NAMED = {
     "image_token": "<image>",
 }
 # Every third style has its tokens elsewhere, and its templates.
+WITH_TOOLS = {
+    *("qwen2.5", "qwen3", "llama3.1", "llama3.2", "mistral-v3", "mistral-tekken", "command-r"),
+    *("granite3", "hermes2-pro", "falcon3", "nemotron-mini", "smollm3"),
+}
 WITH_PARTS = ("gemma3", "mistral-small")
 QUICK = ("qwen2.5", "llama3.1", "hermes2-pro", "every-token", "gemma3", "deepseek-r1")
 
@@ -154,10 +159,11 @@ def ours(tokenizer: Any, messages: Any, tools: Any) -> list[int] | None:
 def test_tokens_equal_transformers(style: str, tmp_path: Path):
     folder = written(tmp_path, style)
     our, their = opened(folder), AutoTokenizer.from_pretrained(folder)
-    knows_tools = re.search(r"\btools\b", TEMPLATES.get(f"{style}.tool_use", TEMPLATES[style]))
+    with_tools = knows_tools(TEMPLATES.get(f"{style}.tool_use", TEMPLATES[style]))
+    assert with_tools == (style in WITH_TOOLS)
     understood = 0
     for messages, tools in CONVERSATIONS:
-        if tools is None or knows_tools:
+        if tools is None or with_tools:
             expected = theirs(their, messages, tools)
             if not isinstance(messages[0]["content"], str) and style not in WITH_PARTS:
                 continue  # transformers shows the list, or fails

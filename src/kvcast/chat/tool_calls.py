@@ -141,8 +141,8 @@ IN_WORDS = ToolForm(
 
 
 def knows_tools(template: str) -> bool:
-    """Tell whether a chat template does anything with tools."""
-    return re.search(r"\btools\b", template) is not None
+    """Tell whether a chat template does anything with tools, beside those of a message."""
+    return re.search(r"""(?<![\w.'"])tools\b(?!['"])""", template) is not None
 
 
 def form_of(template: str) -> ToolForm | None:
