@@ -1,5 +1,8 @@
 """Clients for locust: they chat, translate, embed, send recordings, talk live, and some give up.
 
+A few are greedy: they ask for many texts with all they can tell, send schemas that take for ever,
+huge bodies and heads, and halves of heads.
+
 Every answer is compared with the one that the model gave alone; the text of a live session, whose
 hypotheses lie where the sound happens to arrive, by its word error. What is wrong, other than a
 queue that is full, is a failure in locust's statistics; a full queue is counted as `refused`.
@@ -9,6 +12,7 @@ import base64
 import json
 import os
 import random
+import socket
 import time
 from pathlib import Path
 
@@ -28,6 +32,11 @@ SOUND = soundfile.read(os.environ["RECORDING"], dtype="int16")[0].tobytes()
 PIECE = 16_000
 """Bytes of half a second."""
 WORD_ERROR = 0.05
+HUNGRY = {
+    "model": "demo-chat",
+    "messages": [{"role": "user", "content": "Tell a long story."}],
+    "temperature": 1.0,
+}
 GIVES_UP = 0.1
 """Share of requests whose client leaves before the answer."""
 
@@ -161,6 +170,47 @@ class Client(HttpUser):
             response_length=0,
             exception=failure,
         )
+
+
+class Greedy(HttpUser):
+    wait_time = constant(1)
+    fixed_count = 3
+
+    def on_start(self) -> None:
+        """Hold connections that never ask, and keep a process busy with a schema."""
+        address = self.host.removeprefix("http://").split(":")
+        self._held = [socket.create_connection((address[0], int(address[1]))) for _ in range(20)]
+        for connection in self._held:
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: loc")
+        patterns = [{"pattern": f"(a|b)*a(a|b){{{10 + i}}}c"} for i in range(100)]
+        schema = {"type": "string", "allOf": patterns, "title": str(random.random())}
+        shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        self._ask("schema", {400, 429}, json=HUNGRY | {"response_format": shape})
+
+    @task
+    def asks_for_many_texts(self) -> None:
+        told = {"n": 16, "max_tokens": 20, "logprobs": True, "top_logprobs": 20}
+        self._ask("n", {200, 429}, json=HUNGRY | told)
+        self._ask("n at once", {200, 429}, json=HUNGRY | told | {"temperature": 0})
+        self._ask("more than n", {400}, json=HUNGRY | {"n": 128})
+
+    @task
+    def sends_what_is_huge(self) -> None:
+        ids = {"model": "demo-chat", "prompt": [[300] * 4000] * 250}
+        self._ask("ids", {400, 429}, "/v1/completions", json=ids)
+        text = {"model": "demo-unilm", "input": "hello " * 300_000}
+        self._ask("text", {400, 429}, "/v1/embeddings", json=text)
+        self._ask("headers", {431}, "/health", headers={"x": "y" * 70_000})
+
+    def _ask(self, name: str, expected: set[int], path="/v1/chat/completions", **request) -> None:
+        name = f"greedy: {name}"
+        with self.client.post(
+            path, name=name, timeout=900, catch_response=True, **request
+        ) as answer:
+            if answer.status_code in expected:
+                answer.success()
+            else:
+                answer.failure(f"{answer.status_code} {answer.text[:200]}")
 
 
 def _send(connection: ClientConnection, kind: str, **fields) -> None:

@@ -6,6 +6,7 @@ Memory is compared with what it was after the first minute.
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -68,6 +69,12 @@ def test_many_clients_at_once(tmp_path: Path, seconds: int):
         engines = httpx.get(f"{running.url}/v1/engine").json()["models"]
         print(json.dumps({"rows": rows, "engines": engines}, indent=1))
         print(json.dumps({"grown": grown, "resident": resident}))
+        [delay] = re.findall(
+            r"^kvcast:loop_delay_seconds_max (.+)$",
+            httpx.get(f"{running.url}/metrics").text,
+            re.MULTILINE,
+        )
+        print(json.dumps({"longest delay of the loop": float(delay)}))
         assert all(not engine["busy"] for engine in engines)
         assert sum(engine["finished"].get("cancelled", 0) for engine in engines) > 0
         assert "Traceback" not in running.log
@@ -77,6 +84,7 @@ def test_many_clients_at_once(tmp_path: Path, seconds: int):
         assert running.ended() == 0
     assert grown < 0.05 * warm
     assert {"live", "stream", "transcriptions with vad", "/v1/embeddings"} <= rows.keys()
+    assert {"greedy: schema", "greedy: n", "greedy: ids", "greedy: headers"} <= rows.keys()
     assert int(rows["refused"]["Request Count"]) > 0
     total = rows["Aggregated"]
     assert int(total["Failure Count"]) == 0

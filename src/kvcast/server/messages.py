@@ -19,7 +19,13 @@ from kvcast.server.requests import CountTokensRequest, MessagesRequest
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.tools import CalledTool, Tools, tools_of
-from kvcast.server.writing import NOT_WRITING, check_converses, conversation, keywords
+from kvcast.server.writing import (
+    NOT_WRITING,
+    check_converses,
+    conversation,
+    keywords,
+    values_of,
+)
 from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
 
@@ -30,7 +36,7 @@ _THOUGHT = frozenset({"thinking", "redacted_thinking"})
 
 async def messages(state: State, request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation."""
-    served, tools, prompt = _asked(state, body)
+    served, tools, prompt = await _asked_beside(state, body)
     counted = _Counted(prompt)
     options = keywords(body, served, body.max_tokens) | {"n": 1}
     if body.stop_sequences:
@@ -50,15 +56,24 @@ async def messages(state: State, request: Request, body: MessagesRequest) -> Res
 
         return await streamed(state.calls, request, job, answer.events, ended, failed)
     [text] = state.wrote(request, await state.calls.result(request, job))
-    return JSONResponse(answer.whole(text, job.cached_tokens))
+    return await state.calls.answer(
+        lambda: answer.whole(text, job.cached_tokens), values_of([text])
+    )
 
 
 async def count_tokens(state: State, body: CountTokensRequest) -> Response:
     """Count the tokens of a conversation, tools included."""
-    _, _, prompt = _asked(state, body)
+    _, _, prompt = await _asked_beside(state, body)
     counted = _Counted(prompt)
     await state.calls.in_thread(counted)
     return JSONResponse({"input_tokens": counted.tokens})
+
+
+async def _asked_beside(
+    state: State, body: CountTokensRequest
+) -> tuple[Served, Tools, Callable[[], Any]]:
+    """Read what is asked, beside the event loop if there are tools, whose schemas may be large."""
+    return await state.calls.beside(lambda: _asked(state, body), bool(body.tools))
 
 
 def _asked(state: State, body: CountTokensRequest) -> tuple[Served, Tools, Callable[[], Any]]:

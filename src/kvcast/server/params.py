@@ -134,7 +134,7 @@ class ServeParams(EngineParams):
             help="connections at a time; one more is answered with 429 and closed",
             check=Bounds(least=1, most=100_000),
         ),
-    ] = 1000
+    ] = 2000
     max_connections_per_address: Annotated[
         int,
         Option(
@@ -142,7 +142,7 @@ class ServeParams(EngineParams):
             help="connections of one address at a time; behind a proxy all have its address",
             check=Bounds(least=1, most=100_000),
         ),
-    ] = 500
+    ] = 1000
     max_audio: Annotated[
         float,
         Option(
