@@ -44,6 +44,7 @@ def server() -> Iterator[Server]:
         "world": saying("Hello, world"),
         "echo": saying(echo),
         "caller": saying("Let me see.\n" + TWO),
+        "ready": saying(CALL),
         "json": saying('{"name": "Ada", "age": 36} and more'),
         "endless": saying("ab" * 900, before_step=lambda: time.sleep(0.005)),
     }
@@ -233,6 +234,32 @@ def test_parse_gives_what_the_schema_says(client: openai.OpenAI):
     assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
 
 
+@pytest.mark.parametrize("form", ["json_schema", "json_object"])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_an_answer_has_a_format_where_no_tool_is_called(client: openai.OpenAI, form: str, api: str):
+    schema = {"name": "person", "schema": Person.model_json_schema()}
+    for model in ("json", "ready"):
+        if api == "chat":
+            shape = {"type": form} | ({"json_schema": schema} if form == "json_schema" else {})
+            [choice] = client.chat.completions.create(
+                model=model, messages=HELLO, tools=[WEATHER], temperature=0, response_format=shape
+            ).choices
+            text = choice.message.content
+            calls = [call.function.name for call in choice.message.tool_calls or ()]
+        else:
+            shape = {"type": form} | (schema if form == "json_schema" else {})
+            tool = {"type": "function", **WEATHER["function"], "strict": True}
+            answer = client.responses.create(
+                model=model, input="hello", tools=[tool], temperature=0, text={"format": shape}
+            )
+            text = answer.output_text or None
+            calls = [item.name for item in answer.output if item.type == "function_call"]
+        if model == "json":
+            assert (json.loads(text), calls) == ({"name": "Ada", "age": 36}, [])
+        else:
+            assert (text, calls) == (None, ["weather"])
+
+
 def test_json_objects_whatever_the_model_would_say(client: openai.OpenAI):
     answer = client.chat.completions.create(
         model="world",
@@ -268,7 +295,7 @@ REFUSED = {
     "tool_choice needs": {"tool_choice": "required"},
     "a tool must be": {"tools": [{"function": {"name": 5}}], "tool_choice": "required"},
     "tool": {"tools": [{"type": "function"}]},
-    "response_format": {"tools": [NOW], "response_format": {"type": "json_object"}},
+    "regex with tools": {"tools": [NOW], "extra_body": {"regex": "a"}},
     "schema": {"response_format": {"type": "json_schema"}},
     "regular expression|regex": {"extra_body": {"regex": "["}},
     "logit_bias": {"logit_bias": {"x": 1}},

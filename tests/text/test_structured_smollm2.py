@@ -55,7 +55,7 @@ def test_a_fact_is_extracted(model):
 def test_tools_that_its_template_does_not_know_are_called(model, choice):
     tokens = model.chat_tokens(user("What is the weather in Nantes?"), tools=[WEATHER])
     tools = tools_of(model.tokenizer, [WEATHER], choice, parallel=True)
-    text = model.generate(list(tokens), grammar=tools.grammar, max_new_tokens=200).text
+    text = model.generate(list(tokens), **tools.shape, max_new_tokens=200).text
     content, calls = tools.reader().push(text, last=True)
     assert bool(content) != bool(calls)
     assert calls or choice == "auto"

@@ -78,8 +78,13 @@ class ToolForm:
         before, after = self.call.split("ARGUMENTS")
         return before.replace("NAME", name) + json.dumps(arguments, ensure_ascii=False) + after
 
-    def answered(self) -> tuple[EnforcedCall, ...]:
-        """Return the text of an answer without calls, where that has a form."""
+    def answered(self, schema: Mapping[str, Any] | None = None) -> tuple[EnforcedCall, ...]:
+        """Return the text of an answer without calls, where that has a form.
+
+        `schema` is of answers that are JSON.
+        """
+        if schema is not None:
+            return (EnforcedCall(prefix="", schema=schema, suffix="", markers=self.markers),)
         if not self.answer:
             return ()
         schema = {"type": "string"}

@@ -44,6 +44,7 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
             body.tools,
             body.tool_choice,
             parallel=body.parallel_tool_calls is not False,
+            shape=shape(body),
         ),
         bool(body.tools),
     )
@@ -74,15 +75,7 @@ def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     elif body.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
-    shaped = shape(body)
-    if tools.form is not None and shaped:
-        raise ApiError(
-            400,
-            "a text is a call of a tool or of a format, not both: leave out response_format, or "
-            'give tool_choice "none"',
-            param="response_format",
-        )
-    return options | shaped | ({} if tools.grammar is None else {"grammar": tools.grammar})
+    return {**options, **tools.shape}
 
 
 @dataclass

@@ -41,8 +41,7 @@ async def messages(state: State, request: Request, body: MessagesRequest) -> Res
     options = keywords(body, served, body.max_tokens) | {"n": 1}
     if body.stop_sequences:
         options["stop"] = body.stop_sequences
-    if tools.grammar is not None:
-        options["grammar"] = tools.grammar
+    options |= tools.shape
     job = await state.write(request, served, counted, options)
     state.journal.content(request, asked=body.messages)
     answer = _MessageAnswer(served, body, tools, counted)

@@ -51,6 +51,7 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
             [_tool(tool) for tool in body.tools or ()],
             body.tool_choice,
             parallel=body.parallel_tool_calls is not False,
+            shape=_shape(body),
         ),
         bool(body.tools),
     )
@@ -74,13 +75,12 @@ def _options(body: ResponsesRequest, served: Served, tools: Tools) -> dict[str, 
     options = keywords(body, served, body.max_output_tokens) | {"n": 1}
     if _wants_logprobs(body):
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    if tools.grammar is not None:
-        options["grammar"] = tools.grammar
+    return {**options, **tools.shape}
+
+
+def _shape(body: ResponsesRequest) -> dict[str, Any]:
     form = body.text.format if body.text is not None else None
-    shape = {} if form is None else structure(form.type, form.schema_, param="text")
-    if tools.form is not None and shape:
-        raise ApiError(400, "a text is a call of a tool or of a format, not both", param="text")
-    return options | shape
+    return {} if form is None else structure(form.type, form.schema_, param="text")
 
 
 def _wants_logprobs(body: ResponsesRequest) -> bool:

@@ -5,7 +5,7 @@ Knows how OpenAI writes tools, not how models write calls: that is `kvcast.chat.
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -22,14 +22,14 @@ class Tools:
     Attributes:
         offered: the tools that the model may call, as OpenAI's chat completions describe them.
         form: how the model writes calls; None without tools.
-        grammar: of the text, if it must be a call, or answers have a form as well.
+        shape: keywords that hold the text to a form, if it must be a call, or answers have a form.
         parallel: whether it may call several.
 
     """
 
     offered: Sequence[Mapping[str, Any]] = ()
     form: ToolForm | None = None
-    grammar: Grammar | None = None
+    shape: Mapping[str, Any] = field(default_factory=dict)
     parallel: bool = True
 
     def reader(self) -> "Reader":
@@ -43,6 +43,7 @@ def tools_of(
     choice: str | Mapping[str, Any] | None,
     *,
     parallel: bool,
+    shape: Mapping[str, Any] | None = None,
 ) -> Tools:
     """Return the tools of a request.
 
@@ -51,24 +52,31 @@ def tools_of(
         tools: as OpenAI's chat completions describe them.
         choice: "auto", "none", "required", or a description of one of the tools.
         parallel: whether the model may call several.
+        shape: keywords that hold a text which is no call to a format.
 
     Raises:
         ApiError: for a choice that names no tool, a tool that must be called with a schema that
             cannot be kept, and where the model's template has a form that is not known.
 
     """
+    shape = shape or {}
     if not tools:
         if choice in (None, "none", "auto"):
-            return Tools()
+            return Tools(shape=shape)
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if choice == "none":
-        return Tools()
+        return Tools(shape=shape)
     named = [(_name(tool), tool) for tool in tools]
     try:
         form: ToolForm = tokenizer.tool_form
     except UsageError as error:
         raise ApiError(400, str(error), param="tools") from None
-    called, answered = _called(named, choice), form.answered()
+    called = _called(named, choice)
+    if called is None and shape:
+        answered = form.answered(_schema(shape))
+        form = replace(form, answer="")  # the JSON itself is the answer
+    else:
+        answered = form.answered()
     if called is None and not answered:
         return Tools(offered=tools, form=form, parallel=parallel)
     texts = (*form.enforced(tools), *answered) if called is None else form.enforced(called)
@@ -77,7 +85,21 @@ def tools_of(
         grammar = Grammar.tool_call(texts, special)
     except UsageError as error:
         raise ApiError(400, str(error), param="tools") from None
-    return Tools(offered=tools, form=form, grammar=grammar, parallel=parallel)
+    return Tools(offered=tools, form=form, shape={"grammar": grammar}, parallel=parallel)
+
+
+def _schema(shape: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of texts that are held to a format; raises UsageError if it cannot be kept.
+
+    Raises ApiError for a pattern.
+    """
+    if "regex" in shape:
+        raise ApiError(
+            400, 'regex with tools that may be called needs tool_choice "none"', param="regex"
+        )
+    schema: Mapping[str, Any] = shape.get("json_schema", {"type": "object"})
+    Grammar.json_schema(schema)
+    return schema
 
 
 def _called(
