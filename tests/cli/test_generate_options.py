@@ -58,6 +58,7 @@ STREAMED = {
     "--draft ngram": {"draft": "ngram"},
     '--json-schema {"type":"null"}': {"json_schema": '{"type":"null"}'},
     "--json-object": {"json_object": True},
+    "--reasoning-budget 5": {"reasoning_budget": 5},
     "--regex a+": {"regex": "a+"},
     f"--lark {LARK}": {"lark": LARK.read_text()},
 }

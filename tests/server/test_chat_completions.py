@@ -10,6 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from kit.letters import LetterTokenizer
 from kit.text_models import saying
 from kvcast.chat.tool_calls import HERMES
 from server.serving import Server, serving, until
@@ -280,6 +281,52 @@ def test_a_regular_expression(client: openai.OpenAI):
     )
     assert len(answer.choices[0].message.content) == 4
     assert answer.choices[0].message.content.isdigit()
+
+
+THOUGHT = "<think>\nfirst this\n</think>\n\nyes"
+
+
+class Opening(LetterTokenizer):
+    """Its template begins the reasoning."""
+
+    answer = "a.<think>\n"
+
+
+def test_reasoning_is_apart_from_the_answer():
+    begun = THOUGHT.removeprefix("<think>\n")
+    models = {"closed": saying(THOUGHT), "open": saying(begun, tokenizer=Opening())}
+    with serving(models) as server:
+        client = server.client()
+
+        def said(model: str, **fields: Any) -> tuple[Any, Any]:
+            asked = {"model": model, "messages": HELLO, "temperature": 0, "extra_body": fields}
+            message = client.chat.completions.create(**asked).choices[0].message
+            whole = getattr(message, "reasoning_content", None), message.content
+            deltas = [
+                chunk.choices[0].delta
+                for chunk in client.chat.completions.create(**asked, stream=True)
+            ]
+            thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
+            texts = "".join(delta.content or "" for delta in deltas)
+            assert ("".join(thoughts) or None, texts) == whole
+            return whole
+
+        for model in models:
+            assert said(model) == ("first this", "yes")
+            # What follows is no more what this model would have said, so it ends.
+            assert said(model, reasoning_budget=4) == ("fir" if model == "closed" else "firs", "")
+            assert said(model, reasoning_budget=0) == (None, "")
+            assert said(model, reasoning_budget=400) == ("first this", "yes")
+        assert said("closed", reasoning_format="none") == (None, THOUGHT)
+        assert said("open", reasoning_format="none") == (None, begun)
+    with serving(models, reasoning_budget=4) as server:
+        client = server.client()
+        message = (
+            client.chat.completions.create(model="open", messages=HELLO, temperature=0)
+            .choices[0]
+            .message
+        )
+        assert message.reasoning_content == "firs"
 
 
 REFUSED = {

@@ -113,6 +113,15 @@ class SamplingParams(Params):
             check=Bounds(least=0),
         ),
     ] = 0
+    reasoning_budget: Annotated[
+        int | None,
+        Option(
+            group=SAMPLING,
+            help="most tokens between <think> and </think>, which is written then",
+            check=Bounds(least=0),
+            default="no limit",
+        ),
+    ] = None
     temperature: Annotated[
         float,
         Option(
@@ -313,6 +322,8 @@ class SamplingParams(Params):
             )
         if self.beam > 1 and self.temperature > 0:
             raise UsageError("beam needs temperature 0: above it n samples are drawn")
+        if self.beam > 1 and self.reasoning_budget is not None:
+            raise UsageError("reasoning_budget needs a beam of 1")
         if self.beam > 1 and self.draft is not None:
             raise UsageError(DRAFTS_NO_BEAMS)
         if self.beam == 1 and self.length_penalty != 1:

@@ -189,6 +189,15 @@ class ServeParams(EngineParams):
             default="as many as a model has rows",
         ),
     ] = None
+    reasoning_budget: Annotated[
+        int | None,
+        Option(
+            group=LIMITS,
+            help="tokens of reasoning before an answer in chats that do not say how many",
+            check=Bounds(least=0),
+            default="no limit",
+        ),
+    ] = None
     max_prompt: Annotated[
         int | None,
         Option(

@@ -149,6 +149,7 @@ class Sampled(Body):
         ]
         | None
     ) = None
+    reasoning_budget: Annotated[int, _number("reasoning_budget")] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, _number("n", most=MOST_TEXTS)] | None = None
 
@@ -190,6 +191,11 @@ class Shaped(Sampled):
 
 class ChatRequest(Shaped):
     """OpenAI's chat completions, with top_k, min_p, repetition_penalty and regex besides."""
+
+    reasoning_format: Annotated[
+        Literal["auto", "deepseek", "none"] | None,
+        Field(description="none leaves <think> blocks in the content"),
+    ] = None
 
     messages: Annotated[
         list[_Object], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)

@@ -21,6 +21,7 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
 from kvcast.text.constraint import GrammarFilter, GrammarPlace
 from kvcast.text.preferences import Preferences
+from kvcast.text.reasoning_budget import ReasoningBudget
 from kvcast.text.texts import (
     Alternatives,
     StoppingCriteria,
@@ -68,6 +69,13 @@ class TextSpec:
     def constraint(self) -> GrammarFilter | None:
         """Return a filter that constrains the request's texts to the grammar."""
         return None if self.grammar is None else GrammarFilter(self.grammar)
+
+    def reasoning_budget(self) -> ReasoningBudget | None:
+        """Return what is left for a text's reasoning; a grammar leaves no room for any."""
+        most = self.params.reasoning_budget
+        if most is None or self.grammar is not None:
+            return None
+        return ReasoningBudget(most, self.tokenizer, self.prompt.sequence)
 
     def speculate(self) -> Speculation | None:
         """Return drafts for a text."""
@@ -123,6 +131,7 @@ class SampledText(TextRequest):
         self._preferences = Preferences(spec.params)
         self._sampler = Sampler(spec.params, stream)
         self._constraint = spec.constraint()
+        self._budget = spec.reasoning_budget()
         self._seen = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
 
     @override
@@ -132,6 +141,8 @@ class SampledText(TextRequest):
         if self._constraint is not None:
             scores_rv = self._constraint.applied(scores_rv)
         token = self._sampler(scores_rv[0])
+        if self._budget is not None and (forced := self._budget.forced()) is not None:
+            token = forced
         logprob, top = self._probabilities(token, logits_rv)
         self._seen.extend([0], [token])
         self.watch.tick()
@@ -139,7 +150,10 @@ class SampledText(TextRequest):
         if self._constraint is not None:
             self._constraint.extend([0], [token])
             ending = self._constraint.ending
+        certain = len(self.text.pieces)
         self.text.push(token, logprob, top, ending)
+        if self._budget is not None:
+            self._budget.wrote("".join(self.text.pieces[certain:]))
         return OVER if self.text.finish_reason else Continuations([0], [0], [token])
 
     @override
