@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.mixing import CANCELLED, FullScale, Mixer
+from kvcast.audio.mixing import CANCELLED, Mixer
+from kvcast.audio.mixing import full_scale as measured_scale
 from kvcast.audio.reader import BLOCK_VALUES
 from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE, ChannelSource, resampled
 from kvcast.errors import UsageError
 
 _MOST_CHANNELS = 64
-_WORD = 2.0**15
-"""Full scale of 16 bits."""
+_BITS = 16
+"""Of most sound; wider types often hold no more."""
 
 
 class ArrayAudio(ChannelSource):
@@ -60,7 +61,13 @@ class ArrayAudio(ChannelSource):
         self._rate = int(sampling_rate)
         self._known = notices
         self.notices: tuple[str, ...] = ()
-        self._zero, self.full_scale = self._measured(full_scale)
+        kind, bits = samples.dtype.kind, 8 * samples.dtype.itemsize
+        self._zero = np.float32(2.0 ** (bits - 1) if kind == "u" else 0)
+        self.full_scale = full_scale if kind == "f" else 2.0 ** (bits - 1)
+        if kind == "f":
+            self._measure_floats()
+        elif kind == "i" and bits > _BITS:
+            self._measure_integers(bits)
 
     @property
     @override
@@ -90,25 +97,23 @@ class ArrayAudio(ChannelSource):
             with np.errstate(over="ignore"):  # values too large become infinite and are refused
                 yield block_sc.astype(np.float32) - self._zero
 
-    def _measured(self, least: float) -> tuple[np.float32, float]:
-        """Return what is silence and what is full scale; note a type that promises another one."""
-        kind, bits = self._samples_sc.dtype.kind, 8 * self._samples_sc.dtype.itemsize
-        self._zero = np.float32(0)
-        if kind == "f":
-            scale = FullScale(self._floats())
-            if scale.notice is not None and scale.value > least:
-                self._known += (f"{self.name} {scale.notice}",)
-            return self._zero, max(least, scale.value)
-        if kind == "u":
-            return np.float32(2.0 ** (bits - 1)), 2.0 ** (bits - 1)
+    def _measure_floats(self) -> None:
+        scale = measured_scale(self._floats())
+        if scale.notice is not None and scale.value > self.full_scale:
+            self.full_scale = scale.value
+            self._known += (f"{self.name} {scale.notice}",)
+
+    def _measure_integers(self, bits: int) -> None:
+        """Find out how many bits of a wide type are used: NumPy makes 64 of any list."""
         peak = max((float(np.abs(block).max()) for block in self._floats()), default=0.0)
-        if bits > 16 and 0 < peak <= _WORD:
+        if 0 < peak <= 2.0 ** (_BITS - 1):
+            self.full_scale = 2.0 ** (_BITS - 1)
             self._known += (
                 f"{self.name} has {bits}-bit integers of {peak:g} at most: they are taken as "
-                "16-bit ones",
+                f"{_BITS}-bit ones",
             )
-            return self._zero, _WORD
-        return self._zero, 2.0 ** (min(bits, 32 if peak <= 2.0**31 else 64) - 1)
+        elif peak <= 2.0**31:
+            self.full_scale = 2.0**31
 
 
 def _upright(samples: NDArray[Any]) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from kvcast.audio.extensions import HEADERLESS
 from kvcast.audio.joined import parts
-from kvcast.audio.mixing import CANCELLED, FullScale, Mixer
+from kvcast.audio.mixing import CANCELLED, FullScale, Mixer, full_scale
 from kvcast.audio.ogg import read_pages
 from kvcast.audio.reader import (
     DamagedError,
@@ -164,7 +164,7 @@ class _FilePart:
     def _full_scale(self) -> FullScale:
         before = list(self.notices)
         with contextlib.closing(self._opened()) as reader:
-            scale = FullScale(self._sound(reader))
+            scale = full_scale(self._sound(reader))
         self.notices = before  # the pass that is used has the same
         return scale
 

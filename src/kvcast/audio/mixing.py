@@ -4,6 +4,7 @@ Also tells floats that are integers, which have another full scale. Knows neithe
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +21,18 @@ _FIRST = 500
 _OFTEN = 0.1
 """Channels that cancel out in a larger part of a recording are worth a notice."""
 
-_NO_FLOAT = 64.0
-"""No float of sound, whose full scale is 1, is as large: 36 dB above it."""
+_NO_FLOAT = 16.0
+"""No float of sound, whose full scale is 1, is as large: 24 dB above it."""
 
-_LOUD, _SEVERAL, _FEW = 8.0, 1e-4, 20
+_LOUD, _SEVERAL, _FEW = 4.0, 1e-4, 20
 """Few samples above it may be damage; where they are more, and more than this part, all are
 integers."""
 
 _FULL_SCALES = {2.0**15: "16-bit", 2.0**23: "24-bit", 2.0**31: "32-bit"}
+
+
+CANCELLED = "has channels that cancel each other out: the louder one is used there, not the mean"
+"""The notice; it follows the name."""
 
 
 class Mixer:
@@ -69,33 +74,26 @@ class Mixer:
         return block_sc[:, int(self._powers_c.argmax())]
 
 
-CANCELLED = "has channels that cancel each other out: the louder one is used there, not the mean"
-"""The notice; it follows the name."""
-
-
-class FullScale:
-    """Full scale of floats: 1, or that of the integers that they are."""
-
-    def __init__(self, blocks: Iterable[NDArray[np.float32]]) -> None:
-        """Listen to all of them, of any shape."""
-        peak, samples, loud = 0.0, 0, 0
-        for block in blocks:
-            sizes = np.abs(block)
-            peak = max(peak, float(sizes.max(initial=0.0)))
-            loud += int(np.count_nonzero(sizes > _LOUD))
-            samples += block.size
-        self.value, self.notice = 1.0, None
-        if peak <= _NO_FLOAT or loud < max(_FEW, _SEVERAL * samples):
-            return
-        for scale, name in _FULL_SCALES.items():
-            if peak <= scale:
-                self.value = scale
-                self.notice = (
-                    f"has floats up to {peak:g}, where 1 is full scale: they are taken as "
-                    f"{name} integers, and divided by {scale:.0f}"
-                )
-                return
+class FullScale(NamedTuple):
+    """Full scale of floats: 1, or that of the integers that they are; a notice follows the name."""
 
     value: float
     notice: str | None
-    """It follows the name."""
+
+
+def full_scale(blocks: Iterable[NDArray[np.float32]]) -> FullScale:
+    """Measure floats, in blocks of any shape."""
+    peak, samples, loud = 0.0, 0, 0
+    for block in blocks:
+        sizes = np.abs(block)
+        peak = max(peak, float(sizes.max(initial=0.0)))
+        loud += int(np.count_nonzero(sizes > _LOUD))
+        samples += block.size
+    scale = next((scale for scale in _FULL_SCALES if peak <= scale), None)
+    if scale is None or peak <= _NO_FLOAT or loud < max(_FEW, _SEVERAL * samples):
+        return FullScale(1.0, None)
+    return FullScale(
+        scale,
+        f"has floats up to {peak:g}, where 1 is full scale: they are taken as "
+        f"{_FULL_SCALES[scale]} integers, and divided by {scale:.0f}",
+    )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvcast.audio.decode import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE
 from kvcast.audio.features import LOUDEST_SAMPLE
 from kvcast.audio.foreign import foreign, may_need_more
-from kvcast.audio.mixing import CANCELLED, FullScale, Mixer
+from kvcast.audio.mixing import CANCELLED, Mixer, full_scale
 from kvcast.errors import InputOutputError
 
 Samples: TypeAlias = NDArray[np.float32]
@@ -175,7 +175,7 @@ class SoundStream:
             self._left -= whole
         samples_sc = self._layout.decode(data).reshape(-1, self._layout.channels)
         if self._layout.is_float and self._full_scale == 1:
-            scale = FullScale([samples_sc])
+            scale = full_scale([samples_sc])
             self._full_scale = scale.value
             if scale.notice is not None:
                 self.notices += (f"{self._name} {scale.notice}",)
