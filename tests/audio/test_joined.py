@@ -57,14 +57,26 @@ def test_parts_may_differ_in_rate_and_channels(encode, both, tmp_path, rates, ch
     assert notices == ()
 
 
-@pytest.mark.parametrize(
-    "extensions", [("wav", "flac"), ("wav", "mp3"), ("mp3", "wav"), ("flac", "ogg")]
-)
+MIXED = [
+    *[("wav", "flac"), ("wav", "mp3"), ("wav", "m4a"), ("mp3", "wav"), ("mp3", "m4a")],
+    *[("mp3", "webm"), ("flac", "ogg"), ("flac", "webm"), ("ogg", "flac"), ("aiff", "mp3")],
+]
+
+
+@pytest.mark.parametrize("extensions", MIXED, ids="-".join)
 def test_parts_may_differ_in_format(encode, both, tmp_path, extensions):
     pieces = [encode(f"{e}.{e}", part) for e, part in zip(extensions, both, strict=True)]
     samples, notices = decoded(joined(tmp_path / "both", pieces))
     assert_both(samples, both)
     assert notices == ()
+
+
+@pytest.mark.parametrize("extensions", [("m4a", "wav"), ("flac", "mp3"), ("ogg", "mp3")])
+def test_what_is_not_read_is_told(encode, both, tmp_path, extensions):
+    pieces = [encode(f"{e}.{e}", part) for e, part in zip(extensions, both, strict=True)]
+    samples, [notice] = decoded(joined(tmp_path / "both", pieces))
+    assert len(samples) == pytest.approx(len(both[0]), abs=3_000)
+    assert "not read to its end" in notice or "cut short" in notice
 
 
 def test_a_part_that_cannot_be_read_is_told_and_the_others_are_read(encode, both, tmp_path):

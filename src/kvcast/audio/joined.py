@@ -92,7 +92,7 @@ def _further_starts(file: FileSection) -> Iterator[int]:
         if mpeg_frame(head[:4]) is None:
             return
         yield from further_recordings(file)
-    kinds = [*_PLAIN.values(), _KINDS[_OGG]]
+    kinds = [*_KINDS.values()]
     if name is not None and name != _OGG and name not in _PLAIN:  # a container
         kinds = [_KINDS[name]]
     at = _after_beginning(file, first)

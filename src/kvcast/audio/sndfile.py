@@ -17,7 +17,13 @@ from typing_extensions import override
 from kvcast.audio.headers import STREAMED_SIZE, understated
 from kvcast.audio.mpeg import after_id3, frame_count
 from kvcast.audio.ogg import read_pages
-from kvcast.audio.reader import BLOCK_VALUES, DamagedError, SoundReader, UnreadableError
+from kvcast.audio.reader import (
+    BLOCK_VALUES,
+    DamagedError,
+    SoundReader,
+    UnreadableError,
+    unread_notices,
+)
 from kvcast.audio.section import FileSection
 
 _UNKNOWN_FRAMES = 2**62
@@ -93,10 +99,13 @@ class SndfileReader(SoundReader):
                 raise DamagedError(complaint)
             if complaint or not len(block):
                 break
-        if self._sound.format == "FLAC" and self._file.size - self._source.tell() > _READ_AHEAD:
-            for block in self._beyond(read):
+        counted, end = read, self._source.tell()
+        if self._sound.format == "FLAC" and self._file.size - end > _READ_AHEAD:
+            for block in self._beyond(counted):
                 read += len(block)
                 yield block
+            if read == counted:
+                self.notices += unread_notices(self._file.size, end, part=0.05)
         self._compare(read)
 
     def _beyond(self, read: int) -> Iterator[NDArray[np.float32]]:
