@@ -216,8 +216,9 @@ def test_words_are_cut_as_the_file_names_it(pre, text, words):
 
 def test_a_file_that_names_no_way_of_cutting_has_the_default_one():
     assert read(pre=None)["tokenizer.json"] == read(pre="default")["tokenizer.json"]
-    (notice,) = about(pre=None)["notices"]
-    assert notice.startswith("m.gguf names no pre-tokenizer (tokenizer.ggml.pre)")
+    for none in (None, ""):
+        (notice,) = about(pre=none)["notices"]
+        assert notice.startswith("m.gguf names no pre-tokenizer (tokenizer.ggml.pre)")
     assert "notices" not in about(pre="default") | about(**sentencepiece())
 
 

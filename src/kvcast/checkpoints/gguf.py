@@ -278,7 +278,9 @@ def _scaling(values: _Values) -> tuple[str, float]:
     if not values.has(name) and values.has("rope.scale_linear"):
         name = "rope.scale_linear"
     kind = values.text("rope.scaling.type", "linear" if values.has(name) else "none")
-    if kind == "none" or (kind == "linear" and values.plain(name) == 0):
+    factor = values.plain(name)
+    is_zero = type(factor) in (int, float) and factor == 0
+    if kind == "none" or (kind == "linear" and is_zero):
         return "none", 1.0
     return kind, values.positive(name)
 

@@ -180,7 +180,7 @@ def read_text(values: Mapping[str, Any], label: str) -> dict[str, bytes]:
     }
     if special:
         text["special_tokens"] = special
-    if model.build is _byte_level and values.get(_PRE_TOKENIZER) is None:
+    if model.build is _byte_level and _named_words(fields) is None:
         text["notices"] = [f"{label} {_NO_WORDS}"]
     starts = fields.flag("tokenizer.ggml.add_bos_token", model.starts(fields))
     files = {
@@ -261,9 +261,15 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
     return tokenizer
 
 
+def _named_words(fields: Fields) -> str | None:
+    """Return the name of the pre-tokenizer, if the file has any."""
+    name = fields.values.get(_PRE_TOKENIZER)
+    return None if name is None else str(name) or None
+
+
 def _words(fields: Fields) -> _Words:
-    name = fields.values.get(_PRE_TOKENIZER, "default")
-    words = _WORDS.get(str(name))
+    name = _named_words(fields) or "default"
+    words = _WORDS.get(name)
     if words is None:
         raise fields.error(
             f"pre-tokenizer {_named(name)} is not supported: one of {', '.join(_WORDS)}"
