@@ -18,7 +18,7 @@ _AT_ONCE = 1 << 20
 _LONGEST = 300
 """No beginning has more bytes."""
 
-_OGG = "Ogg"
+_OGG, _WAV = "Ogg", "WAV"
 
 
 class _Kind(NamedTuple):
@@ -37,7 +37,7 @@ def _any_with(bit: int) -> bytes:
 
 
 _PLAIN = {
-    "WAV": _kind(rb"(?:RIFF|RIFX|RF64|BW64).{4}WAVE[ -~]{4}", b"WAVE"),
+    _WAV: _kind(rb"(?:RIFF|RIFX|RF64|BW64).{4}WAVE[ -~]{4}", b"WAVE"),
     "AIFF": _kind(rb"FORM.{4}AIF[FC][ -~]{4}", b"AIFF", b"AIFC"),
     "W64": _kind(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00", b"riff\x2e\x91"),
     "AU": _kind(
@@ -55,6 +55,13 @@ _PLAIN = {
 }
 """Kinds that hold sound alone, and begin in a way of their own."""
 
+_COUNTED_MP3 = _kind(
+    rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb].{2}(?:\x00{9}|\x00{17}|\x00{32})(?:Xing|Info)",
+    b"Xing",
+    b"Info",
+)
+"""MP3 behind another kind: its first frame counts the others. WAV may have one inside."""
+
 _KINDS = {
     **_PLAIN,
     _OGG: _kind(rb"OggS\x00\x02\x00{8}.{4}\x00{4}", b"OggS\0\2"),
@@ -68,7 +75,7 @@ _KINDS = {
 }
 
 
-_DECLARED = frozenset({"WAV", "AIFF"})
+_DECLARED = frozenset({_WAV, "AIFF"})
 """Their first bytes have the size of the whole."""
 
 
@@ -93,6 +100,8 @@ def _further_starts(file: FileSection) -> Iterator[int]:
             return
         yield from further_recordings(file)
     kinds = [*_KINDS.values()]
+    if name is not None and name != _WAV:
+        kinds.append(_COUNTED_MP3)
     if name is not None and name != _OGG and name not in _PLAIN:  # a container
         kinds = [_KINDS[name]]
     at = _after_beginning(file, first)

@@ -20,7 +20,6 @@ from kvcast.audio.reader import (
     NoSoundError,
     SoundReader,
     UnreadableError,
-    unread_notices,
 )
 from kvcast.audio.section import FileSection
 from kvcast.audio.tracks import Track, chosen
@@ -48,6 +47,9 @@ _UNTIMED = frozenset({"aac", "ac3", "eac3", "mp3", "dts", "truehd", "mlp", "loas
 
 _LEAST_SKIP = 0.1
 """Seconds between packets that are more than rounding."""
+
+_UNREAD, _LEAST_UNREAD = 0.25, 4096
+"""Part of the file, and bytes, that may lie behind the sound: an index, pictures."""
 
 _MOST_FAILURES = 50
 """Reading is given up after so many errors without a packet between them."""
@@ -308,8 +310,10 @@ class MediaReader(SoundReader):
                 f"is damaged: {damaged.count} {packets} could not be decoded, "
                 f"{damaged.seconds:.2f} s in all, from {damaged.first:.2f} s on; the rest is used"
             )
-        if not is_cut:
-            self.notices += unread_notices(self._file.size, self._file.tell(), part=0.25)
+        size, unread = self._file.size, self._file.size - self._file.tell()
+        if not is_cut and unread > max(_LEAST_UNREAD, _UNREAD * size):
+            share = f"{100 * unread / size:.0f} %"
+            self.notices.append(f"was not read to its end: {share} of the file is left out")
 
     def _duration(self) -> float:
         """Return the duration in seconds that the container states; 0 if it does not."""

@@ -14,25 +14,6 @@ BLOCK_VALUES = 2**15
 """Samples times channels that a reader yields at once; this bounds memory."""
 
 
-_LEAST_UNREAD = 4096
-"""Bytes of tags and the like."""
-
-
-def unread_notices(size: int, end: int, *, part: float) -> list[str]:
-    """Return the notice, if any, for a file that was not read to its end; it follows the name.
-
-    Args:
-        size: bytes of the file.
-        end: where reading ended.
-        part: of the file that may lie behind its sound: an index, pictures.
-
-    """
-    unread = size - end
-    if unread <= max(_LEAST_UNREAD, part * size):
-        return []
-    return [f"was not read to its end: {100 * unread / size:.0f} % of the file is left out"]
-
-
 class UnreadableError(Exception):
     """The reader's library does not know the format or refuses its header; the text says why."""
 

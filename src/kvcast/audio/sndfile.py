@@ -22,7 +22,6 @@ from kvcast.audio.reader import (
     DamagedError,
     SoundReader,
     UnreadableError,
-    unread_notices,
 )
 from kvcast.audio.section import FileSection
 
@@ -99,13 +98,11 @@ class SndfileReader(SoundReader):
                 raise DamagedError(complaint)
             if complaint or not len(block):
                 break
-        counted, end = read, self._source.tell()
-        if self._sound.format == "FLAC" and self._file.size - end > _READ_AHEAD:
-            for block in self._beyond(counted):
+        unread = self._file.size - self._source.tell()
+        if self._sound.format == "FLAC" and unread > _READ_AHEAD:
+            for block in self._beyond(read):
                 read += len(block)
                 yield block
-            if read == counted:
-                self.notices += unread_notices(self._file.size, end, part=0.05)
         self._compare(read)
 
     def _beyond(self, read: int) -> Iterator[NDArray[np.float32]]:
