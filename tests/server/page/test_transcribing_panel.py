@@ -248,6 +248,16 @@ def test_a_recording_goes_on_without_live_words(page: Any, told: list[dict[str, 
     assert not page.get_by_text("Words are not shown").is_visible()
 
 
+def test_a_key_that_browsers_cannot_send_with_live_sound_is_told_of(page: Any):
+    page.evaluate("sessionStorage.setItem('kvcast-key', 'correct horse')")
+    microphone(page)
+    page.get_by_role("button", name="Record").click()
+    page.get_by_text("the key has signs that browsers do not send with live sound").wait_for()
+    page.get_by_role("button", name="Stop recording").click()
+    page.get_by_role("button", name="Transcribe again").wait_for()
+    assert texts(page) == [text for text, _ in HEARD]
+
+
 OUTCOMES = {
     "all is heard": ([{"type": "input_audio_buffer.committed", "item_id": "b"},
         {"type": "input_audio_buffer.cleared"}, spoken("completed", "b", transcript="And more.")],
