@@ -1,5 +1,6 @@
 """The page's chat and its targets of a source, in a browser."""
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -87,6 +88,25 @@ def test_markdown_is_of_answers_alone(chat: Any):
     assert answered(chat) == ["a"]
     assert chat.locator(".assistant strong").text_content() == "a"
     assert chat.locator(".user .text").text_content() == "**a**"
+
+
+def test_thoughts_are_shown_apart_from_the_answer(chat: Any):
+    deltas = ({"reasoning_content": "<b>so"}, {"reasoning_content": "?"}, {"content": "**a**"})
+    events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    stream = {"body": body, "content_type": "text/event-stream"}
+    chat.route("**/v1/chat/completions", lambda route: route.fulfill(**stream))
+    bodies = posted(chat, "/v1/chat/completions")
+    send(chat, "hello")
+    assert answered(chat) == ["a"]
+    chat.reload()
+    thoughts = chat.locator(".assistant details")
+    assert not thoughts.get_by_text("<b>so?").is_visible()
+    thoughts.get_by_text("Thoughts").click()
+    assert thoughts.get_by_text("<b>so?").is_visible()
+    send(chat, "more")
+    answered(chat, 2)
+    assert bodies[1]["messages"][1] == {"role": "assistant", "content": "**a**"}
 
 
 def test_an_answer_that_is_cut_says_so(chat: Any):

@@ -26,11 +26,13 @@ export function offer(models) {
   wanted = null;
 }
 
-function add(role, content, name = role === "user" ? "You" : model.value, remark = "") {
+function add({ role, content = "", name = model.value, remark = "", thoughts = "" }) {
   const text = make("div", { className: "text" });
-  const article = make("article", { className: role }, make("h2", {}, name), text);
+  const thinking = make("details", { hidden: true }, make("summary", {}, "Thoughts"), make("p"));
+  const article = make("article", { className: role }, make("h2", {}, name), thinking, text);
   log.append(article);
-  const turn = { role, content, name, article, text, markdown: new Markdown(text) };
+  const markdown = new Markdown(text);
+  const turn = { role, content, name, thoughts, article, thinking, text, markdown };
   turns.push(turn);
   draw(turn);
   tell(turn, remark);
@@ -43,6 +45,8 @@ function draw(turn) {
   const began = performance.now();
   if (turn.role === "user") turn.text.textContent = turn.content;
   else turn.markdown.show(turn.content);
+  turn.thinking.hidden = turn.thoughts === "";
+  turn.thinking.querySelector("p").textContent = turn.thoughts.trim();
   turn.took = performance.now() - began;
   if (follow) window.scrollTo(0, document.body.scrollHeight);
 }
@@ -60,9 +64,9 @@ function remove(turn) {
 function save() {
   const settings = Object.fromEntries(SETTINGS.map((name) => [name, find(`[name=${name}]`).value]));
   const saved = turns.map((turn) => {
-    const { role, content, name } = turn;
+    const { role, content, name, thoughts } = turn;
     const remark = turn === running?.turn ? remarkOf(turn, "Cut off.") : turn.remark;
-    return { role, content, name, remark };
+    return { role, content, name, thoughts, remark };
   });
   find(".unkept").hidden = keep({ settings, turns: saved });
 }
@@ -73,7 +77,7 @@ function restore() {
     if (name !== "model" && name in settings) find(`[name=${name}]`).value = settings[name];
   }
   wanted = settings.model;
-  for (const { role, content, name, remark } of before) add(role, content, name, remark);
+  for (const turn of before) add(turn);
   update();
 }
 
@@ -101,7 +105,7 @@ function request() {
 async function answer() {
   const abort = new AbortController();
   const body = request();
-  const turn = add("assistant", "");
+  const turn = add({ role: "assistant" });
   const mine = (running = { turn, abort });
   turn.article.ariaBusy = "true";
   turn.article.scrollIntoView({ block: "nearest" });
@@ -113,7 +117,7 @@ async function answer() {
     const response = await ask("/v1/chat/completions", { body, signal: abort.signal });
     for await (const { choices } of events(response)) {
       for (const { delta, finish_reason: reason } of choices) {
-        if (delta.content) write(turn, delta.content);
+        write(turn, delta);
         if (reason === "length") remark = "Cut: the most tokens are reached.";
       }
     }
@@ -136,8 +140,9 @@ function remarkOf({ content }, why) {
   return content === "" ? `${why || "An empty answer."} Later messages leave this one out.` : why;
 }
 
-function write(turn, piece) {
-  turn.content += piece;
+function write(turn, { content, reasoning_content: thoughts }) {
+  turn.content += content ?? "";
+  turn.thoughts += thoughts ?? "";
   const draws = () => {
     turn.timer = null;
     draw(turn);
@@ -156,7 +161,7 @@ function submit() {
   const text = message.value.trim();
   if (running || !text) return;
   message.value = "";
-  add("user", text).article.scrollIntoView({ block: "nearest" });
+  add({ role: "user", content: text, name: "You" }).article.scrollIntoView({ block: "nearest" });
   answer();
 }
 

@@ -16,8 +16,10 @@ export function kept() {
   }
 }
 
-function isTurn({ role, content, name }) {
-  return ["user", "assistant"].includes(role) && [content, name].every((it) => typeof it === "string");
+function isTurn({ role, ...texts }) {
+  const { content, name } = texts;
+  const all = [content, name, ...Object.values(texts)];
+  return ["user", "assistant"].includes(role) && all.every((text) => typeof text === "string");
 }
 
 /** Keep a conversation in place of the last; false if the browser has no room for it. */
