@@ -41,6 +41,11 @@ def test_the_vocabulary_goes_along(bert):
     assert text_of(bert) == (ABOUT, {"vocab.txt": VOCABULARY})
 
 
+def test_generation_config_recommends_options_here_too(bert):
+    (bert / "generation_config.json").write_text('{"repetition_penalty": 1.2}')
+    assert text_of(bert)[0] == {**ABOUT, "generation": {"repetition_penalty": 1.2}}
+
+
 def test_without_a_vocabulary_the_whole_tokenizer_does(bert):
     (bert / "vocab.txt").unlink()
     content = tokenizer_json()

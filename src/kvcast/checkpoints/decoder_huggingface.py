@@ -25,7 +25,7 @@ from kvcast.checkpoints.text_huggingface import (
     chat_templates,
     end_token_by_text,
     end_tokens,
-    generation_values,
+    recommended_options,
     special_tokens,
     tokenizer_settings,
 )
@@ -349,9 +349,7 @@ def _text(folder: Path, config: Mapping[str, Any], notices: Sequence[str]) -> di
     settings = tokenizer_settings(folder)
     special = special_tokens(folder, settings, config["model_type"])
     ends = end_tokens(folder, config) or [end_token_by_text(folder, special["eos_token"])]
-    about = {"end_tokens": ends, **special}
-    if generation := generation_values(folder):
-        about["generation"] = generation
+    about = {"end_tokens": ends, **special, **recommended_options(folder)}
     if notices:
         about["notices"] = notices
     return {

@@ -18,7 +18,7 @@ from kvcast.checkpoints.tables import fill_evenly, same
 from kvcast.checkpoints.text_huggingface import (
     end_tokens,
     generation_fields,
-    generation_values,
+    recommended_options,
     token_text,
     tokenizer_settings,
 )
@@ -244,9 +244,8 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
         "end_tokens": end_tokens(folder, config) or _END_TOKENS,
         "bos_token": None,
         "eos_token": token_text(settings.values.get("eos_token")) or "</s>",
+        **recommended_options(folder),
     }
-    if generation := generation_values(folder):
-        about["generation"] = generation
     files = {}
     whole, pieces = folder / "tokenizer.json", folder / "spiece.model"
     if whole.is_file():

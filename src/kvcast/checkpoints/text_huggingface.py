@@ -56,10 +56,11 @@ def generation_fields(folder: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def generation_values(folder: Path) -> dict[str, Any]:
-    """Return options that generation_config.json recommends; one that does nothing is left out.
+def recommended_options(folder: Path) -> dict[str, Any]:
+    """Return what text.json says of options that generation_config.json recommends.
 
-    As in transformers, what describes sampling counts if do_sample is true.
+    One that does nothing is left out. As in transformers, what describes sampling counts if
+    do_sample is true.
     """
     fields = generation_fields(folder)
     if isinstance(top_k := fields.get("top_k"), int) and top_k < 0:  # as others write 0
@@ -69,7 +70,8 @@ def generation_values(folder: Path) -> dict[str, Any]:
         values |= {name: fields.get(name) for name in _SAMPLED}
         if values["temperature"] is None:
             values["temperature"] = 1.0
-    return {name: value for name, value in values.items() if value not in (None, _OFF.get(name))}
+    told = {name: value for name, value in values.items() if value not in (None, _OFF.get(name))}
+    return {"generation": told} if told else {}
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.text_huggingface import token_text, tokenizer_settings
+from kvcast.checkpoints.text_huggingface import recommended_options, token_text, tokenizer_settings
 from kvcast.checkpoints.vocabularies import BEGIN, END, UNKNOWN, token_ids, vocabulary_file
 
 PLAIN = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast")
@@ -46,6 +46,7 @@ def read_wordpiece(folder: Path, segmented: Collection[str | None]) -> dict[str,
         "tokenizer": "bert",
         "lowercase": lowercase,
         "words": name in segmented and any(map(_WORD.search, vocabulary)),
+        **recommended_options(folder),
     }
     return {file.name: file.read_bytes(), "text.json": json.dumps(about).encode()}
 
