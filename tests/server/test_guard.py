@@ -235,8 +235,9 @@ def test_half_a_head_is_not_waited_for(
             half = half or b"\r\n"
         if half:
             connection.sendall(half)
-        assert b" 408 " in connection.recv(4000)
-        assert connection.recv(100) == b""
+        if half.strip():
+            assert b" 408 " in connection.recv(4000)
+        assert connection.recv(100) == b""  # closed without a word, where nothing was asked
 
 
 def test_connections_are_bounded():

@@ -101,6 +101,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _late(self) -> None:
+        if not self._reads_head:  # a browser may connect before it has anything to ask
+            self.transport.close()
+            return
         self._refuse(
             ApiError(
                 408, f"the request did not begin within {HEAD_SECONDS:g} seconds", code="timeout"
