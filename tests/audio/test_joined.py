@@ -1,5 +1,7 @@
 """Files that were joined of several, as `cat` does, are read to their ends."""
 
+import sys
+
 import numpy as np
 import pytest
 import soxr
@@ -94,6 +96,18 @@ def test_a_part_that_cannot_be_read_is_told_and_the_others_are_read(encode, both
     assert len(samples) == 2 * len(both[0])
     assert "all.flac, part 2 of 3," in notice
     assert "this part is left out" in notice
+
+
+def test_tags_of_mp3s_belong_to_their_parts(encode, both, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.delitem(sys.modules, "kvcast.audio.media", raising=False)
+    before, behind = b"ID3\x03\x00\x00\x00\x00\x20\x00" + bytes(4096), b"TAG" + bytes(125)
+    pieces = [encode(f"{name}.mp3", part) for name, part in zip("ab", both, strict=True)]
+    content = b"".join(before + piece.read_bytes() + behind for piece in pieces)
+    (tmp_path / "both.mp3").write_bytes(content)
+    samples, notices = decoded(tmp_path / "both.mp3")
+    assert_both(samples, both)
+    assert notices == ()
 
 
 def test_a_stream_with_tags_between_its_segments_is_one_part(encode, speech, tmp_path):

@@ -1,6 +1,7 @@
 """Films and other containers: their damage, their times, and their sound tracks."""
 
 import re
+import sys
 
 import av
 import numpy as np
@@ -177,6 +178,18 @@ def test_damaged_headers_of_blocks_cost_these_blocks_alone(encode, speech, exten
     # Half a second at a time: no piece is lost, and none lies elsewhere.
     halves = (sound[:152_000].reshape(-1, 8000) for sound in (samples, speech))
     assert all(likeness(heard, said) > 0.6 for heard, said in zip(*halves, strict=True))
+
+
+@pytest.mark.parametrize("extension", ["ogg", "opus", "mp3"])
+def test_without_pyav_damage_is_told_as_well(encode, speech, extension, monkeypatch):
+    path = encode(f"a.{extension}", speech[:160_000])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 400] = bytes(400)
+    path.write_bytes(data)
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.delitem(sys.modules, "kvcast.audio.media", raising=False)
+    _, [notice] = decoded(path)
+    assert "is damaged" in notice
 
 
 @pytest.mark.parametrize("extension", ["ogg", "opus"])

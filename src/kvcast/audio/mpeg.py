@@ -23,6 +23,7 @@ _RATES = (44_100, 48_000, 32_000)
 """Of MPEG-1, in hertz; half in MPEG-2, and a quarter in MPEG-2.5."""
 
 _MONO = 3
+_ID3V1_BYTES = 128
 _HEADER = 4
 _AT_ONCE = 1 << 20
 _COUNT_WITHIN = 60
@@ -97,7 +98,8 @@ def further_recordings(file: FileSection) -> Iterator[int]:
     end, before = 0, None
     for at, frame, head in _frames(file, after_id3(file)):
         if before is not None and (frame.kind != before or _counts(head)):
-            yield end  # with the tags of the new one
+            # With the tags before it, but for that of the one before.
+            yield end + (_ID3V1_BYTES if file.at(end, 3) == b"TAG" else 0)
         end, before = at + frame.length, frame.kind
 
 

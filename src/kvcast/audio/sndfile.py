@@ -114,6 +114,8 @@ class SndfileReader(SoundReader):
 
     def _compare(self, read: int) -> None:
         """Compare the number of frames with the header's; raises DamagedError if it is smaller."""
+        pages = read_pages(self._file) if self._sound.format == "OGG" else None
+        has_gaps = pages is not None and pages.has_gaps
         lasts = self._promised / self.rate
         if self._hidden is not None:
             lasts = read / self.rate * self._hidden.stated / max(1, self._hidden.held)
@@ -121,15 +123,17 @@ class SndfileReader(SoundReader):
         elif read == 0 < self._promised:
             raise DamagedError("is cut short: it ends where its sound should begin")
         elif read + self._slack < self._promised:
-            if self._is_cut:
+            if self._is_cut and not has_gaps:
                 raise DamagedError(f"is cut short: it should last {lasts:.2f} s")
             missing = lasts - read / self.rate
             self.notices.append(
                 f"is damaged: {missing:.2f} s could not be decoded; the rest is used"
             )
+        elif has_gaps:
+            self.notices.append("is damaged: parts of it are missing; the rest is used")
         elif 0 < self._promised < read - self._slack:
             self._note_more(lasts)
-        if self._sound.format == "OGG" and not read_pages(self._file).is_ended:
+        if pages is not None and not pages.is_ended:
             raise DamagedError("is cut short: its last page does not end the stream")
 
     def _note_more(self, stated: float) -> None:
