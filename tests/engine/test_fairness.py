@@ -280,10 +280,15 @@ def test_a_step_has_a_row_of_each_and_what_is_left_goes_round():
     assert in_rounds([*many, *few], 100) == [many[0], few[0], *many[1:]]
     each = [single for caller in (short, third, RequestList([])) for single in running(caller, 1)]
     assert in_rounds([*each, *many], 2) == [*each, many[0]]
-    # Of two clients each has a row, however many callers one has.
+    # Where all have as many, nobody waits for another.
+    equals = [*running(RequestList([]), 3), *running(RequestList([]), 3)]
+    assert len(in_rounds(equals, 2)) == 6
+    assert len(in_rounds([*equals, *running(RequestList([]), 5)], 2)) == 9
+    # Of two clients each has as many, however many callers one has.
     short.client = third.client = "a"
     hog.client = "b"
-    assert in_rounds([*each[:2], *many], 3) == [each[0], many[0], each[1]]
+    assert in_rounds([*each[:2], *many], 3) == [each[0], many[0], each[1], many[1]]
+    assert in_rounds([*each[:1], *many], 3) == [each[0], *many[:2]]
 
 
 @pytest.mark.parametrize(("fixed", "each", "most"), [(0.0, 1.0, 3), (8.0, 1.0, 5), (10.0, 0.0, 16)])

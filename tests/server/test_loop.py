@@ -94,6 +94,23 @@ ASKED = {
     "an answer": ("chat/completions", {"messages": HELLO} | MANY),
     "a stream": ("chat/completions", {"messages": HELLO, "stream": True} | MANY),
     "a completion": ("completions", {"prompt": "hello", "n": 64, "temperature": 0, "logprobs": 20}),
+    "a text": ("completions", {"prompt": "hello " * 300_000}),
+    "a schema": (
+        "completions",
+        {
+            "prompt": "hello",
+            "max_tokens": 1,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "schema": {
+                        "type": "object",
+                        "properties": {f"p{i}": {"type": "integer"} for i in range(2500)},
+                    }
+                },
+            },
+        },
+    ),
     "a body": ("completions", {"prompt": [[5] * 3000] * 250}),
     "tools": (
         "chat/completions",

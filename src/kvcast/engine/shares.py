@@ -50,18 +50,19 @@ class Shares:
 def in_rounds(running: Sequence[Running], most: int) -> list[Running]:
     """Return the requests that take part in a step of about `most` rows.
 
-    Each client has a row, or each caller if there is one client; what is left of the step is given
-    out round by round. Those that come first are preferred.
+    Each client has as many as the one that has fewest, or each caller if there is one client; what
+    is left of the step is given out round by round. Those that come first are preferred.
     """
     clients: dict[Hashable, dict[Caller, list[Running]]] = {}
     for each in running:
         clients.setdefault(_client(each.caller), {}).setdefault(each.caller, []).append(each)
     callers = [list(_rounds(of_client.values())) for of_client in clients.values()]
-    sharing = len(clients) if len(clients) > 1 else len(next(iter(clients.values())))
+    sharing = callers if len(clients) > 1 else list(next(iter(clients.values())).values())
+    equally = len(sharing) * min(map(len, sharing))
     taken: list[Running] = []
     rows = 0
     for each in _rounds(callers):
-        if len(taken) >= sharing and rows + len(each.live) > most:
+        if len(taken) >= equally and rows + len(each.live) > most:
             break
         taken.append(each)
         rows += len(each.live)
