@@ -9,7 +9,7 @@ import pytest
 
 from kit.text_models import saying
 from server.serving import Server, serving
-from server.test_chat_completions import TWO, echo
+from server.test_chat_completions import THOUGHT, TWO, Opening, echo
 
 GREEDY = {"temperature": 0}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -32,6 +32,8 @@ def server() -> Iterator[Server]:
         "world": saying("Hello, world"),
         "echo": saying(echo),
         "caller": saying("Let me see.\n" + TWO),
+        "thinks": saying(THOUGHT),
+        "open": saying(THOUGHT.removeprefix("<think>\n"), tokenizer=Opening()),
     }
     with serving(models, api_key=("secret",)) as running:
         yield running
@@ -117,6 +119,26 @@ def test_a_model_calls_tools_and_reads_their_results(client: anthropic.Anthropic
     ]
     again = ask(client, "echo", messages=turns, tools=[WEATHER, NOW])
     assert again.content[0].text == "and so?"
+
+
+@pytest.mark.parametrize("model", ["thinks", "open"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_reasoning_is_a_block_where_it_is_wanted(client, model: str, streams: bool):
+    given = {"model": model, "messages": HELLO, "max_tokens": 60, "extra_body": GREEDY}
+    for budget, blocks in (
+        (400, [("thinking", "first this"), ("text", "yes")]),
+        (4, [("thinking", "fir" if model == "thinks" else "firs")]),
+    ):
+        given["thinking"] = {"type": "enabled", "budget_tokens": budget}
+        if streams:
+            with client.messages.stream(**given) as stream:
+                answer = stream.get_final_message()
+        else:
+            answer = client.messages.create(**given)
+        assert [(block.type, getattr(block, block.type)) for block in answer.content] == blocks
+    del given["thinking"]
+    answer = client.messages.create(**given)
+    assert [block.type for block in answer.content] == ["text"]
 
 
 def test_a_call_can_be_required(client: anthropic.Anthropic):

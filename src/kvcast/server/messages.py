@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvcast.chat.reasoning import ReasoningParser
 from kvcast.server.errors import ApiError, messages_document
 from kvcast.server.events import event, streamed
 from kvcast.server.requests import CountTokensRequest, MessagesRequest
@@ -27,6 +28,7 @@ from kvcast.server.writing import (
     values_of,
 )
 from kvcast.text.caller import TextDelta
+from kvcast.text.reasoning_budget import has_begun
 from kvcast.text.texts import TextGeneration
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -38,7 +40,7 @@ async def messages(state: State, request: Request, body: MessagesRequest) -> Res
     """Answer a conversation."""
     served, tools, prompt = await _asked_beside(state, body)
     counted = _Counted(prompt)
-    options = keywords(body, served, body.max_tokens) | {"n": 1}
+    options = keywords(body, served, body.max_tokens) | {"n": 1} | _thinking(body)
     if body.stop_sequences:
         options["stop"] = body.stop_sequences
     options |= tools.shape
@@ -65,7 +67,17 @@ async def count_tokens(state: State, body: CountTokensRequest) -> Response:
     _, _, prompt = await _asked_beside(state, body)
     counted = _Counted(prompt)
     await state.calls.in_thread(counted)
-    return JSONResponse({"input_tokens": counted.tokens})
+    return JSONResponse({"input_tokens": len(counted.tokens)})
+
+
+def _thinking(body: MessagesRequest) -> dict[str, Any]:
+    """Return the budget of reasoning: without `thinking` there is none."""
+    match body.thinking:
+        case {"type": "enabled", "budget_tokens": int(budget)} if budget >= 0:
+            return {"reasoning_budget": budget}
+        case {"type": "enabled" | "adaptive"}:
+            return {}
+    return {"reasoning_budget": 0}
 
 
 async def _asked_beside(
@@ -100,11 +112,11 @@ class _Counted:
     """A prompt that is counted when it is made."""
 
     made: Callable[[], Any]
-    tokens: int = 0
+    tokens: Sequence[int] = ()
 
     def __call__(self) -> Any:
         prompt = self.made()
-        self.tokens = len(getattr(prompt, "tokens", prompt))
+        self.tokens = getattr(prompt, "tokens", prompt)
         return prompt
 
 
@@ -198,13 +210,21 @@ class _MessageAnswer:
     def __post_init__(self) -> None:
         """Prepare for events."""
         self._reader = self.tools.reader()
-        self._begun = self._open = False  # the message, and a block of text
+        tokenizer = self.served.model.tokenizer
+        self._reasoning = ReasoningParser(begun=has_begun(tokenizer, self.prompt.tokens))
+        self._begun = False
+        self._open: str | None = None  # the kind of the block that is being written
         self._blocks = 0
 
     def whole(self, text: TextGeneration, cached: int) -> dict[str, Any]:
         """Return the message that has all blocks."""
-        content, calls = self._reader.push(text.text, last=True)
-        said = [{"type": "text", "text": content}] if content or not calls else []
+        thought, rest = self._reasoning.push(text.text, last=True)
+        content, calls = self._reader.push(rest, last=True)
+        said: list[dict[str, Any]] = []
+        if thought:
+            said.append({"type": "thinking", "thinking": thought, "signature": ""})
+        if content or not (thought or calls):
+            said.append({"type": "text", "text": content})
         return (
             self._message([*said, *map(_called, calls)])
             | self._end(text)
@@ -226,27 +246,38 @@ class _MessageAnswer:
             self._begun = True
             nothing = {"stop_reason": None, "stop_sequence": None, "usage": self._usage(0, 0)}
             yield _event("message_start", message=self._message([]) | nothing)
-        content, calls = self._reader.push(delta.text, last=delta.finish_reason is not None)
-        if content:
-            if not self._open:
-                self._open = True
-                yield self._block_event("start", content_block={"type": "text", "text": ""})
-            yield self._block_event("delta", delta={"type": "text_delta", "text": content})
-        if self._open and (calls or delta.finish_reason is not None):
-            self._open = False
+        last = delta.finish_reason is not None
+        thought, rest = self._reasoning.push(delta.text, last=last)
+        content, calls = self._reader.push(rest, last=last)
+        for kind, piece in (("thinking", thought), ("text", content)):
+            if piece:
+                yield from self._piece_events(kind, piece)
+        if calls or last:
             yield from self._stop_block()
         for call in calls:
+            self._open = "tool_use"
             yield self._block_event("start", content_block=_called(call) | {"input": {}})
             given = {"type": "input_json_delta", "partial_json": call.arguments}
             yield self._block_event("delta", delta=given)
             yield from self._stop_block()
 
+    def _piece_events(self, kind: str, piece: str) -> Iterator[str]:
+        """Yield the events of a piece of reasoning or of text."""
+        if self._open != kind:
+            yield from self._stop_block()
+            self._open = kind
+            empty = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
+            yield self._block_event("start", content_block=empty)
+        yield self._block_event("delta", delta={"type": f"{kind}_delta", kind: piece})
+
     def _block_event(self, what: str, **fields: Any) -> str:
         return _event(f"content_block_{what}", index=self._blocks, **fields)
 
     def _stop_block(self) -> Iterator[str]:
-        yield self._block_event("stop")
-        self._blocks += 1
+        if self._open is not None:
+            yield self._block_event("stop")
+            self._open = None
+            self._blocks += 1
 
     def _message(self, content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {
@@ -280,7 +311,7 @@ class _MessageAnswer:
     def _usage(self, cached: int, written: int) -> dict[str, int]:
         """Tokens that were found in the cache are counted apart, as Anthropic does."""
         return {
-            "input_tokens": self.prompt.tokens - cached,
+            "input_tokens": len(self.prompt.tokens) - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": written,
