@@ -1,6 +1,7 @@
 """Files that were joined of several, as `cat` does, are read to their ends."""
 
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ import soxr
 
 from audio.sound_files import BY_PYAV, write_by_pyav
 from audio.test_decode import decoded, likeness, without_xing_frame
+from kvcast.audio import joined as joined_files
+from kvcast.audio import matroska, mpeg, ogg
 from kvcast.audio.joined import parts
+from kvcast.audio.section import FileSection
 
 SECONDS = 3
 BY_LIBSNDFILE = ["wav", "rf64", "w64", "aiff", "au", "caf", "flac", "ogg", "opus", "mp3"]
@@ -96,6 +100,47 @@ def test_a_part_that_cannot_be_read_is_told_and_the_others_are_read(encode, both
     assert len(samples) == 2 * len(both[0])
     assert "all.flac, part 2 of 3," in notice
     assert "this part is left out" in notice
+
+
+HEADER = b"fLaC\x00\x00\x00\x22"
+# What is looked at, and by which function of which module, in files that were made to take time.
+MADE_UP = {
+    "flacs": (HEADER * 3_000, joined_files, "_after_beginning", {"MOST_PARTS": 50}),
+    "marks": (HEADER + b"TTA1" * 5_000, joined_files, "_after_beginning", {"_MOST_MARKS": 50}),
+    "frames": (b"\xff\xfb\x90\x64" + b"\xff" * 9_000, mpeg, "mpeg_frame", {"_MOST_TRIES": 50}),
+    "pages": ((b"OggS" + bytes(22) + b"\xff" * 256) * 300, ogg, "_page", {"_MOST_DAMAGED": 50}),
+    "elements": (
+        b"\x1a\x45\xdf\xa3" + b"\xec\x00" * 9_000,
+        matroska,
+        "_is_good",
+        {"_NEAR": 10, "_MOST_VOIDS": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_files_that_were_made_to_take_time_take_little_work(tmp_path, monkeypatch, name):
+    content, module, function, limits = MADE_UP[name]
+    called = Mock(wraps=getattr(module, function))
+    monkeypatch.setattr(module, function, called)
+    for limit, value in limits.items():
+        monkeypatch.setattr(module, limit, value)
+    (tmp_path / "made up").write_bytes(content)
+    with (tmp_path / "made up").open("rb") as file:
+        assert len(parts(file)) <= 51
+        ogg.read_pages(FileSection(file))
+        matroska.void_patches(FileSection(file))
+    assert 0 < called.call_count < 120
+
+
+def test_faults_of_many_parts_are_counted(encode, both, tmp_path):
+    good, bad = encode("a.flac", both[0]), HEADER + bytes(60)
+    (tmp_path / "many.flac").write_bytes(good.read_bytes() + bad * 1_200)
+    samples, notices = decoded(tmp_path / "many.flac")
+    assert len(samples) == len(both[0])
+    assert "has more than 1000 parts" in notices[0]
+    assert "more such faults" in notices[-1]
+    assert len(notices) == 21
 
 
 def test_tags_of_mp3s_belong_to_their_parts(encode, both, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.extensions import HEADERLESS
-from kvcast.audio.joined import parts
+from kvcast.audio.joined import MOST_PARTS, parts
 from kvcast.audio.mixing import CANCELLED, FullScale, Mixer, full_scale
 from kvcast.audio.ogg import read_pages
 from kvcast.audio.reader import (
@@ -36,6 +36,9 @@ from kvcast.errors import InputMissingError, InputOutputError, UsageError
 
 if TYPE_CHECKING:
     from kvcast.audio.media import MediaReader
+
+_MOST_NOTICES = 20
+"""A file of many parts may have a fault in each."""
 
 
 class AudioFile(ChannelSource):
@@ -101,7 +104,9 @@ class AudioFile(ChannelSource):
         """
         notices: list[str] = []
         failures: list[InputOutputError] = []
-        for part in self._parts:
+        if len(self._parts) > MOST_PARTS:
+            notices.append(f"{self.name} has more than {MOST_PARTS} parts: the rest is left out")
+        for part in self._parts[:MOST_PARTS]:
             try:
                 yield from part.blocks(channel)
             except InputOutputError as error:
@@ -109,9 +114,12 @@ class AudioFile(ChannelSource):
                 notices.append(f"{error}; this part is left out")
             else:
                 notices += part.notices
-        if len(failures) == len(self._parts):
+        if len(failures) == len(self._parts[:MOST_PARTS]):
             raise failures[0]
-        self.notices = tuple(notices)
+        more = len(notices) - _MOST_NOTICES
+        self.notices = tuple(notices[:_MOST_NOTICES])
+        if more > 0:
+            self.notices += (f"{self.name} has {more} more such faults",)
 
     @override
     def close(self) -> None:

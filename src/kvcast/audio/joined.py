@@ -7,12 +7,18 @@ to stand there by chance. Decodes nothing.
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import BinaryIO, Literal, NamedTuple
 
 from kvcast.audio.foreign import foreign
 from kvcast.audio.mpeg import after_id3, further_recordings, mpeg_frame
 from kvcast.audio.section import FileSection
+
+MOST_PARTS = 1000
+"""A file of more parts is not read to its end."""
+
+_MOST_MARKS = 100_000
+"""A file with more of them was made to take time."""
 
 _AT_ONCE = 1 << 20
 _LONGEST = 300
@@ -80,9 +86,13 @@ _DECLARED = frozenset({_WAV, "AIFF"})
 
 
 def parts(file: BinaryIO) -> list[FileSection]:
-    """Return the parts of a file, in order: the whole file, if it was not joined."""
+    """Return the parts of a file, in order: the whole file, if it was not joined.
+
+    The one after MOST_PARTS is the rest of the file.
+    """
     whole = FileSection(file)
-    starts = [0, *sorted(set(_further_starts(whole))), whole.size]
+    further = islice(_further_starts(whole), MOST_PARTS)
+    starts = [0, *sorted(set(further)), whole.size]
     return [
         FileSection(file, start, stop)
         for start, stop in pairwise(starts)
@@ -113,9 +123,10 @@ def _further_starts(file: FileSection) -> Iterator[int]:
             yield end
             yield from (end + start for start in _further_starts(FileSection(file, end)))
             return
-    while (start := _search(file, at, kinds)) is not None:
-        yield start
-        at = _after_beginning(file, start)
+    for start in _beginnings(file, at, kinds):
+        if start >= at:
+            yield start
+            at = _after_beginning(file, start)
 
 
 def _declared_end(head: bytes) -> int:
@@ -135,15 +146,19 @@ def _after_beginning(file: FileSection, start: int) -> int:
     return start
 
 
-def _search(file: FileSection, start: int, kinds: Sequence[_Kind]) -> int | None:
-    """Return where one of these kinds begins first, from a position on."""
+def _beginnings(file: FileSection, at: int, kinds: Sequence[_Kind]) -> Iterator[int]:
+    """Yield where one of these kinds begins, from a position on; some places more than once."""
     by_mark = {mark: kind.beginning for kind in kinds for mark in kind.marks}
     marks = re.compile(b"|".join(map(re.escape, by_mark)))  # ten times as fast as the beginnings
-    while start < file.size:
-        data = file.at(start, _AT_ONCE + _LONGEST)
+    seen = 0
+    while at < file.size:
+        data = file.at(at, _AT_ONCE + _LONGEST)
         for mark in marks.finditer(data):
-            begin = by_mark[mark[0]].search(data, max(mark.start() - 64, 0), mark.start() + 128)
-            if begin is not None and begin.start() <= mark.start() and begin.start() < _AT_ONCE:
-                return start + begin.start()
-        start += _AT_ONCE
-    return None
+            seen += 1
+            if seen > _MOST_MARKS:
+                return
+            near = max(mark.start() - 64, 0), mark.start() + 128
+            for begin in by_mark[mark[0]].finditer(data, *near):
+                if begin.start() <= mark.start() < begin.end() and begin.start() < _AT_ONCE:
+                    yield at + begin.start()
+        at += _AT_ONCE

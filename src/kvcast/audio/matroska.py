@@ -5,6 +5,7 @@ damaged. Decodes nothing.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from kvcast.audio.section import FileSection
@@ -20,6 +21,11 @@ _IN_SEGMENT = frozenset(
     {_CLUSTER, _VOID, 0xBF}
     | {0x114D9B74, 0x1549A966, 0x1654AE6B, 0x1C53BB6B, 0x1254C367, 0x1941A469, 0x1043A770}
 )
+_NEAR = 1 << 16
+"""Bytes of damage that are looked through."""
+
+_MOST_VOIDS = 100
+
 _FOLLOWERS = 3
 """So many elements do not follow one another by chance."""
 
@@ -37,7 +43,7 @@ def void_patches(file: FileSection) -> Mapping[int, bytes]:
     if file.size > _LARGEST or file.at(0, 4) != _MAGIC:
         return {}
     data = file.at(0, file.size)
-    return dict(_voids(data))
+    return dict(islice(_voids(data), _MOST_VOIDS))
 
 
 def _voids(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -62,8 +68,8 @@ def _after(element: _Element) -> int:
 
 
 def _next_good(data: bytes, start: int) -> int | None:
-    """Return where elements follow one another again."""
-    for at in range(start, len(data)):
+    """Return where elements follow one another again, if it is near."""
+    for at in range(start, min(start + _NEAR, len(data))):
         if data[at] in _FIRST_BYTES and _is_good(data, at):
             return at
     return None

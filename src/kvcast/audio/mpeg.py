@@ -29,6 +29,9 @@ _AT_ONCE = 1 << 20
 _COUNT_WITHIN = 60
 """The count of frames stands behind the side information, in so many bytes of its frame."""
 
+_MOST_TRIES = 1_000_000
+"""A file with more places where no frame is was made to take time, or is no MPEG audio."""
+
 _FOLLOWERS = 3
 """So many frames of a kind do not follow one another by chance."""
 
@@ -146,6 +149,7 @@ def _frames(file: FileSection, start: int) -> Iterator[tuple[int, Frame, bytes]]
     data, first = b"", start  # data lies at `first`
     expected, at = -1, start
     kind: tuple[int, ...] | None = None
+    tried = 0
     while True:
         if at + _NEAR > first + len(data):
             data, first = file.at(at, _AT_ONCE), at
@@ -158,7 +162,8 @@ def _frames(file: FileSection, start: int) -> Iterator[tuple[int, Frame, bytes]]
             kind = frame.kind
             continue
         index = data.find(b"\xff", index + 1)
-        if index < 0 and first + len(data) >= file.size:
+        tried += 1
+        if tried > _MOST_TRIES or (index < 0 and first + len(data) >= file.size):
             return
         at = first + (index if index >= 0 else len(data))
 

@@ -12,6 +12,9 @@ from kvcast.audio.section import FileSection
 _AT_ONCE = 1 << 20
 _LONGEST_PAGE = 65_307
 _HEADER = 27
+_MOST_DAMAGED = 1000
+"""No more places are looked at: each may take as long as a whole page."""
+
 _ENDS = 0x04
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
@@ -29,6 +32,7 @@ def read_pages(file: FileSection) -> OggPages:
     expected: dict[int, int] = {}
     has_gaps = is_ended = False
     data, first, at = b"", 0, 0
+    damaged = 0
     while True:
         if at + _LONGEST_PAGE > first + len(data) and first + len(data) < file.size:
             data, first = file.at(at, _AT_ONCE), at
@@ -39,6 +43,9 @@ def read_pages(file: FileSection) -> OggPages:
                 # What remains is a page that was cut off, or nothing.
                 return OggPages(len(expected), has_gaps, is_ended and at == file.size)
             has_gaps |= following >= 0
+            damaged += 1
+            if damaged > _MOST_DAMAGED:
+                return OggPages(len(expected), True, False)
             at = first + following if following >= 0 else first + len(data) - 3
             continue
         flags, serial, sequence = struct.unpack_from("<xxxxxB8xII", page)
