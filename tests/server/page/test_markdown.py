@@ -147,6 +147,29 @@ def test_attacks_in_an_answer_stay_text(page: Any, number: int):
     assert page.url == address
 
 
+@pytest.mark.parametrize("mark", ["> ", "1. ", "_a **b "])
+@pytest.mark.parametrize("times", [60, 150, 5000])
+def test_what_is_nested_too_deep_is_shown_as_it_was_written(page: Any, mark: str, times: int):
+    closing = "** c_" if mark.startswith("_") else ""
+    text = f"b\n\n{mark * times}x{closing * times}".strip()
+    shown(page, text)
+    assert "x" in page.locator("#chat .messages > div").text_content()
+    deepest = page.evaluate(
+        """() => {
+          let [deepest, levels] = [0, (element) => {
+            let level = 0;
+            for (let it = element; it; it = it.parentElement) level += 1;
+            return level;
+          }];
+          for (const element of document.querySelectorAll("#chat .messages *")) {
+            deepest = Math.max(deepest, levels(element));
+          }
+          return deepest;
+        }"""
+    )
+    assert deepest < 250
+
+
 def test_what_is_shown_stays_while_more_is_written(page: Any):
     same = page.evaluate(
         """async () => {

@@ -1,4 +1,4 @@
-/** Asks the server: keys, errors and streams. Knows no endpoint's fields. */
+/** Asks the server: keys, errors, streams and sockets. Knows no endpoint's fields. */
 
 const KEY = "kvcast-key";
 const KEY_PROTOCOL = "openai-insecure-api-key";

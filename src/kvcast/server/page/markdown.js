@@ -2,17 +2,28 @@
  * Markdown as elements. Knows no server.
  *
  * What it is given is written by models, so that no text ever becomes markup: elements are made
- * one by one, HTML stays text, images are links, and links lead to other sites or nowhere.
+ * one by one, HTML stays text, images are links, and links lead to other sites or nowhere. Tokens
+ * come from marked.js, which is lib/marked.esm.js of npm's marked 18.2.1.
  */
 
 import { make } from "/page/dom.js";
-import { Marked } from "/page/marked.js";
+import { Lexer } from "/page/marked.js";
 
 const LINKS = ["http:", "https:", "mailto:"];
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 const ABOVE = 2; // the level of the heading under which a text stands
 
-const parser = new Marked({ gfm: true, breaks: true });
+const MOST_LEVELS = 100; // of elements in elements, which browsers lay out one within the other
+
+const LONGEST = 10_000; // characters of a paragraph: the lexer takes their square of time, at worst
+
+class BoundedLexer extends Lexer {
+  inlineTokens(text, tokens = []) {
+    if (text.length <= LONGEST) return super.inlineTokens(text, tokens);
+    tokens.push({ type: "text", raw: text, text });
+    return tokens;
+  }
+}
 
 /** A text that grows, as the children of an element. */
 export class Markdown {
@@ -30,7 +41,7 @@ export class Markdown {
     let level = this.shown[kept - 1]?.level ?? ABOVE;
     const fresh = blocks.slice(kept).map(({ key, token }) => {
       if (token.type === "heading") level = Math.min(6, token.depth + ABOVE, level + 1);
-      return { key, level, node: block(token, level) };
+      return { key, level, node: levels(token) > MOST_LEVELS ? plain(token) : block(token, level) };
     });
     this.element.append(...fresh.map(({ node }) => node));
     this.shown = [...this.shown.slice(0, kept), ...fresh];
@@ -41,7 +52,7 @@ export class Markdown {
 function parsed(text) {
   let tokens;
   try {
-    tokens = parser.lexer(text);
+    tokens = new BoundedLexer({ gfm: true, breaks: true }).lex(text);
   } catch (error) {
     if (!(error instanceof RangeError)) throw error; // it is nested too deep
     return [{ key: text, token: { type: "plain", raw: text } }];
@@ -63,8 +74,16 @@ const BLOCKS = {
 };
 
 function block(token, level) {
-  if (Object.hasOwn(BLOCKS, token.type)) return BLOCKS[token.type](token, level);
-  return make("p", { className: "plain" }, token.raw.trimEnd());
+  return Object.hasOwn(BLOCKS, token.type) ? BLOCKS[token.type](token, level) : plain(token);
+}
+
+function plain({ raw }) {
+  return make("p", { className: "plain" }, raw.trimEnd());
+}
+
+function levels({ type, tokens = [], items = [], header, rows }) {
+  const inner = type === "table" ? [...header, ...rows.flat()] : [...tokens, ...items];
+  return 1 + inner.reduce((most, token) => Math.max(most, levels(token)), 0);
 }
 
 function list({ ordered, start, loose, items }, level) {
