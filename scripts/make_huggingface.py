@@ -51,6 +51,8 @@ def main() -> None:
     config |= {"vocab_size": checkpoint.dimensions.vocab_size, "architectures": [architecture]}
     if "d_model" in config:  # a Whisper, of which kvcast's tests leave out what follows from that
         config |= {f"{part}_ffn_dim": 4 * config["d_model"] for part in ("encoder", "decoder")}
+    else:
+        config |= {"eos_token_id": 2}  # of SmolLM2's tokenizer, <|im_end|>
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     (folder / "tokenizer.json").write_bytes(checkpoint.text["tokenizer.json"])
