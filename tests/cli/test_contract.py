@@ -46,7 +46,8 @@ def without_lists(defaults: dict[str, object]) -> dict[str, object]:
     [
         (transcribe, ["a"], LoadParams, kvcast.load, set(OF_TEXTS)),
         (generate, ["a"], LoadParams, kvcast.load, set()),
-        (transcribe, ["a"], TranscribeParams, kvcast.WhisperModel.transcribe, set()),
+        # Files have their own rates.
+        (transcribe, ["a"], TranscribeParams, kvcast.WhisperModel.transcribe, {"sampling_rate"}),
         (generate, ["a"], PromptParams, kvcast.TextModel.generate, set()),
         (generate, ["a"], PromptParams, kvcast.T5Model.generate_each, set()),
         (generate, ["a"], PromptParams, kvcast.UnilmModel.stream, set()),
