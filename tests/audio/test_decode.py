@@ -93,6 +93,18 @@ def test_a_pipe_can_be_passed_over_twice(encode, speech, pipe, name):
     audio.close()
 
 
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a"])
+def test_a_file_object_may_give_less_than_it_is_asked_for(encode, speech, name):
+    class Few(io.BytesIO):
+        def read(self, count=-1):
+            return super().read(min(count, 999))
+
+    joined = encode(name, speech[:80_000]).read_bytes() * 2
+    samples, _ = decoded(io.BytesIO(joined))
+    assert len(samples) == pytest.approx(160_000, abs=5_000)
+    np.testing.assert_array_equal(decoded(Few(joined))[0], samples)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are POSIX's")
 def test_a_path_that_is_a_pipe_is_read(encode, speech):
     data = encode("a.wav", speech[:8_000], subtype="PCM_16").read_bytes()

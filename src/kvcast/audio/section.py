@@ -57,6 +57,8 @@ class FileSection:
         try:
             self._file.seek(self._start + self._position)
             data = self._file.read(count)
+            while 0 < len(data) < count and (more := self._file.read(count - len(data))):
+                data += more  # some files give less than they are asked for
         except OSError:  # libraries in C cannot pass on exceptions; the missing length will show it
             return b""
         for at, patch in self._patches.items():
