@@ -210,7 +210,6 @@ def _add_writing(app: FastAPI, state: State) -> None:
 
 def _add_speech(app: FastAPI, state: State) -> None:
     recordings = Recordings(state.limits.max_audio)
-
     routes = APIRouter(route_class=FormRoute)
 
     @routes.post("/v1/audio/transcriptions", tags=["speech"], responses=_ERRORS)
