@@ -119,3 +119,21 @@ def test_what_is_no_sound_is_not_read(encode, sound, after, extension):
     samples, notices = decoded(path)
     np.testing.assert_array_equal(samples, sound)
     assert notices == ()
+
+
+def test_mp3_in_a_wav_is_whole_and_no_library_speaks(tmp_path, sound, capfd):
+    frames = tmp_path / "a.mp3"
+    soundfile.write(frames, sound, 16_000, format="MP3")
+    coded = frames.read_bytes()
+    rate = len(coded) // (len(sound) // 16_000)
+    mp3 = struct.pack("<HHIIHHHHIHHH", 85, 1, 16_000, rate, 1, 0, 12, 1, 2, 144, 1, 1105)
+    count = struct.pack("<I", len(sound))
+    chunks = [(b"fmt ", mp3), (b"fact", count), (b"data", coded + b"\0" * (len(coded) % 2))]
+    body = b"".join(name + struct.pack("<I", len(data)) + data for name, data in chunks)
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WAVE" + body)
+    samples, notices = decoded(path)
+    assert len(samples) == pytest.approx(len(sound), abs=3_000)
+    assert np.abs(samples).max() > 0.1
+    assert notices == ()
+    assert capfd.readouterr().err == ""
