@@ -44,7 +44,7 @@ def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> Checkpoint:
     words = {f"w{token}": token for token in range(dimensions.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.decoder = decoders.ByteLevel()
-    about = {"end_tokens": [1], "bos_token": "", "eos_token": "w1"}
+    about = {"end_tokens": [1], "bos_token": None, "eos_token": "w1"}
     return Checkpoint(
         dimensions=dimensions,
         tensors=lazy_tensors(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvcast.whisper.folders.journal import unsealed
+from kvcast.whisper.writers import EXTENSIONS
 
 FAKES = Path(__file__).with_name("folder_fakes.py")
 RECORDINGS = {
@@ -87,7 +88,7 @@ def kills(
     counted = tmp_path / "lines"
     assert run(folder, undisturbed, KVCAST_COUNT=str(counted)).returncode == 3
     expected = transcripts(undisturbed)
-    assert len(expected) == 5 * len(DONE)
+    assert len(expected) == len(EXTENSIONS) * len(DONE)
     assert len(set(expected.values())) == len(expected)
     lines = int(counted.read_text())
     chance = random.Random(seed)

@@ -3,6 +3,8 @@
 Prompts are several times as long as the windows; the oracle sees all of a prompt at once.
 """
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -91,6 +93,10 @@ def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     oracle.save_pretrained(folder / "checkpoint")
     (folder / "checkpoint" / "tokenizer.json").write_text("{}")
+    about = json.loads((folder / "checkpoint" / "config.json").read_text("utf-8"))
+    # Some configurations have no end token, which a checkpoint needs.
+    about["eos_token_id"] = about.get("eos_token_id") or 2
+    (folder / "checkpoint" / "config.json").write_text(json.dumps(about), "utf-8")
     checkpoint = open_checkpoint(folder / "checkpoint")
     programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     if runtime == "eager":

@@ -206,7 +206,9 @@ def test_an_answer_and_the_log_tell_what_is_wrong_with_a_recording(
         assert "the recording" in notice
         assert end.notices == whole.notices
         logged = lambda: [  # noqa: E731
-            record.fields["notices"] for record in caplog.records if "notices" in record.fields
+            fields["notices"]
+            for record in caplog.records
+            if "notices" in (fields := getattr(record, "fields", {}))
         ]
         until(lambda: len(logged()) == 2)
     assert logged() == [[notice], [notice]]
@@ -315,8 +317,9 @@ def test_fields_without_effect_are_named(
         assert "x-ignored-fields" not in answer.headers
         answer = http.post("/v1/completions", json={"model": "no", "prompt": "a", "min_tokens": 2})
         assert answer.headers["x-ignored-fields"] == "min_tokens"
-    until(lambda: len(caplog.records) >= 4)
-    assert caplog.records[0].fields["ignored"] == "speed, %C3%A4%20b"
+    requests = lambda: [record for record in caplog.records if hasattr(record, "fields")]  # noqa: E731
+    until(lambda: len(requests()) >= 4)
+    assert requests()[0].fields["ignored"] == "speed, %C3%A4%20b"
 
 
 def test_recordings_that_are_too_long_or_too_large(server: Server, client: openai.OpenAI):

@@ -40,7 +40,7 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         padded = torch.nn.functional.pad(mel, (0, 3000))
         patch.setattr(openai_transcribe, "log_mel_spectrogram", lambda *_, **__: padded)
         patch.setattr(
-            kvcast.whisper.voice, "open_features", lambda *_: NumberedWindows(content_frames)
+            kvcast.whisper.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
         )
         openai_tokenizer(False)
         their_model = ScriptedWhisper(script)
