@@ -122,7 +122,7 @@ def test_a_run_killed_again_and_again_comes_to_the_same_end(folder, tmp_path):
     assert run(folder, tmp_path / "undisturbed").returncode == 3
     out, chance = tmp_path / "out", random.Random(7)
     for _ in range(200):
-        kill_at = str(chance.randrange(600, 3000))
+        kill_at = str(chance.randrange(900, 4500))
         ended = run(folder, out, "--resume", "--workers", "2", KVCAST_KILL_AT=kill_at)
         if ended.returncode == 3:
             break

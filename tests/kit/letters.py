@@ -93,6 +93,9 @@ class Dashes(Letters):
     def tool_form(self) -> ToolForm:
         raise UsageError("this model knows no tools")
 
+    def control_tokens(self, _: Sequence[str]) -> dict[str, int]:
+        return {}
+
 
 class LettersAlone(Letters):
     """Few letters, and no way to spell others."""

@@ -122,8 +122,8 @@ class Oracle:
     def transcribe(self, name: str, samples: np.ndarray, **options: Any) -> dict[str, Any]:
         """Transcribe samples that go by a name; options are kvcast's, less fallback.
 
-        Segments that openai-whisper emptied, which kvcast does not yield, are left out. Times end
-        with the sound.
+        Segments that openai-whisper emptied, or made up in windows of zeros, which kvcast does not
+        yield, are left out. Times end with the sound.
         """
         key = repr((name, sorted(options.items())))
         if key not in self._transcripts:
@@ -131,11 +131,16 @@ class Oracle:
             transcript = self._model.transcribe(
                 torch.from_numpy(samples), fp16=False, verbose=None, **theirs
             )
+            heard = [s for s in transcript["segments"] if not _is_silent(samples, s["seek"])]
             transcript["segments"] = ending_with_sound(
-                transcript["segments"], len(samples) // 160, theirs["clip_timestamps"]
+                heard, len(samples) // 160, theirs["clip_timestamps"]
             )
             self._transcripts[key] = transcript
         return self._transcripts[key]
+
+
+def _is_silent(samples: np.ndarray, seek: int) -> bool:
+    return not samples[160 * seek : 160 * (seek + 3000)].any()
 
 
 def _renamed_options(options: Mapping[str, Any]) -> dict[str, Any]:
