@@ -8,6 +8,7 @@ from types import MappingProxyType
 from kvcast.chat.conversation import Message, Tool, checked
 from kvcast.chat.tool_calls import HERMES, ToolForm
 from kvcast.errors import KvcastError, UsageError
+from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder
 
 END, BEGIN, FIRST = 0, 1, 2
@@ -95,6 +96,9 @@ class Dashes(Letters):
 
     def control_tokens(self, _: Sequence[str]) -> dict[str, int]:
         return {}
+
+    def encode_ready(self, text: str) -> list[int]:
+        return TextTokenizer.encode_ready(self, text)
 
 
 class LettersAlone(Letters):
