@@ -7,18 +7,19 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvcast.chat.reasoning import ReasoningParser
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
+from kvcast.server.reading import AnswerReader, MadePrompt
 from kvcast.server.requests import ChatRequest
-from kvcast.server.served import CHAT, Served
+from kvcast.server.served import Served
 from kvcast.server.state import State
-from kvcast.server.tools import CalledTool, Reader, Tools, tools_of
+from kvcast.server.tools import CalledTool, Tools, tools_of
 from kvcast.server.writing import (
     NOT_WRITING,
     check_converses,
@@ -31,7 +32,6 @@ from kvcast.server.writing import (
     values_of,
 )
 from kvcast.text.caller import TextDelta
-from kvcast.text.reasoning_budget import has_begun
 from kvcast.text.texts import TextGeneration
 
 
@@ -50,15 +50,15 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
         ),
         bool(body.tools),
     )
-    prompt = _Prompt(
-        conversation(served, body.messages, tools.offered, state.limits.max_prompt), served
-    )
+    prompt = MadePrompt(conversation(served, body.messages, tools.offered, state.limits.max_prompt))
     options, copies = copied(_options(body, served, tools))
     if state.limits.reasoning_budget is not None:
         options.setdefault("reasoning_budget", state.limits.reasoning_budget)
     job = await state.write(request, served, prompt, options)
     state.journal.content(request, asked=body.messages)
-    answer = _ChatAnswer(served, body, tools, reasons=prompt.reasons)
+    splits = body.reasoning_format != "none"
+    reader = partial(AnswerReader, served, tools, prompt, splits=splits)
+    answer = _ChatAnswer(served, body, reader)
     if body.stream:
 
         def events(delta: TextDelta) -> list[str]:
@@ -85,55 +85,15 @@ def _options(body: ChatRequest, served: Served, tools: Tools) -> dict[str, Any]:
 
 
 @dataclass
-class _Prompt:
-    """A prompt that is made later.
-
-    Attributes:
-        reasons: whether the answer begins within reasoning; known once the prompt is made.
-
-    """
-
-    made: Callable[[], Any]
-    served: Served
-    reasons: bool = False
-
-    def __call__(self) -> Any:
-        """Make it."""
-        prompt = self.made()
-        if self.served.kind == CHAT:
-            self.reasons = has_begun(self.served.model.tokenizer, prompt)
-        return prompt
-
-
-class _TextReader:
-    """Divides one text into reasoning, content and calls, piece by piece."""
-
-    def __init__(self, reader: Reader, reasoning: ReasoningParser | None) -> None:
-        self._reader, self._reasoning = reader, reasoning
-
-    @property
-    def calls(self) -> Sequence[CalledTool]:
-        return self._reader.calls
-
-    def push(self, piece: str, *, last: bool) -> tuple[str, str, list[CalledTool]]:
-        """Take a piece; return what is certain now."""
-        thought = ""
-        if self._reasoning is not None:
-            thought, piece = self._reasoning.push(piece, last=last)
-        return thought, *self._reader.push(piece, last=last)
-
-
-@dataclass
 class _ChatAnswer:
     """One answer, which may have several texts."""
 
     served: Served
     body: ChatRequest
-    tools: Tools
-    reasons: bool
+    reader: Callable[[], AnswerReader]
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(14)}")
     created: int = field(default_factory=lambda: int(time.time()))
-    readers: dict[int, _TextReader] = field(default_factory=dict)
+    readers: dict[int, AnswerReader] = field(default_factory=dict)
 
     def whole(self, texts: Sequence[TextGeneration], cached: int) -> dict[str, Any]:
         """Return the document that has all texts."""
@@ -147,7 +107,7 @@ class _ChatAnswer:
         """Return the events for a step's delta."""
         reader = self.readers.get(delta.index)
         begun = reader is not None
-        reader = self.readers.setdefault(delta.index, reader or self._reader())
+        reader = self.readers.setdefault(delta.index, reader or self.reader())
         thought, content, calls = reader.push(delta.text, last=delta.finish_reason is not None)
         message: dict[str, Any] = {} if begun else {"role": "assistant", "content": ""}
         if thought:
@@ -192,7 +152,7 @@ class _ChatAnswer:
         }
 
     def _choice(self, index: int, text: TextGeneration) -> dict[str, Any]:
-        thought, content, calls = self._reader().push(text.text, last=True)
+        thought, content, calls = self.reader().push(text.text, last=True)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if thought:
             message["reasoning_content"] = thought
@@ -207,12 +167,6 @@ class _ChatAnswer:
             "logprobs": self._logprobs(text.tokens, text.logprobs or (), text.top_logprobs),
             "finish_reason": _reason(text.finish_reason, calls),
         }
-
-    def _reader(self) -> _TextReader:
-        reasoning = None
-        if self.body.reasoning_format != "none":
-            reasoning = ReasoningParser(begun=self.reasons)
-        return _TextReader(self.tools.reader(), reasoning)
 
     def _logprobs(
         self, tokens: Sequence[int], values: Sequence[float], tops: Any

@@ -13,9 +13,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvcast.chat.reasoning import ReasoningParser
 from kvcast.server.errors import ApiError, messages_document
 from kvcast.server.events import event, streamed
+from kvcast.server.reading import AnswerReader, MadePrompt
 from kvcast.server.requests import CountTokensRequest, MessagesRequest
 from kvcast.server.served import Served
 from kvcast.server.state import State
@@ -28,7 +28,6 @@ from kvcast.server.writing import (
     values_of,
 )
 from kvcast.text.caller import TextDelta
-from kvcast.text.reasoning_budget import has_begun
 from kvcast.text.texts import TextGeneration
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -39,14 +38,15 @@ _THOUGHT = frozenset({"thinking", "redacted_thinking"})
 async def messages(state: State, request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation."""
     served, tools, prompt = await _asked_beside(state, body)
-    counted = _Counted(prompt)
+    counted = MadePrompt(prompt)
     options = keywords(body, served, body.max_tokens) | {"n": 1} | _thinking(body)
     if body.stop_sequences:
         options["stop"] = body.stop_sequences
     options |= tools.shape
     job = await state.write(request, served, counted, options)
     state.journal.content(request, asked=body.messages)
-    answer = _MessageAnswer(served, body, tools, counted)
+    reader = AnswerReader(served, tools, counted)
+    answer = _MessageAnswer(served, body, reader, len(counted.tokens))
     if body.stream:
 
         def ended(result: Any, cached: int) -> list[str]:
@@ -65,7 +65,7 @@ async def messages(state: State, request: Request, body: MessagesRequest) -> Res
 async def count_tokens(state: State, body: CountTokensRequest) -> Response:
     """Count the tokens of a conversation, tools included."""
     _, _, prompt = await _asked_beside(state, body)
-    counted = _Counted(prompt)
+    counted = MadePrompt(prompt)
     await state.calls.in_thread(counted)
     return JSONResponse({"input_tokens": len(counted.tokens)})
 
@@ -105,19 +105,6 @@ def _asked(state: State, body: CountTokensRequest) -> tuple[Served, Tools, Calla
             400, "the last message must be the user's: answers cannot be begun", param="messages"
         )
     return served, tools, conversation(served, turns, tools.offered, state.limits.max_prompt)
-
-
-@dataclass
-class _Counted:
-    """A prompt that is counted when it is made."""
-
-    made: Callable[[], Any]
-    tokens: Sequence[int] = ()
-
-    def __call__(self) -> Any:
-        prompt = self.made()
-        self.tokens = getattr(prompt, "tokens", prompt)
-        return prompt
 
 
 def _system(system: Any) -> Iterator[dict[str, Any]]:
@@ -203,23 +190,19 @@ class _MessageAnswer:
 
     served: Served
     body: MessagesRequest
-    tools: Tools
-    prompt: _Counted
+    reader: AnswerReader
+    prompt_tokens: int
     id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
 
     def __post_init__(self) -> None:
         """Prepare for events."""
-        self._reader = self.tools.reader()
-        tokenizer = self.served.model.tokenizer
-        self._reasoning = ReasoningParser(begun=has_begun(tokenizer, self.prompt.tokens))
         self._begun = False
         self._open: str | None = None  # the kind of the block that is being written
         self._blocks = 0
 
     def whole(self, text: TextGeneration, cached: int) -> dict[str, Any]:
         """Return the message that has all blocks."""
-        thought, rest = self._reasoning.push(text.text, last=True)
-        content, calls = self._reader.push(rest, last=True)
+        thought, content, calls = self.reader.push(text.text, last=True)
         said: list[dict[str, Any]] = []
         if thought:
             said.append({"type": "thinking", "thinking": thought, "signature": ""})
@@ -247,8 +230,7 @@ class _MessageAnswer:
             nothing = {"stop_reason": None, "stop_sequence": None, "usage": self._usage(0, 0)}
             yield _event("message_start", message=self._message([]) | nothing)
         last = delta.finish_reason is not None
-        thought, rest = self._reasoning.push(delta.text, last=last)
-        content, calls = self._reader.push(rest, last=last)
+        thought, content, calls = self.reader.push(delta.text, last=last)
         for kind, piece in (("thinking", thought), ("text", content)):
             if piece:
                 yield from self._piece_events(kind, piece)
@@ -292,7 +274,7 @@ class _MessageAnswer:
         stop = self._stop_sequence(text)
         if text.finish_reason == "length":
             reason = "max_tokens"
-        elif self._reader.calls:
+        elif self.reader.calls:
             reason = "tool_use"
         else:
             reason = "end_turn" if stop is None else "stop_sequence"
@@ -311,7 +293,7 @@ class _MessageAnswer:
     def _usage(self, cached: int, written: int) -> dict[str, int]:
         """Tokens that were found in the cache are counted apart, as Anthropic does."""
         return {
-            "input_tokens": len(self.prompt.tokens) - cached,
+            "input_tokens": self.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": written,
