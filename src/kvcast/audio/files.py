@@ -267,7 +267,7 @@ def _open_binary(
     except FileNotFoundError as error:
         raise InputMissingError(f"{name} does not exist") from error
     except (OSError, ValueError) as error:
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - of a name too long it says no, and Path raises
             raise InputOutputError(f"{name} is a folder, not a sound file") from error
         reason = getattr(error, "strerror", None) or error
         raise InputOutputError(f"{name} cannot be opened: {reason}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvcast.bundle.manifest import MANIFEST, Manifest, file_records, is_bundle
 from kvcast.bundle.staging import publish, remove_abandoned, staging_folder
 from kvcast.errors import InputOutputError, KvcastError, UsageError
-from kvcast.saving import disk_problem, is_full
+from kvcast.saving import disk_problem, is_full, unwritable
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
             publish(new, destination)
             _flush(destination.parent)
     except OSError as error:
-        raise InputOutputError(f"cannot write {destination}: {error.strerror or error}") from None
+        raise unwritable(destination, error) from None
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class _Room:
     def broken(self, words: Sequence[CueWord]) -> list[CueWord]:
         """Break words into lines, two of them of about the same length."""
         lines = self._filled(words)
-        if len(lines) == _LINES:
+        if len(lines) == 2:
             lines = min(
                 ([[*words[:at]], [*words[at:]]] for at in range(1, len(words))),
                 key=self._unevenness,
