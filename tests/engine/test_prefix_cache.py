@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.letters import END, FIRST, VOCAB
-from kit.scripted_runtimes import RecomputingRuntime, added, drain, random_model
+from kit.scripted_runtimes import (
+    RecomputingRuntime,
+    RuntimeOfApartPrompts,
+    added,
+    drain,
+    random_model,
+)
+from kvcast.engine.callers import RequestList
 from kvcast.engine.prefix_cache import WORTH_COPYING, Match, PrefixCache
 from kvcast.engine.scheduler import Scheduler
 from kvcast.text.requests import SampledText
@@ -19,18 +26,21 @@ CAPACITY = 80
 
 
 def reusing(
-    rows: int = 2, chunk: int = 512, turn: int | None = None
+    rows: int = 2,
+    chunk: int = 512,
+    turn: int | None = None,
+    runtimes: type[RecomputingRuntime] = RecomputingRuntime,
 ) -> tuple[Scheduler, RecomputingRuntime]:
-    runtime = RecomputingRuntime(RANDOM)
-    prefixes = PrefixCache(rows, CAPACITY)
+    runtime = runtimes(RANDOM)
+    prefixes = PrefixCache(rows, CAPACITY, prompts_differ=runtime.prompts_differ)
     scheduler = Scheduler(
         runtime, rows=rows, capacity=CAPACITY, chunk=chunk, turn=turn, prefixes=prefixes
     )
     return scheduler, runtime
 
 
-def alone(text: SampledText) -> tuple:
-    return run(RANDOM, [text])[0][0]
+def alone(text: SampledText, runtimes: type[RecomputingRuntime] = RecomputingRuntime) -> tuple:
+    return run(RANDOM, [text], runtimes=runtimes)[0][0]
 
 
 def long_prompt(length: int, seed: int = 0) -> list[int]:
@@ -141,7 +151,8 @@ def test_a_turn_bounds_what_is_read_before_those_that_write_go_on():
 @given(data=st.data())
 def test_no_text_depends_on_what_rows_held_before(data: st.DataObject):
     rows, turn = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([None, 3, 20]))
-    scheduler, _ = reusing(rows=rows, chunk=data.draw(st.integers(1, 9)), turn=turn)
+    runtimes = data.draw(st.sampled_from([RecomputingRuntime, RuntimeOfApartPrompts]))
+    scheduler, _ = reusing(rows, data.draw(st.integers(1, 9)), turn, runtimes)
     stems = [long_prompt(24, seed) for seed in range(2)]
     written: list[tuple[SampledText, SampledText]] = []
     for _ in range(data.draw(st.integers(1, 8))):
@@ -151,7 +162,9 @@ def test_no_text_depends_on_what_rows_held_before(data: st.DataObject):
             *data.draw(st.lists(st.integers(FIRST, VOCAB - 1), min_size=1, max_size=4)),
         ]
         ends: Sequence[int] = data.draw(st.sampled_from([(), (END, 3, 4)]))
-        pair = [request(prompt, max_new_tokens=9, ends=tuple(ends)) for _ in range(2)]
+        said, *pair = [request(prompt, max_new_tokens=9, ends=tuple(ends)) for _ in range(3)]
+        turn_s = [*prompt, *alone(said, runtimes)[0]]
+        stems.append(turn_s[: data.draw(st.integers(len(prompt), len(turn_s)))])
         written.append((pair[0], pair[1]))
         caller = added(scheduler, pair[0])
         for _ in range(data.draw(st.integers(0, 5))):
@@ -161,7 +174,40 @@ def test_no_text_depends_on_what_rows_held_before(data: st.DataObject):
             written.pop()
     drain(scheduler)
     for text, expected in written:
-        assert outcome(text) == alone(expected)
+        assert outcome(text) == alone(expected, runtimes)
+
+
+def test_where_prompts_differ_an_answer_is_read_again_and_its_prompt_is_not():
+    scheduler, runtime = reusing(runtimes=RuntimeOfApartPrompts)
+    prompt = long_prompt(20)
+    first = request(prompt, max_new_tokens=6, ends=())
+    list(scheduler.run([first]))
+    said = [*prompt, *first.text.tokens]
+    runtime.calls.clear()
+    second = request([*said, 7, 8], max_new_tokens=3, ends=())
+    list(scheduler.run([second]))
+    assert second.reused == len(prompt)
+    assert runtime.calls[0] == {0: [*first.text.tokens, 7, 8]}
+    assert outcome(second) == alone(
+        request([*said, 7, 8], max_new_tokens=3, ends=()), RuntimeOfApartPrompts
+    )
+
+
+def test_where_prompts_differ_a_paused_text_steps_again_through_what_it_wrote():
+    scheduler, runtime = reusing(rows=2, chunk=9, runtimes=RuntimeOfApartPrompts)
+    many = [request(long_prompt(12, seed), max_new_tokens=20, ends=()) for seed in range(2)]
+    greedy = RequestList(many)
+    scheduler.add(greedy)
+    for _ in range(8):
+        scheduler.step()
+    added(scheduler, request(long_prompt(30, 5), max_new_tokens=9, ends=()))
+    drain(scheduler)
+    # What it wrote comes again in a few calls of up to `chunk` tokens, all of them stepped.
+    repeated = [new for call in runtime.calls for new in call.values() if len(new) > 1]
+    assert any(min(new) > RuntimeOfApartPrompts.STEPPED for new in repeated)
+    for seed, text in enumerate(many):
+        expected = request(long_prompt(12, seed), max_new_tokens=20, ends=())
+        assert outcome(text) == alone(expected, RuntimeOfApartPrompts)
 
 
 def test_rows_match_from_their_beginning_and_only_what_they_hold():

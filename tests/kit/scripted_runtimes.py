@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from functools import cache as cached
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ class Recomputed:
 class RecomputingRuntime:
     """`calls` lists, for each decode, the tokens that each row fed; `cuts` what truncate left."""
 
+    prompts_differ: ClassVar[bool] = False
+
     model: Model
     calls: list[dict[int, list[int]]] = field(default_factory=list)
     resets: list[list[int]] = field(default_factory=list)
@@ -69,6 +71,15 @@ class RecomputingRuntime:
 
     def row_bytes(self, capacity: int) -> int:
         return capacity
+
+    def prefill(
+        self,
+        tokens: Sequence[Int64],
+        cache: Recomputed,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, Recomputed]:
+        return self.decode(tokens, cache, rows, positions)
 
     def decode(
         self,
@@ -154,6 +165,31 @@ class RecomputingRuntime:
         if inputs is None:
             self.resets.append(list(rows))
         return replace(cache, written=tuple(written), reads=tuple(reads))
+
+
+class RuntimeOfApartPrompts(RecomputingRuntime):
+    """Computes a prompt's positions otherwise than those of steps: tokens of steps are others."""
+
+    prompts_differ: ClassVar[bool] = True
+    STEPPED: ClassVar[int] = 10_000
+
+    def prefill(
+        self,
+        tokens: Sequence[Int64],
+        cache: Recomputed,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, Recomputed]:
+        return super().decode(tokens, cache, rows, positions)
+
+    def decode(
+        self,
+        tokens: Sequence[Int64],
+        cache: Recomputed,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, Recomputed]:
+        return super().decode([new + self.STEPPED for new in tokens], cache, rows, positions)
 
 
 def random_model(vocab: int, seed: int, scale: float = 2.0) -> Model:

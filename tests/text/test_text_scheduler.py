@@ -69,9 +69,13 @@ def scheduler_for(
 
 
 def run(
-    model: Model, requests: list[SampledText], rows: int = 8, chunk: int = 512
+    model: Model,
+    requests: list[SampledText],
+    rows: int = 8,
+    chunk: int = 512,
+    runtimes: type[RecomputingRuntime] = RecomputingRuntime,
 ) -> tuple[list[tuple[Any, ...]], RecomputingRuntime]:
-    runtime = RecomputingRuntime(model)
+    runtime = runtimes(model)
     for _ in scheduler_for(runtime, requests, rows, chunk).run(requests):
         pass
     return [outcome(sampled) for sampled in requests], runtime

@@ -196,7 +196,9 @@ class ModelDrafting(Drafting):
         tokens_s: Int64 = prompt.sequence
         size = self._chunk or len(tokens_s)
         for first in range(0, len(tokens_s), size):
-            self.feed(tokens_s[first : first + size])
+            chunk_s = np.array(tokens_s[first : first + size], np.int64)
+            _, self._cache = self._runtime.prefill([chunk_s], self._cache)
+            self._held += chunk_s.tolist()
 
 
 class _ModelDrafter(Drafter):

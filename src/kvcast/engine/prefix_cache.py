@@ -2,7 +2,9 @@
 
 A row without a request keeps its keys and values until another sequence needs the row. A prompt
 that begins like them, or like a row that is being written, starts after what both have in common.
-Knows no runtime, and not which rows are free.
+Where a runtime computes prompts otherwise than steps, a prefix is only used as what it was: the
+complement ~t stands for a token t whose position a step computed, so that it differs from a
+prompt's. Knows no runtime, and not which rows are free.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +28,12 @@ class Match(NamedTuple):
 class PrefixCache:
     """The tokens of each row whose keys and values it still holds."""
 
-    def __init__(self, rows: int, capacity: int) -> None:
-        """Begin with empty rows of up to `capacity` tokens."""
+    def __init__(self, rows: int, capacity: int, *, prompts_differ: bool = False) -> None:
+        """Begin with empty rows of up to `capacity` tokens.
+
+        `prompts_differ` is the runtime's: positions that steps computed are none of a prompt's.
+        """
+        self._prompts_differ = prompts_differ
         self._tokens_rc: Int32 = np.zeros((rows, capacity), np.int32)
         self._lengths_r: Int64 = np.zeros(rows, np.int64)
 
@@ -36,8 +42,12 @@ class PrefixCache:
         """How many tokens each row holds."""
         return [int(length) for length in self._lengths_r]
 
+    def stepped(self, tokens: Int64) -> Int64:
+        """Return what stands for tokens whose positions steps compute."""
+        return ~tokens if self._prompts_differ else tokens
+
     def tokens(self, row: int) -> Int64:
-        """Return the tokens that a row holds."""
+        """Return the tokens that a row holds, or what stands for them."""
         return self._tokens_rc[row, : self._lengths_r[row]].astype(np.int64)
 
     def feed(self, rows: Sequence[int], tokens: Iterable[Sequence[int] | Int64]) -> None:
@@ -48,9 +58,9 @@ class PrefixCache:
             self._lengths_r[row] = end
 
     def step(self, rows: Sequence[int], tokens_r1: Int64) -> None:
-        """Append one token to each of these rows."""
+        """Append one token, which a step computes, to each of these rows."""
         places = list(rows)
-        self._tokens_rc[places, self._lengths_r[places]] = tokens_r1[:, 0]
+        self._tokens_rc[places, self._lengths_r[places]] = self.stepped(tokens_r1)[:, 0]
         self._lengths_r[places] += 1
 
     def cut(self, row: int, length: int) -> None:
@@ -109,6 +119,11 @@ class PrefixCache:
         if own and own + WORTH_COPYING > best.length:
             return Match(row, own)
         return best if best.length else None
+
+
+def plain(tokens_s: Int64) -> Int64:
+    """Return the tokens themselves, whichever way their positions are computed."""
+    return np.where(tokens_s < 0, ~tokens_s, tokens_s)
 
 
 def in_common(tokens_s: Int64, other_s: Int64) -> int:

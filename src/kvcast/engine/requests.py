@@ -108,7 +108,7 @@ def compute(runtime: Runtime, prompt: Prompt, chunk: int | None) -> Prefix:
     size = chunk or len(tokens)
     for first in range(0, len(tokens), size):
         with exclusive(runtime):
-            logits_rpv, cache = runtime.decode([tokens[first : first + size]], cache)
+            logits_rpv, cache = runtime.prefill([tokens[first : first + size]], cache)
             logits_v = logits_rpv[0, -1].copy()
     return Prefix(prompt.sequence, cache, logits_v)
 

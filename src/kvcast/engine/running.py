@@ -44,17 +44,20 @@ class Running:
         self.live = rows[:1]
         self.slot = slot
 
-    def pause(self, held_s: Int64) -> None:
-        """Take its only row, which holds these tokens: it will read them, and what it chose."""
+    def pause(self, held_s: Int64, next_s: Int64) -> None:
+        """Take its only row, which holds these tokens: it will read them, and what it chose.
+
+        Both are as the prefix cache has them.
+        """
         if self.numbers is not None:
-            self._held = np.concatenate([held_s, self.next])
+            self._held = np.concatenate([held_s, next_s])
         self._unread = self.sequence
         self.numbers = None
         self.rows = self.owned = self.live = []
 
     @property
     def sequence(self) -> Int64:
-        """The tokens that it reads before it chooses next."""
+        """The tokens that it reads before it chooses next, as the prefix cache has them."""
         return self.request.prompt.sequence if self._held is None else self._held
 
     @property
@@ -77,9 +80,16 @@ class Running:
         """Return how many tokens are yet to be read."""
         return len(self._unread)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether steps computed what it reads next, before it was paused."""
+        return bool(self._unread[0] < 0)
+
     def chunk(self, most: int | None) -> int:
-        """Return how many tokens are read next."""
-        return len(self._unread[:most])
+        """Return how many tokens are read next: of a prompt, or those that steps computed."""
+        next_s = self._unread[:most]
+        other_s = (next_s < 0) != self.repeats
+        return int(other_s.argmax()) if other_s.any() else len(next_s)
 
     def choose(self, logits_rv: Float32) -> Continuations:
         """Let the request choose the next tokens of its rows; an error ends this request alone."""
@@ -99,13 +109,13 @@ class Running:
         probe = self.request.probe
         if probe is not None:
             probe -= len(self.request.prompt.tokens) - len(self._unread)
-            if 0 <= probe < len(self._unread[:chunk]):
+            if 0 <= probe < self.chunk(chunk):
                 return probe, -1
         return (-1,)
 
     def feed(self, chunk: int | None) -> Int64:
-        """Return the tokens to read next, [S]; they count as fed."""
-        fed_s = self._unread[:chunk]
+        """Return the tokens to read next, [S], as the prefix cache has them; they count as fed."""
+        fed_s = self._unread[: self.chunk(chunk)]
         self._unread = self._unread[len(fed_s) :]
         return fed_s
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvcast.engine.admission import Admission
 from kvcast.engine.callers import Caller, Policy, PolicyList, RequestList
-from kvcast.engine.prefix_cache import WORTH_COPYING, PrefixCache, in_common
+from kvcast.engine.prefix_cache import WORTH_COPYING, PrefixCache, in_common, plain
 from kvcast.engine.requests import OVER, Continuations, Drafts, Input, Prefix, Request
 from kvcast.engine.running import Batch, Running
 from kvcast.engine.shares import Pace, Shares, in_rounds
@@ -270,7 +270,8 @@ class Scheduler:
                     phase.remove(running)
                     [row] = running.owned
                     self._drop(running, began=False)
-                    running.pause(self._prefixes.tokens(row))
+                    next_s = self._prefixes.stepped(np.array(running.next, np.int64))
+                    running.pause(self._prefixes.tokens(row), next_s)
                     self._paused.append(running)
                     return True
         return False
@@ -389,16 +390,18 @@ class Scheduler:
     def _prefill(self) -> list[Running]:
         """Feed a chunk of each prompt; let requests whose prompt is read choose."""
         # Requests whose logits lie at the same offsets are computed in one call.
-        calls: dict[tuple[int, ...], list[Running]] = {}
+        calls: dict[tuple[bool, tuple[int, ...]], list[Running]] = {}
         for running in self._prefilled_now():
-            calls.setdefault(running.positions(self._chunk), []).append(running)
+            key = running.repeats, running.positions(self._chunk)
+            calls.setdefault(key, []).append(running)
         advanced: list[Running] = []
-        for positions, several in calls.items():
+        for (repeats, positions), several in calls.items():
             batch = Batch(several)
             fed = {each.rows[0]: each.feed(self._chunk) for each in several}
             tokens = [fed[row] for row in batch.rows]
-            logits_rpv, self._cache = self._runtime.decode(
-                tokens, self._cache, batch.rows, positions
+            compute = self._runtime.decode if repeats else self._runtime.prefill
+            logits_rpv, self._cache = compute(
+                [plain(fed_s) for fed_s in tokens], self._cache, batch.rows, positions
             )
             if self._prefixes is not None:
                 self._prefixes.feed(batch.rows, tokens)
@@ -491,7 +494,7 @@ class Scheduler:
                 break
         drafts.called(len(fed_s), kept, seconds)
         if self._prefixes is not None:
-            self._prefixes.feed([row], [fed_s[:kept]])
+            self._prefixes.feed([row], [self._prefixes.stepped(fed_s[:kept])])
         if kept < len(fed_s):
             self._cache = self._runtime.truncate(self._cache, [row], [held + kept])
         if chosen.rows != running.numbers:

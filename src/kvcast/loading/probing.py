@@ -37,8 +37,9 @@ def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]
     cache = cache_for(runtime, probe, longest_prompt(probe) + steps - 1)
     new: Sequence[Int64] = list(probe.prompts)
     logits, written = [], []
-    for _ in range(steps):
-        step, cache = runtime.decode(new, cache)
+    for i in range(steps):
+        compute = runtime.decode if i else runtime.prefill
+        step, cache = compute(new, cache)
         logits.append(step.copy())
         written.append(step[:, -1].argmax(axis=-1))
         new = list(written[-1][:, None])

@@ -78,7 +78,15 @@ class RuntimeOf(Protocol[CacheT]):
     Rows are independent: any of them may take part in a call, each with as many tokens as it has.
     Where a layer is a ring, an older handle is of no use once the ring has let positions go;
     `truncate` tells.
+
+    Attributes:
+        prompts_differ: whether `prefill` computes positions otherwise than `decode`. Then a prompt
+            may only continue positions of a row that `prefill` computed, for its results would
+            depend on what the row held before.
+
     """
+
+    prompts_differ: bool
 
     def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> CacheT:
         """Return an empty cache of `rows` sequences of up to `capacity` positions.
@@ -97,7 +105,7 @@ class RuntimeOf(Protocol[CacheT]):
         rows: Sequence[int] | None = None,
         positions: Sequence[int] = (-1,),
     ) -> tuple[Float32, CacheT]:
-        """Append tokens to rows: a chunk of a prompt, or one token for a step.
+        """Append tokens to rows: one for a step, or several whose results are those of steps.
 
         Args:
             tokens: for each row that takes part its new tokens [S], S >= 1, of any length each;
@@ -110,6 +118,19 @@ class RuntimeOf(Protocol[CacheT]):
             fp32 logits [len(tokens), len(positions), vocab] and the grown cache. The logits are
             the runtime's own memory, valid until its next call; the caller may overwrite them.
 
+        """
+
+    def prefill(
+        self,
+        tokens: Tokens,
+        cache: CacheT,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, CacheT]:
+        """Append a chunk of a prompt to each row; arguments and results are those of `decode`.
+
+        The results do not depend on how a prompt is cut into chunks. A runtime may compute them
+        with narrower numbers than steps; `prompts_differ` tells.
         """
 
     def reorder(self, cache: CacheT, parents: Sequence[int]) -> CacheT:

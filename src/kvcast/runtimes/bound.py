@@ -107,9 +107,15 @@ class BoundRuntime(CachedRuntime):
 
     @override
     def run(
-        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
+        self,
+        tokens: Tokens,
+        cache: CacheHandle,
+        rows: list[int],
+        positions: Sequence[int],
+        *,
+        prompt: bool = False,
     ) -> Float32:
-        plan = cache.plan(rows, tokens)
+        plan = cache.plan(rows, tokens, prompt=prompt)
         if len(positions) > 1 or not plan.is_step:
             results = []
             for run in plan.runs:

@@ -38,6 +38,7 @@ class Run:
         slots: places of the inputs that they read, the same number of rows for each; empty for
             models without an encoder.
         new: number of new tokens of each row.
+        prompt: whether they are computed as a prompt's.
 
     """
 
@@ -45,6 +46,7 @@ class Run:
     places: range
     slots: range
     new: int
+    prompt: bool = False
 
     @property
     def rows_each(self) -> int:
@@ -56,7 +58,8 @@ class Run:
         each = self.rows_each
         for i in range(0, len(self.places), size):
             slots = self.slots[i // each : -(-(i + size) // each)]
-            yield Run(self.index[i : i + size], self.places[i : i + size], slots, self.new)
+            part = slice(i, i + size)
+            yield replace(self, index=self.index[part], places=self.places[part], slots=slots)
 
 
 @dataclass
@@ -65,7 +68,7 @@ class CallPlan:
 
     Attributes:
         rows: the requested rows.
-        is_step: whether each row gets one token.
+        is_step: whether each row gets one token, which is not a prompt's.
         runs: one for each call.
         places: of the requested rows; a slice if the order is the same.
         made_for: the inputs of the cache's rows and the memory's version, for which it holds.
@@ -162,13 +165,13 @@ class CacheHandle:
             raise ValueError(f"row {row} reads no input: reset it to one first")
         return self.reads[row]
 
-    def plan(self, rows: Sequence[int], tokens: Tokens) -> CallPlan:
-        """Divide rows with new tokens among calls; this may move rows.
+    def plan(self, rows: Sequence[int], tokens: Tokens, *, prompt: bool = False) -> CallPlan:
+        """Divide rows with new tokens, steps' or a prompt's, among calls; this may move rows.
 
         The plan of a step is kept until other rows step or rows read other inputs.
         """
         memory, new = self.memory, [len(chunk) for chunk in tokens]
-        is_step = max(new) == 1
+        is_step = max(new) == 1 and not prompt
         plan: CallPlan | None = memory.bound.get("plan")
         if is_step and plan and plan.rows == rows:
             reads, version = plan.made_for
@@ -181,6 +184,8 @@ class CacheHandle:
             elif is_step:
                 memory.move(_ranged(memory.places, [rows]), self.lengths)
             runs = self._runs(rows, new)
+        if prompt:
+            runs = [replace(run, prompt=True) for run in runs]
         plan = CallPlan(rows, is_step, runs, self._places(rows), (self.reads, memory.version))
         if is_step:
             memory.bound["plan"] = plan
@@ -310,6 +315,7 @@ class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
     """
 
     longest: int | None = None
+    prompts_differ: bool = False
 
     @abstractmethod
     def layers(self, capacity: int) -> Sequence[Layer]:
@@ -359,6 +365,16 @@ class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
         taking_part = list(range(len(cache.reads)) if rows is None else rows)
         grown = cache.append(taking_part, tokens)
         return self.run(tokens, cache, taking_part, positions), grown
+
+    @override
+    def prefill(
+        self,
+        tokens: Tokens,
+        cache: CacheHandle,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, CacheHandle]:
+        return self.decode(tokens, cache, rows, positions)
 
     @override
     def reorder(self, cache: CacheHandle, parents: Sequence[int]) -> CacheHandle:

@@ -206,6 +206,15 @@ class GenerationTask:
         longest = limits.prompt if self.encodes else min(limits.prompt, capacity - 1)
         return replace(self, limits=replace(limits, sequence=capacity, prompt=longest))
 
+    def prefixes(self, rows: int, capacity: int) -> PrefixCache | None:
+        """Return an empty prefix cache for that many rows.
+
+        None for a model that reads a source in both directions: nothing of it serves another one.
+        """
+        if not self.continues:
+            return None
+        return PrefixCache(rows, capacity, prompts_differ=self.runtime.prompts_differ)
+
     @cached_property
     def paired(self) -> Paired:
         """The model as one that drafts for another, or that another drafts for."""
@@ -349,8 +358,7 @@ class TextGenerator(ABC):
             inputs=sizes.rows if generation.encodes else 0,
             chunk=chunk if generation.chunk else None,
             turn=chunk,
-            # A source is read in both directions: nothing of it serves another one.
-            prefixes=PrefixCache(sizes.rows, sizes.capacity) if generation.continues else None,
+            prefixes=generation.prefixes(sizes.rows, sizes.capacity),
             cache_bytes=sizes.bytes,
         )
 

@@ -103,7 +103,7 @@ class TextModel(TextGenerator):
             fed = tokens[i : min(i + chunk, len(tokens) - 1)]
             next_s1 = tokens[i + 1 : i + 1 + len(fed), None]
             with exclusive(self.runtime):
-                logits_rsv, cache = self.runtime.decode([fed], cache, positions=range(len(fed)))
+                logits_rsv, cache = self.runtime.prefill([fed], cache, positions=range(len(fed)))
                 scores.append(log_probabilities(logits_rsv[0], next_s1)[:, 0])
         return np.concatenate(scores)
 

@@ -32,7 +32,7 @@ from kvcast.runtimes.native.records import Fields, contents, is_whole, read_reco
 from kvcast.runtimes.native.schema import SCHEMA
 from kvcast.spec.paths import cache_dir
 
-ABI = 5
+ABI = 6
 """The result of `kvcast_abi` of a library that this version of kvcast can call."""
 
 SHIPPED = Path(__file__).parent / "lib"

@@ -139,9 +139,13 @@ class _Result:
 
 @dataclass
 class Builder:
-    """Instructions so far; `exact`: attention of encoders is computed in fp32."""
+    """Instructions so far.
+
+    `exact`: attention of encoders is computed in fp32. `prompt`: self-attention is a prompt's.
+    """
 
     exact: bool = True
+    prompt: bool = False
     instructions: list[Instruction] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
     _arguments: list[Storage] = field(default_factory=list)

@@ -70,6 +70,11 @@ class Interpreter:
         ]
         return min(map(len, tables), default=None)
 
+    @property
+    def prompts_differ(self) -> bool:
+        """Whether prompts are computed otherwise than steps; never in fp32."""
+        return self.machine.prompts_differ and not self._exact
+
     def last_product(self, name: str, output: str) -> tuple[str, Matrix]:
         """Return the input of a program's last product, by its name, and its matrix."""
         rows, matrix = self.programs[name].last_product(output).arguments
@@ -81,20 +86,28 @@ class Interpreter:
         name: str,
         inputs: Mapping[str, NDArray[Any]],
         outputs: Mapping[str, NDArray[Any]],
+        *,
+        prompt: bool = False,
     ) -> Call:
         """Plan a call that reads these arrays and fills those, which stay where they are.
 
-        Planning takes longer than a step: calls of the same sizes share a plan.
+        Planning takes longer than a step: calls of the same sizes share a plan. `prompt`: new
+        positions are a prompt's.
         """
         arrays = {**inputs, **outputs}
         layout = [(key, part.dtype, part.shape, part.strides) for key, part in arrays.items()]
-        key = (name, len(inputs), *layout)
+        key = (name, prompt, len(inputs), *layout)
         with self._planning:
             plan = self._plans.pop(key, None)
             if plan is None:
                 with naming(self._place_of(name)):
                     plan = planned(
-                        self.programs[name], self.constants, inputs, outputs, exact=self._exact
+                        self.programs[name],
+                        self.constants,
+                        inputs,
+                        outputs,
+                        exact=self._exact,
+                        prompt=prompt,
                     )
             self._plans[key] = plan
             if len(self._plans) > _PLANS:

@@ -68,6 +68,7 @@ def _library() -> Any:
             None,
             [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p],
         ),
+        "kvcast_prompts_differ": (c_int, [c_void_p]),
         "kvcast_rounded_bytes": (c_size_t, [c_int, c_int]),
         "kvcast_run": (c_int, [c_void_p, c_void_p, c_size_t, c_char_p, c_size_t]),
     }
@@ -176,6 +177,11 @@ class Machine:
         message = ctypes.create_string_buffer(_MESSAGE)
         if function(self._handle, *arguments, message, _MESSAGE):
             raise KvcastError(message.value.decode())
+
+    @property
+    def prompts_differ(self) -> bool:
+        """Whether attention has a kernel of its own for prompts of quantised models."""
+        return bool(self._library.kvcast_prompts_differ(self._handle))
 
     def describe(
         self, format_: Format, outputs: int, inputs: int, tiles: NDArray[Any], count: int = 1

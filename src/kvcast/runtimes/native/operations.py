@@ -327,6 +327,7 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
         softcap=float(call.softcap),
         window=call.window,
         causal=int(call.causal),
+        prompt=int(builder.prompt),
         cosines=NOTHING if call.cosines is None else builder.outer(call.cosines).address,
         sines=NOTHING if call.sines is None else builder.outer(call.sines).address,
         bias=_bias(builder, call.bias),

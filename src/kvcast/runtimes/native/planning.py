@@ -27,14 +27,15 @@ def planned(
     outputs: Mapping[str, NDArray[Any]],
     *,
     exact: bool = True,
+    prompt: bool = False,
 ) -> Plan:
     """Return the instructions of a call that reads these arrays and fills those.
 
     Outputs are the program's, or results of steps by their names. The caller keeps the arrays,
     which are the plan's arguments in their order, alive. `exact`: attention of encoders is computed
-    in fp32.
+    in fp32. `prompt`: new positions are a prompt's, for which attention may have another kernel.
     """
-    builder = Builder(exact=exact)
+    builder = Builder(exact=exact, prompt=prompt)
     known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
 
     def resolved(given: Any) -> Any:

@@ -18,6 +18,7 @@ class NativePrefix(NativeRuntime, EmbeddingRuntime):
 
     def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
         super().__init__(manifest, interpreter)
+        self.prompts_differ = False  # a source's positions see each other in both directions
         self.width = manifest.dimensions["width"]
         self.max_positions = manifest.dimensions["max_positions"]
         self._pooled: bool = manifest.dimensions["pooled"]

@@ -66,10 +66,24 @@ class NativeRuntime(BoundRuntime):
         self.interpreter = interpreter
         super().__init__(manifest, interpreter.run)
         self.longest = self.interpreter.angles()
+        self.prompts_differ = interpreter.prompts_differ
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
         return [_layer(run, capacity) for run in self._layers for _ in range(2 * run.layers)]
+
+    @override
+    def prefill(
+        self,
+        tokens: Tokens,
+        cache: CacheHandle,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, CacheHandle]:
+        taking_part = list(range(len(cache.reads)) if rows is None else rows)
+        grown = cache.append(taking_part, tokens)
+        prompt = self.prompts_differ
+        return self.run(tokens, cache, taking_part, positions, prompt=prompt), grown
 
     @override
     def chunk(
@@ -81,7 +95,7 @@ class NativeRuntime(BoundRuntime):
         run: Run,
     ) -> Chunk:
         memory, count = cache.memory, len(positions)
-        key = ("chunk", run.places, run.slots, run.new, count)
+        key = ("chunk", run.prompt, run.places, run.slots, run.new, count)
         bound = memory.bound.get(key)
         if bound is None:
             step = self.arrays(len(run.index), run.new, count)
@@ -102,7 +116,8 @@ class NativeRuntime(BoundRuntime):
         given: Sequence[NDArray[Any]],
         results: Mapping[str, Float32],
     ) -> Call:
-        return self.interpreter.call("decode", self.arguments(memory, run, given), results)
+        arguments = self.arguments(memory, run, given)
+        return self.interpreter.call("decode", arguments, results, prompt=run.prompt)
 
 
 class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
@@ -111,6 +126,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
         super().__init__(manifest, interpreter)
         self.longest = manifest.cache_layers("linear").capacity
+        self.prompts_differ = False  # they are short
         self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
         self._encode = manifest.graph("encode")
         self._cross = manifest.cache_layers("cross")

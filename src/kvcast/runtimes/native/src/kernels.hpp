@@ -153,6 +153,10 @@ struct Attention {
   void (*attend)(const Part&, float* scores, Softmax* softmax, float* mixed);
 
   int most_queries = MOST_QUERIES;  // of `attend`; up to MANY_QUERIES
+
+  // `attend` with narrower numbers, for prompts. A query's results depend on the positions that it sees alone: not on
+  // how a prompt is cut into calls. Null: `attend`.
+  void (*attend_prompt)(const Part&, float* scores, Softmax* softmax, float* mixed) = nullptr;
 };
 
 // Operations on rows of scores outside of attention.

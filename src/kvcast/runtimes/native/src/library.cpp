@@ -56,7 +56,7 @@ struct kvcast_machine : Machine {
 };
 
 // Changes whenever an older caller would misunderstand.
-EXPORT int kvcast_abi() { return 5; }
+EXPORT int kvcast_abi() { return 6; }
 
 // The name of the i-th instruction set that runs here, fastest first; null past the last.
 EXPORT const char* kvcast_instructions(int i) {
@@ -110,6 +110,11 @@ EXPORT void kvcast_describe(const kvcast_machine* machine, int format, int outpu
 
 // Bytes of rows of activations as int8.
 EXPORT size_t kvcast_rounded_bytes(int rows, int inputs) { return rounded_bytes(rows, inputs); }
+
+// Whether a quantised model's prompts are computed otherwise than its steps.
+EXPORT int kvcast_prompts_differ(const kvcast_machine* machine) {
+  return machine->with.attention.attend_prompt != nullptr;
+}
 
 // 0, or 1 with the error in `message`.
 EXPORT int kvcast_run(kvcast_machine* machine, const int64_t* program, size_t words, char* message, size_t size) {
