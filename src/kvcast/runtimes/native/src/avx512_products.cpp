@@ -13,24 +13,39 @@ AVX512_BEGIN
 
 namespace {
 
-INLINE void round_vectors(const __m512 v[VECTORS], const Rounded& to) {
-  // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
-  __m512i most = _mm512_setzero_si512();
-  for (int z = 0; z < VECTORS; z++) most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(v[z])));
-  const int32_t bits = _mm512_reduce_max_epi32(most);
-  float m;
-  std::memcpy(&m, &bits, sizeof m);
-  const bool is_zero = m < SMALLEST;
-  const __m512 inverse = _mm512_set1_ps(m >= SMALLEST ? 127.f / m : 0.f);
-  for (int z = 0; z < VECTORS; z++) {
-    const __m512i nearest = _mm512_cvtps_epi32(_mm512_mul_ps(v[z], inverse));
-    const __m512i codes = _mm512_max_epi32(nearest, _mm512_set1_epi32(-127));  // NaN came as the least integer
-    to.fine[z] = -128 * _mm512_reduce_add_epi32(codes);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16 * z), _mm512_cvtepi32_epi8(codes));
-  }
-  for (int g = 0; g < BLOCK / GROUP; g++) to.offsets[g] = to.fine[2 * g] + to.fine[2 * g + 1];
-  *to.scales = is_zero ? 0.f : m / 127.f;
+// The greatest magnitude, in the first lane. As integers, magnitudes have the order of the numbers, and NaN is above
+// them all: it is not lost.
+INLINE __m128 greatest(const __m512 v[VECTORS]) {
+  __m512i most = _mm512_castps_si512(_mm512_abs_ps(v[0]));
+  for (int z = 1; z < VECTORS; z++) most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(v[z])));
+  const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
+  __m128i left = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  left = _mm_max_epi32(left, _mm_shuffle_epi32(left, 0x4e));
+  return _mm_castsi128_ps(_mm_max_epi32(left, _mm_shuffle_epi32(left, 0xb1)));
 }
+
+INLINE void round_vectors(const __m512 v[VECTORS], const Rounded& to) {
+  const __m128 most = greatest(v), smallest = _mm_set_ss(SMALLEST), end = _mm_set_ss(127.f);
+  // Of NaN the inverse is 0 and the scale NaN.
+  _mm_store_ss(to.scales, _mm_maskz_div_ss(_mm_cmp_ss_mask(most, smallest, _CMP_NLT_UQ), most, end));
+  const __m512 inverse = _mm512_broadcastss_ps(_mm_maskz_div_ss(_mm_cmp_ss_mask(most, smallest, _CMP_GE_OQ), end, most));
+  __m512i nearest[VECTORS];
+  for (int z = 0; z < VECTORS; z++) nearest[z] = _mm512_cvtps_epi32(_mm512_mul_ps(v[z], inverse));
+  // Packing leaves four codes of each vector in each lane. NaN came as the least integer.
+  const __m512i in_lanes = _mm512_packs_epi16(_mm512_packs_epi32(nearest[0], nearest[1]), _mm512_packs_epi32(nearest[2], nearest[3]));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i codes = _mm512_max_epi8(_mm512_permutexvar_epi32(order, in_lanes), _mm512_set1_epi8(-127));
+  _mm512_storeu_si512(to.codes, codes);
+  // -128 * the sums of FINE codes, each in a lane of its own.
+  __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), codes);
+  sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
+  sums = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC))), 7);
+  const __m128i fine = _mm512_castsi512_si128(_mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), sums));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to.fine), fine);
+  const __m128i pairs = _mm_add_epi32(fine, _mm_shuffle_epi32(fine, 0xb1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to.offsets), _mm_shuffle_epi32(pairs, 0x08));
+}
+static_assert(BLOCK == 4 * FINE && GROUP == 2 * FINE, "a vector has the codes of a group of the finest");
 
 void round(const float* x, int count, const Rounded& to) {
   __m512 v[VECTORS];
@@ -38,16 +53,26 @@ void round(const float* x, int count, const Rounded& to) {
   round_vectors(v, to);
 }
 
+template <class Function>
+INLINE void finish_with(Function f, const float* x, int count, const Epilogue& epilogue) {
+  const Epilogue ends = epilogue;  // a copy: nothing that is stored changes it
+  __mmask16 there[VECTORS];
+  __m512 v[VECTORS];
+  for (int z = 0; z < VECTORS; z++) there[z] = first(count - 16 * z);
+  for (int z = 0; z < VECTORS; z++) v[z] = f(_mm512_maskz_loadu_ps(there[z], x + 16 * z));
+  if (ends.residual)
+    for (int z = 0; z < VECTORS; z++) v[z] = _mm512_add_ps(v[z], _mm512_maskz_loadu_ps(there[z], ends.residual + 16 * z));
+  if (ends.out)
+    for (int z = 0; z < VECTORS; z++) _mm512_mask_storeu_ps(ends.out + 16 * z, there[z], v[z]);
+  if (ends.to) round_vectors(v, *ends.to);
+}
+
 void finish(const float* x, int count, const Epilogue& epilogue) {
   with_activation(epilogue.activation, [&](auto f) {
-    __m512 v[VECTORS];
-    for (int z = 0; z < VECTORS; z++) {
-      const __mmask16 there = first(count - 16 * z);
-      v[z] = f(_mm512_maskz_loadu_ps(there, x + 16 * z));
-      if (epilogue.residual) v[z] = _mm512_add_ps(v[z], _mm512_maskz_loadu_ps(there, epilogue.residual + 16 * z));
-      if (epilogue.out) _mm512_mask_storeu_ps(epilogue.out + 16 * z, there, v[z]);
-    }
-    if (epilogue.to) round_vectors(v, *epilogue.to);
+    if (count == BLOCK)
+      finish_with(f, x, BLOCK, epilogue);
+    else
+      finish_with(f, x, count, epilogue);
   });
 }
 
