@@ -2,8 +2,8 @@
 // exact in any order, and they become floats a block at a time as there. So a few rows are left to AVX-512,
 // and fp32 altogether.
 //
-// Weights are unpacked once for all rows. Totals of 16 rows and 16 outputs stay in registers; a block's sums come
-// to them through memory while AMX multiplies the next block.
+// Weights of half a tile are unpacked once for all rows. Four of AMX's tiles are summed at a time, two of rows by two of
+// outputs, so that each one that is loaded is used twice.
 #include "amx.hpp"
 #include "avx512_tiles.hpp"
 #if defined(KVCAST_AMX)
@@ -16,26 +16,20 @@ namespace {
 
 using namespace amx_tiles;
 
-constexpr int SLICE = 512;  // inputs whose weights are unpacked at once
-constexpr int STEPS = SLICE / FINE;  // at most: a step is a block, or a group
-constexpr int QUADS = 4 * HALF;  // bytes of four inputs of a half
+constexpr int FEW = 12;               // rows for which loading tiles costs more than they gain
+constexpr int SLICE = 512;            // inputs whose weights are unpacked at once
+constexpr int STEPS = SLICE / FINE;   // at most: a step is a block, or a group
+constexpr int ROWS_AT_ONCE = 2 * ROWS;
 
-// Some inputs of a tile, as AMX wants them.
-struct Weights {
-  alignas(64) int8_t codes[VECTORS * SLICE * 16];  // [z, inputs / 4, 16, 4]
-  int inputs;
-
-  // Four inputs of a half.
-  INLINE void set(int half, int k, __m512i first, __m512i second) {
-    int8_t* to = codes + (2 * half * inputs + k) * 16;
-    _mm512_store_si512(to, first);
-    _mm512_store_si512(to + inputs * 16, second);
-  }
+// Some inputs of half a tile: codes as AMX wants them, and in each step the factors of outputs where they have some.
+struct Panel {
+  alignas(64) int8_t codes[SLICE * HALF];  // [inputs / 4, HALF, 4]
+  alignas(64) float scales[STEPS][HALF], least[STEPS][HALF];
 };
 
-// Of up to 16 rows: in each step the scale, and where there are least values the sum of the codes times it.
-struct Strip {
-  alignas(64) float scales[STEPS][ROWS], sums[STEPS][ROWS];
+// In each step the scales of rows, and where there are least values the sums of the codes times them.
+struct Factors {
+  alignas(64) float scales[STEPS][MOST_TILE_ROWS], sums[STEPS][MOST_TILE_ROWS];
 };
 
 // numbers [m, steps]: of a step and 16 rows from m on; zeros for missing rows.
@@ -50,186 +44,208 @@ INLINE __m512 floats_of_rows(const float* numbers, int m, __mmask16 there, int s
 
 INLINE __m512i with_sign(__m512i codes) { return _mm512_xor_si512(codes, _mm512_set1_epi8(-128)); }
 
-INLINE void unpack_bytes(const uint8_t* from, int half, int k, int count, Weights& to) {
-  for (int i = 0; i < count; i += 4, from += QUADS)
-    to.set(half, k + i, with_sign(_mm512_loadu_si512(from)), with_sign(_mm512_loadu_si512(from + ROW_BYTES)));
+INLINE void unpack_bytes(const uint8_t* from, int count, int8_t* to) {
+  for (int i = 0; i < count * HALF; i += 64) _mm512_store_si512(to + i, with_sign(_mm512_loadu_si512(from + i)));
 }
 
-// A format's tile: its weights in steps of DEPTH inputs, the factors of rows and outputs in each step, and how sums add
-// up to totals.
-struct Int8 {
+// Half a tile of a format: its weights in steps of DEPTH inputs, the factors of rows and outputs in each step, and how
+// sums add up to totals.
+class Int8 {
+ public:
   static constexpr Format FORMAT = Format::INT8;
   static constexpr int DEPTH = BLOCK;
 
-  const uint8_t* tile;
-  const Rounded& in;
+  INLINE Int8(const uint8_t* tile, const Rounded& in, int half)
+      : codes_(tile + static_cast<size_t>(half) * HALF * in.inputs),
+        ends_(reinterpret_cast<const float*>(tile + static_cast<size_t>(BLOCK) * in.inputs) + half * HALF) {}
 
-  INLINE void unpack(int step, int half, int k, Weights& to) const {
-    unpack_bytes(tile + (static_cast<size_t>(half) * in.inputs + step * BLOCK) * HALF, half, k, BLOCK, to);
+  INLINE void unpack(int step, int i, Panel& to) const {
+    unpack_bytes(codes_ + static_cast<size_t>(step) * BLOCK * HALF, BLOCK, to.codes + i * BLOCK * HALF);
   }
-  INLINE void factors(int m, __mmask16 there, int step, float* scales, float*) const {
+
+  static INLINE void factors(const Rounded& in, int m, __mmask16 there, int step, float* scales, float*) {
     _mm512_store_ps(scales, floats_of_rows(in.scales, m, there, step, in.inputs / BLOCK));
   }
 
-  struct Adding {
-    INLINE __m512 operator()(__m512 total, __m512 sum, const float* scale, const float*) const {
-      return _mm512_fmadd_ps(sum, _mm512_set1_ps(*scale), total);
-    }
-  };
-  INLINE Adding adding(int, int) const { return {}; }
+  static INLINE __m512 add(__m512 total, __m512 sum, const Panel&, const Factors& of, int step, int m, int) {
+    return _mm512_fmadd_ps(sum, _mm512_set1_ps(of.scales[step][m]), total);
+  }
 
   INLINE __m512 end(int z, __m512 total) const {
-    const float* scales = reinterpret_cast<const float*>(tile + static_cast<size_t>(BLOCK) * in.inputs) + 16 * z;
-    return _mm512_fmadd_ps(total, _mm512_loadu_ps(scales), _mm512_loadu_ps(scales + BLOCK));
+    return _mm512_fmadd_ps(total, _mm512_loadu_ps(ends_ + 16 * z), _mm512_loadu_ps(ends_ + BLOCK + 16 * z));
   }
+
+ private:
+  const uint8_t* codes_;
+  const float* ends_;
 };
 
 template <Format OF_FORMAT, class Of>
-struct Groups {
+class Groups {
+ public:
   static constexpr Format FORMAT = OF_FORMAT;
   static constexpr int DEPTH = Of::DEPTH, OF_BLOCK = BLOCK / DEPTH;
 
-  const uint8_t* tile;
-  const Rounded& in;
+  INLINE Groups(const uint8_t* tile, const Rounded& in, int half)
+      : parts_(tile + half * groups::strip_bytes<Of>(in.inputs)), behind_(tile + 2 * groups::strip_bytes<Of>(in.inputs)), half_(half) {}
 
-  INLINE const uint8_t* part(int half, int step) const {
-    return tile + half * groups::strip_bytes<Of>(in.inputs) + step / Of::STEPS * Of::EACH;
+  INLINE void unpack(int step, int i, Panel& to) const {
+    const uint8_t* part = parts_ + static_cast<size_t>(step / Of::STEPS) * Of::EACH;
+    const int of_part = step % Of::STEPS;
+    for (int z = 0; z < PAIR; z++) {
+      _mm512_store_ps(to.scales[i] + 16 * z, Of::scale(part, of_part, z));
+      if constexpr (Of::LEAST) _mm512_store_ps(to.least[i] + 16 * z, Of::least(part, of_part, z));
+    }
+    if constexpr (Of::CODES_ARE == groups::Coded::BYTES)
+      unpack_bytes(part + Of::codes(of_part), DEPTH, to.codes + i * DEPTH * HALF);
+    else
+      unpack_nibbles(part + Of::codes(of_part), to.codes + i * DEPTH * HALF);
   }
 
-  INLINE void unpack(int step, int half, int k, Weights& to) const {
-    const uint8_t* from = part(half, step) + Of::codes(step % Of::STEPS);
-    if constexpr (Of::CODES_ARE == groups::Coded::BYTES) {
-      unpack_bytes(from, half, k, DEPTH, to);
-      return;
-    }
-    const __m512i low = _mm512_set1_epi8(15);
-    __m512i numbers = low;
-    if (Of::CODES_ARE == groups::Coded::TABLE)
-      numbers = with_sign(_mm512_loadu_si512(groups::table_of(tile, groups::strip_bytes<Of>(in.inputs))));
-    const auto number = [&](__m512i bits) {
-      const __m512i nibbles = _mm512_and_si512(bits, low);
-      return Of::CODES_ARE == groups::Coded::TABLE ? _mm512_shuffle_epi8(numbers, nibbles) : nibbles;
-    };
-    for (int i = 0; i < DEPTH / 2; i += 4, from += QUADS) {
-      const __m512i first = _mm512_loadu_si512(from), second = _mm512_loadu_si512(from + ROW_BYTES);
-      to.set(half, k + i, number(first), number(second));
-      to.set(half, k + i + DEPTH / 2, number(_mm512_srli_epi16(first, 4)), number(_mm512_srli_epi16(second, 4)));
-    }
-  }
-
-  INLINE void factors(int m, __mmask16 there, int step, float* to, float* sums) const {
+  static INLINE void factors(const Rounded& in, int m, __mmask16 there, int step, float* scales, float* sums) {
     const __m512 scale = floats_of_rows(in.scales, m, there, step / OF_BLOCK, in.inputs / BLOCK);
-    _mm512_store_ps(to, scale);
+    _mm512_store_ps(scales, scale);
     if (!Of::LEAST) return;
     const int32_t* offsets = DEPTH == GROUP ? in.offsets : in.fine;
     const __m512 offset = _mm512_cvtepi32_ps(of_rows(offsets, m, there, step, in.inputs / DEPTH));
     _mm512_store_ps(sums, _mm512_mul_ps(_mm512_mul_ps(offset, scale), _mm512_set1_ps(-1 / 128.f)));
   }
 
-  struct Adding {
-    __m512 d, least;
-    INLINE __m512 operator()(__m512 total, __m512 sum, const float* scale, const float* codes) const {
-      total = _mm512_fmadd_ps(_mm512_mul_ps(sum, _mm512_set1_ps(*scale)), d, total);
-      return Of::LEAST ? _mm512_fmadd_ps(_mm512_set1_ps(*codes), least, total) : total;
-    }
-  };
-  INLINE Adding adding(int z, int step) const {
-    const uint8_t* at = part(z / PAIR, step);
-    const int i = step % Of::STEPS;
-    return {Of::scale(at, i, z % PAIR), Of::LEAST ? Of::least(at, i, z % PAIR) : _mm512_setzero_ps()};
+  static INLINE __m512 add(__m512 total, __m512 sum, const Panel& panel, const Factors& of, int step, int m, int z) {
+    const __m512 scaled = _mm512_mul_ps(sum, _mm512_set1_ps(of.scales[step][m]));
+    total = _mm512_fmadd_ps(scaled, _mm512_load_ps(panel.scales[step] + 16 * z), total);
+    if (!Of::LEAST) return total;
+    return _mm512_fmadd_ps(_mm512_set1_ps(of.sums[step][m]), _mm512_load_ps(panel.least[step] + 16 * z), total);
   }
 
   INLINE __m512 end(int z, __m512 total) const {
-    const uint8_t* bias = tile + 2 * groups::strip_bytes<Of>(in.inputs);
-    return _mm512_add_ps(total, _mm512_loadu_ps(reinterpret_cast<const float*>(bias) + 16 * z));
-  }
-};
-
-// AMX's tiles: a block's sums (0), rows' codes (1), weights (2).
-void set_strip(int rows, int depth) {
-  Shapes shapes;
-  shapes.set(0, rows, ROW_BYTES);
-  shapes.set(1, rows, depth);
-  shapes.set(2, depth / 4, ROW_BYTES);
-  set_shapes(shapes);
-}
-
-// The blocks of a strip and all outputs, one after the other.
-template <class Of>
-class Blocks {
- public:
-  INLINE Blocks(const Weights& weights, const int8_t* codes, size_t stride, int steps)
-      : weights_(weights.codes), codes_(codes), stride_(stride), steps_(steps), left_(VECTORS * steps) {}
-
-  INLINE void multiply(int32_t* sums) {
-    if (left_ == 0) return;
-    load<1>(codes_ + step_ * Of::DEPTH, stride_);
-    load<2>(weights_, ROW_BYTES);
-    zero<0>();
-    dot_signed<0, 1, 2>();
-    amx_tiles::store<0>(sums, ROW_BYTES);
-    left_--;
-    weights_ += Of::DEPTH * 16;
-    if (++step_ == steps_) step_ = 0;
+    return _mm512_add_ps(total, _mm512_loadu_ps(reinterpret_cast<const float*>(behind_) + half_ * HALF + 16 * z));
   }
 
  private:
-  const int8_t *weights_, *codes_;
-  size_t stride_;
-  int steps_, left_, step_ = 0;
+  INLINE void unpack_nibbles(const uint8_t* from, int8_t* to) const {
+    const __m512i low = _mm512_set1_epi8(15);
+    __m512i numbers = low;
+    if (Of::CODES_ARE == groups::Coded::TABLE) numbers = with_sign(_mm512_loadu_si512(behind_ + BLOCK * sizeof(float)));
+    const auto number = [&](__m512i bits) {
+      const __m512i nibbles = _mm512_and_si512(bits, low);
+      return Of::CODES_ARE == groups::Coded::TABLE ? _mm512_shuffle_epi8(numbers, nibbles) : nibbles;
+    };
+    constexpr int BYTES = DEPTH / 2 * HALF;
+    for (int i = 0; i < BYTES; i += 64) {
+      const __m512i pairs = _mm512_loadu_si512(from + i);
+      _mm512_store_si512(to + i, number(pairs));
+      _mm512_store_si512(to + BYTES + i, number(_mm512_srli_epi16(pairs, 4)));
+    }
+  }
+
+  const uint8_t *parts_, *behind_;
+  int half_;
 };
 
-// out [rows, BLOCK]: totals of a strip, over `steps` from `first` on.
-template <class Of>
-INLINE void multiply_strip(const Of& of, Blocks<Of> blocks, const Strip& strip, int first, int steps, int rows, bool ends,
-                           float* out, int32_t* now, int32_t* next) {
-  blocks.multiply(now);
-  for (int z = 0; z < VECTORS; z++, out += 16) {
-    __m512 totals[ROWS];
-#pragma GCC unroll 16
-    for (int m = 0; m < ROWS; m++)
-      totals[m] = first > 0 && m < rows ? _mm512_loadu_ps(out + m * BLOCK) : _mm512_setzero_ps();
-    for (int step = 0; step < steps; step++) {
-      blocks.multiply(next);
-      const auto added = of.adding(z, first + step);
-#pragma GCC unroll 16
-      for (int m = 0; m < ROWS; m++)
-        totals[m] = added(totals[m], _mm512_cvtepi32_ps(_mm512_load_si512(now + m * 16)), strip.scales[step] + m,
-                          strip.sums[step] + m);
-      std::swap(now, next);
+// AMX's tiles: sums of the first 16 rows (0, 1) and of the others (2, 3), rows' codes (4, 5), weights (6, 7).
+void set_tiles(int rows, int depth) {
+  Shapes shapes;
+  const int first = std::min(rows, ROWS), others = rows - first;
+  for (int z = 0; z < 2; z++) {
+    shapes.set(z, first, ROW_BYTES);
+    shapes.set(6 + z, depth / 4, ROW_BYTES);
+    if (others > 0) shapes.set(2 + z, others, ROW_BYTES);
+  }
+  shapes.set(4, first, depth);
+  if (others > 0) shapes.set(5, others, depth);
+  set_shapes(shapes);
+}
+
+// sums [rows, HALF] of a step: weights [DEPTH / 4, HALF, 4] x codes [rows, stride].
+INLINE void multiply_step(const int8_t* weights, const int8_t* codes, size_t stride, bool has_others, int32_t* sums) {
+  constexpr size_t ROW = HALF * sizeof(int32_t);
+  zero<0>();
+  zero<1>();
+  load<4>(codes, stride);
+  load<6>(weights, 2 * ROW_BYTES);
+  dot_signed<0, 4, 6>();
+  load<7>(weights + ROW_BYTES, 2 * ROW_BYTES);
+  dot_signed<1, 4, 7>();
+  if (has_others) {
+    zero<2>();
+    zero<3>();
+    load<5>(codes + ROWS * stride, stride);
+    dot_signed<2, 5, 6>();
+    dot_signed<3, 5, 7>();
+  }
+  amx_tiles::store<0>(sums, ROW);
+  amx_tiles::store<1>(sums + 16, ROW);
+  if (has_others) {
+    amx_tiles::store<2>(sums + ROWS * HALF, ROW);
+    amx_tiles::store<3>(sums + ROWS * HALF + 16, ROW);
+  }
+}
+
+// out [rows, BLOCK]: the totals of half a tile after a step with these sums. Before the first step there were none.
+template <bool IS_FIRST, bool IS_LAST, class Of>
+INLINE void add_step(const Of& of, const int32_t* sums, const Panel& panel, const Factors& factors, int step, int m, int rows,
+                     float* out) {
+  for (int i = 0; i < rows; i++)
+    for (int z = 0; z < PAIR; z++) {
+      float* const to = out + i * BLOCK + 16 * z;
+      const __m512 before = IS_FIRST ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+      const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i * HALF + 16 * z));
+      const __m512 total = Of::add(before, sum, panel, factors, step, m + i, z);
+      _mm512_storeu_ps(to, IS_LAST ? of.end(z, total) : total);
     }
-    // A loop to `rows` would keep the totals in memory all the time.
-#pragma GCC unroll 16
-    for (int m = 0; m < ROWS; m++)
-      if (m < rows) _mm512_storeu_ps(out + m * BLOCK, ends ? of.end(z, totals[m]) : totals[m]);
+}
+
+// out [rows, BLOCK]: the totals of half a tile after `steps` from the input `begin` on, and those before.
+template <class Of>
+INLINE void multiply_rows(const Of& of, const Panel& panel, const Factors& factors, const Rounded& in, int m, int begin, int steps,
+                          int rows, float* out) {
+  alignas(64) int32_t sums[ROWS_AT_ONCE * HALF];
+  const bool begins = begin == 0, ends = begin + steps * Of::DEPTH == in.inputs;
+  const int8_t* codes = in.codes + static_cast<size_t>(m) * in.inputs + begin;
+  for (int step = 0; step < steps; step++) {
+    multiply_step(panel.codes + step * Of::DEPTH * HALF, codes + step * Of::DEPTH, in.inputs, rows > ROWS, sums);
+    const bool is_first = begins && step == 0, is_last = ends && step == steps - 1;
+    if (is_first && is_last)
+      add_step<true, true>(of, sums, panel, factors, step, m, rows, out);
+    else if (is_first)
+      add_step<true, false>(of, sums, panel, factors, step, m, rows, out);
+    else if (is_last)
+      add_step<false, true>(of, sums, panel, factors, step, m, rows, out);
+    else
+      add_step<false, false>(of, sums, panel, factors, step, m, rows, out);
   }
 }
 
 template <class Of>
-void multiply_slice(const Of& of, int begin, int end, int rows, float* out) {
-  Weights weights;
-  weights.inputs = end - begin;
-  Strip strip;
-  alignas(64) int32_t sums[2][ROWS * 16] = {};
+void multiply_slice(const uint8_t* tile, const Rounded& in, int begin, int end, int rows, float* out) {
+  Panel panel;
+  Factors factors;
   const int first = begin / Of::DEPTH, steps = (end - begin) / Of::DEPTH;
-  for (int half = 0; half < 2; half++)
-    for (int step = 0; step < steps; step++) of.unpack(first + step, half, step * Of::DEPTH, weights);
-  for (int m = 0; m < rows; m += ROWS) {
-    const int count = std::min(ROWS, rows - m);
+  for (int m = 0; m < rows; m += ROWS)
     for (int step = 0; step < steps; step++)
-      of.factors(m, kvcast::first(count), first + step, strip.scales[step], strip.sums[step]);
-    if (m == 0 || count < ROWS) set_strip(count, Of::DEPTH);
-    const Blocks<Of> blocks(weights, of.in.codes + static_cast<size_t>(m) * of.in.inputs + begin, of.in.inputs, steps);
-    multiply_strip(of, blocks, strip, first, steps, count, end == of.in.inputs, out + m * BLOCK, sums[0], sums[1]);
+      Of::factors(in, m, kvcast::first(rows - m), first + step, factors.scales[step] + m, factors.sums[step] + m);
+  for (int half = 0; half < 2; half++) {
+    const Of of(tile, in, half);
+    for (int step = 0; step < steps; step++) of.unpack(first + step, step, panel);
+    for (int m = 0; m < rows; m += ROWS_AT_ONCE) {
+      const int count = std::min(ROWS_AT_ONCE, rows - m);
+      if (m == 0 || count < ROWS_AT_ONCE) set_tiles(count, Of::DEPTH);
+      multiply_rows(of, panel, factors, in, m, begin, steps, count, out + m * BLOCK + half * HALF);
+    }
   }
 }
 
 template <class Of>
 void multiply(const uint8_t* tile, const Operand& operand, int inputs, int rows, float* out) {
-  if (rows <= MOST_ROWS) return avx512_products.of(Of::FORMAT).multiply(tile, operand, inputs, rows, out);
-  const Of of{tile, operand.rounded};
-  for (int begin = 0; begin < of.in.inputs; begin += SLICE)
-    multiply_slice(of, begin, std::min(begin + SLICE, of.in.inputs), rows, out);
+  if (rows <= FEW) {
+    for (int m = 0; m < rows; m += MOST_ROWS)
+      avx512_products.of(Of::FORMAT).multiply(tile, operand.row(m), inputs, std::min(MOST_ROWS, rows - m), out + m * BLOCK);
+    return;
+  }
+  const Rounded& in = operand.rounded;
+  for (int begin = 0; begin < in.inputs; begin += SLICE)
+    multiply_slice<Of>(tile, in, begin, std::min(begin + SLICE, in.inputs), rows, out);
   release();
 }
 
