@@ -108,7 +108,7 @@ def test_what_is_not_given_is_measured(capsys: pytest.CaptureFixture[str]):
 def test_float32_weights_are_multiplied_at_the_rate_of_float32(monkeypatch: pytest.MonkeyPatch):
     rates = {"read": 1.0, "read_again": 3.0, "int8": 8.0, "fp32": 2.0}
     monkeypatch.setattr(machine, "_measured", lambda *_: rates)
-    sizes = {"threads": 2, "step_bytes": 9.0, "tokens": 1, "width": 8}
+    sizes = {"threads": 2, "step_bytes": 9.0}
     rates = [
         machine.MachineRates.measure(bandwidth=None, rate=None, bytes_per_weight=size, **sizes)
         for size in (4.0, 2.0)
@@ -278,11 +278,11 @@ def test_a_bundle_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.C
     assert "this kvcast knows no vits models" in capsys.readouterr().err
 
 
-def test_without_onnx_one_line_says_what_else_to_do(
+def test_without_kernels_one_line_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(machine, "find_spec", lambda _: None)
-    assert main(["inspect", "cost", MISTRAL]) == 1
+    monkeypatch.setenv("KVCAST_INSTRUCTIONS", "none")
+    assert main(["inspect", "cost", MISTRAL]) == 2
     error = capsys.readouterr().err
-    assert "measuring needs onnx: pip install 'kvcast[onnx]', or give --bandwidth" in error
+    assert "KVCAST_INSTRUCTIONS" in error
     assert error.count("\n") == 1

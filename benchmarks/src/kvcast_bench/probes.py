@@ -86,17 +86,29 @@ class TimedRuntime(Timed):
         with self._clock.part(ENCODE):
             return self._timed.encode(*arguments)
 
-    def decode(
-        self, tokens: Any, cache: Any, rows: Any = None, positions: Sequence[int] = (-1,)
-    ) -> Any:
+    def prefill(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compute a prompt, as `decode`."""
+        return self._computed(self._timed.prefill, *arguments, **keywords)
+
+    def decode(self, *arguments: Any, **keywords: Any) -> Any:
         """Decode; a step is one new token for each row after others."""
+        return self._computed(self._timed.decode, *arguments, **keywords)
+
+    def _computed(
+        self,
+        compute: Callable[..., Any],
+        tokens: Any,
+        cache: Any,
+        rows: Any = None,
+        positions: Sequence[int] = (-1,),
+    ) -> Any:
         taking = range(len(cache.lengths)) if rows is None else rows
         new, held = max(map(len, tokens)), int(max(cache.lengths[row] for row in taking))
         part = STEP if held and new == 1 else PREFILL
         call = {"part": part, "rows": len(tokens), "new": new, "held": held}
         self._clock.calls.append({**call, "asked": len(positions)})
         with self._clock.part(part):
-            return self._timed.decode(tokens, cache, rows, positions)
+            return compute(tokens, cache, rows, positions)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def _parts(document: Document, tables: Sequence[Table]) -> Iterator[str | Drawn]
     if document["breakdown"]:
         yield _breakdown(document, places)
     if document["rates"] is None:
-        yield "no floor: it needs onnx: pip install 'kvcast[onnx]'"
+        yield "no floor: kvcast's own kernels, which measure it, do not run here: `kvcast doctor`"
         return
     if document["breakdown"]:
         yield _floors(document, places, tables)

@@ -239,7 +239,7 @@ class ProcessorFloors(Floors):
     def __init__(self, benchmark: Benchmark) -> None:
         self._workload = benchmark.runner.workload
         # Steps in fewer bits read fewer bytes again and again.
-        step, _ = self._workload.rated
+        step = self._workload.step_work
         step_bytes = {
             arithmetic.precision: self._cost(arithmetic, step).bytes
             for backend in benchmark.backends

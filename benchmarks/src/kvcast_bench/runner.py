@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from kvcast.errors import KvcastError
-from kvcast.machine.rates import Rates
+from kvcast.inspect.rates import Rates
 from kvcast.machine.remote import Remote
+from kvcast.runtimes.native.library import chosen_instructions
 from kvcast_bench.backend import Backend
 from kvcast_bench.idle import IdleGate
 from kvcast_bench.models import installed_versions
@@ -81,17 +81,15 @@ class Runner:
         return results
 
     def rates(self, step_bytes: int) -> dict[str, float] | None:
-        """Measure the machine by `kvcast.machine.rates`; None without `onnx`, which that needs."""
-        if find_spec("onnx") is None:
+        """Measure the machine by `kvcast.inspect.rates`; None without the native runtime."""
+        try:
+            chosen_instructions()
+        except KvcastError:
             return None
         say("rates of this machine")
-        _, tokens = self.workload.rated
-        width = self.workload.counted({}).width
         with self._hosted(Rates(self.threads)) as remote:
             IdleGate([remote.pid]).settle()
-            rates: dict[str, float] = remote.call(
-                "measure", working_set=step_bytes, tokens=tokens, width=width
-            )
+            rates: dict[str, float] = remote.call("measure", working_set=step_bytes)
             return rates
 
     def _load(self, backend: Backend, stack: ExitStack) -> Loaded:

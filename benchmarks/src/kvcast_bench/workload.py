@@ -74,8 +74,8 @@ class Workload(Protocol):
         """Settings that all backends share, for the JSON object."""
 
     @property
-    def rated(self) -> tuple[Work, int]:
-        """One step, whose bytes `read_again` reads, and the tokens of the largest product."""
+    def step_work(self) -> Work:
+        """One step, whose bytes `read_again` reads."""
 
     def tables(self) -> Sequence[Table]:
         """List the metrics, in order, and how they are shown."""

@@ -286,7 +286,5 @@ def _machine(
             **given,
             threads=args.threads,
             step_bytes=question.step_bytes(model),
-            tokens=question.prompt,
-            width=model.width,
             bytes_per_weight=args.bytes_per_weight,
         )

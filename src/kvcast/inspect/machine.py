@@ -5,18 +5,14 @@ Knows no model.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Self
 
-from kvcast.errors import KvcastError
+from kvcast.inspect.rates import LARGE, Rates
 from kvcast.inspect.units import plural
 from kvcast.inspect.work.floor import Cost, fastest_read
-from kvcast.machine.rates import LARGE, Rates
 from kvcast.machine.remote import Remote
+from kvcast.runtimes.native.library import chosen_instructions
 
-# Larger products reach no higher rate; they only take longer to measure.
-_MOST_TOKENS = 512
-_MOST_WIDTH = 2048
 _LEAST_BYTES = 2**20
 
 GIVEN = "given"
@@ -42,20 +38,18 @@ class MachineRates:
         rate: float | None,
         threads: int,
         step_bytes: float,
-        tokens: int,
-        width: int,
         bytes_per_weight: float,
     ) -> Self:
         """Use the given figures, and measure the rest with that many threads.
 
-        `kvcast.machine.rates` measures at the model's sizes, of which `step_bytes` are what one
-        step reads. The best figure counts, since it yields a lower bound on the time: the fastest
-        reading, and the better of int8 and float32 products, unless weights are float32. Raises
-        KvcastError if `onnx` is needed but not installed.
+        `step_bytes` are what one step reads. The best figure of `kvcast.inspect.rates` counts,
+        since it yields a lower bound on the time: the fastest reading, and the better of int8 and
+        float32 products, unless weights are float32. Raises KvcastError if there is no native
+        runtime to measure with.
         """
         if bandwidth is not None and rate is not None:
             return cls(bandwidth=bandwidth, rate=rate)
-        rates = _measured(threads, step_bytes, tokens, width)
+        rates = _measured(threads, step_bytes)
         products = ("fp32",) if bytes_per_weight >= FLOAT32 else ("int8", "fp32")
         fastest = max(products, key=rates.__getitem__)
         measured = f"measured with {plural(threads, 'thread')}"
@@ -72,17 +66,11 @@ class MachineRates:
         return cost.seconds({"fp32": self.rate, "read": self.bandwidth})
 
 
-def _measured(threads: int, step_bytes: float, tokens: int, width: int) -> Mapping[str, float]:
-    if find_spec("onnx") is None:
-        raise KvcastError(
-            "measuring needs onnx: pip install 'kvcast[onnx]', or give --bandwidth and --rate, "
-            "or --no-measure"
-        )
+def _measured(threads: int, step_bytes: float) -> Mapping[str, float]:
+    # The native runtime's one line, in this process.
+    chosen_instructions()
     with Remote(Rates(threads), {}) as remote:
         rates: Mapping[str, float] = remote.call(
-            "measure",
-            working_set=max(_LEAST_BYTES, min(round(step_bytes), LARGE)),
-            tokens=min(tokens, _MOST_TOKENS),
-            width=min(width, _MOST_WIDTH),
+            "measure", working_set=max(_LEAST_BYTES, min(round(step_bytes), LARGE))
         )
     return rates

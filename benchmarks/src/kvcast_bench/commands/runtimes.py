@@ -43,8 +43,8 @@ class OneText(Causal):
 
     @property
     @override
-    def rated(self) -> tuple[Work, int]:
-        return self.counted({}).call(self.prompt + self.new // 2, 1), self.prompt
+    def step_work(self) -> Work:
+        return self.counted({}).call(self.prompt + self.new // 2, 1)
 
     @override
     def tables(self) -> Sequence[Table]:

@@ -102,7 +102,12 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
             # ONNX Runtime's bundle stores the fewest bytes, whatever runs.
             arithmetic=None
             if precision == OWN
-            else Arithmetic(precision=precision, bf16_products=(dtype or usual) == "bf16"),
+            else Arithmetic(
+                precision=precision,
+                # Native's attention of encoders and prompts is int8 and bf16 unless all is fp32.
+                bf16_products=(dtype or usual) == "bf16"
+                or (runtime == "native" and precision != "fp32"),
+            ),
         )
         self.runtime = runtime
         self.request = PrecisionRequest(quantize=quantize, dtype=dtype)

@@ -83,8 +83,8 @@ class Causal(Workload):
 
     @property
     @override
-    def rated(self) -> tuple[Work, int]:
-        return self.counted({}).call(0, 1), self.prompt
+    def step_work(self) -> Work:
+        return self.counted({}).call(0, 1)
 
     @override
     def tables(self) -> Sequence[Table]:

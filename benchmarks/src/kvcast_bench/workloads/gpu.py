@@ -72,8 +72,8 @@ class GpuSteps(Workload):
 
     @property
     @override
-    def rated(self) -> tuple[Work, int]:
-        return Work(), 1  # the floor is that of the device's memory
+    def step_work(self) -> Work:
+        return Work()  # the floor is that of the device's memory
 
     @override
     def tables(self) -> Sequence[Table]:

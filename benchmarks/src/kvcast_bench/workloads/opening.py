@@ -39,8 +39,8 @@ class Opening(Workload):
 
     @property
     @override
-    def rated(self) -> tuple[Work, int]:
-        return Work(), 1
+    def step_work(self) -> Work:
+        return Work()
 
     @override
     def tables(self) -> Sequence[Table]:

@@ -89,8 +89,8 @@ class Seq2seq(Workload):
 
     @property
     @override
-    def rated(self) -> tuple[Work, int]:
-        return self.counted({}).call(1, 1), self.source
+    def step_work(self) -> Work:
+        return self.counted({}).call(1, 1)
 
     @override
     def tables(self) -> Sequence[Table]:

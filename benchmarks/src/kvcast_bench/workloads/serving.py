@@ -53,7 +53,7 @@ class _Serving(Workload):
 
     @property
     @override
-    def rated(self) -> tuple[Work, int]:
+    def step_work(self) -> Work:
         raise NotImplementedError  # a server's work has no floor
 
     def _facts(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

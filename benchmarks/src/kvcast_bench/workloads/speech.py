@@ -74,8 +74,8 @@ class SpeechWorkload(Workload):
 
     @property
     @override
-    def rated(self) -> tuple[Work, int]:
-        return self._step, self.dimensions.source_positions
+    def step_work(self) -> Work:
+        return self._step
 
     @override
     def tables(self) -> Sequence[Table]:

@@ -1,7 +1,7 @@
 """The least time that a machine with given rates could take for given work.
 
 Counts become bytes, by the formats of ONNX Runtime's bundles, and
-seconds at the rates that `kvcast.machine.rates` measures, or that a user gives. Norms, activations,
+seconds at the rates that `kvcast.inspect.rates` measures, or that a user gives. Norms, activations,
 rotation and softmax count as nothing. Knows no clock.
 """
 

@@ -5,7 +5,7 @@ Declares the functions that `src/library.cpp` exports. Knows nothing of programs
 
 import ctypes
 import os
-from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from ctypes import c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -68,6 +68,7 @@ def _library() -> Any:
             None,
             [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p],
         ),
+        "kvcast_multiply": (c_double, [c_void_p, c_int, c_int64]),
         "kvcast_prompts_differ": (c_int, [c_void_p]),
         "kvcast_rounded_bytes": (c_size_t, [c_int, c_int]),
         "kvcast_run": (c_int, [c_void_p, c_void_p, c_size_t, c_char_p, c_size_t]),
@@ -182,6 +183,14 @@ class Machine:
     def prompts_differ(self) -> bool:
         """Whether attention has a kernel of its own for prompts of quantised models."""
         return bool(self._library.kvcast_prompts_differ(self._handle))
+
+    def multiply(self, *, int8: bool, turns: int) -> float:
+        """Multiply numbers in registers, on each thread so often; return the operations.
+
+        No product is faster. Numbers are int8, or fp32; a multiplication and an addition are two.
+        """
+        operations: float = self._library.kvcast_multiply(self._handle, int8, turns)
+        return operations
 
     def describe(
         self, format_: Format, outputs: int, inputs: int, tiles: NDArray[Any], count: int = 1

@@ -9,6 +9,25 @@
 namespace kvcast {
 namespace {
 
+// Four tiles of sums: one product of tiles waits for none of the others.
+double dot_int8(int64_t turns) {
+  using namespace amx_tiles;
+  Shapes shapes;
+  for (int tile = 0; tile < TILES; tile++) shapes.set(tile, ROWS, ROW_BYTES);
+  set_shapes(shapes);
+  zero<0>(), zero<1>(), zero<2>(), zero<3>(), zero<4>(), zero<5>(), zero<6>(), zero<7>();
+  for (int64_t turn = 0; turn < turns; turn++) {
+    amx_tiles::dot_int8<0, 4, 6>();
+    amx_tiles::dot_int8<1, 4, 7>();
+    amx_tiles::dot_int8<2, 5, 6>();
+    amx_tiles::dot_int8<3, 5, 7>();
+  }
+  release();
+  return 2. * 4 * ROWS * 16 * ROW_BYTES * turns;
+}
+
+const Peaks peaks = {dot_int8, avx512_peaks.fp32};
+
 #if defined(KVCAST_EMULATE_AMX)
 
 bool run_here() { return avx512_bf16.run_here(); }
@@ -28,7 +47,7 @@ bool run_here() { return avx512_bf16.run_here() && x86().amx && system_grants_ti
 
 }  // namespace
 
-const Instructions amx = {"amx", run_here, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, avx512_scores, avx512_reading};
+const Instructions amx = {"amx", run_here, peaks, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, avx512_scores, avx512_reading};
 
 }  // namespace kvcast
 #endif

@@ -240,9 +240,17 @@ struct Reading {
   void (*search)(const float* x, int count, uint8_t* codes, float* scales, float* least);
 };
 
+// Multiplications and additions of numbers in registers, which no product surpasses. Each returns how many operations
+// so many turns are.
+struct Peaks {
+  double (*int8)(int64_t turns);
+  double (*fp32)(int64_t turns);
+};
+
 struct Instructions {
   const char* name;
   bool (*run_here)();  // whether the processor and the system have them
+  const Peaks& peaks;
   const Products& products;
   const Rows& rows;
   const Attention& attention;

@@ -1,4 +1,5 @@
 // The C interface. kvcast/runtimes/native/library.py declares the same functions.
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -110,6 +111,17 @@ EXPORT void kvcast_describe(const kvcast_machine* machine, int format, int outpu
 
 // Bytes of rows of activations as int8.
 EXPORT size_t kvcast_rounded_bytes(int rows, int inputs) { return rounded_bytes(rows, inputs); }
+
+// Operations of so many turns of multiplying in registers on each thread: int8 or fp32.
+EXPORT double kvcast_multiply(kvcast_machine* machine, int int8, int64_t turns) {
+  const Peaks& peaks = machine->with.peaks;
+  std::atomic<double> operations{0};
+  machine->threads.run(machine->threads.count(), [&](int) {
+    const double done = int8 ? peaks.int8(turns) : peaks.fp32(turns);
+    for (double sum = operations; !operations.compare_exchange_weak(sum, sum + done);) {}
+  });
+  return operations;
+}
 
 // Whether a quantised model's prompts are computed otherwise than its steps.
 EXPORT int kvcast_prompts_differ(const kvcast_machine* machine) {

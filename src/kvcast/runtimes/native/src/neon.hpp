@@ -13,6 +13,7 @@
 
 namespace kvcast {
 
+extern const Peaks neon_peaks, neon_i8mm_peaks;
 extern const Products neon_products, neon_i8mm_products;
 extern const Rows neon_rows;
 extern const Attention neon_attention;

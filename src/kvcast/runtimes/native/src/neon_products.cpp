@@ -312,10 +312,44 @@ void multiply_matrices(const uint8_t* tile, const Operand& in, int, int rows, fl
   {groups::bytes_of<Int8LargeMin>, groups::pack<Int8LargeMin>, groups::unpack<Int8LargeMin>,                           \
    multiply<groups::Strip<Int8LargeMin>>}
 
+constexpr int SUMS = 24;  // more than four units have in flight
+
+template <class Sum, class Add>
+void add_often(int64_t turns, const Add& add) {
+  Sum sums[SUMS] = {};
+  for (int64_t turn = 0; turn < turns; turn++)
+#pragma GCC unroll 24
+    for (int i = 0; i < SUMS; i++) {
+      sums[i] = add(sums[i]);
+      __asm__ volatile("" : "+w"(sums[i]));  // or all would be the same sum
+    }
+}
+
+double dot_int8(int64_t turns) {
+  const int8x16_t x = vdupq_n_s8(1);
+  add_often<int32x4_t>(turns, [&](int32x4_t sum) { return sdot(sum, x, x); });
+  return 2. * 16 * SUMS * turns;
+}
+
+double multiply_matrices_int8(int64_t turns) {
+  const int8x16_t x = vdupq_n_s8(1);
+  add_often<int32x4_t>(turns, [&](int32x4_t sum) { return smmla(sum, x, x); });
+  return 2. * 32 * SUMS * turns;
+}
+
+double multiply_fp32(int64_t turns) {
+  const float32x4_t x = vdupq_n_f32(1);
+  add_often<float32x4_t>(turns, [&](float32x4_t sum) { return vfmaq_f32(sum, x, x); });
+  return 2. * 4 * SUMS * turns;
+}
+
 }  // namespace
 }  // namespace with_neon
 
 using namespace with_neon;
+
+const Peaks neon_peaks = {dot_int8, multiply_fp32};
+const Peaks neon_i8mm_peaks = {multiply_matrices_int8, multiply_fp32};
 
 const Products neon_products = {
     with_neon::round,
