@@ -1,4 +1,4 @@
-"""What the library's functions do where the system refuses."""
+"""Functions of the library: where the system refuses, and how fast processors multiply."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from kvcast.runtimes.native.library import Machine
 from runtimes.native.native_calls import all_instructions
 
 FORKED = """
@@ -45,3 +46,13 @@ def test_a_fork_without_threads_is_told_when_it_packs() -> None:
     if told.startswith(("cannot", "nothing")):
         pytest.skip(f"threads are not limited here: {told}")
     assert told.startswith("told: ")
+
+
+@pytest.mark.parametrize("int8", [True, False])
+@pytest.mark.parametrize("instructions", all_instructions())
+def test_operations_are_those_of_all_threads_and_turns(instructions: str, int8: bool) -> None:
+    alone, both = (Machine(threads, instructions) for threads in (1, 2))
+    operations = alone.multiply(int8=int8, turns=100)
+    assert operations > 0
+    assert both.multiply(int8=int8, turns=100) == 2 * operations
+    assert alone.multiply(int8=int8, turns=300) == 3 * operations
