@@ -134,10 +134,11 @@ class Attending {
       left_ = reinterpret_cast<std::atomic<int>*>(space + mixed_bytes + sum_bytes);
       for (size_t i = 0; i < units; i++) new (left_ + i) std::atomic<int>(runs_);
     }
-    machine_.threads.run(source_.groups * tiles_ * runs_, [this](int unit) {
+    const auto attend_unit = [this](int unit) {
       const int run = unit % runs_, group = unit / runs_ % source_.groups;
       attend(group, tiles_ - 1 - unit / runs_ / source_.groups, run);  // the longest first: late tiles see most
-    });
+    };
+    machine_.threads.run(source_.groups * tiles_ * runs_, attend_unit, tiles_ == 1 ? Sharing::NEIGHBOURS : Sharing::IN_ORDER);
   }
 
  private:

@@ -39,9 +39,37 @@ std::atomic<int> forks{0};
 [[maybe_unused]] const int counted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
 #endif
 
-uint64_t claimed(uint64_t state) { return state & MASK; }
-uint64_t tiles(uint64_t state) { return state >> BITS & MASK; }
-bool has_work(uint64_t state) { return claimed(state) < tiles(state); }
+// Tiles of a call, of which a thread claims the first and others the last. All in one number with the call's (24 bits),
+// so that a thread that comes late cannot take another call's tile for its own.
+class Range {
+ public:
+  void reset(uint64_t call, int first, int last) {
+    state_ = call << 2 * BITS | static_cast<uint64_t>(last) << BITS | static_cast<uint64_t>(first);
+  }
+
+  // A tile; negative if there is none. Whoever claims one keeps the call from ending until it is done.
+  int claim_first() {
+    uint64_t now = state_.load();
+    do {
+      if (first(now) == last(now)) return -1;
+    } while (!state_.compare_exchange_weak(now, now + 1));
+    return first(now);
+  }
+
+  int claim_last() {
+    uint64_t now = state_.load();
+    do {
+      if (first(now) == last(now)) return -1;
+    } while (!state_.compare_exchange_weak(now, now - (uint64_t{1} << BITS)));
+    return last(now) - 1;
+  }
+
+ private:
+  static int first(uint64_t state) { return static_cast<int>(state & MASK); }
+  static int last(uint64_t state) { return static_cast<int>(state >> BITS & MASK); }
+
+  alignas(64) std::atomic<uint64_t> state_{0};
+};
 
 void pause() {
 #if defined(__x86_64__)
@@ -105,11 +133,12 @@ class Leave {
 struct Threads::Pool {
   const int forked = forks.load();
 
-  // Which call it is (24 bits), how many tiles it has and how many were claimed (20 bits each). All in
-  // one, so that a thread that comes late cannot take another call's tile for its own. Whoever claims a
-  // tile of a call keeps the call from ending until that tile is done.
-  alignas(64) std::atomic<uint64_t> state{0};
+  // The call's number; threads look for work when it changes.
+  alignas(64) std::atomic<uint64_t> call{0};
   const std::function<void(int)>* work = nullptr;
+  int count = 0;
+  std::atomic<bool> in_order{false};
+  std::vector<Range> ranges;  // of the threads; the caller's is the last
   alignas(64) std::atomic<int> done{0};
 
   // A thread that is about to sleep announces it before looking for work a last time, and a caller with work looks for
@@ -125,9 +154,9 @@ struct Threads::Pool {
   const int size;
   std::vector<std::thread> threads;
 
-  explicit Pool(int count) : size(count) {
+  explicit Pool(int others) : ranges(others + 1), size(others) {
     try {
-      for (int i = 0; i < count; i++) threads.emplace_back([this, i] { serve(i); });
+      for (int i = 0; i < others; i++) threads.emplace_back([this, i] { serve(i); });
     } catch (...) {
       stop();
       throw;
@@ -146,33 +175,44 @@ struct Threads::Pool {
     for (std::thread& thread : threads) thread.join();
   }
 
-  // Claims a tile and does it; false if there is none.
-  bool work_on_one() {
-    uint64_t now = state.load();
-    do {
-      if (!has_work(now)) return false;
-    } while (!state.compare_exchange_weak(now, now + 1));
-    try {
-      (*work)(static_cast<int>(claimed(now)));
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (!error) error = std::current_exception();
+  // Claims tiles of a range and does them; returns how many.
+  template <class Claim>
+  int work_on(Claim&& claim) {
+    int tiles = 0;
+    for (int tile; (tile = claim()) >= 0; tiles++) {
+      try {
+        (*work)(tile);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!error) error = std::current_exception();
+      }
     }
-    if (static_cast<uint64_t>(done.fetch_add(1)) + 1 == tiles(now) && caller_sleeps.load()) {
+    if (tiles == 0) return 0;
+    const int all = count;  // the call may end with the tiles that are told of now
+    if (done.fetch_add(tiles) + tiles == all && caller_sleeps.load()) {
       const std::lock_guard<std::mutex> lock(mutex);
       all_done.notify_one();
     }
-    return true;
+    return tiles;
+  }
+
+  // The thread's own range, and then what others leave.
+  int work_from(int me) {
+    int tiles = work_on([&] { return ranges[me].claim_first(); });
+    for (int i = 1; i <= size; i++) {
+      Range& range = ranges[(me + i) % (size + 1)];
+      tiles += work_on([&] { return in_order.load() ? range.claim_first() : range.claim_last(); });
+    }
+    return tiles;
   }
 
   void serve(int me) {
     const Environment environment;  // the caller's, not the environment of this thread's creator
+    uint64_t seen = 0;
     const auto present = [this, me] { return me < size - away.load(); };
     const auto back = [&] { return stopping.load() || present(); };
-    const auto wanted = [&] { return stopping.load() || !present() || has_work(state.load()); };
+    const auto wanted = [&] { return stopping.load() || !present() || call.load() != seen; };
     for (;;) {
-      while (present() && work_on_one()) {
-      }
       if (!spin_until(SPIN, wanted)) {
         std::unique_lock<std::mutex> lock(mutex);
         sleeping++;
@@ -184,10 +224,23 @@ struct Threads::Pool {
         leave_ended.wait(lock, back);
       }
       if (stopping) return;
+      seen = call.load();
+      work_from(me);
     }
   }
 
-  void run(int count, const std::function<void(int)>& tile) {
+  // Ranges of neighbouring tiles for all that are present; or all for the caller's, of which others claim the first.
+  void share(int tiles) {
+    const uint64_t next = call.load() + 1;
+    const int present = in_order.load() ? 0 : size - away.load(), sharing = present + 1;
+    const auto begin = [&](int i) { return static_cast<int>(static_cast<int64_t>(tiles) * i / sharing); };
+    for (int i = 0; i < present; i++)
+      ranges[i].reset(next, begin(i), begin(i + 1));
+    ranges[size].reset(next, begin(present), tiles);
+    call = next;
+  }
+
+  void run(int tiles, const std::function<void(int)>& tile, Sharing sharing) {
     if (leave.anybody()) {
       const int still = leave.look();
       if (still < away.load()) {
@@ -196,22 +249,22 @@ struct Threads::Pool {
         leave_ended.notify_all();
       }
       if (still == size) {
-        for (int i = 0; i < count; i++) tile(i);
+        for (int i = 0; i < tiles; i++) tile(i);
         return;
       }
     }
     work = &tile;
+    count = tiles;
+    in_order = sharing == Sharing::IN_ORDER;
     done = 0;
-    const uint64_t call = (state.load() >> 2 * BITS) + 1;
-    state = call << 2 * BITS | static_cast<uint64_t>(count) << BITS;
+    share(tiles);
     if (sleeping.load() > 0) {
       const std::lock_guard<std::mutex> lock(mutex);
       work_came.notify_all();
     }
     const auto begin = Clock::now();
-    bool worked = false;
-    while (work_on_one()) worked = true;
-    const auto finished = [this, count] { return done.load() == count; };
+    const bool worked = work_from(size) > 0;
+    const auto finished = [this, tiles] { return done.load() == tiles; };
     if (!spin_until(CALLER_SPIN, finished)) {
       const auto waits = Clock::now();
       {
@@ -263,7 +316,7 @@ struct Claims {
 
 }  // namespace
 
-void Threads::run(int count, const std::function<void(int)>& work) {
+void Threads::run(int count, const std::function<void(int)>& work, Sharing sharing) {
   if (lent_.on_each != nullptr && count_ > 1 && count > 1) {
     Claims claims{count, work, {0}, {}, {}};
     lent_.on_each(Claims::claim, &claims);
@@ -276,10 +329,10 @@ void Threads::run(int count, const std::function<void(int)>& work) {
   }
   if (pool_->forked != forks.load()) pool_ = new Pool(pool_->size);
   constexpr int MOST = static_cast<int>(MASK);  // tiles that the state can count
-  if (count <= MOST) return pool_->run(count, work);
+  if (count <= MOST) return pool_->run(count, work, sharing);
   for (int first = 0, now; first < count; first += now) {
     now = std::min(count - first, MOST);
-    pool_->run(now, [&work, first](int tile) { work(first + tile); });
+    pool_->run(now, [&work, first](int tile) { work(first + tile); }, sharing);
   }
 }
 

@@ -11,8 +11,12 @@ struct Lent {
   void (*on_each)(void (*work)(void*), void* context);
 };
 
-// Threads claim tiles one at a time, the caller too, so a thread that the system takes away delays its
-// own tile and no other. Threads without work spin for some
+// Who claims which of a call's tiles. NEIGHBOURS: each thread begins with a range of its own, so that it reads memory
+// in its order; for tiles that take about as long as each other. IN_ORDER: whoever is free claims the first of all.
+enum class Sharing { NEIGHBOURS, IN_ORDER };
+
+// Threads claim tiles one at a time, the caller too, and a thread whose range is done claims those of others, so a
+// thread that the system takes away delays its own tile and no other. Threads without work spin for some
 // microseconds, as the next call mostly comes soon, and then sleep. Where other processes keep taking a
 // core away, a thread fewer takes part for a while.
 //
@@ -29,7 +33,7 @@ class Threads {
 
   // Calls work(i) for each i below count, in any order, and returns when all are done.
   // If any of them throw, it throws one of their exceptions. `work` itself calls no `run`.
-  void run(int count, const std::function<void(int)>& work);
+  void run(int count, const std::function<void(int)>& work, Sharing = Sharing::NEIGHBOURS);
 
   int count() const { return count_; }
 
