@@ -27,20 +27,10 @@ struct Panel {
   alignas(64) float scales[STEPS][HALF], least[STEPS][HALF];
 };
 
-// In each step the scales of rows, and where there are least values the sums of the codes times them.
-struct Factors {
-  alignas(64) float scales[STEPS][MOST_TILE_ROWS], sums[STEPS][MOST_TILE_ROWS];
+// Of rows, where there are least values: in each step the sum of the codes times the scale.
+struct Sums {
+  alignas(64) float of[MOST_TILE_ROWS][STEPS];
 };
-
-// numbers [m, steps]: of a step and 16 rows from m on; zeros for missing rows.
-INLINE __m512i of_rows(const void* numbers, int m, __mmask16 there, int step, int steps) {
-  const __m512i rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const int32_t* from = static_cast<const int32_t*>(numbers) + static_cast<size_t>(m) * steps + step;
-  return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, _mm512_mullo_epi32(_mm512_set1_epi32(steps), rows), from, 4);
-}
-INLINE __m512 floats_of_rows(const float* numbers, int m, __mmask16 there, int step, int steps) {
-  return _mm512_castsi512_ps(of_rows(numbers, m, there, step, steps));
-}
 
 INLINE __m512i with_sign(__m512i codes) { return _mm512_xor_si512(codes, _mm512_set1_epi8(-128)); }
 
@@ -54,6 +44,7 @@ class Int8 {
  public:
   static constexpr Format FORMAT = Format::INT8;
   static constexpr int DEPTH = BLOCK;
+  static constexpr bool LEAST = false;
 
   INLINE Int8(const uint8_t* tile, const Rounded& in, int half)
       : codes_(tile + static_cast<size_t>(half) * HALF * in.inputs),
@@ -63,13 +54,12 @@ class Int8 {
     unpack_bytes(codes_ + static_cast<size_t>(step) * BLOCK * HALF, BLOCK, to.codes + i * BLOCK * HALF);
   }
 
-  static INLINE void factors(const Rounded& in, int m, __mmask16 there, int step, float* scales, float*) {
-    _mm512_store_ps(scales, floats_of_rows(in.scales, m, there, step, in.inputs / BLOCK));
-  }
-
-  static INLINE __m512 add(__m512 total, __m512 sum, const Panel&, const Factors& of, int step, int m, int) {
-    return _mm512_fmadd_ps(sum, _mm512_set1_ps(of.scales[step][m]), total);
-  }
+  struct Adding {
+    INLINE Adding(const Panel&, int) {}
+    INLINE __m512 operator()(__m512 total, __m512 sum, float scale, const float*, int) const {
+      return _mm512_fmadd_ps(sum, _mm512_set1_ps(scale), total);
+    }
+  };
 
   INLINE __m512 end(int z, __m512 total) const {
     return _mm512_fmadd_ps(total, _mm512_loadu_ps(ends_ + 16 * z), _mm512_loadu_ps(ends_ + BLOCK + 16 * z));
@@ -84,7 +74,8 @@ template <Format OF_FORMAT, class Of>
 class Groups {
  public:
   static constexpr Format FORMAT = OF_FORMAT;
-  static constexpr int DEPTH = Of::DEPTH, OF_BLOCK = BLOCK / DEPTH;
+  static constexpr int DEPTH = Of::DEPTH;
+  static constexpr bool LEAST = Of::LEAST;
 
   INLINE Groups(const uint8_t* tile, const Rounded& in, int half)
       : parts_(tile + half * groups::strip_bytes<Of>(in.inputs)), behind_(tile + 2 * groups::strip_bytes<Of>(in.inputs)), half_(half) {}
@@ -102,21 +93,19 @@ class Groups {
       unpack_nibbles(part + Of::codes(of_part), to.codes + i * DEPTH * HALF);
   }
 
-  static INLINE void factors(const Rounded& in, int m, __mmask16 there, int step, float* scales, float* sums) {
-    const __m512 scale = floats_of_rows(in.scales, m, there, step / OF_BLOCK, in.inputs / BLOCK);
-    _mm512_store_ps(scales, scale);
-    if (!Of::LEAST) return;
-    const int32_t* offsets = DEPTH == GROUP ? in.offsets : in.fine;
-    const __m512 offset = _mm512_cvtepi32_ps(of_rows(offsets, m, there, step, in.inputs / DEPTH));
-    _mm512_store_ps(sums, _mm512_mul_ps(_mm512_mul_ps(offset, scale), _mm512_set1_ps(-1 / 128.f)));
-  }
-
-  static INLINE __m512 add(__m512 total, __m512 sum, const Panel& panel, const Factors& of, int step, int m, int z) {
-    const __m512 scaled = _mm512_mul_ps(sum, _mm512_set1_ps(of.scales[step][m]));
-    total = _mm512_fmadd_ps(scaled, _mm512_load_ps(panel.scales[step] + 16 * z), total);
-    if (!Of::LEAST) return total;
-    return _mm512_fmadd_ps(_mm512_set1_ps(of.sums[step][m]), _mm512_load_ps(panel.least[step] + 16 * z), total);
-  }
+  struct Adding {
+    INLINE Adding(const Panel& panel, int step) {
+      for (int z = 0; z < PAIR; z++) {
+        scales[z] = _mm512_load_ps(panel.scales[step] + 16 * z);
+        if (LEAST) least[z] = _mm512_load_ps(panel.least[step] + 16 * z);
+      }
+    }
+    INLINE __m512 operator()(__m512 total, __m512 sum, float scale, const float* codes, int z) const {
+      total = _mm512_fmadd_ps(_mm512_mul_ps(sum, _mm512_set1_ps(scale)), scales[z], total);
+      return LEAST ? _mm512_fmadd_ps(_mm512_set1_ps(*codes), least[z], total) : total;
+    }
+    __m512 scales[PAIR], least[PAIR];
+  };
 
   INLINE __m512 end(int z, __m512 total) const {
     return _mm512_add_ps(total, _mm512_loadu_ps(reinterpret_cast<const float*>(behind_) + half_ * HALF + 16 * z));
@@ -142,6 +131,20 @@ class Groups {
   const uint8_t *parts_, *behind_;
   int half_;
 };
+
+// Of a row, `steps` of DEPTH inputs from `first` on.
+template <int DEPTH>
+INLINE void sum_codes(const Rounded& row, int first, int steps, float* to) {
+  constexpr int OF_BLOCK = BLOCK / DEPTH;
+  const __m512i blocks = _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), OF_BLOCK / 2);
+  const int32_t* offsets = (DEPTH == GROUP ? row.offsets : row.fine) + first;
+  for (int i = 0; i < steps; i += 16) {
+    const __mmask16 there = kvcast::first(steps - i), blocks_there = kvcast::first((steps - i) / OF_BLOCK);
+    const __m512 scales = _mm512_permutexvar_ps(blocks, _mm512_maskz_loadu_ps(blocks_there, row.scales + (first + i) / OF_BLOCK));
+    const __m512 offset = _mm512_cvtepi32_ps(_mm512_maskz_loadu_epi32(there, offsets + i));
+    _mm512_store_ps(to + i, _mm512_mul_ps(_mm512_mul_ps(offset, scales), _mm512_set1_ps(-1 / 128.f)));
+  }
+}
 
 // AMX's tiles: sums of the first 16 rows (0, 1) and of the others (2, 3), rows' codes (4, 5), weights (6, 7).
 void set_tiles(int rows, int depth) {
@@ -182,56 +185,63 @@ INLINE void multiply_step(const int8_t* weights, const int8_t* codes, size_t str
   }
 }
 
-// out [rows, BLOCK]: the totals of half a tile after a step with these sums. Before the first step there were none.
+// Some rows of a slice, and where their results go.
+struct Strip {
+  const Rounded in;
+  int rows, begin, steps;
+  const float (*sums)[STEPS];
+  float* out;  // [rows, BLOCK]
+};
+
+// The totals of half a tile after a step with these sums. Before the first step there were none.
 template <bool IS_FIRST, bool IS_LAST, class Of>
-INLINE void add_step(const Of& of, const int32_t* sums, const Panel& panel, const Factors& factors, int step, int m, int rows,
-                     float* out) {
-  for (int i = 0; i < rows; i++)
+INLINE void add_step(const Of& of, const Strip& strip, const int32_t* sums, const Panel& panel, int step) {
+  const typename Of::Adding add(panel, step);
+  const int blocks = strip.in.inputs / BLOCK;
+  const float* scale = strip.in.scales + (strip.begin + step * Of::DEPTH) / BLOCK;
+  for (int i = 0; i < strip.rows; i++, scale += blocks)
     for (int z = 0; z < PAIR; z++) {
-      float* const to = out + i * BLOCK + 16 * z;
+      float* const to = strip.out + i * BLOCK + 16 * z;
       const __m512 before = IS_FIRST ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
       const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i * HALF + 16 * z));
-      const __m512 total = Of::add(before, sum, panel, factors, step, m + i, z);
+      const __m512 total = add(before, sum, *scale, strip.sums[i] + step, z);
       _mm512_storeu_ps(to, IS_LAST ? of.end(z, total) : total);
     }
 }
 
-// out [rows, BLOCK]: the totals of half a tile after `steps` from the input `begin` on, and those before.
 template <class Of>
-INLINE void multiply_rows(const Of& of, const Panel& panel, const Factors& factors, const Rounded& in, int m, int begin, int steps,
-                          int rows, float* out) {
+INLINE void multiply_strip(const Of& of, const Panel& panel, const Strip& strip) {
   alignas(64) int32_t sums[ROWS_AT_ONCE * HALF];
-  const bool begins = begin == 0, ends = begin + steps * Of::DEPTH == in.inputs;
-  const int8_t* codes = in.codes + static_cast<size_t>(m) * in.inputs + begin;
-  for (int step = 0; step < steps; step++) {
-    multiply_step(panel.codes + step * Of::DEPTH * HALF, codes + step * Of::DEPTH, in.inputs, rows > ROWS, sums);
-    const bool is_first = begins && step == 0, is_last = ends && step == steps - 1;
+  const int inputs = strip.in.inputs;
+  const bool begins = strip.begin == 0, ends = strip.begin + strip.steps * Of::DEPTH == inputs;
+  for (int step = 0; step < strip.steps; step++) {
+    const int8_t* codes = strip.in.codes + strip.begin + step * Of::DEPTH;
+    multiply_step(panel.codes + step * Of::DEPTH * HALF, codes, inputs, strip.rows > ROWS, sums);
+    const bool is_first = begins && step == 0, is_last = ends && step == strip.steps - 1;
     if (is_first && is_last)
-      add_step<true, true>(of, sums, panel, factors, step, m, rows, out);
+      add_step<true, true>(of, strip, sums, panel, step);
     else if (is_first)
-      add_step<true, false>(of, sums, panel, factors, step, m, rows, out);
+      add_step<true, false>(of, strip, sums, panel, step);
     else if (is_last)
-      add_step<false, true>(of, sums, panel, factors, step, m, rows, out);
+      add_step<false, true>(of, strip, sums, panel, step);
     else
-      add_step<false, false>(of, sums, panel, factors, step, m, rows, out);
+      add_step<false, false>(of, strip, sums, panel, step);
   }
 }
 
 template <class Of>
 void multiply_slice(const uint8_t* tile, const Rounded& in, int begin, int end, int rows, float* out) {
   Panel panel;
-  Factors factors;
+  Sums sums;
   const int first = begin / Of::DEPTH, steps = (end - begin) / Of::DEPTH;
-  for (int m = 0; m < rows; m += ROWS)
-    for (int step = 0; step < steps; step++)
-      Of::factors(in, m, kvcast::first(rows - m), first + step, factors.scales[step] + m, factors.sums[step] + m);
+  for (int m = 0; Of::LEAST && m < rows; m++) sum_codes<Of::DEPTH>(in.row(m), first, steps, sums.of[m]);
   for (int half = 0; half < 2; half++) {
     const Of of(tile, in, half);
     for (int step = 0; step < steps; step++) of.unpack(first + step, step, panel);
     for (int m = 0; m < rows; m += ROWS_AT_ONCE) {
       const int count = std::min(ROWS_AT_ONCE, rows - m);
       if (m == 0 || count < ROWS_AT_ONCE) set_tiles(count, Of::DEPTH);
-      multiply_rows(of, panel, factors, in, m, begin, steps, count, out + m * BLOCK + half * HALF);
+      multiply_strip(of, panel, Strip{in.row(m), count, begin, steps, sums.of + m, out + m * BLOCK + half * HALF});
     }
   }
 }
