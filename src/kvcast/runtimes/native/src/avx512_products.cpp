@@ -242,7 +242,8 @@ INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i number
       for (int m = 0; m < ROWS; m++) {
         const float s = in.scales[m * blocks + step / OF_BLOCK];
         const __m512 scale = _mm512_set1_ps(s);
-        const __m512 of_codes = _mm512_set1_ps(static_cast<float>(offsets[m * steps + step]) * s * (-1 / 128.f));
+        // The sum of the codes: dividing by a power of two rounds nothing.
+        const __m512 of_codes = _mm512_set1_ps(static_cast<float>(-(offsets[m * steps + step] >> 7)) * s);
         for (int z = 0; z < PAIR; z++) {
           totals[m][z] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[m][z]), scale), d[z], totals[m][z]);
           if (Of::LEAST) totals[m][z] = _mm512_fmadd_ps(of_codes, least[z], totals[m][z]);
