@@ -74,25 +74,26 @@ def expected(logits_v: np.ndarray, prompt: list[int], written: list[int], params
 def test_scores_are_those_of_the_definitions(written, options, seed):
     params, prompt = SamplingParams(**options), [1, 5, 5, 7]
     logits_rv = np.random.default_rng(seed).normal(0, 3, (len(written), 31)).astype(np.float32)
-    before = logits_rv.copy()
     preferences = Preferences(params)
     written_rn = np.array(written, np.int64).reshape(len(written), -1)
     seen = histories_of(prompt, written_rn, preferences)
     if not written_rn.shape[1]:  # histories have one row before the first token
-        logits_rv, before, written = logits_rv[:1], before[:1], written[:1]
-    scores_rv = preferences.applied(logits_rv, seen)
+        logits_rv, written = logits_rv[:1], written[:1]
+    scores_rv = logits_rv.copy()
+    preferences.apply(scores_rv, seen)
     for scores_v, logits_v, tokens in zip(scores_rv, logits_rv, written, strict=True):
         np.testing.assert_allclose(
             scores_v, expected(logits_v, prompt, tokens, params), rtol=1e-5, atol=1e-5
         )
-    assert (logits_rv == before).all()
 
 
-def test_without_preferences_scores_are_not_even_copied():
-    logits_rv = np.zeros((1, 4), np.float32)
+def test_without_preferences_there_are_none():
     preferences = Preferences(SamplingParams())
     seen = preferences.histories(3, Prompt(np.array([1, 2])))
-    assert preferences.applied(logits_rv, seen) is logits_rv
+    logits_rv = np.zeros((1, 4), np.float32)
+    preferences.apply(logits_rv, seen)
+    assert not logits_rv.any()
+    assert not preferences
 
 
 def written_by_hand(model: TextModel, prompt: str, options: dict[str, Any], count: int):

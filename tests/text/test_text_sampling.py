@@ -19,7 +19,8 @@ from transformers import (
 
 from kvcast.decoding.filters import RepetitionPenalty
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.sampling import MinP, Sampler, TopK, TopP, draw
+from kvcast.decoding.sampling import Sampler
+from kvcast.decoding.truncation import MinP, TopK, TopP, draw
 from kvcast.engine.requests import Prompt
 from kvcast.errors import KvcastError, UsageError
 from kvcast.text.preferences import Preferences
@@ -157,7 +158,9 @@ def test_draws_follow_the_distribution_of_the_definition(options: dict[str, Any]
     params = SamplingParams(seed=3, **options)
     preferences, choose = Preferences(params), Sampler(params)
     histories = preferences.histories(room=1, prompt=Prompt(seen))
-    scores_v = preferences.applied(logits_v[None], histories)[0]
+    scores_rv = logits_v[None].copy()
+    preferences.apply(scores_rv, histories)
+    [scores_v] = scores_rv
     drawn = [choose(scores_v) for _ in range(4000)]
     counts = np.bincount(drawn, minlength=VOCAB)
     assert is_likely(*chi_squared(counts, probabilities))

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from typing_extensions import override
 
+from kvcast.decoding.arithmetic import Penalties
+from kvcast.decoding.numerics import penalise
 from kvcast.runtimes.base import Float32, Int64
 
 _WEAKEST = 1e-6
@@ -37,11 +39,8 @@ class RepetitionPenalty(LogitFilter):
 
     @override
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        scores_rn = np.take_along_axis(logits_rv, written_rn, axis=1)
-        # One that was written twice is changed twice, to the same value.
         penalty = min(max(self.penalty, _WEAKEST), 1 / _WEAKEST)
-        changed_rn = np.where(scores_rn < 0, scores_rn * penalty, scores_rn / penalty)
-        np.put_along_axis(logits_rv, written_rn, changed_rn, axis=1)
+        penalise(logits_rv, written_rn, Penalties(repetition=penalty))
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,8 @@ class OccurrencePenalties(LogitFilter):
 
     @override
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        rows, vocab = logits_rv.shape
-        places_rn = written_rn + vocab * np.arange(rows)[:, None]
-        places, counts = np.unique(places_rn, return_counts=True)
-        off = (self.presence + self.frequency * counts).astype(np.float32)
-        logits_rv[places // vocab, places % vocab] -= off
+        penalties = Penalties(presence=self.presence, frequency=self.frequency)
+        penalise(logits_rv, written_rn, penalties)
 
 
 class LogitBias(LogitFilter):

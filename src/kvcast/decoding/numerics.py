@@ -1,15 +1,68 @@
-"""The few pieces of arithmetic that every step needs, over rows of fp32 logits.
+"""Functions over rows of fp32 logits that searches and samplers need.
 
-They run once per token over the whole vocabulary, so each makes as few passes as it can. Knows
-no meaning of tokens.
+The native library computes them where there is one, NumPy elsewhere. Knows no meaning of tokens.
 """
+
+import math
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.base import Float32
+from kvcast.decoding.arithmetic import Arithmetic, NumpyArithmetic, Penalties
+from kvcast.decoding.truncation import Distribution
+from kvcast.errors import KvcastError
+from kvcast.runtimes.base import Float32, Int64
 
-_BLOCKS = 64
+_NO_NUMBERS = "the model's logits are NaN or infinite: its weights are damaged"
+
+
+@cache
+def arithmetic() -> Arithmetic:
+    """Return the library's arithmetic; NumPy's where no library is there. None is compiled."""
+    from kvcast.decoding.kernels import NativeArithmetic
+    from kvcast.runtimes.native.build import find_library
+    from kvcast.runtimes.native.library import Machine
+
+    try:
+        return NumpyArithmetic() if find_library() is None else NativeArithmetic(Machine(1))
+    except KvcastError:  # one that does not load, or instructions that this processor has not
+        return NumpyArithmetic()
+
+
+def likeliest(logits_rv: Float32, k: int) -> tuple[NDArray[np.intp], Float32]:
+    """Return each row's k likeliest tokens, or all, and their log-probabilities, [rows, k].
+
+    The best comes first, of equals the one of the lower index. k may be 0. The log-probabilities
+    of a row with NaN, or without any probability, are NaN.
+    """
+    survey = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]))
+    with np.errstate(invalid="ignore"):
+        return survey.tokens_rk, survey.logits_rk - survey.log_sums_r[:, None]
+
+
+def top_k(logits_rv: Float32, k: int) -> tuple[NDArray[np.intp], Float32]:
+    """Return each row's k greatest, or all, and their values, [rows, k], as `likeliest` does."""
+    survey = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]), sums=False)
+    return survey.tokens_rk, survey.logits_rk
+
+
+def log_sum_exp(logits_rv: Float32) -> Float32:
+    """Return log(sum(exp(row))) of each row, [rows]; -inf for a row of nothing but -inf."""
+    return arithmetic().survey(logits_rv, 0).log_sums_r
+
+
+def log_probabilities(logits_rv: Float32, tokens_rk: NDArray[np.intp]) -> Float32:
+    """Return the log-softmax of each row at its tokens, [rows, k]."""
+    chosen_rk: Float32 = logits_rv[np.arange(len(logits_rv))[:, None], tokens_rk]
+    chosen_rk -= log_sum_exp(logits_rv)[:, None]
+    return chosen_rk
+
+
+def log_softmax(logits_rv: Float32) -> Float32:
+    """Return the logits [rows, vocab] as log-probabilities; they are overwritten."""
+    np.subtract(logits_rv, log_sum_exp(logits_rv)[:, None], out=logits_rv)
+    return logits_rv
 
 
 def softmax(logits_rv: Float32) -> Float32:
@@ -19,64 +72,41 @@ def softmax(logits_rv: Float32) -> Float32:
     return weights_rv
 
 
-def log_softmax(logits_rv: Float32) -> Float32:
-    """Return the logits [rows, vocab] as log-probabilities; they are overwritten."""
-    np.subtract(logits_rv, log_sum_exp(logits_rv)[:, None], out=logits_rv)
-    return logits_rv
+def likeliest_token(logits_v: Float32) -> int:
+    """Return the likeliest token; raises KvcastError for logits that are NaN or infinite."""
+    token = int(logits_v.argmax())
+    if not math.isfinite(logits_v[token]):  # what argmax finds is NaN if anything is
+        raise KvcastError(_NO_NUMBERS)
+    return token
 
 
-def log_probabilities(logits_rv: Float32, tokens_rk: NDArray[np.intp]) -> Float32:
-    """Return the log-softmax of each row at its tokens, [rows, k].
+def draw(logits_v: Float32, distribution: Distribution, number: float) -> int:
+    """Draw a token by inverting the cumulated probabilities.
 
-    Every row needs a finite logit. The logits are overwritten: fresh memory of that size would
-    cost as much as the exponentials.
+    `number` is random, 0 or more and below 1. Raises KvcastError for logits that are NaN or
+    infinite.
     """
-    chosen_rk: Float32 = logits_rv[np.arange(len(logits_rv))[:, None], tokens_rk]
-    peaks_r1 = logits_rv.max(axis=1, keepdims=True)
-    np.subtract(logits_rv, peaks_r1, out=logits_rv)
-    np.exp(logits_rv, out=logits_rv)
-    totals_r1 = logits_rv.sum(axis=1, keepdims=True)
-    chosen_rk -= peaks_r1 + np.log(totals_r1)
-    return chosen_rk
+    token = arithmetic().draw(logits_v, distribution, number)
+    if token is None:
+        raise KvcastError(_NO_NUMBERS)
+    return token
 
 
-def log_sum_exp(logits_rv: Float32) -> Float32:
-    """Return log(sum(exp(row))) of each row, [rows]; -inf for a row of nothing but -inf."""
-    peaks_r = logits_rv.max(axis=1)
-    peaks_r[np.isneginf(peaks_r)] = 0
-    with np.errstate(divide="ignore"):
-        sums_r: Float32 = np.log(np.exp(logits_rv - peaks_r[:, None]).sum(axis=1)) + peaks_r
-    return sums_r
+def penalise(logits_rv: Float32, tokens_rn: Int64, penalties: Penalties) -> None:
+    """Apply penalties in place, for the tokens [rows, n] that each row has seen."""
+    arithmetic().penalise(logits_rv, tokens_rn, penalties)
 
 
-def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
-    """Return the indices of each row's k largest values, [rows, k], largest first.
-
-    Of equal values the lower index comes first; of a row with NaN they are any. The k-th largest
-    of the maxima of disjoint blocks bounds the k-th largest value from below, so one pass leaves a
-    handful of candidates to sort.
-    """
-    rows, vocab = logits_rv.shape
-    width = vocab // _BLOCKS
-    blocks = logits_rv[:, : _BLOCKS * width].reshape(rows, _BLOCKS, width)
-    peaks_rb = np.concatenate(
-        [blocks.max(axis=1, initial=-np.inf), logits_rv[:, _BLOCKS * width :]], axis=1
-    )
-    left_out = np.zeros(logits_rv.shape, np.bool_)
-    if k <= peaks_rb.shape[1]:
-        peaks_rb.partition(-k, axis=1)
-        np.less(logits_rv, peaks_rb[:, -k, None], out=left_out)
-    row_c, index_c = np.divmod(np.flatnonzero(~left_out), vocab)
-    order = np.lexsort((-logits_rv[row_c, index_c], row_c))
-    firsts_r = np.searchsorted(row_c, np.arange(rows))
-    best_rk: NDArray[np.intp] = index_c[order[firsts_r[:, None] + np.arange(k)]]
-    return best_rk
+def check_numbers(scores: Float32) -> None:
+    """Raise KvcastError if any of these scores, of any shape, is NaN."""
+    if np.isnan(scores).any():
+        raise KvcastError(_NO_NUMBERS)
 
 
-def likeliest(logits_rv: Float32, k: int) -> NDArray[np.intp]:
-    """Return the indices of each row's k largest values, or of all, as `top_k` does; k may be 0."""
-    rows, vocab = logits_rv.shape
-    return top_k(logits_rv, min(k, vocab)) if k else np.empty((rows, 0), np.intp)
+def check_finite(scores: Float32) -> None:
+    """Raise KvcastError if any of these scores, of any shape, is NaN or infinite."""
+    if not np.isfinite(scores).all():
+        raise KvcastError(_NO_NUMBERS)
 
 
 def best_first(

@@ -42,12 +42,6 @@ class GrammarFilter(LogitFilter):
         for logits_v, place in zip(logits_rv, self._places, strict=True):
             np.copyto(logits_v, -np.inf, where=place.barred_v)
 
-    def applied(self, scores_rv: Float32) -> Float32:
-        """Return scores [rows, vocab] to choose by; the given scores are not changed."""
-        scores_rv = scores_rv.copy()
-        self.apply(scores_rv, np.empty((len(scores_rv), 0), np.int64))
-        return scores_rv
-
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
         """Let row i continue old row `parents[i]`, with a token."""
         waiting = Counter(parents)

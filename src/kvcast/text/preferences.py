@@ -42,22 +42,17 @@ class Preferences:
             self._first = None
         return Histories(room, prompt.sequence if self._of_all else ())
 
-    def applied(self, scores_rv: Float32, seen: Histories) -> Float32:
-        """Return scores [rows, vocab] to choose by; the given scores are not changed."""
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._bias or self._of_all or self._of_written) or self._first is not None
+
+    def apply(self, scores_rv: Float32, seen: Histories) -> None:
+        """Change scores [rows, vocab], by which tokens are chosen after those seen."""
         if self._first is not None and seen.length == 0:
-            return _only(self._first, scores_rv)
-        if not (self._bias or self._of_all or self._of_written):
-            return scores_rv
-        scores_rv = scores_rv.copy()
+            scores_rv[:] = -np.inf
+            scores_rv[:, self._first] = 0
+            return
         for of_all in (*self._bias, *self._of_all):
             of_all.apply(scores_rv, seen.all_rn)
         for of_written in self._of_written:
             of_written.apply(scores_rv, seen.written_rn)
-        return scores_rv
-
-
-def _only(token: int, scores_rv: Float32) -> Float32:
-    """Return scores by which this token alone can be chosen."""
-    forced_rv = np.full_like(scores_rv, -np.inf)
-    forced_rv[:, token] = 0
-    return forced_rv

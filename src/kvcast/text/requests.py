@@ -12,9 +12,16 @@ from operator import attrgetter
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.numerics import best_first, likeliest, log_probabilities, log_softmax, top_k
+from kvcast.decoding.numerics import (
+    best_first,
+    check_finite,
+    likeliest,
+    log_probabilities,
+    log_sum_exp,
+    top_k,
+)
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.sampling import Sampler, check_numbers
+from kvcast.decoding.sampling import Sampler
 from kvcast.decoding.speculation import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.errors import KvcastError
@@ -136,14 +143,16 @@ class SampledText(TextRequest):
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
-        scores_rv = self.spec.criteria.withheld(logits_rv, self._seen.length)
-        scores_rv = self._preferences.applied(scores_rv, self._seen)
+        params = self.spec.params
+        given_rv = logits_rv.copy() if params.logprobs or params.top_logprobs else logits_rv
+        self.spec.criteria.withhold(logits_rv, self._seen.length)
+        self._preferences.apply(logits_rv, self._seen)
         if self._constraint is not None:
-            scores_rv = self._constraint.applied(scores_rv)
-        token = self._sampler(scores_rv[0])
+            self._constraint.apply(logits_rv, self._seen.written_rn)
+        token = self._sampler(logits_rv[0])
         if self._budget is not None and (forced := self._budget.forced()) is not None:
             token = forced
-        logprob, top = self._probabilities(token, logits_rv)
+        logprob, top = self._probabilities(token, given_rv)
         self._seen.extend([0], [token])
         self.watch.tick()
         ending = None
@@ -161,18 +170,22 @@ class SampledText(TextRequest):
         return [self.spec.finish(self.text, self.watch, drafts=self.drafts)]
 
     def _probabilities(self, token: int, logits_rv: Float32) -> tuple[float | None, Alternatives]:
-        """Return the token's log-probability and the likeliest tokens, if options ask for them.
-
-        The logits are overwritten.
-        """
+        """Return the token's log-probability and the likeliest tokens, if options ask for them."""
         params = self.spec.params
-        if not (params.logprobs or params.top_logprobs):
-            return None, ()
-        tops_1k = likeliest(logits_rv, params.top_logprobs)
-        tokens_1k = np.concatenate([[[token]], tops_1k], axis=1)
-        [logprob, *others] = log_probabilities(logits_rv, tokens_1k)[0].tolist()
-        top = tuple(zip(tops_1k[0].tolist(), others, strict=True))
-        return logprob if params.logprobs else None, top
+        logprob: float | None = None
+        top: Alternatives = ()
+        if params.logprobs:
+            logprob = float(log_probabilities(logits_rv, np.array([[token]]))[0, 0])
+        if params.top_logprobs:
+            [top] = _alternatives(logits_rv, params.top_logprobs)
+        return logprob, top
+
+
+def _alternatives(logits_rv: Float32, count: int) -> list[Alternatives]:
+    """Return the likeliest tokens of each row, with their log-probabilities."""
+    tokens_rk, logprobs_rk = likeliest(logits_rv, count)
+    pairs = zip(tokens_rk.tolist(), logprobs_rk.tolist(), strict=True)
+    return [tuple(zip(tokens_k, values_k, strict=True)) for tokens_k, values_k in pairs]
 
 
 @dataclass(frozen=True)
@@ -218,10 +231,11 @@ class SearchedTexts(TextRequest):
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         self.watch.tick()
-        logprobs_rv = log_softmax(logits_rv)
-        check_numbers(logprobs_rv[:, 0])  # one that is none makes a whole row none
-        self._note_tops(logprobs_rv)
-        totals, parents, tokens = self._best(self._scores(logprobs_rv))
+        log_sums_r = log_sum_exp(logits_rv)
+        check_finite(log_sums_r)
+        given_rv = logits_rv.copy() if self.spec.params.logprobs else logits_rv
+        self._note_tops(logits_rv)
+        totals, parents, tokens = self._best(logits_rv, log_sums_r)
         if totals[0] == -np.inf:  # no row can go on as its grammar wants
             self._keep_what_there_is()
             return OVER
@@ -229,7 +243,8 @@ class SearchedTexts(TextRequest):
         ended = spec.criteria.are_met(written_rn, parents, tokens, spec.tokenizer)
         for k in range(self.width):
             if ended[k] and totals[k] > -np.inf:
-                self._finish(totals[k], parents[k], tokens[k], logprobs_rv)
+                logprob = given_rv[parents[k], tokens[k]] - log_sums_r[parents[k]]
+                self._finish(totals[k], parents[k], tokens[k], float(logprob))
         # Those that ended only fill up, if too few others are left.
         going_on = sorted(range(len(ended)), key=ended.__getitem__)[: self.width]
         self._totals = [-np.inf if ended[k] else totals[k] for k in going_on]
@@ -239,8 +254,9 @@ class SearchedTexts(TextRequest):
         if self._constraint is not None:
             self._constraint.extend(parents, tokens)
         if self.spec.params.logprobs:
-            last_r1 = logprobs_rv[parents, tokens][:, None]
-            self._logprobs_rn = np.concatenate([self._logprobs_rn[parents], last_r1], axis=1)
+            last_r = given_rv[parents, tokens] - log_sums_r[parents]
+            before_rn = self._logprobs_rn[parents]
+            self._logprobs_rn = np.concatenate([before_rn, last_r[:, None]], axis=1)
         self._tops = [self._tops[parent] for parent in parents]
         return Continuations(self._rows, parents, tokens) if self._can_improve() else OVER
 
@@ -258,39 +274,37 @@ class SearchedTexts(TextRequest):
             generations.append(self.spec.finish(text, self.watch, hypothesis.score))
         return generations
 
-    def _scores(self, logprobs_rv: Float32) -> Float32:
-        """Return scores to choose by; the model's log-probabilities are not changed."""
-        scores_rv = self.spec.criteria.withheld(logprobs_rv, self._written.length)
-        scores_rv = self._preferences.applied(scores_rv, self._written)
-        return scores_rv if self._constraint is None else self._constraint.applied(scores_rv)
-
-    def _note_tops(self, logprobs_rv: Float32) -> None:
+    def _note_tops(self, logits_rv: Float32) -> None:
         """Keep the likeliest tokens of each row, if they are wanted."""
-        if not (k := self.spec.params.top_logprobs):
-            return
-        tokens_rk = likeliest(logprobs_rv, k)
-        values_rk = np.take_along_axis(logprobs_rv, tokens_rk, axis=1)
-        self._tops = [
-            (*before, tuple(zip(tokens_k, values_k, strict=True)))
-            for before, tokens_k, values_k in zip(
-                self._tops, tokens_rk.tolist(), values_rk.tolist(), strict=False
-            )
-        ]
+        if k := self.spec.params.top_logprobs:
+            tops = _alternatives(logits_rv, k)
+            self._tops = [(*before, top) for before, top in zip(self._tops, tops, strict=False)]
 
-    def _best(self, scores_rv: Float32) -> tuple[list[float], list[int], list[int]]:
-        """Return total, row and token of the best continuations, best first."""
-        rows, vocab = scores_rv.shape
-        tokens_rk = top_k(scores_rv, min(self._considered, vocab))
+    def _best(
+        self, logits_rv: Float32, log_sums_r: Float32
+    ) -> tuple[list[float], list[int], list[int]]:
+        """Return total, row and token of the best continuations, best first.
+
+        The logits are overwritten.
+        """
+        if self._preferences:  # which are of log-probabilities
+            logits_rv -= log_sums_r[:, None]
+            log_sums_r = np.zeros_like(log_sums_r)
+        self.spec.criteria.withhold(logits_rv, self._written.length)
+        self._preferences.apply(logits_rv, self._written)
+        if self._constraint is not None:
+            self._constraint.apply(logits_rv, self._written.written_rn)
+        tokens_rk, scores_rk = top_k(logits_rv, self._considered)
         totals_r1 = np.array(self._totals, np.float32)[:, None]
-        totals_rk = totals_r1 + scores_rv[np.arange(rows)[:, None], tokens_rk]
+        totals_rk = totals_r1 + (scores_rk - log_sums_r[:, None])
         return best_first(totals_rk, tokens_rk, self._considered)
 
-    def _finish(self, total: float, parent: int, token: int, logprobs_rv: Float32) -> None:
+    def _finish(self, total: float, parent: int, token: int, logprob: float) -> None:
         """Add a finished sequence to the hypotheses, if it is among the best."""
         tokens = (*self._written.written_rn[parent].tolist(), token)
         logprobs = None
         if self.spec.params.logprobs:
-            logprobs = (*self._logprobs_rn[parent].tolist(), float(logprobs_rv[parent, token]))
+            logprobs = (*self._logprobs_rn[parent].tolist(), logprob)
         score = self._score(total, len(tokens))
         self.hypotheses.append(BeamHypothesis(tokens, logprobs, self._tops[parent], score))
         self.hypotheses.sort(key=attrgetter("score"), reverse=True)

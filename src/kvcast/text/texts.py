@@ -138,16 +138,10 @@ class StoppingCriteria:
             min_new_tokens=min(params.min_new_tokens, room),
         )
 
-    def withheld(self, scores: Float32, written: int) -> Float32:
-        """Return scores [..., vocab] by which a text of `written` tokens does not end too early.
-
-        The given scores are not changed.
-        """
-        if written >= self.min_new_tokens:
-            return scores
-        scores = scores.copy()
-        scores[..., list(self.end_tokens)] = -np.inf
-        return scores
+    def withhold(self, scores_rv: Float32, written: int) -> None:
+        """Change scores [rows, vocab] so that texts of `written` tokens do not end too early."""
+        if written < self.min_new_tokens:
+            scores_rv[:, list(self.end_tokens)] = -np.inf
 
     def are_met(
         self,

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
+from kvcast.decoding.arithmetic import TimestampTokens
 from kvcast.decoding.filters import LogitFilter
-from kvcast.decoding.numerics import log_sum_exp
+from kvcast.decoding.numerics import arithmetic
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.whisper.tokenizer import timestamps_from
-
-_WEAKEST = 1e-6
-"""Penalties below this, or above its inverse, would overflow in fp32; all of them say never."""
 
 
 @dataclass(frozen=True)
@@ -54,34 +52,11 @@ class TimestampRules(LogitFilter):
             logits_rv[:, : self.begin] = -np.inf
             logits_rv[:, last:] = -np.inf
             return
-        logits_rv[:, self.no_timestamps] = -np.inf
-        for row_v, written_n in zip(logits_rv, written_rn, strict=True):
-            self._keep_order(row_v, written_n)
-        # A timestamp is due once all of them together outweigh the best single text token.
-        total_r = log_sum_exp(logits_rv[:, self.begin : self.end])
-        best_r = logits_rv[:, : self.begin].max(axis=1)
-        added_r = logits_rv[:, self.end :].max(axis=1, initial=-np.inf)
-        due_r = total_r > np.maximum(best_r, added_r)
-        logits_rv[due_r, : self.begin] = -np.inf
-        logits_rv[due_r, self.end :] = -np.inf
-
-    def _keep_order(self, row_v: Float32, written_n: Int64) -> None:
-        begin, end = self.begin, self.end
-        is_timestamp_n = (written_n >= begin) & (written_n < end)
-        timestamps_at = np.flatnonzero(is_timestamp_n)
-        if not timestamps_at.size:
-            return
-        latest, last = int(written_n[timestamps_at[-1]]), len(written_n) - 1
-        after_timestamp = timestamps_at[-1] == last
-        opening = after_timestamp and (last == 0 or is_timestamp_n[last - 1])
-        closing = after_timestamp and not opening
-        if opening:  # text must follow
-            row_v[begin:end] = -np.inf
-        elif closing:  # the next segment's start must follow, or the end
-            row_v[: self.eot] = -np.inf
-            row_v[end:] = -np.inf
-        # A segment may start where the last one ended, but must not end where it starts.
-        row_v[begin : latest if closing else latest + 1] = -np.inf
+        arithmetic().apply_timestamp_rules(
+            logits_rv,
+            written_rn,
+            TimestampTokens(self.begin, self.end, self.eot, self.no_timestamps),
+        )
 
 
 class Continued(LogitFilter):

@@ -12,8 +12,7 @@ from typing import ClassVar, Self, cast
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.numerics import softmax
-from kvcast.decoding.sampling import check_numbers
+from kvcast.decoding.numerics import check_numbers, softmax
 from kvcast.decoding.speculation import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime, TokenProbabilityQuery

@@ -12,8 +12,14 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.filters import LogitFilter
-from kvcast.decoding.numerics import best_first, log_probabilities, top_k
-from kvcast.decoding.sampling import check_numbers, draw, likeliest_token
+from kvcast.decoding.numerics import (
+    best_first,
+    check_numbers,
+    draw,
+    likeliest,
+    log_probabilities,
+)
+from kvcast.decoding.truncation import Distribution
 from kvcast.engine.requests import OVER, Continuations, Histories, Prompt, Request
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
@@ -63,7 +69,7 @@ class Greedy(Strategy):
 
     @override
     def start(self, eot: int, room: int) -> Search:
-        return _IndependentRows(_likeliest, 1, eot, room)
+        return _IndependentRows(_Likeliest(), 1, eot, room)
 
 
 @dataclass(frozen=True)
@@ -193,30 +199,51 @@ class SearchRequest(Request):
         return OVER if due and self._hopeless(self.search.candidates()) else chosen
 
 
-_Sampler = Callable[[Float32, Sequence[int], Sequence[int]], list[int]]
-"""Returns a token for each of some rows, given logits [places, vocab] and the rows' places."""
+class _Sampler(Protocol):
+    """Chooses the tokens of independent rows."""
+
+    def __call__(
+        self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]
+    ) -> tuple[list[int], Float32]:
+        """Return a token and its log-probability for each of some rows.
+
+        Args:
+            logits_rv: [places, vocab]. Raises KvcastError if they are NaN or infinite.
+            rows: numbers of the rows.
+            places: of the rows' logits.
+
+        """
 
 
-def _likeliest(logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -> list[int]:  # noqa: ARG001
-    return [likeliest_token(logits_rv[place]) for place in places]
+class _Likeliest(_Sampler):
+    @override
+    def __call__(
+        self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]
+    ) -> tuple[list[int], Float32]:
+        tokens_r1, logprobs_r1 = likeliest(logits_rv, 1)
+        check_numbers(logprobs_r1)
+        return tokens_r1[places, 0].tolist(), logprobs_r1[places, 0]
 
 
-class _Draws:
+class _Draws(_Sampler):
     """Draws tokens; a row's draws do not depend on when other rows end."""
 
     def __init__(self, temperature: float, rng: "np.random.Generator", count: int) -> None:
-        self._temperature = temperature
+        self._distribution = Distribution(temperature)
         self._rng = rng
         self._count = count
 
-    def __call__(self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]) -> list[int]:
+    @override
+    def __call__(
+        self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]
+    ) -> tuple[list[int], Float32]:
         numbers = self._rng.random(self._count)
-        tokens = []
-        for row, place in zip(rows, places, strict=True):
-            logits_v = logits_rv[place]
-            peak = logits_v[likeliest_token(logits_v)]
-            tokens.append(draw((logits_v - peak) / self._temperature, numbers[row]))
-        return tokens
+        tokens = [
+            draw(logits_rv[place], self._distribution, numbers[row])
+            for row, place in zip(rows, places, strict=True)
+        ]
+        tokens_rk = np.array(tokens).reshape(len(logits_rv), -1)
+        return tokens, log_probabilities(logits_rv, tokens_rk).ravel()
 
 
 class _IndependentRows(Search):
@@ -242,10 +269,8 @@ class _IndependentRows(Search):
         rows, places = self._live, list(range(len(self._live)))
         if not self._written.length:  # all begin in the row that read the prompt
             rows, places = list(range(self._count)), [0] * self._count
-        tokens = self._sample(logits_rv, rows, places)
-        tokens_rk = np.array(tokens).reshape(len(logits_rv), -1)
-        sums_l = log_probabilities(logits_rv, tokens_rk).ravel()
-        sums_l += self._sums_l[places]
+        tokens, logprobs_l = self._sample(logits_rv, rows, places)
+        sums_l = logprobs_l + self._sums_l[places]
         if self._eot in tokens:
             going_on = []
             for i, token in enumerate(tokens):
@@ -294,8 +319,8 @@ class _Beams(Search):
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         # One more than there are beams: even if each beam's best is its end, the beams refill.
-        tokens_rk = top_k(logits_rv, self._beams + 1)
-        scores_rk = self._sums_r[:, None] + log_probabilities(logits_rv, tokens_rk)
+        tokens_rk, logprobs_rk = likeliest(logits_rv, self._beams + 1)
+        scores_rk = self._sums_r[:, None] + logprobs_rk
         check_numbers(scores_rk)
         sums, parents, tokens = [], [], []
         best = best_first(scores_rk, tokens_rk, 2 * self._beams)

@@ -1,5 +1,5 @@
 // Holds whole operations (norms, gates, products and what follows them, embeddings, experts, elements, gathering,
-// words' places in time) with every instruction set that runs here against the plain one: random sizes, any number of
+// words' places in time, logits) with every instruction set that runs here against the plain one: random sizes, any number of
 // threads, buffers that end where memory ends. Prints the names of those that were held.
 //
 // What operations compute is tested from Python; this is for sanitizers, and for emulators.
@@ -19,6 +19,7 @@
 #include "experts.hpp"
 #include "guarded.hpp"
 #include "halves.hpp"
+#include "logits.hpp"
 #include "plain.hpp"
 #include "products.hpp"
 #include "program.hpp"
@@ -425,6 +426,37 @@ void hold_words(Machine& with, Machine& oracle, Random& random) {
   for (int i = 0; i < tokens; i++) CHECK(near(found[i], expected[i], 1e-4f * expected[i]));
 }
 
+// Rows of logits with a stride, some of them masked; each set has its own exponentials.
+void hold_logits(Machine& with, Machine& oracle, Random& random) {
+  const int rows = 1 + below(random, 3), vocab = 1 + below(random, below(random, 2) ? 3000 : 40), stride = vocab + below(random, 9);
+  Floats x((rows - 1) * stride + vocab);
+  for (size_t i = 0; i < x.size(); i++) x[i] = below(random, 9) ? static_cast<float>(below(random, 400)) / 8 : -INFINITY;
+  if (below(random, 4) == 0) x[below(random, vocab)] = NOT;
+  const LogitRows logits = {x.data(), static_cast<size_t>(stride), rows, vocab};
+  const int k = below(random, vocab + 1);
+  Guarded<Word> out(rows * (2 * k + 1)), expected(out.size());
+  likeliest(with.with, logits, k, true, out.data());
+  likeliest(oracle.with, logits, k, true, expected.data());
+  for (size_t i = 0; i < out.size(); i++) {
+    const bool is_sum = static_cast<int>(i % (2 * k + 1)) == 2 * k;
+    CHECK(is_sum ? near(out[i].number, expected[i].number, 1e-5f) : out[i].token == expected[i].token);
+  }
+  const double top_p = below(random, 2) ? 1 : (1 + below(random, 99)) / 100.;
+  const Sampling of = {0.1f + below(random, 30), below(random, 2) * below(random, 2 * vocab), top_p, below(random, 2) / 10.};
+  const int64_t token = draw(with.with, x.data(), vocab, of, below(random, 1000) / 1000.);
+  CHECK(-1 <= token && token < vocab && (token < 0 || std::isfinite(x[token])));
+  const int count = 1 + below(random, 9), begin = below(random, vocab + 1), end = begin + below(random, vocab - begin + 1);
+  Guarded<int64_t> seen(rows * count);
+  for (size_t i = 0; i < seen.size(); i++) seen[i] = below(random, vocab);
+  Floats twin(x.size());
+  std::copy(x.data(), x.data() + x.size(), twin.data());
+  const TimestampRules rules = {begin, end, below(random, begin + 1), below(random, vocab)};
+  apply_timestamp_rules(with.with, logits, seen.data(), count, count, rules);
+  apply_timestamp_rules(oracle.with, {twin.data(), logits.stride, rows, vocab}, seen.data(), count, count, rules);
+  for (size_t i = 0; i < x.size(); i++) CHECK(same(x[i], twin[i]));
+  penalise(logits, seen.data(), count, count, {1.5f, 0.5, -0.25});
+}
+
 }  // namespace
 
 int main(int, char** words) {
@@ -436,7 +468,7 @@ int main(int, char** words) {
     Machine one{*set, Threads(1), {}}, three{*set, Threads(3), {}};
     for (int i = 0; i < trials; i++)
       for (const auto hold : {hold_norms, hold_gates, hold_products, hold_embeddings, hold_experts, hold_elements,
-                              hold_conversions, hold_gathering, hold_words})
+                              hold_conversions, hold_gathering, hold_words, hold_logits})
         hold(below(random, 2) ? one : three, oracle, random);
     std::puts(set->name);
   }

@@ -5,7 +5,7 @@ Declares the functions that `src/library.cpp` exports. Knows nothing of programs
 
 import ctypes
 import os
-from ctypes import c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -51,6 +51,7 @@ class Format(IntEnum):
 @cache
 def _library() -> Any:
     library = open_library()
+    rows = [c_void_p, c_void_p, c_size_t, c_int, c_int]  # a machine, and rows of logits
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "kvcast_instructions": (c_char_p, [c_int]),
         "kvcast_open": (c_void_p, [c_char_p, c_int]),
@@ -72,6 +73,16 @@ def _library() -> Any:
         "kvcast_prompts_differ": (c_int, [c_void_p]),
         "kvcast_rounded_bytes": (c_size_t, [c_int, c_int]),
         "kvcast_run": (c_int, [c_void_p, c_void_p, c_size_t, c_char_p, c_size_t]),
+        "kvcast_likeliest": (c_int, [*rows, c_int, c_int, c_void_p]),
+        "kvcast_draw": (
+            c_int,
+            [c_void_p, c_void_p, c_int, c_float, c_int, *[c_double] * 3, c_void_p],
+        ),
+        "kvcast_penalise": (
+            c_int,
+            [*rows, c_void_p, c_size_t, c_int, c_float, c_double, c_double],
+        ),
+        "kvcast_apply_timestamp_rules": (c_int, [*rows, c_void_p, c_size_t, *[c_int] * 5]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -172,6 +183,11 @@ class Machine:
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self._told(self._library.kvcast_pack_rows, format_, own, *sizes, *addresses)
         return packed
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function that takes a machine and fails only where memory is short."""
+        if getattr(self._library, name)(self._handle, *arguments):
+            raise MemoryError
 
     def _told(self, function: Any, *arguments: Any) -> None:
         """Call a function that may fail; KvcastError if it does."""

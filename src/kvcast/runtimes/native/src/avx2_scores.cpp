@@ -17,9 +17,11 @@ void halves_to_floats(const uint16_t* halves, int count, float* out) {
 
 #include "score_rows.hpp"
 
+using namespace with_avx2;
+#include "logit_rows.hpp"
+
 // Without a loop over numbers one by one, which the few of a tile would leave compilers with.
 Softmax exponentials(const float* x, const float* added, int count) {
-  using namespace with_avx2;
   const __m256 nothing = _mm256_set1_ps(-INFINITY);
   __m256 sums[VECTORS], most = nothing, sum = _mm256_setzero_ps();
   for (int z = 0; z < VECTORS; z++) {
@@ -39,7 +41,7 @@ Softmax exponentials(const float* x, const float* added, int count) {
 
 AVX2_END
 
-const Scores avx2_scores = {read_line, softmax, standardise, add_medians, exponentials};
+const Scores avx2_scores = {read_line, softmax, standardise, add_medians, exponentials, peaks, sums, weights};
 
 }  // namespace kvcast
 #endif

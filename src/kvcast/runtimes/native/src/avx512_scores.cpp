@@ -17,6 +17,14 @@ void halves_to_floats(const uint16_t* halves, int count, float* out) {
 
 #include "score_rows.hpp"
 
+constexpr int FLOATS = 16;  // of a Vector
+
+INLINE Vector load(const float* from) { return _mm512_loadu_ps(from); }
+INLINE void store(float* to, Vector x) { _mm512_storeu_ps(to, x); }
+INLINE Vector greater(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+
+#include "logit_rows.hpp"
+
 // Without a loop over numbers one by one, which the few of a tile would leave compilers with.
 Softmax exponentials(const float* x, const float* added, int count) {
   const __m512 nothing = _mm512_set1_ps(-INFINITY);
@@ -38,7 +46,7 @@ Softmax exponentials(const float* x, const float* added, int count) {
 
 AVX512_END
 
-const Scores avx512_scores = {read_line, softmax, standardise, add_medians, exponentials};
+const Scores avx512_scores = {read_line, softmax, standardise, add_medians, exponentials, peaks, sums, weights};
 
 }  // namespace kvcast
 #endif

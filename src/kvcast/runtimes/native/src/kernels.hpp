@@ -175,7 +175,21 @@ struct Scores {
 
   // The greatest of x + added, count up to BLOCK, and the sum of the exponentials of each one's difference to it.
   Softmax (*exponentials)(const float* x, const float* added, int count);
+
+  // The greatest of each column of each panel of x [count], -infinity in a column of none; whether x has neither NaN
+  // nor infinity, without which they are any.
+  bool (*peaks)(const float* x, int count, float* peaks);
+
+  // Likewise the sum of 2^((x - most) * factor), where less than 2^-126 counts as nothing. No number is above `most`,
+  // and `peaks` are what the other function found.
+  void (*sums)(const float* x, const float* peaks, int count, float most, float factor, float* sums);
+
+  // Each 2^((x - most) * factor) as it was summed; out has room for whole lines of PANEL_COLUMNS.
+  void (*weights)(const float* x, int count, float most, float factor, float* out);
 };
+
+// A row of logits is read in panels of [DEPTH, PANEL_COLUMNS] numbers, so that columns need no sums across vectors.
+constexpr int PANEL_COLUMNS = 16, PANEL = 64 * PANEL_COLUMNS;
 
 constexpr int WIDEST_HEAD = 512;  // of an encoder's attention
 

@@ -6,6 +6,7 @@
 
 #include "environment.hpp"
 #include "export.hpp"
+#include "logits.hpp"
 #include "operators.hpp"
 #include "packing.hpp"
 #include "products.hpp"
@@ -38,8 +39,7 @@ const Instructions* const ALL[] = {
 
 // 0, or 1 with the message of `work`'s exception: no exception goes through code that others compiled.
 template <class Work>
-int told(const Work& work, char* message, size_t size) {
-  const Environment environment;
+int caught(const Work& work, char* message, size_t size) {
   try {
     work();
     return 0;
@@ -47,6 +47,12 @@ int told(const Work& work, char* message, size_t size) {
     std::snprintf(message, size, "%s", error.what());
     return 1;
   }
+}
+
+template <class Work>
+int told(const Work& work, char* message, size_t size) {
+  const Environment environment;
+  return caught(work, message, size);
 }
 
 }  // namespace
@@ -131,4 +137,32 @@ EXPORT int kvcast_prompts_differ(const kvcast_machine* machine) {
 // 0, or 1 with the error in `message`.
 EXPORT int kvcast_run(kvcast_machine* machine, const int64_t* program, size_t words, char* message, size_t size) {
   return told([&] { run_program(*machine, program, words); }, message, size);
+}
+
+// logits.hpp explains these. Any number of calls of a machine at a time. They return 1 where memory is short, and keep
+// how the thread rounds: subnormal logits have an order, too.
+EXPORT int kvcast_likeliest(const kvcast_machine* machine, float* logits, size_t stride, int rows, int vocab, int k, int sums,
+                            Word* out) {
+  return caught([&] { likeliest(machine->with, {logits, stride, rows, vocab}, k, sums != 0, out); }, nullptr, 0);
+}
+
+EXPORT int kvcast_draw(const kvcast_machine* machine, const float* logits, int vocab, float temperature, int top_k,
+                       double top_p, double min_p, double number, int64_t* token) {
+  const Sampling of = {temperature, top_k, top_p, min_p};
+  return caught([&] { *token = draw(machine->with, logits, vocab, of, number); }, nullptr, 0);
+}
+
+EXPORT int kvcast_penalise(const kvcast_machine*, float* logits, size_t stride, int rows, int vocab, const int64_t* tokens,
+                           size_t tokens_stride, int count, float repetition, double presence, double frequency) {
+  const LogitRows all = {logits, stride, rows, vocab};
+  const Penalties of = {repetition, presence, frequency};
+  return caught([&] { penalise(all, tokens, tokens_stride, count, of); }, nullptr, 0);
+}
+
+EXPORT int kvcast_apply_timestamp_rules(const kvcast_machine* machine, float* logits, size_t stride, int rows, int vocab,
+                                        const int64_t* written, size_t written_stride, int count, int begin, int end,
+                                        int end_of_text, int no_timestamps) {
+  const LogitRows all = {logits, stride, rows, vocab};
+  const TimestampRules of = {begin, end, end_of_text, no_timestamps};
+  return caught([&] { apply_timestamp_rules(machine->with, all, written, written_stride, count, of); }, nullptr, 0);
 }
