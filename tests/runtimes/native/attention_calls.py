@@ -122,6 +122,7 @@ class SelfCall(Brief):
     softcap: float = 0.0
     window: int = 0
     causal: bool = True
+    prompt: bool = False
     cosines: Array | None = None
     sines: Array | None = None
     bias: Array | None = None  # [r or 1, h or 1, s, c]
@@ -189,7 +190,8 @@ class SelfCall(Brief):
         words = [rows, new, heads, key_heads, head_dim, self.capacity]
         words += [*_flat(query), *_flat(key), *_flat(value), *_heads(keys), *_heads(values)]
         words += [lengths.ctypes.data, bits(self.scale), bits(self.softcap), self.window]
-        words += [int(self.causal), *map(_pointer, tables), *_bias(bias), *_flat(out)]
+        words += [int(self.causal), int(self.prompt), *map(_pointer, tables), *_bias(bias)]
+        words += _flat(out)
         run(machine(threads, instructions), Operation.SELF_ATTENTION, words)
         return out.reshape(self.query.shape).copy(), keys, values
 

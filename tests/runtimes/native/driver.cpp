@@ -292,6 +292,7 @@ std::vector<float> attend_to_cache(Machine& machine, Random random) {
   call.lengths = lengths.data();
   call.scale = 0.125f;
   call.causal = true;
+  call.prompt = below(random, 2);
   call.cosines = cosines.data();
   call.sines = sines.data();
   call.out = {out.data(), call.query.stride};

@@ -228,6 +228,42 @@ struct Stretches {
   }
 };
 
+// Results [n, padded(d)] for a prompt that has one part.
+std::vector<float> attend_to_prompt(const PromptAttention& with, const Part& part) {
+  const int width = padded(part.head_dim), groups = (part.queries + PROMPT_LANES - 1) / PROMPT_LANES;
+  Guarded<uint8_t> space(with.bytes(part.queries, part.head_dim));  // a multiple of 64
+  const PromptTile tile = {part.head_dim, part.queries, part.softcap, space.data()};
+  Floats out(groups * PROMPT_LANES * width);
+  with.begin(tile);
+  for (int m = 0; m < part.queries; m++) with.take_query(tile, m, part.query + m * width);
+  with.attend(tile, part);
+  for (int i = 0; i < groups; i++) with.results(tile, i * PROMPT_LANES, out.data() + i * PROMPT_LANES * width);
+  return {out.data(), out.data() + part.queries * width};
+}
+
+// `expected` [n, padded(d)] are results that are not yet divided by their totals.
+void hold_prompt_attention(const Instructions& with, const Part& part, const Softmax* softmax, const float* expected) {
+  if (with.prompt_attention == nullptr) return;
+  const int width = padded(part.head_dim);
+  const std::vector<float> all = attend_to_prompt(*with.prompt_attention, part);
+  for (int m = 0; m < part.queries; m++) {
+    const float* of_query = all.data() + m * width;
+    float error = 0, size = 0;
+    for (int d = 0; d < part.head_dim; d++) {
+      const float exact = softmax[m].total ? expected[m * width + d] / softmax[m].total : 0;
+      error += (of_query[d] - exact) * (of_query[d] - exact);
+      size += 1 + exact * exact;
+    }
+    CHECK(error <= 0.005f * size);
+    Part single = part;
+    single.queries = 1;
+    single.query += m * width;
+    single.first += m;
+    single.last += m;
+    CHECK(same_bits(attend_to_prompt(*with.prompt_attention, single).data(), of_query, width * sizeof(float)));
+  }
+}
+
 void hold_attention(const Instructions& with, Random& random) {
   const int head_dim = below(random, 3) ? 1 + below(random, 130) : 64, most = with.attention.most_queries;
   const int queries = 1 + below(random, below(random, 2) ? MOST_QUERIES : most);
@@ -307,6 +343,9 @@ void hold_attention(const Instructions& with, Random& random) {
     CHECK(same(alone_softmax.most, softmax[m].most) && same(alone_softmax.total, softmax[m].total));
     CHECK(!total || same_bits(alone.data(), mixed.data() + m * width, head_dim * sizeof(float)));
   }
+  part.bias = nullptr;
+  attend(plain, part, expected_softmax, expected.data());
+  hold_prompt_attention(with, part, expected_softmax, expected.data());
 }
 
 void hold_encoder_attention(const Instructions& with, Random& random) {

@@ -16,7 +16,7 @@ from kvcast.errors import UsageError
 from kvcast.runtimes.native import library
 from kvcast.runtimes.native.compiler import SOURCES
 from kvcast.runtimes.native.library import CHOICE, Format, Machine, chosen_instructions
-from runtimes.native.attention_calls import WholeCall
+from runtimes.native.attention_calls import SelfCall, WholeCall, normal, stored
 from runtimes.native.native_calls import Matrix, all_instructions, machine, multiply, rounded
 
 AMX, AVX512 = "amx", "avx512_bf16"
@@ -54,6 +54,18 @@ def test_an_encoders_attention_is_nearly_that_of_avx512(amx: str, head_dim: int)
     query, key, value = rng.normal(size=(3, 2, 1500, 3, head_dim)).astype(np.float32)
     call = WholeCall(query=query, key=key, value=value, lengths=None, exact=False)
     np.testing.assert_allclose(call.run(2, amx), call.run(2, AVX512), atol=1e-3)
+
+
+@pytest.mark.parametrize("head_dim", [64, 40, 128, 208])
+def test_a_prompts_attention_is_that_of_avx512_bit_for_bit(amx: str, head_dim: int) -> None:
+    rng = np.random.default_rng(head_dim)
+    query, key, value = normal(rng, 3, 2, 300, 3, head_dim)
+    pasts = [[stored(normal(rng, n, 3, head_dim), np.float16) for n in (0, 77)] for _ in range(2)]
+    call = SelfCall(
+        query=query, key=key, value=value, past_keys=pasts[0], past_values=pasts[1],
+        key_number=np.float16, value_number=np.float16, capacity=400, prompt=True,
+    )  # fmt: skip
+    np.testing.assert_array_equal(call.run(2, amx)[0], call.run(1, AVX512)[0])
 
 
 def test_the_fastest_set_is_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

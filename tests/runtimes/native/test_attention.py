@@ -27,7 +27,7 @@ from runtimes.native.attention_calls import (
 from runtimes.native.guarded import guarded
 
 SETS = instruction_sets()
-DIMS = st.sampled_from([2, 8, 16, 20, 34, 48, 64, 80, 96, 128])
+DIMS = st.sampled_from([2, 8, 16, 20, 34, 48, 64, 80, 96, 128, 256])
 NUMBERS = st.sampled_from([np.float32, np.float16, np.int8])
 few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -36,6 +36,14 @@ each_set = pytest.mark.parametrize("instructions", SETS)
 
 def close(actual: Any, expected: Any, error: float = 2e-5) -> None:
     np.testing.assert_allclose(actual, expected, rtol=error, atol=error)
+
+
+def prompts_differ(instructions: str) -> bool:
+    return machine(1, instructions).prompts_differ
+
+
+def error_of(actual: Any, expected: Any) -> float:
+    return float(np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2)))
 
 
 @st.composite
@@ -75,6 +83,7 @@ def self_calls(draw: st.DrawFn, *, ring: bool = False) -> SelfCall:
         softcap=draw(st.sampled_from([0.0, 0.0, 2.0, 30.0])),
         window=window,
         causal=causal,
+        prompt=draw(st.booleans()),
         cosines=np.cos(angles).astype(np.float32) if rotates else None,
         sines=np.sin(angles).astype(np.float32) if rotates else None,
         bias=bias,
@@ -84,6 +93,9 @@ def self_calls(draw: st.DrawFn, *, ring: bool = False) -> SelfCall:
 
 def check_self(call: SelfCall, threads: int, instructions: str) -> None:
     out, keys, values = call.run(threads, instructions)
+    if call.prompt and prompts_differ(instructions):
+        assert error_of(out, call.expected()) < 0.1  # few positions count: errors do not cancel
+        return
     # Keys rotated in fp32 and in fp64 may round to different halves or codes.
     rounding = {np.float32: 2e-5, np.float16: 2e-3, np.int8: 5e-2}[call.key_number]
     close(out, call.expected(), 2e-5 if call.cosines is None else rounding)
@@ -170,6 +182,48 @@ def test_neither_chunks_nor_a_rings_capacity_change_a_bit(
             past_values=[pasts[1][: length + first]],
         )
         np.testing.assert_array_equal(chunk.run(3, instructions)[0], whole[:, first:last])
+
+
+@each_set
+@pytest.mark.parametrize("number", [np.float32, np.float16, np.int8])
+@pytest.mark.parametrize(("head_dim", "softcap"), [(64, 0.0), (80, 0.0), (128, 5.0)])
+def test_prompts_are_attended_to_nearly_as_in_fp32(
+    head_dim: int, softcap: float, number: Any, instructions: str
+) -> None:
+    rng = np.random.default_rng(head_dim)
+    query, key, value = normal(rng, 3, 1, 340, 2, head_dim)
+    key[..., 3] += 20  # as keys have it: one number is far larger than the others
+    value[:, 7] *= 100
+    value[:, 8] = 0
+    call = SelfCall(
+        query=query, key=key[:, :, :1], value=value[:, :, :1],
+        past_keys=[stored(key[0, :0, :1], number)], past_values=[stored(value[0, :0, :1], number)],
+        key_number=number, value_number=number,
+        capacity=340, scale=head_dim**-0.5, softcap=softcap, prompt=True,
+    )  # fmt: skip
+    out = call.run(2, instructions)[0]
+    assert error_of(out, call.expected()) < (0.03 if prompts_differ(instructions) else 1e-4)
+
+
+@each_set
+def test_what_a_prompts_query_sees_and_is_not_finite_is_told_and_nothing_else_is(
+    instructions: str,
+) -> None:
+    rng = np.random.default_rng(0)
+    query, key, value = normal(rng, 3, 1, 40, 1, 64)
+    key[0, 20, 0, 5], value[0, 30, 0, 6] = np.nan, np.nan
+    past = np.zeros((0, 1, 64), np.float32)
+    call = SelfCall(
+        query=query, key=key, value=value, past_keys=[past], past_values=[past],
+        key_number=np.float32, value_number=np.float32, capacity=40, prompt=True,
+    )  # fmt: skip
+    out = call.run(1, instructions)[0][0, :, 0]
+    assert np.isfinite(out[:20]).all()
+    assert np.isnan(out[20:]).all()
+    of_finite_keys = replace(call, key=np.nan_to_num(key)).run(1, instructions)[0][0, :, 0]
+    np.testing.assert_array_equal(out[:20], of_finite_keys[:20])
+    assert np.isfinite(of_finite_keys[:30]).all()
+    assert not np.isfinite(of_finite_keys[30:]).all(-1).any()
 
 
 @st.composite

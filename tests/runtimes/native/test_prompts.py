@@ -104,4 +104,4 @@ def test_prompts_are_near_to_steps_and_in_fp32_the_same(precision: str, instruct
         np.testing.assert_array_equal(prompt, stepped)
     assert precision != "fp32" or not runtime.prompts_differ
     error = np.sqrt(np.mean((prompt - stepped) ** 2) / np.mean(stepped**2))
-    assert error < 0.02
+    assert error < 0.05  # random values nearly cancel each other, and roundings do not

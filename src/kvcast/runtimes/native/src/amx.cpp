@@ -1,4 +1,4 @@
-// AVX-512, and products of many rows and an encoder's attention on AMX's tiles: Intel from Sapphire Rapids on.
+// AVX-512, and products of many rows and attention of encoders and prompts on AMX's tiles: Intel from Sapphire Rapids on.
 #include "amx.hpp"
 #if defined(KVCAST_AMX)
 #include <sys/syscall.h>
@@ -47,7 +47,8 @@ bool run_here() { return avx512_bf16.run_here() && x86().amx && system_grants_ti
 
 }  // namespace
 
-const Instructions amx = {"amx", run_here, peaks, amx_products, avx512_rows, avx512_attention, amx_encoder_attention, avx512_scores, avx512_reading};
+const Instructions amx = {"amx", run_here, peaks, amx_products, avx512_rows, avx512_attention, amx_encoder_attention,
+                          avx512_scores, avx512_reading, &amx_prompt_attention};
 
 }  // namespace kvcast
 #endif

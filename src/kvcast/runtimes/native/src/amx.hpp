@@ -8,6 +8,7 @@ namespace kvcast {
 
 extern const Products amx_products;
 extern const EncoderAttention amx_encoder_attention;
+extern const PromptAttention amx_prompt_attention;
 
 }  // namespace kvcast
 #endif

@@ -19,6 +19,8 @@ constexpr int UNITS_A_THREAD = 4;
 constexpr int WRITTEN_AT_ONCE = 64;
 constexpr int COPIED_AT_ONCE = 64;
 constexpr int QUERIES_AT_ONCE = 10 * MOST_ROWS;
+constexpr int LEAST_PROMPT_QUERIES = 96;         // of a tile, for which a part is packed
+constexpr int PROMPT_NUMBERS = 64 * PROMPT_QUERIES;  // of a tile's results, which stay in the second cache
 
 // The bytes of a cache's unit: its strides count these.
 size_t size_of(Number number) { return line_bytes(number, 1) - line_bytes(number, 0); }
@@ -58,6 +60,7 @@ struct Source {
   virtual void write(int group, const Range& positions, float* space) const {}  // the new ones among them
   virtual Range written(int group) const { return {0, 0}; }               // the new positions
   virtual float softcap() const { return 0; }
+  virtual const PromptAttention* prompt_attention() const { return nullptr; }  // null: `Attention`
 };
 
 const float* bias_of(const Bias& bias, size_t n, size_t head, size_t query) {
@@ -112,16 +115,17 @@ void finish(const Softmax& sum, const float* mixed, int head_dim, float* out) {
 class Attending {
  public:
   Attending(Machine& machine, const Source& source)
-      : machine_(machine), with_(machine.with.attention), source_(source) {}
+      : machine_(machine), with_(machine.with.attention), source_(source), prompt_(source.prompt_attention()) {}
 
   void run() {
     const int d = source_.head_dim;
     const int wanted = machine_.threads.count() == 1 ? 1 : UNITS_A_THREAD * machine_.threads.count();
     // Tiles are as large as leaves enough of them for all threads.
     const int fitting = source_.queries / parts(wanted, source_.groups) / MOST_QUERIES * MOST_QUERIES;
-    at_once_ = std::clamp(fitting, MOST_QUERIES, with_.most_queries);
+    at_once_ = prompt_ ? std::clamp(fitting, LEAST_PROMPT_QUERIES, std::min(PROMPT_QUERIES, PROMPT_NUMBERS / padded(d)))
+                       : std::clamp(fitting, MOST_QUERIES, with_.most_queries);
     tiles_ = parts(source_.queries, at_once_);
-    runs_ = std::min(most_parts(), parts(wanted, source_.groups * tiles_));
+    runs_ = prompt_ ? 1 : std::min(most_parts(), parts(wanted, source_.groups * tiles_));
     if (tiles_ > 1) write();
     if (runs_ > 1) {
       // A unit's results for each part lie here until the last of its runs has come.
@@ -136,7 +140,11 @@ class Attending {
     }
     const auto attend_unit = [this](int unit) {
       const int run = unit % runs_, group = unit / runs_ % source_.groups;
-      attend(group, tiles_ - 1 - unit / runs_ / source_.groups, run);  // the longest first: late tiles see most
+      const int tile = tiles_ - 1 - unit / runs_ / source_.groups;  // the longest first: late tiles see most
+      if (prompt_)
+        attend_prompt(group, tile);
+      else
+        attend(group, tile, run);
     };
     machine_.threads.run(source_.groups * tiles_ * runs_, attend_unit, tiles_ == 1 ? Sharing::NEIGHBOURS : Sharing::IN_ORDER);
   }
@@ -225,18 +233,52 @@ class Attending {
       finish(sums[j], space.mixed + j * padded(d), d, source_.out(group, range.first + j));
   }
 
+  // A prompt's queries over their parts in turn.
+  void attend_prompt(int group, int tile) {
+    static thread_local Space space;
+    const Range all = parts_of(seen(group, tile)), range = queries(tile);
+    const int d = source_.head_dim, count = range.count();
+    float* lines = Tile(PROMPT_LANES, d).query;
+    if (tiles_ == 1) source_.write(group, source_.written(group), lines);
+    const PromptTile to = {d, count, source_.softcap(), space.of(prompt_->bytes(count, d))};
+    prompt_->begin(to);
+    for (int j = 0; j < count; j++) {
+      source_.pack(group, range.first + j, lines);
+      prompt_->take_query(to, j, lines);
+    }
+    for (int p = all.first; p < all.last; p++) {
+      int first[PROMPT_QUERIES], last[PROMPT_QUERIES];
+      const Part part = part_of(group, range, p, first, last);
+      prompt_->attend(to, part);
+    }
+    for (int j = 0; j < count; j++) {
+      if (j % PROMPT_LANES == 0) prompt_->results(to, j, lines);
+      std::memcpy(source_.out(group, range.first + j), lines + j % PROMPT_LANES * padded(d), d * sizeof(float));
+    }
+  }
+
   void attend_part(int group, const Range& queries, int index, const Tile& space, Softmax* sums, float* mixed) const {
-    const int begin = index * PART, d = source_.head_dim;
     int first[MANY_QUERIES], last[MANY_QUERIES];
     const float* biases[MANY_QUERIES];
+    Part part = part_of(group, queries, index, first, last);
+    for (int j = 0; j < queries.count(); j++) {
+      biases[j] = source_.bias(group, queries.first + j);
+      if (biases[j] != nullptr) biases[j] += index * PART;
+    }
+    part.query = space.query;
+    part.bias = biases[0] == nullptr ? nullptr : biases;
+    with_.attend(part, space.scores, sums, mixed);
+  }
+
+  // The positions of a part, and which of them each query sees.
+  Part part_of(int group, const Range& queries, int index, int* first, int* last) const {
+    const int begin = index * PART, d = source_.head_dim;
     Range all = {PART, 0};
     for (int j = 0; j < queries.count(); j++) {
       const Range sees = source_.sees(group, queries.first + j);
       first[j] = std::min(std::max(sees.first - begin, 0), PART);
       last[j] = std::max(std::min(sees.last - begin, PART), first[j]);
       if (first[j] < last[j]) all = {std::min(all.first, first[j]), std::max(all.last, last[j])};
-      biases[j] = source_.bias(group, queries.first + j);
-      if (biases[j] != nullptr) biases[j] += begin;
     }
     Part part{};
     part.head_dim = d;
@@ -254,17 +296,16 @@ class Attending {
       part.keys[1] = keys.data;
       part.values[1] = values.data;
     }
-    part.query = space.query;
     part.first = first;
     part.last = last;
-    part.bias = biases[0] == nullptr ? nullptr : biases;
     part.softcap = source_.softcap();
-    with_.attend(part, space.scores, sums, mixed);
+    return part;
   }
 
   Machine& machine_;
   const Attention& with_;
   const Source& source_;
+  const PromptAttention* const prompt_;
   int at_once_ = 0, tiles_ = 0, runs_ = 0, parts_ = 0;  // at_once_: queries of a tile
   float* mixed_ = nullptr;   // [units, parts, at_once_, padded(d)]
   Softmax* sums_ = nullptr;  // [units, parts, at_once_]
@@ -274,11 +315,12 @@ class Attending {
 // New positions first .. last of each row. They displace nothing that one of them sees.
 struct SelfSource final : Source {
   const SelfAttention& of;
+  const Instructions& sets;
   const Attention& with;
   const Range fresh;
 
-  SelfSource(const SelfAttention& self, const Attention& with, const Range& fresh)
-      : of(self), with(with), fresh(fresh) {
+  SelfSource(const SelfAttention& self, const Instructions& with, const Range& fresh)
+      : of(self), sets(with), with(with.attention), fresh(fresh) {
     groups = of.rows * of.key_heads;
     queries = fresh.count() * shared();
     head_dim = of.head_dim;
@@ -329,6 +371,12 @@ struct SelfSource final : Source {
   }
 
   float softcap() const override { return of.softcap; }
+
+  // The same for all calls of a model.
+  const PromptAttention* prompt_attention() const override {
+    const PromptAttention* prompt = sets.prompt_attention;
+    return of.prompt && prompt != nullptr && head_dim <= prompt->widest_head && of.bias.data == nullptr ? prompt : nullptr;
+  }
 
   Range written(int group) const override {
     const int length = of.lengths[row(group)];
@@ -502,7 +550,7 @@ void self_attention(Machine& machine, const SelfAttention& of) {
                        longest + of.new_positions <= of.capacity;
   const int at_once = all_fit ? of.new_positions : std::max(1, of.capacity - of.window + 1);
   for (int first = 0; first < of.new_positions; first += at_once) {
-    const SelfSource source(of, machine.with.attention, {first, std::min(first + at_once, of.new_positions)});
+    const SelfSource source(of, machine.with, {first, std::min(first + at_once, of.new_positions)});
     Attending(machine, source).run();
   }
 }

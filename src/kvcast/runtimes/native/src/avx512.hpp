@@ -37,6 +37,7 @@ extern const Rows avx512_rows;
 extern const Attention avx512_attention;
 extern const EncoderAttention avx512_encoder_attention;
 extern const EncoderAttention avx512_bf16_encoder_attention;
+extern const PromptAttention avx512_prompt_attention;
 extern const Scores avx512_scores;
 extern const Reading avx512_reading;
 
@@ -73,6 +74,17 @@ INLINE __m512 exp2(__m512 x) {
   for (float term : {1.3398874e-3f, 9.6184373e-3f, 5.5503325e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.f})
     sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
   return _mm512_scalef_ps(sum, whole);
+}
+
+// tanh to 2e-7.
+INLINE __m512 tanh(__m512 x) {
+  const __m512 unit = _mm512_set1_ps(1.f), two = _mm512_set1_ps(2.f), square = _mm512_mul_ps(x, x);
+  const __m512 power = exp2(_mm512_min_ps(_mm512_mul_ps(x, _mm512_set1_ps(2 * LOG2_E)), _mm512_set1_ps(126.f)));
+  const __m512 far = _mm512_sub_ps(unit, _mm512_div_ps(two, _mm512_add_ps(power, unit)));
+  __m512 sum = _mm512_set1_ps(62 / 2835.f);
+  for (float term : {-17 / 315.f, 2 / 15.f, -1 / 3.f, 1.f}) sum = _mm512_fmadd_ps(sum, square, _mm512_set1_ps(term));
+  const __mmask16 is_near = _mm512_cmp_ps_mask(square, _mm512_set1_ps(0.0625f), _CMP_LT_OQ);
+  return _mm512_mask_mul_ps(far, is_near, sum, x);
 }
 
 AVX512_END

@@ -118,17 +118,6 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
   }
 }
 
-// tanh to 2e-7.
-INLINE __m512 tanh(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.f), two = _mm512_set1_ps(2.f), square = _mm512_mul_ps(x, x);
-  const __m512 power = exp2(_mm512_min_ps(_mm512_mul_ps(x, _mm512_set1_ps(2 * LOG2_E)), _mm512_set1_ps(126.f)));
-  const __m512 far = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(power, one)));
-  __m512 sum = _mm512_set1_ps(62 / 2835.f);
-  for (float term : {-17 / 315.f, 2 / 15.f, -1 / 3.f, 1.f}) sum = _mm512_fmadd_ps(sum, square, _mm512_set1_ps(term));
-  const __mmask16 is_near = _mm512_cmp_ps_mask(square, _mm512_set1_ps(0.0625f), _CMP_LT_OQ);
-  return _mm512_mask_mul_ps(far, is_near, sum, x);
-}
-
 // Scores first .. last become shares, and scores around them up to whole vectors 0.
 Softmax share(float* scores, int first, int last, const float* bias, float softcap) {
   const __m512 nothing = _mm512_set1_ps(-INFINITY), log2_e = _mm512_set1_ps(LOG2_E);

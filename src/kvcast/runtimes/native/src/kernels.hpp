@@ -153,10 +153,33 @@ struct Attention {
   void (*attend)(const Part&, float* scores, Softmax* softmax, float* mixed);
 
   int most_queries = MOST_QUERIES;  // of `attend`; up to MANY_QUERIES
+};
 
-  // `attend` with narrower numbers, for prompts. A query's results depend on the positions that it sees alone: not on
-  // how a prompt is cut into calls. Null: `attend`.
-  void (*attend_prompt)(const Part&, float* scores, Softmax* softmax, float* mixed) = nullptr;
+constexpr int PROMPT_QUERIES = 768;  // of a tile: a part is packed once for all of them
+constexpr int PROMPT_LANES = 16;     // queries whose results are read at once
+
+// A prompt's queries that share keys and values, with the softmax over the parts so far.
+struct PromptTile {
+  int head_dim, queries;  // up to PROMPT_QUERIES
+  float softcap;
+  uint8_t* space;  // [bytes(queries, head_dim)], aligned to 64 bytes
+};
+
+// Attention of prompts: nearly that of `Attention`, for many queries at once. It takes no biases. A query has the same
+// results as alone, and they depend on nothing but the positions that it sees.
+struct PromptAttention {
+  int widest_head;
+  size_t (*bytes)(int queries, int head_dim);
+  void (*begin)(const PromptTile&);
+
+  // x [padded(d)], times the scale, zeros past d.
+  void (*take_query)(const PromptTile&, int query, const float* x);
+
+  // Parts come in their order; what a part has of queries is not read.
+  void (*attend)(const PromptTile&, const Part&);
+
+  // out [PROMPT_LANES, padded(d)], of queries first .. first + PROMPT_LANES, of which some may be past the tile's last.
+  void (*results)(const PromptTile&, int first, float* out);
 };
 
 // Operations on rows of scores outside of attention.
@@ -271,6 +294,7 @@ struct Instructions {
   const EncoderAttention& encoder_attention;
   const Scores& scores;
   const Reading& reading;
+  const PromptAttention* prompt_attention = nullptr;  // null: prompts are attended to as all else
 };
 
 extern const Instructions plain;

@@ -131,7 +131,7 @@ EXPORT double kvcast_multiply(kvcast_machine* machine, int int8, int64_t turns) 
 
 // Whether a quantised model's prompts are computed otherwise than its steps.
 EXPORT int kvcast_prompts_differ(const kvcast_machine* machine) {
-  return machine->with.attention.attend_prompt != nullptr;
+  return machine->with.prompt_attention != nullptr;
 }
 
 // 0, or 1 with the error in `message`.
