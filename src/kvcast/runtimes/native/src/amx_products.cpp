@@ -146,19 +146,34 @@ INLINE void sum_codes(const Rounded& row, int first, int steps, float* to) {
   }
 }
 
-// AMX's tiles: sums of the first 16 rows (0, 1) and of the others (2, 3), rows' codes (4, 5), weights (6, 7).
-void set_tiles(int rows, int depth) {
-  Shapes shapes;
-  const int first = std::min(rows, ROWS), others = rows - first;
-  for (int z = 0; z < 2; z++) {
-    shapes.set(z, first, ROW_BYTES);
-    shapes.set(6 + z, depth / 4, ROW_BYTES);
-    if (others > 0) shapes.set(2 + z, others, ROW_BYTES);
+// AMX's tiles: sums of the first 16 rows (0, 1) and of the others (2, 3), rows' codes (4, 5), weights (6, 7). Setting
+// their shapes takes as long as a step, so they stay while rows come in equal numbers.
+template <int DEPTH>
+class TileShapes {
+ public:
+  TileShapes() = default;
+  ~TileShapes() { release(); }
+  TileShapes(const TileShapes&) = delete;
+  TileShapes& operator=(const TileShapes&) = delete;
+
+  void set(int rows) {
+    if (rows == rows_) return;
+    rows_ = rows;
+    Shapes shapes;
+    const int first = std::min(rows, ROWS), others = rows - first;
+    for (int z = 0; z < 2; z++) {
+      shapes.set(z, first, ROW_BYTES);
+      shapes.set(6 + z, DEPTH / 4, ROW_BYTES);
+      if (others > 0) shapes.set(2 + z, others, ROW_BYTES);
+    }
+    shapes.set(4, first, DEPTH);
+    if (others > 0) shapes.set(5, others, DEPTH);
+    set_shapes(shapes);
   }
-  shapes.set(4, first, depth);
-  if (others > 0) shapes.set(5, others, depth);
-  set_shapes(shapes);
-}
+
+ private:
+  int rows_ = 0;
+};
 
 // sums [rows, HALF] of a step: weights [DEPTH / 4, HALF, 4] x codes [rows, stride].
 INLINE void multiply_step(const int8_t* weights, const int8_t* codes, size_t stride, bool has_others, int32_t* sums) {
@@ -230,7 +245,7 @@ INLINE void multiply_strip(const Of& of, const Panel& panel, const Strip& strip)
 }
 
 template <class Of>
-void multiply_slice(const uint8_t* tile, const Rounded& in, int begin, int end, int rows, float* out) {
+void multiply_slice(const uint8_t* tile, const Rounded& in, int begin, int end, int rows, TileShapes<Of::DEPTH>& shapes, float* out) {
   Panel panel;
   Sums sums;
   const int first = begin / Of::DEPTH, steps = (end - begin) / Of::DEPTH;
@@ -240,7 +255,7 @@ void multiply_slice(const uint8_t* tile, const Rounded& in, int begin, int end, 
     for (int step = 0; step < steps; step++) of.unpack(first + step, step, panel);
     for (int m = 0; m < rows; m += ROWS_AT_ONCE) {
       const int count = std::min(ROWS_AT_ONCE, rows - m);
-      if (m == 0 || count < ROWS_AT_ONCE) set_tiles(count, Of::DEPTH);
+      shapes.set(count);
       multiply_strip(of, panel, Strip{in.row(m), count, begin, steps, sums.of + m, out + m * BLOCK + half * HALF});
     }
   }
@@ -254,9 +269,9 @@ void multiply(const uint8_t* tile, const Operand& operand, int inputs, int rows,
     return;
   }
   const Rounded& in = operand.rounded;
+  TileShapes<Of::DEPTH> shapes;
   for (int begin = 0; begin < in.inputs; begin += SLICE)
-    multiply_slice<Of>(tile, in, begin, std::min(begin + SLICE, in.inputs), rows, out);
-  release();
+    multiply_slice<Of>(tile, in, begin, std::min(begin + SLICE, in.inputs), rows, shapes, out);
 }
 
 }  // namespace
