@@ -1,6 +1,9 @@
 """Backends in their processes: who takes part, who does not and why, turns and peaks."""
 
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +31,10 @@ def runner(host: type[Remote] = Local, runs: int = 1) -> Runner:
 class Far(Remote):
     """A process that finds the tests' modules."""
 
-    def __init__(self, served: object, environment: dict[str, str]) -> None:
-        super().__init__(served, {**environment, **FINDS_THIS})
+    def __init__(
+        self, served: object, environment: dict[str, str], python: str | None = None
+    ) -> None:
+        super().__init__(served, {**environment, **FINDS_THIS}, python)
 
 
 def test_everybody_has_a_process_and_answers_in_turn():
@@ -62,6 +67,38 @@ def test_who_cannot_take_part_says_why():
         "unfit": "needs another model",
         "broken": "failed: ValueError: out of memory",
     }
+
+
+class Elsewhere(Scripted):
+    """Says what its process finds in its environment."""
+
+    environment = "KVCAST_TEST_ELSEWHERE"
+
+    def variables(self) -> dict[str, str]:
+        return {"KVCAST_TEST_GIVEN": "given"}
+
+    def load(self) -> None:
+        raise ValueError(f"{os.environ['KVCAST_TEST_GIVEN']}, {os.environ['KVCAST_TEST_HERE']}")
+
+
+def test_who_lives_elsewhere_is_run_by_the_python_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def reason(backend: Scripted, host: type[Remote] = Local) -> str:
+        with runner(host).loaded([backend]) as (_, absent):
+            return absent[backend.name]
+
+    homeless = "needs an environment of its own, and KVCAST_TEST_ELSEWHERE names no Python: "
+    monkeypatch.delenv(Elsewhere.environment, raising=False)
+    assert reason(Elsewhere()).startswith(homeless)
+    python = tmp_path / "python"
+    monkeypatch.setenv(Elsewhere.environment, str(python))
+    assert reason(Elsewhere()).startswith(homeless)
+    python.write_text(f'#!/bin/sh\nKVCAST_TEST_HERE=there exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    lacking = reason(Elsewhere(packages=("no-such-package",)))
+    assert lacking == f"not installed: {python} -m pip install no-such-package"
+    assert reason(Elsewhere(), Far) == "failed: ValueError: given, there"
 
 
 def test_only_those_who_want_to_take_part_in_a_trial():

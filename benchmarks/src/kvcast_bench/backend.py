@@ -4,8 +4,9 @@ Knows no program, no workload and no process.
 """
 
 import copy
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -47,6 +48,17 @@ class Backend:
     modules: Sequence[str] = field(default=(), init=False)
     # choices that differ from the program's defaults, in words
     settings: str = field(default="", init=False)
+    # variable that names the Python of an environment of its own, if kvcast's does not do
+    environment: str = field(default="", init=False)
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter that runs it; None is this one."""
+        return os.environ.get(self.environment) if self.environment else None
+
+    def variables(self) -> Mapping[str, str]:
+        """Return what its process finds in its environment beside what all find there."""
+        return {}
 
     def unfit(self) -> str | None:
         """Say why it cannot take this model, or None."""
@@ -131,6 +143,11 @@ class Ticks:
     def tick(self) -> None:
         """Take note."""
         self.times.append(time.perf_counter())
+
+    def reach(self, texts: Sequence[Tokens]) -> None:
+        """Tick for each token that the shortest of the texts has and no tick was for."""
+        for _ in range(min(map(len, texts)) - len(self.times)):
+            self.tick()
 
 
 class Continuer(Protocol):

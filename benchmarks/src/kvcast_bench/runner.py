@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from shutil import which
 from typing import Any
 
 from kvcast.errors import KvcastError
@@ -50,7 +51,7 @@ class Runner:
         with ExitStack() as stack:
             for backend in backends:
                 try:
-                    reason = _unfit(backend)
+                    reason = self._unfit(backend)
                     if reason is None:
                         loaded.append(self._load(backend, stack))
                 except KvcastError as error:
@@ -95,27 +96,42 @@ class Runner:
     def _load(self, backend: Backend, stack: ExitStack) -> Loaded:
         worker = Worker(self.workload, backend)
         say(f"{backend.name}: preparing")
-        with self._hosted(worker) as preparing:
+        with self._hosted(worker, backend) as preparing:
             preparing.call("prepare")
         say(f"{backend.name}: loading")
-        with self._hosted(Importing()) as importing:
+        with self._hosted(Importing(), backend) as importing:
             imports: float = importing.call("seconds", modules=list(backend.modules))
-        remote = stack.enter_context(self._hosted(worker))
+        remote = stack.enter_context(self._hosted(worker, backend))
         IdleGate([remote.pid]).settle()
         facts = {
-            "versions": installed_versions(backend.packages) or {},
+            "versions": self._versions(backend) or {},
             "import_seconds": imports,
             "load_seconds": remote.call("load"),
         }
         return Loaded(backend, facts, remote, remote.call("processes"))
 
-    def _hosted(self, served: object) -> Remote:
+    def _unfit(self, backend: Backend) -> str | None:
+        if backend.environment and not which(backend.python or ""):
+            return (
+                f"needs an environment of its own, and {backend.environment} names no Python: "
+                "see docs/bench.md"
+            )
+        if self._versions(backend) is None:
+            pip = f"{backend.python} -m pip" if backend.python else "pip"
+            return f"not installed: {pip} install {' '.join(backend.packages[:1])}"
+        return backend.unfit()
+
+    def _versions(self, backend: Backend) -> dict[str, str] | None:
+        if backend.python is None:
+            return installed_versions(backend.packages)
+        with self._hosted(Importing(), backend) as remote:
+            versions: dict[str, str] | None = remote.call("versions", packages=backend.packages)
+            return versions
+
+    def _hosted(self, served: object, backend: Backend | None = None) -> Remote:
         # Nothing asks the hub, and no OpenMP or BLAS takes more threads than its backend was given.
         pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        return self.host(served, {**dict.fromkeys(pools, str(self.threads)), "HF_HUB_OFFLINE": "1"})
-
-
-def _unfit(backend: Backend) -> str | None:
-    if installed_versions(backend.packages) is None:
-        return f"not installed: pip install {' '.join(backend.packages[:1])}"
-    return backend.unfit()
+        variables = {**dict.fromkeys(pools, str(self.threads)), "HF_HUB_OFFLINE": "1"}
+        if backend is None:
+            return self.host(served, variables)
+        return self.host(served, {**variables, **backend.variables()}, backend.python)

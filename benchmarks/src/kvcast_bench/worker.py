@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,12 @@ class Importing:
         for name in modules:
             import_module(name)
         return time.perf_counter() - start
+
+    def versions(self, packages: Sequence[str]) -> dict[str, str] | None:
+        """Return the versions of distributions here, or None if one is not installed."""
+        from kvcast_bench.models import installed_versions
+
+        return installed_versions(packages)
 
 
 def peak_bytes(pid: int | None = None) -> int:

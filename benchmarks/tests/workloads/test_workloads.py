@@ -126,3 +126,10 @@ def test_ticks_run_from_when_they_are_made():
     ticks = Ticks()
     ticks.tick()
     assert ticks.times[0] >= ticks.began
+
+
+def test_rows_that_are_not_in_step_tick_when_the_last_has_its_token():
+    ticks = Ticks()
+    for texts, count in ([[1, 2], []], 0), ([[1, 2], [3]], 1), ([[1, 2], [3, 4]], 2):
+        ticks.reach(texts)
+        assert len(ticks.times) == count

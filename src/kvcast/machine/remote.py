@@ -28,14 +28,16 @@ class RemoteError(KvcastError):
 class Remote(AbstractContextManager["Remote"]):
     """The near side: starts a process that holds a copy of an object, and ends it.
 
-    `pid` is the process's.
+    `pid` is the process's. `python` is the interpreter that it runs; None is this one.
     """
 
-    def __init__(self, served: object, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, served: object, environment: Mapping[str, str], python: str | None = None
+    ) -> None:
         # A file, for a pipe that nobody reads would block the process in the end.
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process: Any = subprocess.Popen(
-            [sys.executable, "-m", "kvcast.machine.remote"],
+        self._process: Any = subprocess.Popen(  # noqa: S603 - an interpreter, and this module
+            [python or sys.executable, "-m", "kvcast.machine.remote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -87,7 +89,7 @@ class Remote(AbstractContextManager["Remote"]):
 class Local(Remote):
     """An object in this process, called as if it were far away."""
 
-    def __init__(self, served: object, _: Mapping[str, str]) -> None:
+    def __init__(self, served: object, *_: object) -> None:
         self._served, self.pid = served, os.getpid()
 
     @override
