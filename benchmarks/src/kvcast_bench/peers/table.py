@@ -12,6 +12,7 @@ from kvcast_bench.peers.genai import OnnxRuntimeGenAI
 from kvcast_bench.peers.kvcast import KvcastElsewhere
 from kvcast_bench.peers.llamacpp import LlamaCpp, LlamaCppOwn
 from kvcast_bench.peers.openai_whisper import OpenAIWhisper
+from kvcast_bench.peers.openvino import PRECISION, CausalOpenVINO, WhisperOpenVINO
 from kvcast_bench.peers.servers import LlamaServer, WrappedFasterWhisper
 from kvcast_bench.peers.transformers import (
     CausalTransformers,
@@ -19,12 +20,14 @@ from kvcast_bench.peers.transformers import (
     Seq2seqTransformers,
     WhisperTransformers,
 )
+from kvcast_bench.peers.vllm import VLLM
 from kvcast_bench.peers.whispercpp import WhisperCpp
 
 Make = Callable[..., Backend]
 _INT8 = "int8 weights, fp32 attention"
 _INT8_CACHE = f"{_INT8} and cache"
 _INT4 = "int4 weights, fp32 attention"
+_OPENVINO = f"{{}} weights, {PRECISION} else"
 
 
 def _peers(*rows: tuple[str, Make, str, str, str]) -> dict[str, Make]:
@@ -44,6 +47,7 @@ SPEECH: Mapping[str, Make] = {
         ("faster-whisper", FasterWhisper, "int8", _INT8, "int8"),
         ("whisper.cpp-q8_0", WhisperCpp, "int8", "q8_0 matrices, fp16 else", "q8_0"),
         ("whisper.cpp-f16", WhisperCpp, "fp16", "fp16", "f16"),
+        ("openvino-int8", WhisperOpenVINO, "int8", _OPENVINO.format("int8"), "int8"),
         ("transformers", WhisperTransformers, "bf16", "bf16", "bfloat16"),
         ("openai-whisper", OpenAIWhisper, "fp32", "fp32", "float32"),
     ),
@@ -60,6 +64,9 @@ CAUSAL: Mapping[str, Make] = {
         ("llama.cpp-own", LlamaCppOwn, "own", "as the file has them, fp16 cache", ""),
         ("onnxruntime-genai-int4", OnnxRuntimeGenAI, "int4", _INT4, "int4"),
         ("ctranslate2-int8", CausalCTranslate2, "int8", _INT8_CACHE, "int8"),
+        ("openvino-int8", CausalOpenVINO, "int8", _OPENVINO.format("int8"), "int8"),
+        ("openvino-int4", CausalOpenVINO, "int4", _OPENVINO.format("int4"), "int4"),
+        ("vllm-bf16", VLLM, "bf16", "bf16", "bfloat16"),
         ("transformers-bf16", CausalTransformers, "bf16", "bf16", "bfloat16"),
         ("transformers-fp32", CausalTransformers, "fp32", "fp32", "float32"),
     ),

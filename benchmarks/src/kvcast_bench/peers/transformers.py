@@ -13,6 +13,7 @@ from typing_extensions import override
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast_bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
+from kvcast_bench.peers.rules import generation_rules
 
 _WINDOW = 30 * SAMPLE_RATE
 
@@ -144,7 +145,9 @@ class WhisperTransformers(_Transformers, Transcriber):
         checkpoint = self.model.checkpoint()
         sizes = checkpoint.dimensions
         self._tokenizer = WhisperTokenizer(checkpoint.text["tokenizer.json"], sizes.vocab_size)
-        self.engine.generation_config = library.GenerationConfig(**_rules(self._tokenizer))
+        self.engine.generation_config = library.GenerationConfig(
+            **generation_rules(self._tokenizer)
+        )
         self._extractor = library.WhisperFeatureExtractor(feature_size=sizes.n_mels)
 
     @override
@@ -174,29 +177,6 @@ class WhisperTransformers(_Transformers, Transcriber):
             )
         first = self._tokenizer.eot
         return self._tokenizer.decode(token for token in tokens[0].tolist() if token < first)
-
-
-def _rules(tokenizer: WhisperTokenizer) -> dict[str, Any]:
-    """Return the tokens of a published Whisper's generation_config.json."""
-    rules = {
-        **{f"{role}_token_id": tokenizer.eot for role in ("bos", "eos", "pad")},
-        "decoder_start_token_id": tokenizer.sot,
-        "suppress_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
-        "begin_suppress_tokens": list(tokenizer.blank),
-        "no_timestamps_token_id": tokenizer.no_timestamps,
-        "max_initial_timestamp_index": 50,
-        "prev_sot_token_id": tokenizer.sot_prev,
-        "is_multilingual": tokenizer.is_multilingual,
-        "return_timestamps": True,
-        "max_length": 448,
-    }
-    if tokenizer.is_multilingual:
-        codes = zip(tokenizer.languages, tokenizer.language_tokens, strict=True)
-        rules["lang_to_id"] = {f"<|{code}|>": token for code, token in codes}
-        rules["task_to_id"] = {
-            task: getattr(tokenizer, task) for task in ("transcribe", "translate")
-        }
-    return rules
 
 
 def _quantise(exported: Path, folder: Path) -> None:
