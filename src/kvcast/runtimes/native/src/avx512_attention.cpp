@@ -81,6 +81,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
     // The last keys stand in for keys past the end.
     const T* lines[KEYS];
     for (int i = 0; i < KEYS; i++) lines[i] = key + std::min(t + i, count - 1) * pitch<T>(d);
+    fetch_ahead(key + t * pitch<T>(d), KEYS * pitch<T>(d) * sizeof(T));
     __m512 sums[16];
     for (int i = 0; i < 16; i++) sums[i] = _mm512_setzero_ps();
     for (int j = 0; j < whole; j += 16) {
@@ -159,6 +160,7 @@ void mix_values(const T* value, int count, int head_dim, const float* shares, fl
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < COLUMNS; z++) sums[m][z] = _mm512_loadu_ps(mixed + m * width + z * 16);
   for (int t = 0; t < count; t++, value += pitch<T>(head_dim)) {
+    fetch_ahead(value, COLUMNS * 16 * sizeof(T));
     __m512 v[COLUMNS];
     for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * 16);
     for (int m = 0; m < ROWS; m++) {

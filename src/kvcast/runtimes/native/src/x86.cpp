@@ -38,7 +38,9 @@ X86 find() {
   constexpr int AVX_VNNI = 4, AVX512_BF16 = 5;  // leaf 7, second part, a
   constexpr int SSE_STATE = 1, AVX_STATE = 2, MASKS = 5, UPPER_HALVES = 6, UPPER_REGISTERS = 7;
   constexpr int TILE_SHAPES = 17, TILES = 18;
+  constexpr unsigned GENU = 0x756e6547;  // leaf 0, b: how a name begins, "GenuineIntel"
   X86 features;
+  features.intel = Registers(0, 0).b == GENU;
   const Registers leaf_1(1, 0), leaf_7(7, 0);
   if (!has(leaf_1.c, {OSXSAVE})) return features;
   const unsigned more = leaf_7.a >= 1 ? Registers(7, 1).a : 0;

@@ -1,4 +1,4 @@
-// Which of x86's instructions run here: by the processor's CPUID, and by the registers that the system
+// Which of x86's instructions run here, and who made the processor: by the processor's CPUID, and by the registers that the system
 // keeps (XGETBV). Compilers' own __builtin_cpu_supports needs a table in a library of theirs, which a linker for
 // Windows is not given, and knows other names in each version.
 #pragma once
@@ -7,6 +7,7 @@
 namespace kvcast {
 
 struct X86 {
+  bool intel = false;        // who made it
   bool avx2 = false;         // with FMA and F16C
   bool avx_vnni = false;     // VNNI in AVX2's encoding
   bool avx512 = false;       // F, BW and VL, and `avx2`
