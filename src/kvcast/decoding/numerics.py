@@ -5,6 +5,7 @@ The native library computes them where there is one, NumPy elsewhere. Knows no m
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,21 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
 
 _NO_NUMBERS = "the model's logits are NaN or infinite: its weights are damaged"
+
+
+class Likeliest(NamedTuple):
+    """The likeliest tokens of some rows.
+
+    Attributes:
+        tokens_rk: best first, of equals the one of the lower index.
+        logprobs_rk: log-probabilities of these tokens.
+        log_sums_r: logits of a row less this are log-probabilities.
+
+    """
+
+    tokens_rk: NDArray[np.signedinteger]
+    logprobs_rk: Float32
+    log_sums_r: Float32
 
 
 @cache
@@ -30,19 +46,22 @@ def arithmetic() -> Arithmetic:
         return NumpyArithmetic()
 
 
-def likeliest(logits_rv: Float32, k: int) -> tuple[NDArray[np.intp], Float32]:
-    """Return each row's k likeliest tokens, or all, and their log-probabilities, [rows, k].
+def likeliest(logits_rv: Float32, k: int) -> Likeliest:
+    """Return each row's k likeliest tokens, or all; k may be 0.
 
-    The best comes first, of equals the one of the lower index. k may be 0. The log-probabilities
-    of a row with NaN, or without any probability, are NaN.
+    Raises KvcastError for logits that are NaN or infinite.
     """
-    survey = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]))
-    with np.errstate(invalid="ignore"):
-        return survey.tokens_rk, survey.logits_rk - survey.log_sums_r[:, None]
+    tokens_rk, logits_rk, log_sums_r = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]))
+    if not np.isfinite(log_sums_r).all():
+        raise KvcastError(_NO_NUMBERS)
+    return Likeliest(tokens_rk, logits_rk - log_sums_r[:, None], log_sums_r)
 
 
-def top_k(logits_rv: Float32, k: int) -> tuple[NDArray[np.intp], Float32]:
-    """Return each row's k greatest, or all, and their values, [rows, k], as `likeliest` does."""
+def top_k(logits_rv: Float32, k: int) -> tuple[NDArray[np.signedinteger], Float32]:
+    """Return each row's k greatest, or all, and their values, [rows, k], greatest first.
+
+    Of equal values the one of the lower index comes first.
+    """
     survey = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]), sums=False)
     return survey.tokens_rk, survey.logits_rk
 
@@ -103,14 +122,8 @@ def check_numbers(scores: Float32) -> None:
         raise KvcastError(_NO_NUMBERS)
 
 
-def check_finite(scores: Float32) -> None:
-    """Raise KvcastError if any of these scores, of any shape, is NaN or infinite."""
-    if not np.isfinite(scores).all():
-        raise KvcastError(_NO_NUMBERS)
-
-
 def best_first(
-    scores_rk: Float32, tokens_rk: NDArray[np.intp], count: int
+    scores_rk: Float32, tokens_rk: NDArray[np.signedinteger], count: int
 ) -> tuple[list[float], list[int], list[int]]:
     """Return scores, rows and tokens of the best `count` continuations of all rows, best first.
 

@@ -20,7 +20,7 @@ from kvcast.runtimes.base import Int32, Int64, Tokens
 
 
 class Moves(NamedTuple):
-    """Rows `targets` take positions `first` .. `stop` of rows `parents`, all at once."""
+    """Rows `targets` take positions `first` .. `stop` of rows `parents`."""
 
     targets: list[int]
     parents: list[int]
@@ -106,8 +106,8 @@ class History:
         kept.parted_rr[np.ix_(rows, rows)] = other._common()[np.ix_(parents, parents)]
         return kept
 
-    def reorder(self, parents: Sequence[int]) -> tuple[Self, Moves | None]:
-        """Let row i continue row `parents[i]`; return the copies to make, None for none."""
+    def reorder(self, parents: Sequence[int]) -> tuple[Self, list[Moves]]:
+        """Let row i continue row `parents[i]`; return the copies to make, all at once."""
         rows = len(self.lengths)
         if len(parents) != rows:
             raise KvcastError(f"{rows} rows cannot become {len(parents)} in place")
@@ -122,10 +122,13 @@ class History:
         shortest[targets] = self.shortest[parents_r[targets]]
         parted_rr = common_rr[parents_r[:, None], parents_r]
         reordered = type(self)(self.capacity, lengths, shortest, parted_rr)
-        if not targets.size:
-            return reordered, None
-        first, stop = int(shared_r[targets].min()), int(lengths[targets].max())
-        return reordered, Moves(targets.tolist(), parents_r[targets].tolist(), first, stop)
+        moves: dict[tuple[int, int], Moves] = {}
+        spans = zip(shared_r[targets].tolist(), lengths[targets].tolist(), strict=True)
+        for row, span in zip(targets.tolist(), spans, strict=True):
+            alike = moves.setdefault(span, Moves([], [], *span))
+            alike.targets.append(row)
+            alike.parents.append(parents[row])
+        return reordered, list(moves.values())
 
     def _common(self) -> Int32:
         """Return how much two rows have in common, [rows, rows]: a row with itself, everything."""

@@ -238,11 +238,18 @@ class Memory:
         if self.slots.fill(slots, parts):
             self.bound.clear()
 
-    def copy(self, moves: Moves) -> None:
+    def copy(self, moves: Sequence[Moves]) -> None:
         """Copy positions from row to row, all at once."""
-        targets = [self.places[row] for row in moves.targets]
-        parents = [self.places[row] for row in moves.parents]
-        self._copy(targets, parents, slice(moves.first, moves.stop))
+        self._copy(
+            [
+                (
+                    [self.places[row] for row in each.targets],
+                    [self.places[row] for row in each.parents],
+                    slice(each.first, each.stop),
+                )
+                for each in moves
+            ]
+        )
 
     def adopt(
         self, rows: Sequence[int], other: Self, parents: Sequence[int], lengths: Int32
@@ -268,12 +275,19 @@ class Memory:
         if held:
             stop = max(int(lengths[row]) for row in held)
             targets, sources = [places[row] for row in held], [self.places[row] for row in held]
-            self._copy(targets, sources, slice(stop))
+            self._copy([(targets, sources, slice(stop))])
         self.places = places
         self.version += 1
 
-    def _copy(self, targets: list[int], sources: list[int], span: slice) -> None:
+    def _copy(self, copies: Sequence[tuple[list[int], list[int], slice]]) -> None:
+        """Let places take spans of other places, all at once."""
         for layer, block in self._blocks.items():
             # The slot of a position in a ring depends on the row's past, so a ring is copied whole.
-            part = slice(None) if layer.ring is not None else span
-            block[:, targets, :, part] = block[:, sources, :, part]
+            is_ring = layer.ring is not None
+            parts = [slice(None) if is_ring else span for _, _, span in copies]
+            taken = [
+                block[:, sources, :, part]
+                for (_, sources, _), part in zip(copies, parts, strict=True)
+            ]
+            for (targets, _, _), part, rows in zip(copies, parts, taken, strict=True):
+                block[:, targets, :, part] = rows

@@ -13,11 +13,10 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.numerics import (
+    Likeliest,
     best_first,
-    check_finite,
     likeliest,
     log_probabilities,
-    log_sum_exp,
     top_k,
 )
 from kvcast.decoding.params import SamplingParams
@@ -145,7 +144,8 @@ class SampledText(TextRequest):
     def advance(self, logits_rv: Float32) -> Continuations:
         params = self.spec.params
         given_rv = logits_rv.copy() if params.logprobs or params.top_logprobs else logits_rv
-        self.spec.criteria.withhold(logits_rv, self._seen.length)
+        if withheld := self.spec.criteria.withheld(self._seen.length):
+            logits_rv[:, withheld] = -np.inf
         self._preferences.apply(logits_rv, self._seen)
         if self._constraint is not None:
             self._constraint.apply(logits_rv, self._seen.written_rn)
@@ -183,7 +183,7 @@ class SampledText(TextRequest):
 
 def _alternatives(logits_rv: Float32, count: int) -> list[Alternatives]:
     """Return the likeliest tokens of each row, with their log-probabilities."""
-    tokens_rk, logprobs_rk = likeliest(logits_rv, count)
+    tokens_rk, logprobs_rk, _ = likeliest(logits_rv, count)
     pairs = zip(tokens_rk.tolist(), logprobs_rk.tolist(), strict=True)
     return [tuple(zip(tokens_k, values_k, strict=True)) for tokens_k, values_k in pairs]
 
@@ -231,11 +231,11 @@ class SearchedTexts(TextRequest):
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         self.watch.tick()
-        log_sums_r = log_sum_exp(logits_rv)
-        check_finite(log_sums_r)
-        given_rv = logits_rv.copy() if self.spec.params.logprobs else logits_rv
         self._note_tops(logits_rv)
-        totals, parents, tokens = self._best(logits_rv, log_sums_r)
+        given_rv = logits_rv.copy() if self.spec.params.logprobs else logits_rv
+        tokens_rk, logprobs_rk, log_sums_r = self._candidates(logits_rv)
+        totals_rk = np.array(self._totals, np.float32)[:, None] + logprobs_rk
+        totals, parents, tokens = best_first(totals_rk, tokens_rk, self._considered)
         if totals[0] == -np.inf:  # no row can go on as its grammar wants
             self._keep_what_there_is()
             return OVER
@@ -280,24 +280,23 @@ class SearchedTexts(TextRequest):
             tops = _alternatives(logits_rv, k)
             self._tops = [(*before, top) for before, top in zip(self._tops, tops, strict=False)]
 
-    def _best(
-        self, logits_rv: Float32, log_sums_r: Float32
-    ) -> tuple[list[float], list[int], list[int]]:
-        """Return total, row and token of the best continuations, best first.
+    def _candidates(self, logits_rv: Float32) -> Likeliest:
+        """Return the tokens that each row considers, as good as preferences make them.
 
-        The logits are overwritten.
+        The logits may be overwritten.
         """
-        if self._preferences:  # which are of log-probabilities
-            logits_rv -= log_sums_r[:, None]
-            log_sums_r = np.zeros_like(log_sums_r)
-        self.spec.criteria.withhold(logits_rv, self._written.length)
+        withheld = self.spec.criteria.withheld(self._written.length)
+        given = likeliest(logits_rv, self._considered + len(withheld))
+        if not self._preferences and self._constraint is None:
+            for token in withheld:
+                given.logprobs_rk[given.tokens_rk == token] = -np.inf
+            return given
+        logits_rv -= given.log_sums_r[:, None]
+        logits_rv[:, withheld] = -np.inf
         self._preferences.apply(logits_rv, self._written)
         if self._constraint is not None:
             self._constraint.apply(logits_rv, self._written.written_rn)
-        tokens_rk, scores_rk = top_k(logits_rv, self._considered)
-        totals_r1 = np.array(self._totals, np.float32)[:, None]
-        totals_rk = totals_r1 + (scores_rk - log_sums_r[:, None])
-        return best_first(totals_rk, tokens_rk, self._considered)
+        return Likeliest(*top_k(logits_rv, self._considered), given.log_sums_r)
 
     def _finish(self, total: float, parent: int, token: int, logprob: float) -> None:
         """Add a finished sequence to the hypotheses, if it is among the best."""

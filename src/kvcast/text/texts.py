@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.speculation import DraftCounts
-from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.base import Int64
 from kvcast.text.stops import StopStrings
 from kvcast.tokenizers.base import TextTokenizer
 
@@ -138,10 +136,9 @@ class StoppingCriteria:
             min_new_tokens=min(params.min_new_tokens, room),
         )
 
-    def withhold(self, scores_rv: Float32, written: int) -> None:
-        """Change scores [rows, vocab] so that texts of `written` tokens do not end too early."""
-        if written < self.min_new_tokens:
-            scores_rv[:, list(self.end_tokens)] = -np.inf
+    def withheld(self, written: int) -> tuple[int, ...]:
+        """Return the tokens that would end a text of `written` tokens too early."""
+        return self.end_tokens if written < self.min_new_tokens else ()
 
     def are_met(
         self,

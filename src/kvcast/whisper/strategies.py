@@ -14,7 +14,6 @@ from typing_extensions import override
 from kvcast.decoding.filters import LogitFilter
 from kvcast.decoding.numerics import (
     best_first,
-    check_numbers,
     draw,
     likeliest,
     log_probabilities,
@@ -220,8 +219,7 @@ class _Likeliest(_Sampler):
     def __call__(
         self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]
     ) -> tuple[list[int], Float32]:
-        tokens_r1, logprobs_r1 = likeliest(logits_rv, 1)
-        check_numbers(logprobs_r1)
+        tokens_r1, logprobs_r1, _ = likeliest(logits_rv, 1)
         return tokens_r1[places, 0].tolist(), logprobs_r1[places, 0]
 
 
@@ -319,9 +317,8 @@ class _Beams(Search):
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         # One more than there are beams: even if each beam's best is its end, the beams refill.
-        tokens_rk, logprobs_rk = likeliest(logits_rv, self._beams + 1)
+        tokens_rk, logprobs_rk, _ = likeliest(logits_rv, self._beams + 1)
         scores_rk = self._sums_r[:, None] + logprobs_rk
-        check_numbers(scores_rk)
         sums, parents, tokens = [], [], []
         best = best_first(scores_rk, tokens_rk, 2 * self._beams)
         for score, parent, token in zip(*best, strict=True):
