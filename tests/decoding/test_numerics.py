@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 from kvcast.decoding.arithmetic import Arithmetic, NumpyArithmetic, Penalties, TimestampTokens
 from kvcast.decoding.kernels import NativeArithmetic
 from kvcast.decoding.numerics import (
+    arithmetic,
     best_first,
     log_probabilities,
     log_softmax,
@@ -18,6 +19,8 @@ from kvcast.decoding.numerics import (
     softmax,
 )
 from kvcast.decoding.truncation import Distribution
+from kvcast.errors import KvcastError
+from kvcast.runtimes.native import build
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import all_instructions, machine
 
@@ -49,20 +52,20 @@ def arithmetics() -> list[Arithmetic]:
 def test_a_survey_is_a_stable_descending_sort_so_ties_go_to_the_lower_index(logits_rv, data):
     k = data.draw(st.integers(0, logits_rv.shape[1]))
     exact_r = exact_log_sum_exp(logits_rv)
-    for arithmetic in arithmetics():
-        tokens_rk, logits_rk, log_sums_r = arithmetic.survey(logits_rv, k)
+    for each in arithmetics():
+        tokens_rk, logits_rk, log_sums_r = each.survey(logits_rv, k)
         assert tokens_rk.tolist() == sorted_k(logits_rv, k)
         assert logits_rk.tolist() == np.take_along_axis(logits_rv, tokens_rk, axis=1).tolist()
         np.testing.assert_allclose(log_sums_r, exact_r, rtol=1e-6, atol=1e-6)
-        assert arithmetic.survey(logits_rv, k, sums=False).tokens_rk.tolist() == tokens_rk.tolist()
+        assert each.survey(logits_rv, k, sums=False).tokens_rk.tolist() == tokens_rk.tolist()
 
 
 @given(logits_rv=NAN_ROWS, data=st.data())
 def test_a_survey_says_which_rows_have_what_is_no_number(logits_rv, data):
     k = data.draw(st.integers(1, logits_rv.shape[1]))
     odd_r = np.isnan(logits_rv).any(axis=1) | np.isposinf(logits_rv).any(axis=1)
-    for arithmetic in arithmetics():
-        tokens_rk, logits_rk, log_sums_r = arithmetic.survey(logits_rv, k)
+    for each in arithmetics():
+        tokens_rk, logits_rk, log_sums_r = each.survey(logits_rv, k)
         assert tokens_rk.shape == logits_rk.shape == (len(logits_rv), k)
         assert tokens_rk[~odd_r].tolist() == sorted_k(logits_rv[~odd_r], k)
         assert (np.isnan(logits_rk).all(axis=1) == odd_r).all()
@@ -77,12 +80,12 @@ def test_surveys_of_a_whole_vocabulary(vocab: int):
     # As a runtime's logits lie between those of other positions, and before memory's end.
     apart_rpv = guarded(np.stack([logits_rv + 1, logits_rv], axis=1))
     exact_r = exact_log_sum_exp(logits_rv)
-    for arithmetic in arithmetics():
+    for each in arithmetics():
         for k in (1, 2, 6, 11, 900):
-            survey = arithmetic.survey(apart_rpv[:, 1], k)
+            survey = each.survey(apart_rpv[:, 1], k)
             assert survey.tokens_rk.tolist() == sorted_k(logits_rv, k)
         np.testing.assert_allclose(survey.log_sums_r, exact_r, rtol=1e-6)
-        alone = arithmetic.survey(logits_rv[2:], k)
+        alone = each.survey(logits_rv[2:], k)
         assert np.array_equal(alone.log_sums_r, survey.log_sums_r[2:])
 
 
@@ -114,8 +117,8 @@ def test_draws_take_what_the_truncations_leave_at_its_probability(
         scaled_c, tokens_c = scaled_c[kept_c], tokens_c[kept_c]
     weights_c = np.exp(scaled_c.astype(np.float64))
     ends_c = weights_c.cumsum() / weights_c.sum()
-    for arithmetic in arithmetics():
-        at = tokens_c.tolist().index(arithmetic.draw(logits_v, distribution, number))
+    for each in arithmetics():
+        at = tokens_c.tolist().index(each.draw(logits_v, distribution, number))
         assert (ends_c[at - 1] if at else 0) - 1e-5 <= number <= ends_c[at] + 1e-5
 
 
@@ -143,9 +146,9 @@ def test_the_library_draws_as_numpy(distribution: Distribution):
 
 def test_rows_without_numbers_have_no_draws():
     for odd in ([np.nan, 1.0], [1.0, np.nan], [-np.inf] * 3, [np.inf, 0.0]):
-        for arithmetic in arithmetics():
+        for each in arithmetics():
             for distribution in (Distribution(1.0), Distribution(1.0, top_k=1, top_p=0.5)):
-                assert arithmetic.draw(np.array(odd, np.float32), distribution, 0.5) is None
+                assert each.draw(np.array(odd, np.float32), distribution, 0.5) is None
 
 
 @given(data=st.data(), vocab=st.integers(1, 90))
@@ -156,9 +159,9 @@ def test_penalties_are_those_of_numpy(data, vocab):
     number = st.just(0.0) | st.floats(-2, 2)
     penalties = Penalties(data.draw(st.floats(0.1, 5)), data.draw(number), data.draw(number))
     results = []
-    for arithmetic in arithmetics():
+    for each in arithmetics():
         results.append(logits_rv.copy())
-        arithmetic.penalise(results[-1], tokens_rn, penalties)
+        each.penalise(results[-1], tokens_rn, penalties)
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
@@ -172,10 +175,20 @@ def test_timestamp_rules_are_those_of_numpy(data, begin, added):
     logits_rv = data.draw(arrays(np.float32, (shape[0], vocab), elements=eighths))
     timestamps = TimestampTokens(begin, vocab - added, max(0, begin - 2), begin - 1)
     results = []
-    for arithmetic in arithmetics():
+    for each in arithmetics():
         results.append(guarded(logits_rv.copy()))
-        arithmetic.apply_timestamp_rules(results[-1], written_rn, timestamps)
+        each.apply_timestamp_rules(results[-1], written_rn, timestamps)
     assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("problem", [None, KvcastError("it does not load")])
+def test_without_a_library_numpy_computes(problem: KvcastError | None, monkeypatch):
+    def find_library() -> None:
+        if problem is not None:
+            raise problem
+
+    monkeypatch.setattr(build, "find_library", find_library)
+    assert isinstance(arithmetic.__wrapped__(), NumpyArithmetic)
 
 
 @given(data=st.data())

@@ -52,7 +52,7 @@ def likeliest(logits_rv: Float32, k: int) -> Likeliest:
     Raises KvcastError for logits that are NaN or infinite.
     """
     tokens_rk, logits_rk, log_sums_r = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]))
-    if not np.isfinite(log_sums_r).all():
+    if not math.isfinite(np.add.reduce(log_sums_r)):
         raise KvcastError(_NO_NUMBERS)
     return Likeliest(tokens_rk, logits_rk - log_sums_r[:, None], log_sums_r)
 

@@ -5,6 +5,7 @@ Knows no options.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from typing_extensions import override
@@ -43,6 +44,10 @@ class TimestampRules(LogitFilter):
     no_timestamps: int
     latest_initial: int | None
 
+    @cached_property
+    def _tokens(self) -> TimestampTokens:
+        return TimestampTokens(self.begin, self.end, self.eot, self.no_timestamps)
+
     @override
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         if not written_rn.shape[1]:
@@ -52,11 +57,7 @@ class TimestampRules(LogitFilter):
             logits_rv[:, : self.begin] = -np.inf
             logits_rv[:, last:] = -np.inf
             return
-        arithmetic().apply_timestamp_rules(
-            logits_rv,
-            written_rn,
-            TimestampTokens(self.begin, self.end, self.eot, self.no_timestamps),
-        )
+        arithmetic().apply_timestamp_rules(logits_rv, written_rn, self._tokens)
 
 
 class Continued(LogitFilter):
