@@ -231,12 +231,13 @@ struct Stretches {
 // Results [n, padded(d)] for a prompt that has one part.
 std::vector<float> attend_to_prompt(const PromptAttention& with, const Part& part) {
   const int width = padded(part.head_dim), groups = (part.queries + PROMPT_LANES - 1) / PROMPT_LANES;
-  Guarded<uint8_t> space(with.bytes(part.queries, part.head_dim));  // a multiple of 64
+  Guarded<uint8_t> space(with.tile_bytes(part.queries, part.head_dim)), packed(with.part_bytes(part.head_dim));
   const PromptTile tile = {part.head_dim, part.queries, part.softcap, space.data()};
   Floats out(groups * PROMPT_LANES * width);
   with.begin(tile);
   for (int m = 0; m < part.queries; m++) with.take_query(tile, m, part.query + m * width);
-  with.attend(tile, part);
+  with.pack(part, packed.data());
+  with.attend(tile, packed.data(), part.first, part.last);
   for (int i = 0; i < groups; i++) with.results(tile, i * PROMPT_LANES, out.data() + i * PROMPT_LANES * width);
   return {out.data(), out.data() + part.queries * width};
 }

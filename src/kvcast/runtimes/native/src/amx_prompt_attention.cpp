@@ -15,7 +15,7 @@ using namespace amx_tiles;
 //
 // Values lie as tiles have them: [PART / 64, head_width, 64].
 struct Dots {
-  static constexpr int CODES = ROW_BYTES, POSITIONS = ROW_BYTES, NUMBERS = ROWS;
+  static constexpr int CODES = ROW_BYTES, POSITIONS = ROW_BYTES, NUMBERS = ROWS, ROOM = ROWS;
   static constexpr int ZERO = 0;
 
   static void prepare() {
@@ -26,48 +26,47 @@ struct Dots {
 
   static void release() { amx_tiles::release(); }
 
-  static INLINE int8_t* value_at(const PromptSpace& space, int t, int d) {
-    return space.value + static_cast<size_t>(t) * space.head_width + d * ROW_BYTES;
+  static INLINE int8_t* value_at(const PromptPart& part, int t, int d) {
+    return part.value + static_cast<size_t>(t) * part.head_width + d * ROW_BYTES;
   }
 
-  // Of positions t .. t + 4 the codes of numbers d .. d + LANES; t is 0, 4, .. in turn.
-  static INLINE void store_values(const PromptSpace& space, int t, int d, __m512i fours) {
+  // Of positions t .. t + 4 the codes of numbers d .. d + LANES. They wait in `room` for all that a tile's rows have.
+  static INLINE void store_values(const PromptPart& part, int t, int d, __m512i fours, int32_t (*room)[LANES]) {
     const int k = t % ROW_BYTES / FOUR;
-    int32_t* const all = space.fours + d;
-    _mm512_store_si512(all + k * space.head_width, fours);
+    _mm512_store_si512(room[k], fours);
     if (k + 1 < ROWS) return;
     __m512 rows[ROWS];
-    for (int i = 0; i < ROWS; i++) rows[i] = _mm512_castsi512_ps(_mm512_load_si512(all + i * space.head_width));
+    for (int i = 0; i < ROWS; i++) rows[i] = _mm512_castsi512_ps(_mm512_load_si512(room[i]));
     transpose(rows);
-    int8_t* to = value_at(space, t / ROW_BYTES * ROW_BYTES, d);
+    int8_t* to = value_at(part, t / ROW_BYTES * ROW_BYTES, d);
     for (int i = 0; i < ROWS; i++) _mm512_store_ps(to + i * ROW_BYTES, rows[i]);
   }
 
-  // Products of a strip's queries and keys t .. t + POSITIONS, int32 in the place of their scores.
-  static INLINE void multiply_keys(const PromptSpace& space, const uint8_t* query, int t) {
-    for (int row = t; row < t + POSITIONS; row += ROWS) {
+  // int32 [POSITIONS, STRIP]: products of a strip's queries and keys t .. t + POSITIONS.
+  static INLINE void multiply_keys(const PromptPart& part, const uint8_t* query, int t, float* to) {
+    for (int row = 0; row < POSITIONS; row += ROWS) {
       zero<0>();
       zero<1>();
-      for (int k = 0; k < space.width; k += ROW_BYTES) {
-        load<2>(space.key + static_cast<size_t>(row) * space.width + k, space.width);
+      for (int k = 0; k < part.width; k += ROW_BYTES) {
+        load<2>(part.key + static_cast<size_t>(t + row) * part.width + k, part.width);
         load<3>(query + k * STRIP, STRIP * FOUR);
         load<4>(query + k * STRIP + LANES * FOUR, STRIP * FOUR);
         dot_signed<0, 2, 3>();
         dot_signed<1, 2, 4>();
       }
-      store_sums(space.scores + row * STRIP);
+      store_sums(to + row * STRIP);
     }
   }
 
   // Sums of shares times values, of numbers d .. d + NUMBERS of a head.
-  static INLINE void multiply_values(const PromptSpace& space, int begin, int end, int d, int32_t (&to)[NUMBERS][STRIP]) {
+  static INLINE void multiply_values(const PromptPart& part, const float* shares, int begin, int end, int d,
+                                     int32_t (&to)[NUMBERS][STRIP]) {
     zero<0>();
     zero<1>();
     for (int t = begin; t < end; t += ROW_BYTES) {
-      const float* shares = space.scores + t / FOUR * STRIP;
-      load<2>(value_at(space, t, d), ROW_BYTES);
-      load<3>(shares, STRIP * FOUR);
-      load<4>(shares + LANES, STRIP * FOUR);
+      load<2>(value_at(part, t, d), ROW_BYTES);
+      load<3>(shares + t / FOUR * STRIP, STRIP * FOUR);
+      load<4>(shares + t / FOUR * STRIP + LANES, STRIP * FOUR);
       dot_int8<0, 2, 3>();
       dot_int8<1, 2, 4>();
     }

@@ -19,8 +19,8 @@ constexpr int UNITS_A_THREAD = 4;
 constexpr int WRITTEN_AT_ONCE = 64;
 constexpr int COPIED_AT_ONCE = 64;
 constexpr int QUERIES_AT_ONCE = 10 * MOST_ROWS;
-constexpr int LEAST_PROMPT_QUERIES = 96;         // of a tile, for which a part is packed
-constexpr int PROMPT_NUMBERS = 64 * PROMPT_QUERIES;  // of a tile's results, which stay in the second cache
+constexpr int LEAST_PROMPT_QUERIES = 2 * PROMPT_LANES;  // of a tile
+constexpr int PROMPT_NUMBERS = 64 * PROMPT_QUERIES;    // of a tile's results, which stay in the second cache
 
 // The bytes of a cache's unit: its strides count these.
 size_t size_of(Number number) { return line_bytes(number, 1) - line_bytes(number, 0); }
@@ -118,14 +118,14 @@ class Attending {
       : machine_(machine), with_(machine.with.attention), source_(source), prompt_(source.prompt_attention()) {}
 
   void run() {
+    if (prompt_ != nullptr) return run_prompt();
     const int d = source_.head_dim;
     const int wanted = machine_.threads.count() == 1 ? 1 : UNITS_A_THREAD * machine_.threads.count();
     // Tiles are as large as leaves enough of them for all threads.
     const int fitting = source_.queries / parts(wanted, source_.groups) / MOST_QUERIES * MOST_QUERIES;
-    at_once_ = prompt_ ? std::clamp(fitting, LEAST_PROMPT_QUERIES, std::min(PROMPT_QUERIES, PROMPT_NUMBERS / padded(d)))
-                       : std::clamp(fitting, MOST_QUERIES, with_.most_queries);
+    at_once_ = std::clamp(fitting, MOST_QUERIES, with_.most_queries);
     tiles_ = parts(source_.queries, at_once_);
-    runs_ = prompt_ ? 1 : std::min(most_parts(), parts(wanted, source_.groups * tiles_));
+    runs_ = std::min(most_parts(), parts(wanted, source_.groups * tiles_));
     if (tiles_ > 1) write();
     if (runs_ > 1) {
       // A unit's results for each part lie here until the last of its runs has come.
@@ -140,11 +140,7 @@ class Attending {
     }
     const auto attend_unit = [this](int unit) {
       const int run = unit % runs_, group = unit / runs_ % source_.groups;
-      const int tile = tiles_ - 1 - unit / runs_ / source_.groups;  // the longest first: late tiles see most
-      if (prompt_)
-        attend_prompt(group, tile);
-      else
-        attend(group, tile, run);
+      attend(group, tiles_ - 1 - unit / runs_ / source_.groups, run);  // the longest first: late tiles see most
     };
     machine_.threads.run(source_.groups * tiles_ * runs_, attend_unit, tiles_ == 1 ? Sharing::NEIGHBOURS : Sharing::IN_ORDER);
   }
@@ -171,14 +167,15 @@ class Attending {
     return range.count() ? Range{range.first / PART, parts(range.last, PART)} : Range{0, 0};
   }
 
+  // The positions that at least one query sees: later ones see no earlier positions.
+  Range seen(int group) const {
+    const Range first = source_.sees(group, 0), last = source_.sees(group, source_.queries - 1);
+    return {std::min(first.first, last.first), std::max(first.last, last.last)};
+  }
+
   int most_parts() const {
     int most = 1;
-    for (int group = 0; group < source_.groups; group++) {
-      Range all = source_.sees(group, 0);
-      const Range last = source_.sees(group, source_.queries - 1);
-      all = {std::min(all.first, last.first), std::max(all.last, last.last)};
-      most = std::max(most, parts_of(all).count());
-    }
+    for (int group = 0; group < source_.groups; group++) most = std::max(most, parts_of(seen(group)).count());
     return most;
   }
 
@@ -233,14 +230,43 @@ class Attending {
       finish(sums[j], space.mixed + j * padded(d), d, source_.out(group, range.first + j));
   }
 
-  // A prompt's queries over their parts in turn.
-  void attend_prompt(int group, int tile) {
+  // Parts are packed for all tiles, once they have what is new.
+  void run_prompt() {
+    const int threads = machine_.threads.count(), wanted = threads == 1 ? 1 : UNITS_A_THREAD * threads;
+    const int fitting = source_.queries / parts(wanted, source_.groups);
+    const int most = std::min(PROMPT_QUERIES, PROMPT_NUMBERS / padded(source_.head_dim));
+    at_once_ = std::clamp(fitting / LEAST_PROMPT_QUERIES * LEAST_PROMPT_QUERIES, LEAST_PROMPT_QUERIES, most);
+    tiles_ = parts(source_.queries, at_once_);
+    parts_ = most_parts();
+    const size_t part_bytes = prompt_->part_bytes(source_.head_dim);
+    uint8_t* const packed = machine_.space.of(static_cast<size_t>(source_.groups) * parts_ * part_bytes);
+    machine_.threads.run(source_.groups * parts_, [&](int unit) {
+      const int group = unit / parts_;
+      const Range all = seen(group);
+      const int index = parts_of(all).first + unit % parts_;
+      if (index < parts_of(all).last) pack_prompt(group, index, all, packed + unit * part_bytes);
+    });
+    const auto attend_unit = [&](int unit) {  // the longest first: late tiles see most
+      const int group = unit % source_.groups, tile = tiles_ - 1 - unit / source_.groups;
+      attend_prompt(group, tile, packed + static_cast<size_t>(group) * parts_ * part_bytes, part_bytes);
+    };
+    machine_.threads.run(source_.groups * tiles_, attend_unit, Sharing::IN_ORDER);
+  }
+
+  void pack_prompt(int group, int index, const Range& all, uint8_t* packed) const {
+    const int begin = index * PART, end = begin + PART;
+    const Range fresh = source_.written(group);
+    source_.write(group, {std::max(fresh.first, begin), std::min(fresh.last, end)}, Tile(1, source_.head_dim).line);
+    prompt_->pack(positions_of(group, index, {std::max(all.first - begin, 0), std::min(all.last - begin, PART)}), packed);
+  }
+
+  // A tile over its parts in turn; `packed` has those of the group.
+  void attend_prompt(int group, int tile, const uint8_t* packed, size_t part_bytes) const {
     static thread_local Space space;
     const Range all = parts_of(seen(group, tile)), range = queries(tile);
-    const int d = source_.head_dim, count = range.count();
-    float* lines = Tile(PROMPT_LANES, d).query;
-    if (tiles_ == 1) source_.write(group, source_.written(group), lines);
-    const PromptTile to = {d, count, source_.softcap(), space.of(prompt_->bytes(count, d))};
+    const int d = source_.head_dim, count = range.count(), first_packed = parts_of(seen(group)).first;
+    float* const lines = Tile(PROMPT_LANES, d).query;
+    const PromptTile to = {d, count, source_.softcap(), space.of(prompt_->tile_bytes(count, d))};
     prompt_->begin(to);
     for (int j = 0; j < count; j++) {
       source_.pack(group, range.first + j, lines);
@@ -248,8 +274,8 @@ class Attending {
     }
     for (int p = all.first; p < all.last; p++) {
       int first[PROMPT_QUERIES], last[PROMPT_QUERIES];
-      const Part part = part_of(group, range, p, first, last);
-      prompt_->attend(to, part);
+      find_seen(group, range, p, first, last);
+      prompt_->attend(to, packed + (p - first_packed) * part_bytes, first, last);
     }
     for (int j = 0; j < count; j++) {
       if (j % PROMPT_LANES == 0) prompt_->results(to, j, lines);
@@ -257,49 +283,53 @@ class Attending {
     }
   }
 
+  // The positions of a part that each query sees, counted in the part; returns all of them.
+  Range find_seen(int group, const Range& queries, int index, int* first, int* last) const {
+    Range all = {PART, 0};
+    for (int j = 0; j < queries.count(); j++) {
+      const Range sees = source_.sees(group, queries.first + j);
+      first[j] = std::min(std::max(sees.first - index * PART, 0), PART);
+      last[j] = std::max(std::min(sees.last - index * PART, PART), first[j]);
+      if (first[j] < last[j]) all = {std::min(all.first, first[j]), std::max(all.last, last[j])};
+    }
+    return all;
+  }
+
+  // Some positions of a part, without queries.
+  Part positions_of(int group, int index, const Range& positions) const {
+    const HeadLines keys = source_.keys(group), values = source_.values(group);
+    Part part{};
+    part.head_dim = source_.head_dim;
+    part.key_number = keys.number;
+    part.value_number = values.number;
+    part.begin = positions.first;
+    if (positions.count() > 0) {
+      const int slot = (index * PART + positions.first) % source_.capacity;
+      part.counts[0] = std::min(positions.count(), source_.capacity - slot);
+      part.counts[1] = positions.count() - part.counts[0];
+      part.keys[0] = keys.slot(slot, part.head_dim);
+      part.values[0] = values.slot(slot, part.head_dim);
+      part.keys[1] = keys.data;
+      part.values[1] = values.data;
+    }
+    return part;
+  }
+
   void attend_part(int group, const Range& queries, int index, const Tile& space, Softmax* sums, float* mixed) const {
     int first[MANY_QUERIES], last[MANY_QUERIES];
     const float* biases[MANY_QUERIES];
-    Part part = part_of(group, queries, index, first, last);
+    Part part = positions_of(group, index, find_seen(group, queries, index, first, last));
     for (int j = 0; j < queries.count(); j++) {
       biases[j] = source_.bias(group, queries.first + j);
       if (biases[j] != nullptr) biases[j] += index * PART;
     }
-    part.query = space.query;
-    part.bias = biases[0] == nullptr ? nullptr : biases;
-    with_.attend(part, space.scores, sums, mixed);
-  }
-
-  // The positions of a part, and which of them each query sees.
-  Part part_of(int group, const Range& queries, int index, int* first, int* last) const {
-    const int begin = index * PART, d = source_.head_dim;
-    Range all = {PART, 0};
-    for (int j = 0; j < queries.count(); j++) {
-      const Range sees = source_.sees(group, queries.first + j);
-      first[j] = std::min(std::max(sees.first - begin, 0), PART);
-      last[j] = std::max(std::min(sees.last - begin, PART), first[j]);
-      if (first[j] < last[j]) all = {std::min(all.first, first[j]), std::max(all.last, last[j])};
-    }
-    Part part{};
-    part.head_dim = d;
     part.queries = queries.count();
-    const HeadLines keys = source_.keys(group), values = source_.values(group);
-    part.key_number = keys.number;
-    part.value_number = values.number;
-    part.begin = all.first;
-    if (all.count() > 0) {
-      const int slot = (begin + all.first) % source_.capacity;
-      part.counts[0] = std::min(all.count(), source_.capacity - slot);
-      part.counts[1] = all.count() - part.counts[0];
-      part.keys[0] = keys.slot(slot, d);
-      part.values[0] = values.slot(slot, d);
-      part.keys[1] = keys.data;
-      part.values[1] = values.data;
-    }
+    part.query = space.query;
     part.first = first;
     part.last = last;
+    part.bias = biases[0] == nullptr ? nullptr : biases;
     part.softcap = source_.softcap();
-    return part;
+    with_.attend(part, space.scores, sums, mixed);
   }
 
   Machine& machine_;

@@ -29,44 +29,61 @@ alignas(64) constexpr float DITHER[16] = {.03125f, .53125f, .28125f, .78125f, .1
 
 AVX512_BEGIN
 
-// What a tile's space holds. Queries lie in strips, filled up with queries of zeros: [S, .., STRIP].
+// Arrays one after the other, aligned to 64 bytes.
+struct Layout {
+  uint8_t* space;
+  size_t bytes = 0;
+
+  template <class T>
+  INLINE void take(T*& array, size_t count) {
+    array = reinterpret_cast<T*>(space + bytes);
+    bytes += (count * sizeof(T) + 63) / 64 * 64;
+  }
+};
+
+// A packed part. Products have `codes`: the codes of a key are filled up to multiples of that.
+struct PromptPart {
+  int head_width, width;             // d, filled up to vectors; codes of a key
+  int8_t* key;                       // [PART, width]
+  int32_t* key_offset;               // [PART]: -zero * the sum of a key's codes
+  float* key_scale;                  // [PART]
+  float *value_log, *value_inverse;  // [PART]: of the values' scales
+  int8_t* value;                     // [PART, head_width] in an order of the products' own
+  size_t bytes;
+
+  INLINE PromptPart(const uint8_t* packed, int head_dim, int codes)
+      : head_width(padded(head_dim)), width((head_dim + codes - 1) / codes * codes) {
+    Layout layout{const_cast<uint8_t*>(packed)};
+    layout.take(key, static_cast<size_t>(PART) * width);
+    layout.take(key_offset, PART);
+    for (float** of_position : {&key_scale, &value_log, &value_inverse}) layout.take(*of_position, PART);
+    layout.take(value, static_cast<size_t>(PART) * head_width);
+    bytes = layout.bytes;
+  }
+};
+
+// A tile's space. Queries lie in strips, filled up with queries of zeros: [S, .., STRIP].
 struct PromptSpace {
-  int head_width, width, strips;      // d, filled up to vectors; codes of a query or key; S
+  int head_width, width, strips;      // S
   uint8_t* query;                     // [S, width / 4, STRIP, 4], codes + a zero of the products' own
   float *query_scale, *most, *total;  // [S, STRIP]: scales times log2(e)
   float* mixed;                       // [S, head_width, STRIP]
   int *first, *last;                  // [S, STRIP]: positions that queries see
-  int8_t* key;                        // [PART, width]
-  int32_t* key_offset;                // [PART]: -zero * the sum of a key's codes
-  float *key_scale, *value_scale;     // [PART]
-  float *value_log, *value_inverse;   // [PART]: of the scales
-  int8_t* value;                      // [PART, head_width] in an order of the products' own
-  int32_t* fours;                     // [LANES, head_width]: values that are not yet in that order
   float* scores;                      // [PART, STRIP]; then shares [PART / 4, STRIP, 4]
-  size_t bytes = 0;
+  size_t bytes;
 
   INLINE PromptSpace(uint8_t* space, int queries, int head_dim, int codes)
       : head_width(padded(head_dim)),
         width((head_dim + codes - 1) / codes * codes),
         strips((queries + STRIP - 1) / STRIP) {
     const size_t filled = strips * STRIP;
-    const auto take = [&](auto*& pointer, size_t count) {
-      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(space + bytes);
-      bytes += (count * sizeof *pointer + 63) / 64 * 64;
-    };
-    take(query, filled * width);
-    take(query_scale, filled);
-    take(most, filled);
-    take(total, filled);
-    take(mixed, filled * head_width);
-    take(first, filled);
-    take(last, filled);
-    take(key, static_cast<size_t>(PART) * width);
-    take(key_offset, PART);
-    for (float** of_position : {&key_scale, &value_scale, &value_log, &value_inverse}) take(*of_position, PART);
-    take(value, static_cast<size_t>(PART) * head_width);
-    take(fours, LANES * head_width);
-    take(scores, PART * STRIP);
+    Layout layout{space};
+    layout.take(query, filled * width);
+    for (float** of_query : {&query_scale, &most, &total}) layout.take(*of_query, filled);
+    layout.take(mixed, filled * head_width);
+    for (int** of_query : {&first, &last}) layout.take(*of_query, filled);
+    layout.take(scores, PART * STRIP);
+    bytes = layout.bytes;
   }
 };
 
@@ -78,7 +95,8 @@ INLINE __m512 butterfly(__m512 x) {
                        : STEP == 4 ? _mm512_shuffle_f32x4(x, x, 0xb1)
                                    : _mm512_shuffle_f32x4(x, x, 0x4e);
   constexpr __mmask16 SECOND = STEP == 1 ? 0xaaaa : STEP == 2 ? 0xcccc : STEP == 4 ? 0xf0f0 : 0xff00;
-  return _mm512_mask_sub_ps(_mm512_add_ps(x, other), SECOND, other, x);
+  const __m512 signs = _mm512_mask_blend_ps(SECOND, _mm512_set1_ps(1.f), _mm512_set1_ps(-1.f));
+  return _mm512_fmadd_ps(x, signs, other);
 }
 
 // Vectors that lie `first`, 2 * first .. apart, as far as whole heads are made of them.
@@ -113,8 +131,8 @@ INLINE float round(const __m512 (&x)[MOST], int vectors, __m512i (&codes)[MOST])
   float most;
   std::memcpy(&most, &bits, sizeof most);
   const __m512 inverse = _mm512_set1_ps(most >= SMALLEST ? 127.f / most : 0.f);
-  for (int i = 0; i < vectors; i++)  // NaN comes as the least integer
-    codes[i] = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse)), _mm512_set1_epi32(-127));
+  for (int i = 0; i < vectors; i++)  // NaN comes as the least integer, whose low byte is 0
+    codes[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
   return most < SMALLEST ? 0.f : most / 127.f;
 }
 
@@ -155,7 +173,8 @@ INLINE __m512 log2(__m512 x) {
   const __m512 unit = _mm512_set1_ps(1.f), mantissa = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
   // The exponent that belongs to that mantissa.
   const __m512 exponent = _mm512_getexp_ps(_mm512_div_ps(x, mantissa));
-  const __m512 s = _mm512_div_ps(_mm512_sub_ps(mantissa, unit), _mm512_add_ps(mantissa, unit)), square = _mm512_mul_ps(s, s);
+  const __m512 s = _mm512_div_ps(_mm512_sub_ps(mantissa, unit), _mm512_add_ps(mantissa, unit));
+  const __m512 square = _mm512_mul_ps(s, s);
   __m512 sum = _mm512_set1_ps(1 / 7.f);
   for (float term : {1 / 5.f, 1 / 3.f, 1.f}) sum = _mm512_fmadd_ps(sum, square, _mm512_set1_ps(term));
   return _mm512_fmadd_ps(_mm512_mul_ps(sum, s), _mm512_set1_ps(2 * LOG2_E), exponent);
@@ -170,7 +189,30 @@ struct PromptKernel {
     return PromptSpace(tile.space, tile.queries, tile.head_dim, Products::CODES);
   }
 
-  static size_t bytes(int queries, int head_dim) { return PromptSpace(nullptr, queries, head_dim, Products::CODES).bytes; }
+  static size_t part_bytes(int head_dim) { return PromptPart(nullptr, head_dim, Products::CODES).bytes; }
+  static size_t tile_bytes(int queries, int head_dim) {
+    return PromptSpace(nullptr, queries, head_dim, Products::CODES).bytes;
+  }
+
+  static void pack(const Part& part, uint8_t* packed) {
+    constexpr int STEPS = std::max(STEP, LANES);
+    const PromptPart to(packed, part.head_dim, Products::CODES);
+    const int begin = part.begin / STEPS * STEPS, last = part.begin + part.counts[0] + part.counts[1];
+    const int end = (last + STEPS - 1) / STEPS * STEPS;
+    with_shape(part.key_number, to.head_width, [&](auto number, auto vectors) {
+      pack_keys<decltype(number), decltype(vectors)::value>(part, to, begin, end);
+    });
+    with_shape(part.value_number, to.head_width, [&](auto number, auto vectors) {
+      pack_values<decltype(number), decltype(vectors)::value>(part, to, begin, end);
+    });
+    for (int t = begin; t < end; t += LANES) {
+      // NaN stays in the logarithm alone: a share of 0 times an inverse is 0.
+      const __m512 scale = _mm512_max_ps(_mm512_set1_ps(LEAST_SCALE), _mm512_load_ps(to.value_log + t));
+      const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.f), scale);
+      _mm512_store_ps(to.value_log + t, kvcast::log2(scale));
+      _mm512_store_ps(to.value_inverse + t, _mm512_min_ps(inverse, _mm512_set1_ps(1 / LEAST_SCALE)));
+    }
+  }
 
   static void begin(const PromptTile& tile) {
     const PromptSpace space = space_of(tile);
@@ -198,17 +240,15 @@ struct PromptKernel {
     }
   }
 
-  static void attend(const PromptTile& tile, const Part& part) {
+  static void attend(const PromptTile& tile, const uint8_t* packed, const int* first, const int* last) {
     const PromptSpace space = space_of(tile);
+    const PromptPart part(packed, tile.head_dim, Products::CODES);
     for (int m = 0; m < space.strips * STRIP; m++) {  // what fills a strip up sees as much as the last query
-      space.first[m] = part.first[std::min(m, tile.queries - 1)];
-      space.last[m] = part.last[std::min(m, tile.queries - 1)];
+      space.first[m] = first[std::min(m, tile.queries - 1)];
+      space.last[m] = last[std::min(m, tile.queries - 1)];
     }
-    const int end = part.begin + part.counts[0] + part.counts[1];
-    constexpr int PACKED = std::max(STEP, LANES);
-    pack(part, space, part.begin / PACKED * PACKED, (end + PACKED - 1) / PACKED * PACKED);
     Products::prepare();
-    for (int strip = 0; strip < space.strips; strip++) attend_strip(tile, space, Strip(space, strip));
+    for (int strip = 0; strip < space.strips; strip++) attend_strip(part, Strip(tile, space, strip));
     Products::release();
   }
 
@@ -217,12 +257,12 @@ struct PromptKernel {
     const PromptSpace space = space_of(tile);
     const int width = space.head_width, order = order_of(width);
     const __m512 total = _mm512_load_ps(space.total + first);
-    const __mmask16 empty = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_EQ_OQ);
+    const __mmask16 sees_any = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     const __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.f / static_cast<float>(order)), total);
     const float* mixed = space.mixed + static_cast<size_t>(first / STRIP) * STRIP * width + first % STRIP;
     __m512 x[WIDEST_PROMPT_HEAD];
     for (int d = 0; d < width; d++)
-      x[d] = _mm512_mask_mul_ps(_mm512_setzero_ps(), static_cast<__mmask16>(~empty), _mm512_load_ps(mixed + d * STRIP), factor);
+      x[d] = _mm512_maskz_mul_ps(sees_any, _mm512_load_ps(mixed + d * STRIP), factor);
     turn_vectors(x, width, order);
     for (int d = 0; d < width; d += LANES) {
       __m512 rows[LANES];
@@ -237,17 +277,20 @@ struct PromptKernel {
   struct Strip {
     const uint8_t* query;
     const float* query_scale;
-    float *most, *total, *mixed;
+    float *most, *total, *mixed, *scores;
+    float softcap;
     const int *first, *last;
     int begin, end;          // positions that any query sees, in whole steps
     int all_begin, all_end;  // those that all see
 
-    INLINE Strip(const PromptSpace& space, int index)
+    INLINE Strip(const PromptTile& tile, const PromptSpace& space, int index)
         : query(space.query + static_cast<size_t>(index) * STRIP * space.width),
           query_scale(space.query_scale + index * STRIP),
           most(space.most + index * STRIP),
           total(space.total + index * STRIP),
           mixed(space.mixed + static_cast<size_t>(index) * STRIP * space.head_width),
+          scores(space.scores),
+          softcap(tile.softcap),
           first(space.first + index * STRIP),
           last(space.last + index * STRIP),
           begin(PART),
@@ -270,23 +313,6 @@ struct PromptKernel {
     }
   };
 
-  // Positions from .. to of a part.
-  static void pack(const Part& part, const PromptSpace& space, int from, int to) {
-    with_shape(part.key_number, space.head_width, [&](auto number, auto vectors) {
-      pack_keys<decltype(number), decltype(vectors)::value>(part, space, from, to);
-    });
-    with_shape(part.value_number, space.head_width, [&](auto number, auto vectors) {
-      pack_values<decltype(number), decltype(vectors)::value>(part, space, from, to);
-    });
-    for (int t = from; t < to; t += LANES) {
-      // NaN stays in the logarithm alone: a share of 0 times an inverse is 0.
-      const __m512 scale = _mm512_max_ps(_mm512_set1_ps(LEAST_SCALE), _mm512_load_ps(space.value_scale + t));
-      const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.f), scale);
-      _mm512_store_ps(space.value_log + t, kvcast::log2(scale));
-      _mm512_store_ps(space.value_inverse + t, _mm512_min_ps(inverse, _mm512_set1_ps(1 / LEAST_SCALE)));
-    }
-  }
-
   // Calls with(0 of the type that holds the numbers, vectors of a head; 0: any).
   template <class With>
   static INLINE void with_shape(Number number, int head_width, const With& with) {
@@ -301,46 +327,48 @@ struct PromptKernel {
   }
 
   template <class T, int VECTORS>
-  static void pack_keys(const Part& part, const PromptSpace& space, int from, int to) {
+  static void pack_keys(const Part& part, const PromptPart& to, int begin, int end) {
     constexpr int MOST = VECTORS ? VECTORS : WIDEST_PROMPT_HEAD / LANES;
-    const int vectors = VECTORS ? VECTORS : space.head_width / LANES;
-    for (int t = from; t < to; t++) {
+    const int vectors = VECTORS ? VECTORS : to.head_width / LANES;
+    for (int t = begin; t < end; t++) {
       __m512i codes[MOST], sum = _mm512_setzero_si512();
-      space.key_scale[t] = take_line(line_at<T>(part, part.keys, t), part.head_dim, vectors, codes);
-      int8_t* key = space.key + static_cast<size_t>(t) * space.width;
+      to.key_scale[t] = take_line(line_at<T>(part, part.keys, t), part.head_dim, vectors, codes);
+      int8_t* key = to.key + static_cast<size_t>(t) * to.width;
       for (int i = 0; i < vectors; i++) {
         sum = _mm512_add_epi32(sum, codes[i]);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(key + i * LANES), _mm512_cvtepi32_epi8(codes[i]));
       }
-      std::memset(key + vectors * LANES, 0, space.width - vectors * LANES);
-      if (Products::ZERO) space.key_offset[t] = -Products::ZERO * _mm512_reduce_add_epi32(sum);
+      if (to.width > vectors * LANES) std::memset(key + vectors * LANES, 0, to.width - vectors * LANES);
+      if (Products::ZERO) to.key_offset[t] = -Products::ZERO * _mm512_reduce_add_epi32(sum);
     }
   }
 
+  // Scales lie where their logarithms will.
   template <class T, int VECTORS>
-  static void pack_values(const Part& part, const PromptSpace& space, int from, int to) {
+  static void pack_values(const Part& part, const PromptPart& to, int begin, int end) {
     constexpr int MOST = VECTORS ? VECTORS : WIDEST_PROMPT_HEAD / LANES;
-    const int vectors = VECTORS ? VECTORS : space.head_width / LANES;
+    const int vectors = VECTORS ? VECTORS : to.head_width / LANES;
     const __m512i low = _mm512_set1_epi32(0xff);
-    for (int t = from; t < to; t += FOUR) {
+    alignas(64) int32_t room[Products::ROOM * MOST + 1][LANES];
+    for (int t = begin; t < end; t += FOUR) {
       __m512i fours[MOST];
       for (int k = 0; k < FOUR; k++) {
         __m512i codes[MOST];
-        space.value_scale[t + k] = take_line(line_at<T>(part, part.values, t + k), part.head_dim, vectors, codes);
+        to.value_log[t + k] = take_line(line_at<T>(part, part.values, t + k), part.head_dim, vectors, codes);
         for (int i = 0; i < vectors; i++) {
           const __m512i byte = _mm512_slli_epi32(_mm512_and_si512(codes[i], low), 8 * k);
           fours[i] = k == 0 ? byte : _mm512_or_si512(fours[i], byte);
         }
       }
-      for (int i = 0; i < vectors; i++) Products::store_values(space, t, i * LANES, fours[i]);
+      for (int i = 0; i < vectors; i++) Products::store_values(to, t, i * LANES, fours[i], room + Products::ROOM * i);
     }
   }
 
-  static void attend_strip(const PromptTile& tile, const PromptSpace& space, const Strip& strip) {
+  static void attend_strip(const PromptPart& part, const Strip& strip) {
     if (strip.begin >= strip.end) return;
     __m512 peak[2], kept[2], factor[2], total[2];
-    score(tile, space, strip, peak);
-    share(space, strip, peak, total);
+    score(part, strip, peak);
+    share(part, strip, peak, total);
     for (int z = 0; z < 2; z++) {
       const __m512 before = _mm512_load_ps(strip.most + z * LANES), next = _mm512_max_ps(before, peak[z]);
       kept[z] = exp2(_mm512_sub_ps(before, next));
@@ -350,8 +378,8 @@ struct PromptKernel {
       _mm512_store_ps(strip.total + z * LANES, _mm512_fmadd_ps(total[z], factor[z], old));
     }
     alignas(64) int32_t sums[Products::NUMBERS][STRIP];
-    for (int d = 0; d < space.head_width; d += Products::NUMBERS) {
-      Products::multiply_values(space, strip.begin, strip.end, d, sums);
+    for (int d = 0; d < part.head_width; d += Products::NUMBERS) {
+      Products::multiply_values(part, strip.scores, strip.begin, strip.end, d, sums);
       for (int i = 0; i < Products::NUMBERS; i++)
         for (int z = 0; z < 2; z++) {
           float* to = strip.mixed + (d + i) * STRIP + z * LANES;
@@ -362,33 +390,32 @@ struct PromptKernel {
   }
 
   // Logarithms of what positions count for the strip's queries, with their values' scales, and of each query's greatest.
-  static INLINE void score(const PromptTile& tile, const PromptSpace& space, const Strip& strip, __m512 (&peak)[2]) {
+  static INLINE void score(const PromptPart& part, const Strip& strip, __m512 (&peak)[2]) {
     __m512 most[2] = {_mm512_set1_ps(NOT_SEEN), _mm512_set1_ps(NOT_SEEN)};
     for (int t = strip.begin; t < strip.end; t += STEP) {
-      Products::multiply_keys(space, strip.query, t);
+      Products::multiply_keys(part, strip.query, t, strip.scores + t * STRIP);
       const bool is_seen_by_all = t >= strip.all_begin && t + STEP <= strip.all_end;
-      if (is_seen_by_all && tile.softcap == 0)
-        score_step<true>(tile, space, strip, t, most);
+      if (is_seen_by_all && strip.softcap == 0)
+        score_step<true>(part, strip, t, most);
       else
-        score_step<false>(tile, space, strip, t, most);
+        score_step<false>(part, strip, t, most);
     }
     for (int z = 0; z < 2; z++) peak[z] = _mm512_sub_ps(most[z], _mm512_set1_ps(LOG2_MOST_SHARE));
   }
 
   // IS_SIMPLE: all queries see all of the step, and there is no softcap.
   template <bool IS_SIMPLE>
-  static INLINE void score_step(const PromptTile& tile, const PromptSpace& space, const Strip& strip, int begin,
-                                __m512 (&most)[2]) {
+  static INLINE void score_step(const PromptPart& part, const Strip& strip, int begin, __m512 (&most)[2]) {
     for (int t = begin; t < begin + STEP; t++) {
-      const __m512 scale = _mm512_set1_ps(space.key_scale[t]), value_log = _mm512_set1_ps(space.value_log[t]);
+      const __m512 scale = _mm512_set1_ps(part.key_scale[t]), value_log = _mm512_set1_ps(part.value_log[t]);
       for (int z = 0; z < 2; z++) {
-        float* at = space.scores + t * STRIP + z * LANES;
+        float* at = strip.scores + t * STRIP + z * LANES;
         const __m512 query_scale = _mm512_load_ps(strip.query_scale + z * LANES);
         const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(at)), scale);
         __m512 x = _mm512_fmadd_ps(product, query_scale, value_log);
         if (!IS_SIMPLE) {
-          if (tile.softcap != 0) {
-            const __m512 cap = _mm512_set1_ps(tile.softcap * LOG2_E);
+          if (strip.softcap != 0) {
+            const __m512 cap = _mm512_set1_ps(strip.softcap * LOG2_E);
             x = _mm512_fmadd_ps(cap, tanh(_mm512_div_ps(_mm512_mul_ps(product, query_scale), cap)), value_log);
           }
           x = _mm512_mask_blend_ps(strip.sees(t, z), _mm512_set1_ps(-INFINITY), x);
@@ -400,29 +427,30 @@ struct PromptKernel {
   }
 
   // They become shares, and `total` what the shares of all positions would be without the values' scales.
-  static INLINE void share(const PromptSpace& space, const Strip& strip, const __m512 (&peak)[2], __m512 (&total)[2]) {
+  static INLINE void share(const PromptPart& part, const Strip& strip, const __m512 (&peak)[2], __m512 (&total)[2]) {
     total[0] = total[1] = _mm512_setzero_ps();
     for (int t = strip.begin; t < strip.end; t += FOUR)
       for (int z = 0; z < 2; z++) {
-        const float* scores = space.scores + t * STRIP + z * LANES;
+        const float* scores = strip.scores + t * STRIP + z * LANES;
         __m512i codes[FOUR];
         for (int k = 0; k < FOUR; k++) {
           const __m512 x = exp2_roughly(_mm512_sub_ps(_mm512_load_ps(scores + k * STRIP), peak[z]));
-          total[z] = _mm512_fmadd_ps(x, _mm512_set1_ps(space.value_inverse[t + k]), total[z]);
+          total[z] = _mm512_fmadd_ps(x, _mm512_set1_ps(part.value_inverse[t + k]), total[z]);
           codes[k] = _mm512_cvttps_epi32(_mm512_add_ps(x, _mm512_set1_ps(DITHER[(t + k) % LANES])));
         }
         const __m512i low = _mm512_or_si512(codes[0], _mm512_slli_epi32(codes[1], 8));
         const __m512i high = _mm512_or_si512(codes[2], _mm512_slli_epi32(codes[3], 8));
-        _mm512_store_si512(space.scores + t / FOUR * STRIP + z * LANES,
+        _mm512_store_si512(strip.scores + t / FOUR * STRIP + z * LANES,
                            _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
       }
   }
 };
 
 template <class Products>
-constexpr PromptAttention PROMPT_ATTENTION = {WIDEST_PROMPT_HEAD, PromptKernel<Products>::bytes,
-                                              PromptKernel<Products>::begin, PromptKernel<Products>::take_query,
-                                              PromptKernel<Products>::attend, PromptKernel<Products>::results};
+constexpr PromptAttention PROMPT_ATTENTION = {
+    WIDEST_PROMPT_HEAD,           PromptKernel<Products>::part_bytes, PromptKernel<Products>::tile_bytes,
+    PromptKernel<Products>::pack, PromptKernel<Products>::begin,      PromptKernel<Products>::take_query,
+    PromptKernel<Products>::attend, PromptKernel<Products>::results};
 
 AVX512_END
 

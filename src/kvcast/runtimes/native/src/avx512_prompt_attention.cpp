@@ -38,35 +38,36 @@ INLINE void store(const __m512i (&sums)[ROWS][2], void* to) {
 
 // Values lie in strips of ROWS numbers of a head: [head_width / ROWS, PART / 4, ROWS, 4].
 struct Dots {
-  static constexpr int CODES = LANES, POSITIONS = ROWS, NUMBERS = ROWS;
+  static constexpr int CODES = LANES, POSITIONS = ROWS, NUMBERS = ROWS, ROOM = 0;
   static constexpr int ZERO = 128;  // what is multiplied by the signed codes of keys is unsigned
 
   static void prepare() {}
   static void release() {}
 
-  static INLINE int8_t* value_at(const PromptSpace& space, int t, int d) {
-    return space.value + static_cast<size_t>(d) * PART + t * ROWS;
+  static INLINE int8_t* value_at(const PromptPart& part, int t, int d) {
+    return part.value + static_cast<size_t>(d) * PART + t * ROWS;
   }
 
   // Of positions t .. t + 4 the codes of numbers d .. d + LANES.
-  static INLINE void store_values(const PromptSpace& space, int t, int d, __m512i fours) {
-    _mm256_store_si256(reinterpret_cast<__m256i*>(value_at(space, t, d)), _mm512_castsi512_si256(fours));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(value_at(space, t, d + ROWS)), _mm512_extracti64x4_epi64(fours, 1));
+  static INLINE void store_values(const PromptPart& part, int t, int d, __m512i fours, int32_t (*)[LANES]) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(value_at(part, t, d)), _mm512_castsi512_si256(fours));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(value_at(part, t, d + ROWS)), _mm512_extracti64x4_epi64(fours, 1));
   }
 
-  // Products of a strip's queries and keys t .. t + POSITIONS, int32 in the place of their scores.
-  static INLINE void multiply_keys(const PromptSpace& space, const uint8_t* query, int t) {
+  // int32 [POSITIONS, STRIP]: products of a strip's queries and keys t .. t + POSITIONS.
+  static INLINE void multiply_keys(const PromptPart& part, const uint8_t* query, int t, void* to) {
     __m512i sums[ROWS][2];
-    for (int i = 0; i < ROWS; i++) sums[i][0] = sums[i][1] = _mm512_set1_epi32(space.key_offset[t + i]);
-    multiply(query, space.width / FOUR, space.key + static_cast<size_t>(t) * space.width, space.width, FOUR, sums);
-    store(sums, space.scores + t * STRIP);
+    for (int i = 0; i < ROWS; i++) sums[i][0] = sums[i][1] = _mm512_set1_epi32(part.key_offset[t + i]);
+    multiply(query, part.width / FOUR, part.key + static_cast<size_t>(t) * part.width, part.width, FOUR, sums);
+    store(sums, to);
   }
 
   // Sums of shares times values, of numbers d .. d + NUMBERS of a head.
-  static INLINE void multiply_values(const PromptSpace& space, int begin, int end, int d, int32_t (&to)[NUMBERS][STRIP]) {
+  static INLINE void multiply_values(const PromptPart& part, const float* shares, int begin, int end, int d,
+                                     int32_t (&to)[NUMBERS][STRIP]) {
     __m512i sums[ROWS][2];
     for (int i = 0; i < ROWS; i++) sums[i][0] = sums[i][1] = _mm512_setzero_si512();
-    multiply(space.scores + begin / FOUR * STRIP, (end - begin) / FOUR, value_at(space, begin, d), FOUR, ROWS * FOUR, sums);
+    multiply(shares + begin / FOUR * STRIP, (end - begin) / FOUR, value_at(part, begin, d), FOUR, ROWS * FOUR, sums);
     store(sums, to);
   }
 };

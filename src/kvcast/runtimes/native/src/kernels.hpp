@@ -155,28 +155,33 @@ struct Attention {
   int most_queries = MOST_QUERIES;  // of `attend`; up to MANY_QUERIES
 };
 
-constexpr int PROMPT_QUERIES = 768;  // of a tile: a part is packed once for all of them
+constexpr int PROMPT_QUERIES = 384;  // of a tile
 constexpr int PROMPT_LANES = 16;     // queries whose results are read at once
 
 // A prompt's queries that share keys and values, with the softmax over the parts so far.
 struct PromptTile {
   int head_dim, queries;  // up to PROMPT_QUERIES
   float softcap;
-  uint8_t* space;  // [bytes(queries, head_dim)], aligned to 64 bytes
+  uint8_t* space;  // [tile_bytes(n, d)], aligned to 64 bytes
 };
 
 // Attention of prompts: nearly that of `Attention`, for many queries at once. It takes no biases. A query has the same
 // results as alone, and they depend on nothing but the positions that it sees.
 struct PromptAttention {
   int widest_head;
-  size_t (*bytes)(int queries, int head_dim);
+  size_t (*part_bytes)(int head_dim);
+  size_t (*tile_bytes)(int queries, int head_dim);
+
+  // The keys and values of a part, for all tiles; what it has of queries is not read. `to` is aligned to 64 bytes.
+  void (*pack)(const Part&, uint8_t* to);
+
   void (*begin)(const PromptTile&);
 
   // x [padded(d)], times the scale, zeros past d.
   void (*take_query)(const PromptTile&, int query, const float* x);
 
-  // Parts come in their order; what a part has of queries is not read.
-  void (*attend)(const PromptTile&, const Part&);
+  // Parts come in their order. Each query sees first .. last, counted in the part.
+  void (*attend)(const PromptTile&, const uint8_t* packed, const int* first, const int* last);
 
   // out [PROMPT_LANES, padded(d)], of queries first .. first + PROMPT_LANES, of which some may be past the tile's last.
   void (*results)(const PromptTile&, int first, float* out);
