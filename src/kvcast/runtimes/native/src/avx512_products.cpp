@@ -18,6 +18,7 @@ namespace {
 // them all: it is not lost.
 INLINE __m128 greatest(const __m512 v[VECTORS]) {
   __m512i most = _mm512_castps_si512(_mm512_abs_ps(v[0]));
+#pragma GCC unroll 4
   for (int z = 1; z < VECTORS; z++) most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(v[z])));
   const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
   __m128i left = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
@@ -31,6 +32,7 @@ INLINE void round_vectors(const __m512 v[VECTORS], const Rounded& to) {
   _mm_store_ss(to.scales, _mm_maskz_div_ss(_mm_cmp_ss_mask(most, smallest, _CMP_NLT_UQ), most, end));
   const __m512 inverse = _mm512_broadcastss_ps(_mm_maskz_div_ss(_mm_cmp_ss_mask(most, smallest, _CMP_GE_OQ), end, most));
   __m512i nearest[VECTORS];
+#pragma GCC unroll 4
   for (int z = 0; z < VECTORS; z++) nearest[z] = _mm512_cvtps_epi32(_mm512_mul_ps(v[z], inverse));
   // Packing leaves four codes of each vector in each lane. NaN came as the least integer.
   const __m512i in_lanes = _mm512_packs_epi16(_mm512_packs_epi32(nearest[0], nearest[1]), _mm512_packs_epi32(nearest[2], nearest[3]));
@@ -50,6 +52,7 @@ static_assert(BLOCK == 4 * FINE && GROUP == 2 * FINE, "a vector has the codes of
 
 void round(const float* x, int count, const Rounded& to) {
   __m512 v[VECTORS];
+#pragma GCC unroll 4
   for (int z = 0; z < VECTORS; z++) v[z] = _mm512_maskz_loadu_ps(first(count - 16 * z), x + 16 * z);
   round_vectors(v, to);
 }
@@ -59,11 +62,15 @@ INLINE void finish_with(Function f, const float* x, int count, const Epilogue& e
   const Epilogue ends = epilogue;  // a copy: nothing that is stored changes it
   __mmask16 there[VECTORS];
   __m512 v[VECTORS];
+#pragma GCC unroll 4
   for (int z = 0; z < VECTORS; z++) there[z] = first(count - 16 * z);
+#pragma GCC unroll 4
   for (int z = 0; z < VECTORS; z++) v[z] = f(_mm512_maskz_loadu_ps(there[z], x + 16 * z));
   if (ends.residual)
+#pragma GCC unroll 4
     for (int z = 0; z < VECTORS; z++) v[z] = _mm512_add_ps(v[z], _mm512_maskz_loadu_ps(there[z], ends.residual + 16 * z));
   if (ends.out)
+#pragma GCC unroll 4
     for (int z = 0; z < VECTORS; z++) _mm512_mask_storeu_ps(ends.out + 16 * z, there[z], v[z]);
   if (ends.to) round_vectors(v, *ends.to);
 }
