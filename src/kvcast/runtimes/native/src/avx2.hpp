@@ -1,5 +1,6 @@
 // Shared by the parts of the AVX2 instruction set.
 #pragma once
+#include "fetching.hpp"
 #include "kernels.hpp"
 #if defined(__x86_64__)
 #include <immintrin.h>

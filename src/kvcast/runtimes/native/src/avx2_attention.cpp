@@ -82,6 +82,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
     // The last keys stand in for keys past the end.
     const T* lines[KEYS];
     for (int i = 0; i < KEYS; i++) lines[i] = key + std::min(t + i, count - 1) * pitch<T>(d);
+    fetch_ahead(key + t * pitch<T>(d), KEYS * pitch<T>(d) * sizeof(T));
     __m256 sums[8];
     for (int i = 0; i < 8; i++) sums[i] = _mm256_setzero_ps();
     for (int j = 0; j < whole; j += 8) {

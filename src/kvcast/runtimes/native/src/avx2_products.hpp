@@ -160,6 +160,7 @@ struct Strip {
         const int32_t* offsets = in.offsets + (m * blocks + b) * 2;
         for (int z = 0; z < PAIR; z++) sums[m][z] = begin(offsets[0] + offsets[1]);
       }
+      if (ROWS > 1) fetch_ahead(weights, BLOCK * STRIP);
       dot_quads<ROWS>(weights, BLOCK, in.codes + b * BLOCK, in.inputs, sums);
       for (int m = 0; m < ROWS; m++) {
         const __m256 scale = _mm256_set1_ps(in.scales[m * blocks + b]);
@@ -221,6 +222,8 @@ struct Strip {
         const int step = first + i;
         const uint8_t* weights = part + Of::codes(i);
         const int8_t* codes = in.codes + step * Of::DEPTH;
+        // Of one row, processors foresee enough.
+        if (ROWS > 1) fetch_ahead(part + i * (Of::EACH / Of::STEPS), Of::EACH / Of::STEPS);
         __m256i sums[ROWS][PAIR];
         if constexpr (Of::CODES_ARE == Coded::BYTES) {
           for (int m = 0; m < ROWS; m++)

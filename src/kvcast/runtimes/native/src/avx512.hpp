@@ -1,5 +1,6 @@
 // Shared by the parts of the AVX-512 instruction set.
 #pragma once
+#include "fetching.hpp"
 #include "kernels.hpp"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -46,16 +47,6 @@ AVX512_BEGIN
 // The first `count` of 16 numbers; all if there are more, none if there are less than one.
 INLINE __mmask16 first(int count) {
   return count >= 16 ? 0xffff : count > 0 ? static_cast<__mmask16>((1u << count) - 1) : 0;
-}
-
-constexpr int AHEAD = 8192, LINE = 64;  // bytes
-
-// Asks for what lies so far ahead of some bytes to come to the second cache: the first one holds what is worked on. It may
-// lie past the end of all memory.
-INLINE void fetch_ahead(const void* from, size_t count) {
-  constexpr int READ = 0, SECOND = 2;
-  const char* ahead = static_cast<const char*>(from) + AHEAD;
-  for (size_t line = 0; line < count; line += LINE) __builtin_prefetch(ahead + line, READ, SECOND);
 }
 
 // Arithmetic under the names that shared code has for it.

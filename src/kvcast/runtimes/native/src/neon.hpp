@@ -22,6 +22,9 @@ extern const EncoderAttention neon_encoder_attention;
 // Names that the other instruction sets have too.
 namespace with_neon {
 
+// See fetching.hpp: whether ARM's processors gain from it was not measured.
+INLINE void fetch_ahead(const void*, size_t) {}
+
 constexpr float LOG2_E = 1.44269504f;
 constexpr int LANES = 4;
 constexpr int STRIP = 16;             // columns whose sums for MOST_ROWS rows fit into 32 registers

@@ -1,6 +1,6 @@
 // Attention's tanh and products of shares and values, for vectors of up to 8 floats. Each instruction set includes
 // this where its own instructions are allowed, so it includes nothing itself. The file that includes it has Vector and
-// its arithmetic, and pitch<T>(head_dim): numbers from one line to the next.
+// its arithmetic, pitch<T>(head_dim): numbers from one line to the next, and fetch_ahead(from, bytes).
 #pragma once
 
 // tanh to 2e-7.
@@ -21,6 +21,7 @@ void mix_values(const T* value, int count, int head_dim, const float* shares, fl
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < COLUMNS; z++) sums[m][z] = load(mixed + m * width + z * FLOATS);
   for (int t = 0; t < count; t++, value += pitch<T>(head_dim)) {
+    fetch_ahead(value, COLUMNS * FLOATS * sizeof(T));
     Vector v[COLUMNS];
     for (int z = 0; z < COLUMNS; z++) v[z] = COLUMNS == 1 ? load(value, there) : load(value + z * FLOATS);
     for (int m = 0; m < ROWS; m++) {
