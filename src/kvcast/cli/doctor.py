@@ -104,7 +104,8 @@ def _about_library(library: "NativeLibrary") -> tuple[str, ...]:
     origin = "came with kvcast" if library.origin == "shipped" else "was compiled here"
     chosen, *others = library.instructions
     known = f" (it could use {', '.join(others)})" if others else ""
-    return f"{library.path}, {origin}", f"uses {chosen}{known}; {library.threads} threads"
+    uses = f"uses {chosen}{known}; {library.threads} threads"
+    return f"{library.path}, {origin}", uses, library.kernels
 
 
 def _about_model(model: "Examined") -> Iterable[str]:

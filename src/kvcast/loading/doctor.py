@@ -79,6 +79,7 @@ class NativeLibrary:
         path: where it is; empty if it is not there.
         instructions: sets of its kernels that run on this processor; it uses the first, unless
             there is a problem. The rest follow, fastest first.
+        kernels: what computes what with the first.
         threads: its default number of threads.
         problem: why it cannot be compiled or loaded, or is refused by the environment's setting.
 
@@ -87,6 +88,7 @@ class NativeLibrary:
     origin: str
     path: str = ""
     instructions: Sequence[str] = ()
+    kernels: str = ""
     threads: int
     problem: str = ""
 
@@ -278,7 +280,7 @@ def _cuda_devices() -> list[str]:
 
 def _native_library() -> dict[str, Any]:
     from kvcast.runtimes.native.build import check_compiler, find_library
-    from kvcast.runtimes.native.library import chosen_instructions, instruction_sets
+    from kvcast.runtimes.native.library import chosen_instructions, instruction_sets, kernels
 
     library = find_library()
     if library is None:
@@ -291,7 +293,13 @@ def _native_library() -> dict[str, Any]:
         sets = [chosen, *(name for name in sets if name != chosen)]
     except UsageError as error:
         problem = str(error)
-    return {"origin": origin, "path": str(library.path), "instructions": sets, "problem": problem}
+    return {
+        "origin": origin,
+        "path": str(library.path),
+        "instructions": sets,
+        "kernels": kernels(sets[0]),
+        "problem": problem,
+    }
 
 
 def _open_and_call(bundle: str, runtime: str) -> None:

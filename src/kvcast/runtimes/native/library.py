@@ -54,6 +54,7 @@ def _library() -> Any:
     rows = [c_void_p, c_void_p, c_size_t, c_int, c_int]  # a machine, and rows of logits
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "kvcast_instructions": (c_char_p, [c_int]),
+        "kvcast_kernels": (c_char_p, [c_char_p]),
         "kvcast_open": (c_void_p, [c_char_p, c_int]),
         "kvcast_close": (None, [c_void_p]),
         "kvcast_packed_bytes": (c_size_t, [c_void_p, c_int, c_int, c_int]),
@@ -96,6 +97,12 @@ def instruction_sets() -> list[str]:
     while (name := _library().kvcast_instructions(len(names))) is not None:
         names.append(name.decode())
     return names
+
+
+def kernels(instructions: str) -> str:
+    """Return what computes what with one of the sets, in models of int8 and int4."""
+    text: bytes = _library().kvcast_kernels(instructions.encode())
+    return text.decode()
 
 
 def chosen_instructions() -> str:

@@ -72,9 +72,9 @@ bool runs_vnni() { return runs_avx2() && x86().avx512_vnni; }
 
 }  // namespace
 
-const Instructions avx2 = {"avx2", runs_avx2, peaks, avx2_products, avx2_rows, avx2_attention, avx2_encoder_attention, avx2_scores, avx2_reading};
+const Instructions avx2 = {"avx2", "products in AVX2 (pairs of 16 bits); attention in fp32", runs_avx2, peaks, avx2_products, avx2_rows, avx2_attention, avx2_encoder_attention, avx2_scores, avx2_reading};
 #if defined(KVCAST_AVX_VNNI)
-const Instructions avx2_vnni = {"avx2_vnni", runs_vnni, vnni_peaks, avx2_vnni_products, avx2_rows, avx2_attention,
+const Instructions avx2_vnni = {"avx2_vnni", "products in AVX-VNNI; attention in fp32", runs_vnni, vnni_peaks, avx2_vnni_products, avx2_rows, avx2_attention,
                                 avx2_encoder_attention, avx2_scores, avx2_reading};
 #endif
 

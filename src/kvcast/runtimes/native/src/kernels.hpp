@@ -291,6 +291,7 @@ struct Peaks {
 
 struct Instructions {
   const char* name;
+  const char* kernels;  // what computes what, for people, in models of int8 and int4
   bool (*run_here)();  // whether the processor and the system have them
   const Peaks& peaks;
   const Products& products;

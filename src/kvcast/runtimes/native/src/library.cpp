@@ -72,6 +72,13 @@ EXPORT const char* kvcast_instructions(int i) {
   return nullptr;
 }
 
+// What computes what with it.
+EXPORT const char* kvcast_kernels(const char* instructions) {
+  for (const Instructions* set : ALL)
+    if (std::strcmp(set->name, instructions) == 0) return set->kernels;
+  return nullptr;
+}
+
 // Null for instructions that are unknown or do not run here, and where no thread is to be had.
 EXPORT kvcast_machine* kvcast_open(const char* instructions, int threads) {
   for (const Instructions* set : ALL) {

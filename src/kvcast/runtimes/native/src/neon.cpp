@@ -33,8 +33,8 @@ bool runs_with_i8mm() { return has_dot_products() && has_i8mm(); }
 
 }  // namespace
 
-const Instructions neon = {"neon", has_dot_products, neon_peaks, neon_products, neon_rows, neon_attention, neon_encoder_attention, plain_scores, plain_reading};
-const Instructions neon_i8mm = {"neon_i8mm", runs_with_i8mm, neon_i8mm_peaks, neon_i8mm_products,
+const Instructions neon = {"neon", "products in dot products of NEON; attention in fp32", has_dot_products, neon_peaks, neon_products, neon_rows, neon_attention, neon_encoder_attention, plain_scores, plain_reading};
+const Instructions neon_i8mm = {"neon_i8mm", "products in i8mm, of one row in dot products; attention in fp32", runs_with_i8mm, neon_i8mm_peaks, neon_i8mm_products,
                                 neon_rows,   neon_attention, neon_encoder_attention, plain_scores, plain_reading};
 
 }  // namespace kvcast
