@@ -161,7 +161,7 @@ namespace int8 {
 
 constexpr int FORESEEN = 4;
 
-template <int ROWS, bool INTEL>
+template <int ROWS, bool INTEL, bool AGAIN = false>
 INLINE void multiply_half(const uint8_t* weights, const Rounded& in, const float* scales, float* out) {
   const int blocks = in.inputs / BLOCK;
   __m512 totals[ROWS][PAIR];
@@ -172,7 +172,7 @@ INLINE void multiply_half(const uint8_t* weights, const Rounded& in, const float
       const int32_t* offsets = in.offsets + (m * blocks + b) * 2;
       for (int z = 0; z < PAIR; z++) sums[m][z] = _mm512_set1_epi32(offsets[0] + offsets[1]);
     }
-    fetch_weights<ROWS, FORESEEN, INTEL>(weights, BLOCK * HALF);
+    if (!AGAIN) fetch_weights<ROWS, FORESEEN, INTEL>(weights, BLOCK * HALF);
     dot_quads<ROWS>(weights, BLOCK, in.codes + b * BLOCK, in.inputs, sums);
     for (int m = 0; m < ROWS; m++) {
       const __m512 scale = _mm512_set1_ps(in.scales[m * blocks + b]);
@@ -185,11 +185,11 @@ INLINE void multiply_half(const uint8_t* weights, const Rounded& in, const float
                                                                 _mm512_loadu_ps(scales + BLOCK + z * 16)));
 }
 
-template <int ROWS, bool INTEL>
+template <int ROWS, bool INTEL, bool AGAIN = false>
 void multiply(const uint8_t* tile, const Operand& in, int, float* out) {
   const size_t half = static_cast<size_t>(HALF) * in.rounded.inputs;
   const float* scales = reinterpret_cast<const float*>(tile + 2 * half);
-  for (int i = 0; i < 2; i++) multiply_half<ROWS, INTEL>(tile + i * half, in.rounded, scales + i * HALF, out + i * HALF);
+  for (int i = 0; i < 2; i++) multiply_half<ROWS, INTEL, AGAIN>(tile + i * half, in.rounded, scales + i * HALF, out + i * HALF);
 }
 
 template <bool INTEL>
@@ -197,6 +197,7 @@ constexpr Multiply MULTIPLY[MOST_ROWS] = {multiply<1, INTEL>, multiply<2, INTEL>
                                           multiply<4, false>, multiply<5, false>, multiply<6, false>};
 
 void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out) {
+  if (in.again && rows == MOST_ROWS) return multiply<MOST_ROWS, false, true>(tile, in, inputs, out);
   (x86().intel ? MULTIPLY<true> : MULTIPLY<false>)[rows - 1](tile, in, inputs, out);
 }
 
@@ -234,7 +235,7 @@ INLINE void dot_nibbles(const uint8_t* weights, __m512i numbers, const int8_t* c
 template <class Of>
 constexpr int FORESEEN = Of::CODES_ARE == Coded::BYTES && Of::STEPS == 1 ? 4 : 2;
 
-template <class Of, int ROWS, bool INTEL>
+template <class Of, int ROWS, bool INTEL, bool AGAIN = false>
 INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i numbers, const float* bias, float* out) {
   constexpr int OF_BLOCK = BLOCK / Of::DEPTH;
   const int blocks = in.inputs / BLOCK, steps = blocks * OF_BLOCK;
@@ -246,7 +247,7 @@ INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i number
       const int step = first + i;
       const uint8_t* weights = part + Of::codes(i);
       const int8_t* codes = in.codes + step * Of::DEPTH;
-      fetch_weights<ROWS, FORESEEN<Of>, INTEL>(part + i * (Of::EACH / Of::STEPS), Of::EACH / Of::STEPS);
+      if (!AGAIN) fetch_weights<ROWS, FORESEEN<Of>, INTEL>(part + i * (Of::EACH / Of::STEPS), Of::EACH / Of::STEPS);
       __m512i sums[ROWS][PAIR];
       for (int m = 0; m < ROWS; m++)
         for (int z = 0; z < PAIR; z++)
@@ -276,14 +277,14 @@ INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i number
       _mm512_storeu_ps(out + m * BLOCK + z * 16, _mm512_add_ps(totals[m][z], _mm512_loadu_ps(bias + z * 16)));
 }
 
-template <class Of, int ROWS, bool INTEL>
+template <class Of, int ROWS, bool INTEL, bool AGAIN = false>
 void multiply(const uint8_t* tile, const Operand& in, int, float* out) {
   const size_t half = strip_bytes<Of>(in.rounded.inputs);
   const float* bias = reinterpret_cast<const float*>(tile + 2 * half);
   __m512i numbers = _mm512_setzero_si512();
   if (Of::CODES_ARE == Coded::TABLE) numbers = _mm512_loadu_si512(table_of(tile, half));
   for (int i = 0; i < 2; i++)
-    multiply_half<Of, ROWS, INTEL>(tile + i * half, in.rounded, numbers, bias + i * HALF, out + i * HALF);
+    multiply_half<Of, ROWS, INTEL, AGAIN>(tile + i * half, in.rounded, numbers, bias + i * HALF, out + i * HALF);
 }
 
 template <class Of, bool INTEL>
@@ -292,6 +293,7 @@ constexpr Multiply MULTIPLY[MOST_ROWS] = {multiply<Of, 1, INTEL>, multiply<Of, 2
 
 template <class Of>
 void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, float* out) {
+  if (in.again && rows == MOST_ROWS) return multiply<Of, MOST_ROWS, false, true>(tile, in, inputs, out);
   (x86().intel ? MULTIPLY<Of, true> : MULTIPLY<Of, false>)[rows - 1](tile, in, inputs, out);
 }
 

@@ -54,6 +54,7 @@ struct Operand {
   const float* x;
   size_t stride;
   Rounded rounded;
+  bool again = false;  // whether the tile was multiplied with other rows just before, and so is in a cache
 
   Operand row(size_t m) const { return x ? Operand{x + m * stride, stride, {}} : Operand{x, stride, rounded.row(m)}; }
 };

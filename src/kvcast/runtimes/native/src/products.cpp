@@ -121,9 +121,12 @@ void multiply(Machine& machine, const Product& product) {
         const int count = std::min(rows_of_tile, last - m);
         for (int i = 0; i < count; i++) fetch(m + i, t);
         for (int half = 0; half < halves; half++)
-          for (int i = 0; i < count; i += of.most_rows)
-            of.multiply(matrix.tiles + (t + half * tiles) * bytes, in.row(m + i), matrix.inputs,
-                        std::min(of.most_rows, count - i), sums[half] + i * BLOCK);
+          for (int i = 0; i < count; i += of.most_rows) {
+            Operand operand = in.row(m + i);
+            operand.again = m + i > first;
+            of.multiply(matrix.tiles + (t + half * tiles) * bytes, operand, matrix.inputs, std::min(of.most_rows, count - i),
+                        sums[half] + i * BLOCK);
+          }
         for (int i = 0; i < count; i++) {
           float* const row = sums[0] + i * BLOCK;
           if (product.gated) machine.with.rows.gate(product.activation, row, sums[1] + i * BLOCK, BLOCK, row);
