@@ -234,8 +234,8 @@ class Attending {
   void run_prompt() {
     const int threads = machine_.threads.count(), wanted = threads == 1 ? 1 : UNITS_A_THREAD * threads;
     const int fitting = source_.queries / parts(wanted, source_.groups);
-    const int most = std::min(PROMPT_QUERIES, PROMPT_NUMBERS / padded(source_.head_dim));
-    at_once_ = std::clamp(fitting / LEAST_PROMPT_QUERIES * LEAST_PROMPT_QUERIES, LEAST_PROMPT_QUERIES, most);
+    const int most = std::min({fitting, PROMPT_QUERIES, PROMPT_NUMBERS / padded(source_.head_dim)});
+    at_once_ = std::max(most / LEAST_PROMPT_QUERIES, 1) * LEAST_PROMPT_QUERIES;
     tiles_ = parts(source_.queries, at_once_);
     parts_ = most_parts();
     const size_t part_bytes = prompt_->part_bytes(source_.head_dim);
