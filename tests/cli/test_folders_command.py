@@ -358,8 +358,9 @@ def test_an_unreadable_folder_is_one_failure(model, folder, monkeypatch, capsys)
             raise PermissionError(13, "Permission denied", os.fspath(path))
         return scan(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
-    assert transcribe(folder, "--json") == 3
+    with monkeypatch.context() as patched:  # not while the folder is removed
+        patched.setattr(os, "scandir", refuse)
+        assert transcribe(folder, "--json") == 3
     printed = capsys.readouterr()
     assert printed.err == f"kvcast: {folder}/talks/deep: cannot be read: Permission denied\n"
     told = json.loads(printed.out)

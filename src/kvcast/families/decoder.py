@@ -205,8 +205,6 @@ def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
         layer = f"decoder.layers.{i}"
         normed = write.rms_norm(x, f"{layer}.attention_norm", dimensions.norm_eps)
         mixed = _attention(write, normed, dimensions, i)
-        if i == dimensions.layers - 1:  # what follows is of each position alone
-            x, mixed = chosen(write, x), chosen(write, mixed)
         x = _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
         normed = write.rms_norm(x, f"{layer}.feed_forward_norm", dimensions.norm_eps)
         if dimensions.experts:
@@ -215,7 +213,7 @@ def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
         gate_up = f"{layer}.feed_forward.gate_up"
         inner = write.linear(normed, gate_up, gate=dimensions.activation)
         x = _added(write, x, inner, f"{layer}.feed_forward", "down", dimensions)
-    normed = write.rms_norm(flat(write, x), "decoder.norm", dimensions.norm_eps)
+    normed = write.rms_norm(flat(write, chosen(write, x)), "decoder.norm", dimensions.norm_eps)
     logits = write.linear(normed, "decoder.embedding" if dimensions.tied else "decoder.head")
     if softcap := dimensions.logit_softcap:
         capped = write.step("tanh", write.step("div", logits, softcap))
@@ -266,7 +264,7 @@ def _experts(
     matrices = [Constant(f"{block}.{name}") for name in ("gate_up", "down")]
     each = dimensions.experts_per_token
     mixed = write.step("mixture_of_experts", tokens, router, *matrices, each)
-    sizes = [write.size(x, 0), write.size(x, 1), dimensions.width]
+    sizes = [write.size(TOKENS, 0), write.size(TOKENS, 1), dimensions.width]
     mixed = write.step("view", mixed, sizes)
     if dimensions.post_norms:
         mixed = write.rms_norm(mixed, f"{block}_post_norm", dimensions.norm_eps)

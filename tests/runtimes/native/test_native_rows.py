@@ -156,7 +156,9 @@ def test_an_input_of_the_same_size_needs_no_other_plan(monkeypatch: pytest.Monke
     plans: list[str] = []
     call = runtime.interpreter.call
     monkeypatch.setattr(
-        runtime.interpreter, "call", lambda name, *given: plans.append(name) or call(name, *given)
+        runtime.interpreter,
+        "call",
+        lambda name, *given, **options: plans.append(name) or call(name, *given, **options),
     )
     cache, logits = runtime.new_cache(1, 8, 1), []
     for clip in (0, 1, 0):
@@ -175,7 +177,9 @@ def test_inputs_in_turns_need_a_plan_for_each_slot(monkeypatch: pytest.MonkeyPat
     plans: list[str] = []
     call = runtime.interpreter.call
     monkeypatch.setattr(
-        runtime.interpreter, "call", lambda name, *given: plans.append(name) or call(name, *given)
+        runtime.interpreter,
+        "call",
+        lambda name, *given, **options: plans.append(name) or call(name, *given, **options),
     )
     cache, logits = runtime.new_cache(2, 8, 2), []
     for clips in ((0, 1), (1, 0), (0, 1)):

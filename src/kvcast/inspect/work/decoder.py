@@ -34,21 +34,12 @@ class DecoderWork(DecoderOnlyWork):
     def call(
         self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
     ) -> Work:
-        return self._call(length, new, rows=rows, asked=asked, through=rows * asked)
-
-    @override
-    def recompute(self, prompt: int, new: int) -> Work:
-        return self._call(0, prompt + new, rows=1, asked=1, through=prompt + new)
-
-    def _call(self, length: int, new: int, *, rows: int, asked: int, through: int) -> Work:
-        """Count a call; `through` positions go on after the last layer's attention."""
         sizes, each = self.dimensions, rows * new
         keys_values = 2 * self._keys * sizes.width
-        query = self._mixed * sizes.width
+        attention = 2 * self._mixed * sizes.width
         router = sizes.experts * sizes.width
         taken = max(sizes.experts_per_token, 1)
         read = max(min(sizes.experts, each * sizes.experts_per_token), 1)
-        after = query + taken * self._expert + router  # the heads' results are as wide as queries
         seen = sum(
             layers * (pairs(length + new, window) - pairs(length, window))
             for window, layers in self._windows.items()
@@ -59,15 +50,19 @@ class DecoderWork(DecoderOnlyWork):
         )
         return Work(
             keys_values=2 * each * sizes.layers * keys_values,
-            linear=2 * (each * (sizes.layers * (query + after) - after) + through * after),
+            linear=2 * each * sizes.layers * (attention + taken * self._expert + router),
             attention=2 * 2 * rows * self._mixed * seen,
             head=2 * rows * asked * sizes.vocab_size * sizes.width,
             weights=self._weights(each),
-            matrices=sizes.layers * (keys_values + 2 * query + read * self._expert + router),
+            matrices=sizes.layers * (keys_values + attention + read * self._expert + router),
             table=sizes.vocab_size * sizes.width,
             held=2 * rows * self._keys * held,
             written=2 * each * self._keys * sizes.layers,
         )
+
+    @override
+    def recompute(self, prompt: int, new: int) -> Work:
+        return self.call(0, prompt + new)
 
     @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
