@@ -122,7 +122,7 @@ class Client(HttpUser):
             if answer.status_code == 429:
                 self._refused(answer)
             elif answer.status_code != 200:
-                answer.failure(f"{answer.status_code} {answer.text}")
+                answer.failure(f"{answer.status_code} {answer.error or answer.text}")
             elif not (alike or _same)(read(answer.json()), expected):
                 answer.failure(f"wrong: {read(answer.json())!r}, not {expected!r}")
 
@@ -210,7 +210,7 @@ class Greedy(HttpUser):
             if answer.status_code in expected:
                 answer.success()
             else:
-                answer.failure(f"{answer.status_code} {answer.text[:200]}")
+                answer.failure(f"{answer.status_code} {answer.error or answer.text[:200]}")
 
 
 def _send(connection: ClientConnection, kind: str, **fields) -> None:

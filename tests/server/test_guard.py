@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -238,6 +239,15 @@ def test_half_a_head_is_not_waited_for(
         if half.strip():
             assert b" 408 " in connection.recv(4000)
         assert connection.recv(100) == b""  # closed without a word, where nothing was asked
+
+
+def test_a_connection_at_rest_is_kept_for_longer_than_clients_keep_theirs(server: Server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(WHOLE)
+        assert b" 200 " in connection.recv(4000)
+        connection.settimeout(httpx.Limits().keepalive_expiry + 0.5)
+        with pytest.raises(TimeoutError):  # else b"": closed
+            connection.recv(4000)
 
 
 def test_connections_are_bounded():

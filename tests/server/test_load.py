@@ -1,6 +1,7 @@
 """Many clients at once, by locust: no failure, no wrong answer, no growth of memory.
 
-Memory is compared with what it was after the first minute.
+Memory is compared between two rests, one after the first minute of load and one at the end: what
+requests under way hold comes and goes, more of it on a slower machine.
 """
 
 import csv
@@ -24,10 +25,10 @@ from server.serving import command, until
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "examples/sense-and-sensibility.flac"
-# Until then rows, caches and threads are used for the first time.
+# Seconds in which rows, caches and threads are used for the first time.
 WARM = 60
 CLIENTS = 128
-QUEUE = 40
+QUEUE = 12
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "Who wrote Emma?", "Hello!")
 DATES = ("3 March 2021", "4 July 1999", "May 5, 2010")
 MODELS = ("demo-chat", "demo-t5", "demo-unilm", "demo")
@@ -61,14 +62,16 @@ def test_many_clients_at_once(tmp_path: Path, seconds: int):
     words = (*MODELS, "--quantize", "none", "--threads", "1", "--quiet", "--queue", str(QUEUE))
     with command(*words, "--live-sessions", "4") as running:
         memory = psutil.Process(running.process.pid).memory_info
-        with _sampled(lambda: memory().rss, seconds / 20) as resident:
-            rows = _load(running.url, tmp_path / "load", WARM + seconds, tmp_path)
-        until(lambda: _idle(running.url))
-        warm, *later = resident
-        grown = max(later) - warm
+        loads, resting, busiest = [], [], 0
+        for load in (WARM, seconds):
+            with _sampled(lambda: memory().rss) as resident:
+                loads.append(_load(running.url, tmp_path / "load", load, tmp_path))
+            until(lambda: _idle(running.url))
+            resting.append(memory().rss)
+            busiest = max(resident)
         engines = httpx.get(f"{running.url}/v1/engine").json()["models"]
-        print(json.dumps({"rows": rows, "engines": engines}, indent=1))
-        print(json.dumps({"grown": grown, "resident": resident}))
+        print(json.dumps({"loads": loads, "engines": engines}, indent=1))
+        print(json.dumps({"bytes at rest": resting, "at most": busiest}))
         [delay] = re.findall(
             r"^kvcast:loop_delay_seconds_max (.+)$",
             httpx.get(f"{running.url}/metrics").text,
@@ -82,25 +85,26 @@ def test_many_clients_at_once(tmp_path: Path, seconds: int):
         assert "status=5" not in running.log
         running.signal()
         assert running.ended() == 0
-    assert grown < 0.05 * warm
-    assert {"live", "stream", "transcriptions with vad", "/v1/embeddings"} <= rows.keys()
-    assert {"greedy: schema", "greedy: n", "greedy: ids", "greedy: headers"} <= rows.keys()
-    assert int(rows["refused"]["Request Count"]) > 0
-    total = rows["Aggregated"]
-    assert int(total["Failure Count"]) == 0
-    assert int(total["Request Count"]) > CLIENTS / 2
+    warm, after = resting
+    assert after < 1.05 * warm
+    assert busiest < 1.25 * warm
+    rows = loads[0].keys() | loads[1].keys()
+    assert {"live", "stream", "transcriptions with vad", "/v1/embeddings", "refused"} <= rows
+    assert {"greedy: schema", "greedy: n", "greedy: ids", "greedy: headers"} <= rows
+    for load in loads:
+        total = load["Aggregated"]
+        assert int(total["Failure Count"]) == 0
+        assert int(total["Request Count"]) > CLIENTS / 2
 
 
 @contextmanager
-def _sampled(memory: Callable[[], int], pause: float) -> Iterator[list[int]]:
-    """Ask for the memory once the clients have worked for WARM seconds, then after each pause."""
+def _sampled(memory: Callable[[], int]) -> Iterator[list[int]]:
+    """Ask for the memory twice a second."""
     samples: list[int] = []
     over = threading.Event()
 
     def sample() -> None:
-        over.wait(WARM)
-        samples.append(memory())
-        while not over.wait(pause):
+        while not over.wait(0.5):
             samples.append(memory())
 
     thread = threading.Thread(target=sample)

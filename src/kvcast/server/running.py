@@ -36,6 +36,13 @@ _TURN = 0.001
 _FILES = 1024
 """Files that may be open besides connections: a temporary one of each upload, pipes, models."""
 
+_KEPT = 75
+"""Seconds that a connection without requests is kept.
+
+Longer than clients and proxies keep theirs, since whoever closes first decides who loses a request
+that is on its way: uvicorn's 5 are httpx's, and so those of OpenAI's client, too.
+"""
+
 _TELLING = 5
 """Seconds after the drain for telling clients that their requests have ended."""
 
@@ -126,6 +133,7 @@ def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
         log_config=None,
         lifespan="off",
         server_header=False,
+        timeout_keep_alive=_KEPT,
         timeout_graceful_shutdown=math.ceil(params.drain + _TELLING),
         ws="websockets-sansio",
         ws_max_size=params.max_body << 20,
