@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.functional import linear
 
+from kvcast.runtimes.aoti.inductor import TUNED
 from kvcast.runtimes.aoti.operators import reading, table
 from kvcast.runtimes.lowering.replace import replace_operators
 
@@ -141,7 +142,7 @@ def compiled(module: GraphModule, arguments: tuple[Any, ...]) -> StepFunction:
     of torch.cond that write, and its guards would look at every weight before every step.
     """
     # The options of mode max-autotune-no-cudagraphs.
-    options = {"max_autotune": True, "coordinate_descent_tuning": True}
+    options = {**TUNED, "coordinate_descent_tuning": True}
     # Halves of a rotated head are put together in the kernel that writes them into the cache.
     options["force_pointwise_cat"] = True
     step: StepFunction = torch._inductor.compile(module, list(arguments), options=options)

@@ -70,7 +70,7 @@ _TORCH = "2.13."
 # Made between two of Python's garbage collections.
 _OBJECTS = 50_000
 # Tuning without the reports meant for Inductor's developers.
-_TUNED = {
+TUNED = {
     "max_autotune": True,
     "autotune_num_choices_displayed": 0,
     "max_autotune_report_choices_stats": False,
@@ -211,7 +211,7 @@ def compile_program(
     calls.
     """
     quicker = _quicker() if torch.__version__.startswith(_TORCH) else nullcontext()
-    options = _OPTIONS | (_TUNED if max_autotune else {})
+    options = _OPTIONS | (TUNED if max_autotune else {})
     options |= {"aot_inductor.custom_ops_to_c_shims": dict(shims)} if shims else {}
     with tracing(), quicker:
         produced = aot_compile(module, arguments, options=options)
