@@ -179,10 +179,13 @@ void take_likely(Row& row, int vocab, const Sampling& of, float factor) {
     total = row.weigh(factor);
   } else if (of.top_p < 1) {
     total = row.sum(factor);
-    // All that lies below this reaches 1 - p at most, together.
-    const double least = std::log2((1 - of.top_p) / vocab * total) / factor;
-    row.take_from(below(static_cast<float>(row.most() + least), row.most()));
-    row.weigh(factor);
+    // The likeliest that reach p are among the tokens above a bound, once these do; mostly few. Below the last one, 2^-128,
+    // nothing weighs anything.
+    float bound = -2;
+    do {
+      bound *= 2;
+      row.take_from(row.most() + bound / factor);
+    } while (row.weigh(factor) < of.top_p * total && bound > -128);
   } else {
     row.take_from(below(row.most() + of.temperature * std::log(static_cast<float>(of.min_p)), row.most()));
   }
