@@ -229,6 +229,7 @@ CTRANSLATE2 = [
 
 KEYS = "layers.2.self_attn.k_proj.weight"
 EXPERT = "experts.2.w3.weight"
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
 DECODERS = [
     *refusals("llama", CONFIG, FAILED, *each_saying(CONFIG,
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
@@ -252,12 +253,20 @@ DECODERS = [
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types other than"),
         ({"layer_types": ["sliding_attention"] * 4}, "sliding_window is missing"),
         ({"rope_parameters": 3}, "rope_parameters must be an object"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "axial"}}, "rope type 'axial' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor is missing"),
+        ({"rope_scaling": LONGROPE | {"long_factor": [1.0] * 3}}, "needs 4 divisors"),
+        ({"rope_scaling": LONGROPE | {"long_factor": [1.0, -1.0]}}, "each of long_factor must be"),
+        ({"rope_scaling": LONGROPE | {"short_factor": 1.0}}, "short_factor must list numbers"),
+        ({"rope_scaling": LONGROPE | {"factor": -1}}, "factor must be a number above 0"),
+        ({"rope_scaling": LONGROPE | {"type": "yarn"}}, "yarn has no long_factor"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "proportional", "partial_rotary_factor": 2}}, "share of a head"),
+        ({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta is not"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "out of range"),
         ({"rope_scaling": {**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}}, "in this"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 0}}, "truncate must be true"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1"),
     )),
@@ -639,8 +648,6 @@ GGUF_MODELS = [
     ),
     *made(of_unknown_blocks, (None, "is TQ1_0, not one of F32")),
     *made(lambda path, what: with_divisors(path, *what),
-        ((llama3_divisors(8.0, trained=4096, base=500_000.0),), "not Llama 3's scaling"),
-        ((np.linspace(1, 8, HALF, dtype=np.float32),), "not Llama 3's scaling"),
         ((np.zeros(HALF, np.float32),), "below 1"),
         ((np.full(HALF, np.nan, np.float32),), "below 1"),
         ((np.ones(3, np.float32),), "has shape [3]"),

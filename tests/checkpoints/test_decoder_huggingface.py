@@ -12,10 +12,12 @@ from checkpoints.tiny_decoders import (
     SETTINGS,
     random_decoder,
     random_gemma_with_images,
+    random_mistral_with_images,
     save_decoder,
     tensors_by_our_names,
 )
 from checkpoints.tiny_whisper import edit_json
+from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from kvcast.spec.rotary import Rotary
@@ -169,6 +171,79 @@ def test_of_a_gemma_with_images_the_text_model_is_read(renaming, tmp_path):
     assert json.loads(checkpoint.text["text.json"])["end_tokens"] == [1]
 
 
+def test_of_a_mistral_with_images_the_text_model_is_read(tmp_path):
+    model = random_mistral_with_images()
+    checkpoint = open_checkpoint(save_decoder(model, tmp_path / "model"))
+    rotary = Rotary(
+        base=1e6,
+        scaling="yarn",
+        factor=16.0,
+        high_frequency=32.0,
+        trained_positions=16_384,
+        attention_factor=1.0,
+        query_beta=0.1,
+    )
+    assert checkpoint.dimensions == DecoderDimensions(
+        architecture="mistral3",
+        **COMMON | {"norm_eps": 1e-5},
+        windows=(None,) * 4,
+        rotary=rotary,
+        tied=True,
+    )
+    expected = tensors_by_our_names(model, "model.language_model")
+    assert_same_tensors(checkpoint.tensors, expected)
+
+
+PUBLISHED = {
+    "microsoft/Phi-4-mini-instruct": (
+        {
+            "model_type": "phi3", "vocab_size": 200_064, "hidden_size": 3072,
+            "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 24,
+            "num_key_value_heads": 8, "max_position_embeddings": 131_072, "hidden_act": "silu",
+            "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+            "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "sliding_window": 262_144,
+            "tie_word_embeddings": True, "attention_bias": False,
+            "rope_scaling": {
+                "type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48,
+            },
+        },
+        {
+            "head_dim": 128, "windows": (None,) * 32, "tied": True, "norm_eps": 1e-5,
+            "rotary": Rotary(
+                base=10_000.0, scaling="longrope", factor=32.0, trained_positions=4096,
+                partial=0.75, divisors=(1.0,) * 48, long_divisors=(2.0,) * 48,
+            ),
+        },
+    ),
+    "microsoft/Phi-3-mini-4k-instruct": (
+        {
+            "model_type": "phi3", "vocab_size": 32_064, "hidden_size": 3072,
+            "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 32, "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+            "rope_scaling": None, "rope_theta": 10_000.0, "sliding_window": 2047,
+        },
+        {"head_dim": 96, "windows": (2047,) * 32, "rotary": Rotary(base=10_000.0)},
+    ),
+    "zai-org/GLM-4-9B-0414": (
+        {
+            "model_type": "glm4", "vocab_size": 151_552, "hidden_size": 4096,
+            "intermediate_size": 13_696, "num_hidden_layers": 40, "num_attention_heads": 32,
+            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32_768,
+            "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+            "attention_bias": False,
+        },
+        {"post_norms": True, "rotary": Rotary(base=10_000.0, partial=0.5), "qkv_bias": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "dimensions"), PUBLISHED.values(), ids=PUBLISHED)
+def test_published_configurations_mean_their_models(config, dimensions):
+    read = decoder_dimensions(config, "config.json")
+    assert {name: getattr(read, name) for name in dimensions} == dimensions
+
+
 def published(folder, drop=(), **fields):
     """Rewrite config.json in the spelling from before transformers 5."""
     path = folder / "config.json"
@@ -203,6 +278,38 @@ ROTARIES = [
             low_frequency=2.0,
             high_frequency=8.0,
             attention_factor=1.0,
+        ),
+    ),
+    (
+        {"type": "dynamic", "factor": 2.0},
+        Rotary(base=7.0, scaling="dynamic", factor=2.0, trained_positions=64),
+    ),
+    (
+        {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+        Rotary(base=7.0, scaling="proportional", partial=0.25),
+    ),
+    (
+        {"type": "su", "short_factor": [1, 1, 1, 2.0], "long_factor": [1.0, 2, 3, 4],
+         "original_max_position_embeddings": 16, "attention_factor": 1.5},
+        Rotary(
+            base=7.0,
+            scaling="longrope",
+            factor=4.0,
+            trained_positions=16,
+            divisors=(1.0, 1.0, 1.0, 2.0),
+            long_divisors=(1.0, 2.0, 3.0, 4.0),
+            attention_factor=1.5,
+        ),
+    ),
+    (
+        {"type": "yarn", "factor": 4.0, "truncate": False},
+        Rotary(
+            base=7.0,
+            scaling="yarn",
+            factor=4.0,
+            trained_positions=64,
+            high_frequency=32.0,
+            truncate=False,
         ),
     ),
 ]  # fmt: skip
@@ -250,7 +357,8 @@ def test_what_gemmas_published_configuration_leaves_out_is_transformers_default(
 @pytest.mark.parametrize(
     ("name", "fields", "windows"),
     [
-        ("mistral", {"sliding_window": 4096}, (4096,) * 4),
+        ("mistral", {"sliding_window": 63}, (63,) * 4),
+        ("mistral", {"sliding_window": 64}, (None,) * 4),
         ("mistral", {"sliding_window": None}, (None,) * 4),
         ("mixtral", {"sliding_window": 9}, (9,) * 4),
         ("llama", {"sliding_window": 9}, (None,) * 4),

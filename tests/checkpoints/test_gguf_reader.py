@@ -376,6 +376,14 @@ def test_llama3s_scaling_is_found_in_its_divisors(tmp_path, factor):
     assert dimensions.rotary == Rotary(
         base=500_000.0, scaling="llama3", factor=factor, trained_positions=8192
     )
+    other = llama3_divisors(factor, trained=4096, base=500_000.0)
+    rotary = open_checkpoint(with_divisors(tmp_path / "o.gguf", other)).dimensions.rotary
+    assert rotary.divisors == rotary.long_divisors == tuple(other.tolist())
+    plain = Rotary(base=500_000.0)
+    expected = plain.frequencies(HEAD_DIM) / other
+    np.testing.assert_allclose(rotary.frequencies(HEAD_DIM), expected, rtol=1e-6)
+    cosines, sines = rotary.tables(8, HEAD_DIM)
+    np.testing.assert_allclose(cosines**2 + sines**2, 1, atol=1e-6)
     ones = np.ones(HEAD_DIM // 2, np.float32)
     dimensions = open_checkpoint(with_divisors(tmp_path / "n.gguf", ones)).dimensions
     assert dimensions.rotary == Rotary(base=500_000.0)

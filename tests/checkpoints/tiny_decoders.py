@@ -65,6 +65,25 @@ def random_gemma_with_images():
     return _randomised(transformers.Gemma3ForConditionalGeneration(config))
 
 
+def random_mistral_with_images():
+    """Mistral 3 with a Ministral as its decoder and a vision tower, which is not read."""
+    torch.manual_seed(0)
+    config = transformers.Mistral3Config(
+        text_config={**SIZES, "model_type": "ministral3"},
+        vision_config={
+            "model_type": "pixtral",
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "head_dim": 4,
+            "image_size": 14,
+            "patch_size": 7,
+        },
+    )
+    return _randomised(transformers.Mistral3ForConditionalGeneration(config))
+
+
 def _randomised(model):
     with torch.no_grad():
         for parameter in model.parameters():

@@ -68,6 +68,19 @@ LLAMA = DecoderDimensions(
 MISTRAL = replace(LLAMA, architecture="mistral", windows=(7, 7), tied=False)
 QWEN2 = replace(LLAMA, architecture="qwen2", qkv_bias=True)
 QWEN3 = replace(LLAMA, architecture="qwen3", query_key_norm=True)
+MINISTRAL3 = replace(
+    LLAMA,
+    architecture="ministral3",
+    rotary=Rotary(
+        base=10000.0,
+        scaling="yarn",
+        factor=4.0,
+        high_frequency=32.0,
+        trained_positions=6,
+        partial=0.75,
+        query_beta=0.5,
+    ),
+)
 GEMMA3 = replace(
     LLAMA,
     architecture="gemma3_text",
@@ -81,7 +94,7 @@ GEMMA3 = replace(
     logit_softcap=20.0,
 )
 MIXTRAL = replace(MISTRAL, architecture="mixtral", experts=4, experts_per_token=2)
-DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, MIXTRAL)
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, MINISTRAL3, GEMMA3, MIXTRAL)
 
 ROFORMER = UnilmDimensions(
     architecture="roformer",

@@ -25,6 +25,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 256,
+    "pad_token_id": 0,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -34,6 +35,16 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+        "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
+    }
+}
+TRAINED = {"original_max_position_embeddings": 32}
 MODELS = {
     "mistral with its window": ("mistral", {"sliding_window": WINDOW}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
@@ -58,6 +69,32 @@ MODELS = {
             "sliding_window_pattern": 3,
         },
     ),
+    "phi 3 longer than trained": ("phi3", {"hidden_size": 64, **LONGROPE, **TRAINED}),
+    "phi 3 no longer than trained": (
+        "phi3",
+        {"hidden_size": 64, **LONGROPE, "original_max_position_embeddings": 256},
+    ),
+    "phi 3 with a window": ("phi3", {"hidden_size": 64, "sliding_window": WINDOW}),
+    "ministral": (
+        "ministral",
+        {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "ministral 3": (
+        "ministral3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "llama_4_scaling_beta": 0.5,
+                "original_max_position_embeddings": 10,
+            }
+        },
+    ),
+    "glm": ("glm", {"attention_bias": True}),
+    "glm 4": ("glm4", {"attention_bias": False, "partial_rotary_factor": 0.75}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
@@ -110,7 +147,9 @@ def expected(oracle, tokens):
     # transformers' Gemma 3 reads this soft cap and does not use it unless it is told here.
     cap = getattr(oracle.config, "attn_logit_softcapping", None)
     told = {} if cap is None else {"softcap": cap}
-    return oracle(torch.from_numpy(tokens)[None], **told).logits[0].numpy()
+    # transformers' longrope depends on a sequence's length: all are as long as the longest here.
+    padded = torch.from_numpy(np.pad(tokens, (0, LENGTH - len(tokens))))
+    return oracle(padded[None], **told).logits[0, : len(tokens)].numpy()
 
 
 @pytest.mark.parametrize("chunk", [1, 3, WINDOW, WINDOW + 5, LENGTH])

@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from kvcast.errors import KvcastError
 from kvcast.spec.rotary import Rotary
@@ -56,16 +58,123 @@ KINDS = {
             attention_factor=1.5,
         ),
     ),
+    "yarn between pairs": (
+        {
+            "rope_theta": 150_000.0,
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        Rotary(
+            base=150_000.0,
+            scaling="yarn",
+            factor=32.0,
+            high_frequency=32.0,
+            trained_positions=4096,
+            truncate=False,
+        ),
+    ),
+    "linear in a part of a head": (
+        {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.75},
+        Rotary(base=1e4, scaling="linear", factor=2.0, partial=0.75),
+    ),
+    "yarn in a part of a head": (
+        {
+            "rope_theta": 1e4,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 512,
+        },
+        Rotary(
+            base=1e4,
+            scaling="yarn",
+            factor=4.0,
+            partial=0.5,
+            high_frequency=32.0,
+            trained_positions=512,
+        ),
+    ),
+    "proportional": (
+        {"rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25},
+        Rotary(base=1e6, scaling="proportional", partial=0.25),
+    ),
+    "proportional with a factor": (
+        {
+            "rope_theta": 1e6,
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.75,
+            "factor": 8.0,
+        },
+        Rotary(base=1e6, scaling="proportional", partial=0.75, factor=8.0),
+    ),
 }
 
 
 def assert_same_tables(rotary, head_dim, embedding, *kind):
-    positions = torch.arange(POSITIONS)[None]
+    positions, turned = torch.arange(POSITIONS)[None], rotary.channels(head_dim) // 2
     tables = rotary.tables(POSITIONS, head_dim)
     for ours, theirs in zip(tables, embedding(torch.zeros(1), positions, *kind), strict=True):
-        # Theirs holds each angle for both halves of a head.
+        # Theirs holds each angle for both halves of what turns.
         assert ours.shape == (POSITIONS, head_dim // 2)
-        np.testing.assert_allclose(np.tile(ours, 2), theirs[0].numpy(), rtol=0, atol=1e-5)
+        both = np.tile(ours[:, :turned], 2)
+        np.testing.assert_allclose(both, theirs[0].numpy(), rtol=0, atol=1e-5)
+    for table, still in zip(tables, (1, 0), strict=True):
+        assert (table[:, turned:] == still).all()
+
+
+@pytest.mark.parametrize(
+    ("trained", "factor", "attention"),
+    [(4096, None, None), (4096, None, 1.25), (POSITIONS, 4.0, None)],
+    ids=["longer than trained", "with its attention factor", "no longer than trained"],
+)
+def test_longropes_divisors_are_those_of_the_longest_sequence(trained, factor, attention):
+    """In transformers those of the sequence, which is as long here."""
+    short, long = (np.linspace(1, most, 48).tolist() for most in (1.5, 60))
+    given = {"factor": factor, "attention_factor": attention}
+    config = LlamaConfig(
+        head_dim=128,
+        max_position_embeddings=131_072,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.75,
+            "short_factor": short,
+            "long_factor": long,
+            "original_max_position_embeddings": trained,
+            **{name: value for name, value in given.items() if value is not None},
+        },
+    )
+    rotary = Rotary(
+        base=1e4,
+        scaling="longrope",
+        factor=factor or 131_072 / trained,
+        trained_positions=trained,
+        attention_factor=attention,
+        partial=0.75,
+        divisors=short,
+        long_divisors=long,
+    )
+    assert_same_tables(rotary, 128, LlamaRotaryEmbedding(config))
+
+
+@pytest.mark.parametrize("positions", [512, 1024, POSITIONS])
+def test_a_dynamic_base_is_that_of_the_longest_sequence(positions):
+    config = LlamaConfig(
+        head_dim=64,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    )
+    theirs, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=positions)
+    rotary = Rotary(base=1e4, scaling="dynamic", factor=2.0, trained_positions=1024)
+    np.testing.assert_allclose(rotary.frequencies(64, positions), theirs.numpy(), rtol=1e-6)
+
+
+def test_factors_on_queries_are_transformers():
+    rotary = Rotary(base=1e4, trained_positions=100, query_beta=0.1)
+    theirs = get_llama_4_attn_scale(torch.arange(1000)[None], 0.1, 100)
+    np.testing.assert_allclose(rotary.query_scales(1000), theirs[0, 0].numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 256])
@@ -90,7 +199,12 @@ def test_both_bases_of_gemma_3_are_transformers():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"scaling": "longrope"}, "'longrope' is not supported"),
+        ({"scaling": "axial"}, "'axial' is not supported"),
+        ({"scaling": "longrope"}, "needs the trained length"),
+        ({"query_beta": 0.1}, "needs the trained length"),
+        ({"query_beta": -0.1, "trained_positions": 8}, "query_beta -0.1 is out of range"),
+        ({"partial": 1.5}, "share of a head"),
+        ({"divisors": [1.0, 0.0]}, "divisors must be numbers above 0"),
         ({"base": float("nan")}, "out of range"),
         ({"factor": 0.5}, "out of range"),
         ({"scaling": "llama3"}, "needs the trained length"),
@@ -101,3 +215,21 @@ def test_both_bases_of_gemma_3_are_transformers():
 def test_settings_that_make_no_angles_are_one_line(settings, words):
     with pytest.raises(KvcastError, match=words):
         Rotary(**{"base": 10_000.0, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"partial": 0.1}, "has no pairs that turn"),
+        ({"scaling": "dynamic", "trained_positions": 8, "partial": 0.25}, "has no pairs"),
+        ({"scaling": "longrope", "trained_positions": 8}, "needs 4 divisors"),
+        (
+            {"scaling": "longrope", "trained_positions": 1, "divisors": [1.0] * 4,
+             "long_divisors": [1.0] * 4},
+            "trained length of 2",
+        ),
+    ],
+)  # fmt: skip
+def test_heads_that_cannot_turn_are_one_line(settings, words):
+    with pytest.raises(KvcastError, match=words):
+        Rotary(base=10_000.0, **settings).check(8)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
-from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
-from kvcast.checkpoints.tables import changed, fill_decoder, same
+from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
+from kvcast.checkpoints.tables import changed, fill_decoder, head_order, reordered, same
 from kvcast.checkpoints.text_huggingface import (
     chat_templates,
     end_token_by_text,
@@ -74,10 +74,22 @@ _GEMMA_NAMES = {
     f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.pre_feedforward_layernorm.weight",),
     f"{_LAYER}.feed_forward_post_norm.weight": ("layers.{i}.post_feedforward_layernorm.weight",),
 }
+_FUSED = {
+    **NAMES,
+    f"{_LAYER}.attention.qkv.weight": (f"{_ATTENTION}.qkv_proj.weight",),
+    f"{_LAYER}.feed_forward.gate_up.weight": ("layers.{i}.mlp.gate_up_proj.weight",),
+}
+_GLM_NAMES = {
+    **NAMES,
+    f"{_LAYER}.feed_forward.gate_up.weight": ("layers.{i}.mlp.gate_up_proj.weight",),
+    f"{_LAYER}.attention_post_norm.weight": ("layers.{i}.post_self_attn_layernorm.weight",),
+    f"{_LAYER}.feed_forward_post_norm.weight": ("layers.{i}.post_mlp_layernorm.weight",),
+}
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
 _PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
 _IMAGES = ("vision_tower.", "multi_modal_projector.")
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+_ROTATED = re.compile(r"\.self_attn\.(?:q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 # Old models store them, but they follow from the configuration.
 _TABLES = (".inv_freq", ".cos_cached", ".sin_cached")
@@ -114,6 +126,10 @@ def _gemma(fields: Fields) -> dict[str, Any]:
     }
 
 
+def _glm(fields: Fields) -> dict[str, Any]:
+    return {"qkv_bias": fields.flag("attention_bias")}
+
+
 def _experts(fields: Fields) -> dict[str, Any]:
     return {
         "experts": fields.whole("num_local_experts"),
@@ -142,6 +158,8 @@ class _Type:
     `windowed`: whether a layer has a window if there is no layer_types.
     `particulars`: dimensions that other types do not have.
     `norms_less_one`: whether norm weights are stored minus one.
+    `rotary`: settings of rotary embeddings that other types do not have.
+    `neighbours`: whether rotary pairs are neighbouring rows, not halves of what turns.
     `foreign`: name prefixes of parts that are not read.
     """
 
@@ -150,6 +168,8 @@ class _Type:
     particulars: Callable[[Fields], Mapping[str, Any]] = lambda _fields: {}
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
     norms_less_one: bool = False
+    rotary: tuple[str, ...] = ()
+    neighbours: bool = False
     foreign: tuple[str, ...] = ()
 
 
@@ -194,6 +214,13 @@ _GEMMA = _Type(
     norms_less_one=True,
     foreign=_IMAGES,
 )
+_GLM = _Type(
+    defaults={**_DEFAULTS, "rms_norm_eps": 1.5625e-7, SHARE: 0.5, "attention_bias": True},
+    particulars=_glm,
+    names=_GLM_NAMES,
+    rotary=(SHARE,),
+    neighbours=True,
+)
 _TYPES: Mapping[str, _Type] = {
     "llama": _Type(defaults={**_DEFAULTS, "attention_bias": False}, particulars=_llama),
     "mistral": _Type(defaults={**_DEFAULTS, "sliding_window": 4096}, windowed=_always_windowed),
@@ -212,9 +239,44 @@ _TYPES: Mapping[str, _Type] = {
         windowed=_windowed_from_a_layer_on,
         particulars=lambda fields: _configured_biases(fields) | {"query_key_norm": True},
     ),
+    "phi3": _Type(
+        defaults={
+            **_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+        },
+        windowed=_always_windowed,
+        names=_FUSED,
+        rotary=(SHARE,),
+    ),
+    "ministral": _Type(defaults={**_DEFAULTS, "sliding_window": 4096}, windowed=_always_windowed),
+    "ministral3": _Type(
+        defaults={
+            **_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 262_144,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16_384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        windowed=_always_windowed,
+        rotary=(QUERY_BETA,),
+    ),
+    "glm": _GLM,
+    "glm4": replace(_GLM, particulars=lambda fields: _glm(fields) | {"post_norms": True}),
     "gemma3_text": _GEMMA,
     "gemma3": _GEMMA,
 }
+
+# Models with images whose decoder is of any type, and that type where text_config names none.
+_WRAPPERS: Mapping[str, str] = {"mistral3": "mistral"}
 
 
 def read_decoder(
@@ -227,10 +289,10 @@ def read_decoder(
     `stored` maps the names in the files to tensors. Raises KvcastError with one line for an
     unsupported configuration, and for tensors that are missing, unknown or of the wrong shape.
     """
-    kind = _TYPES[config["model_type"]]
-    fields = _fields(config, kind, str(folder / "config.json"))
-    dimensions = _dimensions(fields, kind, config["model_type"])
-    own = _own_tensors(stored, kind)
+    label = str(folder / "config.json")
+    kind = _type_of(config, label)
+    dimensions = _dimensions(_fields(config, kind, label), kind, config["model_type"])
+    own = _in_halves(_own_tensors(stored, kind), dimensions, kind)
     if dimensions.tied:
         dimensions = replace(dimensions, tied=_is_tied(own))
     tensors = fill_decoder(dimensions, kind.names, own, str(folder), lenient=True)
@@ -278,8 +340,23 @@ def _about_unused(folder: Path, unused: Sequence[str], layers: int) -> list[str]
 
 def decoder_dimensions(config: Mapping[str, Any], label: str) -> DecoderDimensions:
     """Read a configuration alone, with a model_type of this family."""
-    kind = _TYPES[config["model_type"]]
+    kind = _type_of(config, label)
     return _dimensions(_fields(config, kind, label), kind, config["model_type"])
+
+
+def _type_of(config: Mapping[str, Any], label: str) -> _Type:
+    """Return the properties of a model's type; of one with images, those of its decoder's."""
+    name, outer = config["model_type"], Fields(values=config, label=label)
+    if name not in _WRAPPERS:
+        return _TYPES[name]
+    text = outer.group("text_config")
+    usual = _WRAPPERS[name]
+    name = usual if text is None else str(text.values.get("model_type", usual))
+    if name not in _TYPES:
+        raise outer.error(f"model_type {name!r} of its text_config is not supported")
+    kind = _TYPES[name]
+    defaults = {**kind.defaults, "tie_word_embeddings": True}
+    return replace(kind, defaults=defaults, foreign=_IMAGES)
 
 
 def _fields(config: Mapping[str, Any], kind: _Type, label: str) -> Fields:
@@ -304,7 +381,7 @@ def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimens
         "architecture": architecture,
         **whole,
         "windows": _windows(fields, kind),
-        "rotary": read_rotary(fields, FULL, "rope_theta"),
+        "rotary": read_rotary(fields, FULL, "rope_theta", kind.rotary),
         "norm_eps": fields.positive("rms_norm_eps"),
         "attention_scale": whole["head_dim"] ** -0.5,
         "activation": _ACTIVATIONS[activation],
@@ -324,6 +401,8 @@ def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
     if any(layer_type not in (FULL, SLIDING) for layer_type in kinds):
         raise fields.error(f"layer_types other than {FULL} and {SLIDING} are not supported")
     window = fields.whole("sliding_window") if SLIDING in kinds else None
+    if window is not None and window >= fields.whole(SIZES["max_positions"]):
+        window = None  # Phi 4 mini's is twice as long as its longest sequence
     return tuple(window if layer_type == SLIDING else None for layer_type in kinds)
 
 
@@ -336,6 +415,26 @@ def _own_tensors(stored: Mapping[str, StoredTensor], kind: _Type) -> dict[str, S
         else tensor
         for name, tensor in own.items()
         if not name.startswith(kind.foreign)
+    }
+
+
+def _in_halves(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: _Type
+) -> dict[str, StoredTensor]:
+    """Return tensors with the rows of queries and keys in kvcast's order of rotary pairs."""
+    size = dimensions.head_dim
+    order = head_order(size, dimensions.rotary.channels(size), neighbours=kind.neighbours)
+    if np.array_equal(order, np.arange(size)):
+        return dict(own)
+    rotated = (dimensions.heads + dimensions.kv_heads) * size
+
+    def move(rows: NDArray[Any]) -> NDArray[Any]:
+        heads = rows[:rotated].reshape(-1, size, *rows.shape[1:])  # a fused matrix has values, too
+        return np.concatenate([heads[:, order].reshape(-1, *rows.shape[1:]), rows[rotated:]])
+
+    return {
+        name: reordered(tensor, move) if _ROTATED.search(name) else tensor
+        for name, tensor in own.items()
     }
 
 
@@ -360,7 +459,7 @@ def _text(folder: Path, config: Mapping[str, Any], notices: Sequence[str]) -> di
 
 
 DECODER = HuggingFaceFamily(
-    model_types=tuple(_TYPES),
+    model_types=(*_TYPES, *_WRAPPERS),
     dimensions=decoder_dimensions,
     read=read_decoder,
     required={

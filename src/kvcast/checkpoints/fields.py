@@ -5,7 +5,7 @@ Knows no format: readers know the names of fields.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from kvcast.errors import KvcastError
@@ -41,6 +41,17 @@ class Fields:
             return float(value)
         except OverflowError:
             raise self.error(f"{name} is too large") from None
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a list of finite numbers above 0."""
+        values = self._value(name, None)
+        if not isinstance(values, list):
+            raise self.error(f"{name} must list numbers above 0")
+        each = Fields(values={}, label=self.label)
+        return tuple(
+            replace(each, values={f"each of {name}": value}).positive(f"each of {name}")
+            for value in values
+        )
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """Return true or false."""

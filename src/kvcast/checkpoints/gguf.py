@@ -2,8 +2,8 @@
 
 llama.cpp's conversion/llama.py and gemma.py define the conversion. In the `llama`
 architecture, rotary pairs of queries and keys are neighbouring rows of a head, so its rows are in
-another order; Gemma's norms are stored as they multiply, not minus one; Llama 3's rotary scaling is
-a tensor of divisors. Knows nothing of the container's bytes or of the tokenizer.
+another order; Gemma's norms are stored as they multiply, not minus one; Llama 3's rotary scaling,
+like any other that a model has for itself, is a tensor of divisors. Knows nothing of the container's bytes or of the tokenizer.
 """
 
 import math
@@ -68,7 +68,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 _EXPERTS = "_exps.weight"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _ROTARY_DIVISORS = "rope_freqs.weight"
-# Llama 3's scaling differs between models only in its factor; the conversion writes no other kind.
+# Llama 3's scaling differs between models only in its factor.
 _LLAMA3 = {"low_frequency": 1.0, "high_frequency": 4.0, "trained_positions": 8192}
 # More than any model has, and few enough for a table.
 _MOST_POSITIONS = 1 << 24
@@ -258,7 +258,7 @@ def _rotary(values: _Values, head_dim: int, divisors: GgufTensor | None) -> Rota
     if divisors is not None:
         if scaling != "none":
             raise fields.error(f"rotary scaling both by {_ROTARY_DIVISORS} and by its type")
-        return _llama3(fields, base, head_dim, divisors)
+        return _divided(values, base, head_dim, divisors)
     if scaling == "none":
         return fields.make(Rotary, base=base)
     if scaling == "linear":
@@ -309,8 +309,9 @@ def _yarn(values: _Values, base: float, factor: float) -> Rotary:
     )
 
 
-def _llama3(fields: Fields, base: float, head_dim: int, divisors: GgufTensor) -> Rotary:
-    """Find the factor of Llama 3's scaling, and check that it explains all divisors."""
+def _divided(values: _Values, base: float, head_dim: int, divisors: GgufTensor) -> Rotary:
+    """Find the factor of Llama 3's scaling, if it explains all divisors; keep any others."""
+    fields = values.fields
     plain = fields.make(Rotary, base=base)
     if divisors.shape != (head_dim // 2,):
         raise fields.error(f"{_ROTARY_DIVISORS} has shape {list(divisors.shape)}")
@@ -322,9 +323,18 @@ def _llama3(fields: Fields, base: float, head_dim: int, divisors: GgufTensor) ->
     factor = float(divided_by.max())
     scaled = fields.make(Rotary, base=base, scaling="llama3", factor=factor, **_LLAMA3)
     expected = plain.frequencies(head_dim) / divided_by
-    if not np.allclose(scaled.frequencies(head_dim), expected, rtol=1e-4, atol=0):
-        raise fields.error(f"{_ROTARY_DIVISORS} is not Llama 3's scaling, which alone is supported")
-    return scaled
+    if np.allclose(scaled.frequencies(head_dim), expected, rtol=1e-4, atol=0):
+        return scaled
+    each = tuple(map(float, divided_by))
+    return fields.make(
+        Rotary,
+        base=base,
+        scaling="longrope",
+        trained_positions=values.whole("context_length"),
+        attention_factor=1.0,
+        divisors=each,
+        long_divisors=each,
+    )
 
 
 def _stored(

@@ -5,20 +5,22 @@ or one per kind of layer. `kvcast.spec.rotary` defines the kinds of scaling. Kno
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kvcast.checkpoints.fields import Fields
 from kvcast.spec.rotary import Rotary
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+SHARE, QUERY_BETA = "partial_rotary_factor", "llama_4_scaling_beta"
 
 
-def read_rotary(fields: Fields, layers: str, base: str) -> Rotary:
+def read_rotary(fields: Fields, layers: str, base: str, own: Collection[str] = ()) -> Rotary:
     """Read the settings for one kind of `layers` (FULL or SLIDING).
 
-    `base` names the field with the base, if the settings' own object has none. Raises KvcastError
-    for unsupported kinds of scaling.
+    `base` names the field with the base, if the settings' own object has none; `own` are settings
+    that the model's type has and others do not (SHARE, QUERY_BETA). Raises KvcastError for
+    unsupported kinds of scaling.
     """
     parameters = _parameters(fields, layers)
     values = parameters.values
@@ -26,12 +28,17 @@ def read_rotary(fields: Fields, layers: str, base: str) -> Rotary:
     if scaling not in _SCALINGS:
         supported = ", ".join(_SCALINGS)
         raise parameters.error(f"rope type {scaling!r} is not supported (supported: {supported})")
-    for part in (fields, parameters):
-        if part.positive("partial_rotary_factor", 1.0) != 1.0:
-            raise part.error("partial_rotary_factor must be 1: other models are not supported")
+    share = parameters.positive(SHARE, fields.positive(SHARE, 1.0))
+    if share != 1.0 and SHARE not in own and scaling != "proportional":
+        raise parameters.error(f"{SHARE} must be 1: models of this type rotate whole heads")
+    beta = parameters.positive(QUERY_BETA) if values.get(QUERY_BETA) else 0.0
+    if beta and QUERY_BETA not in own:
+        raise parameters.error(f"{QUERY_BETA} is not supported in models of this type")
     return parameters.make(
         Rotary,
         base=parameters.positive("rope_theta", fields.positive(base)),
+        partial=share,
+        query_beta=beta,
         **_SCALINGS[scaling](parameters, fields),
     )
 
@@ -60,9 +67,36 @@ def _llama3(parameters: Fields, fields: Fields) -> dict[str, Any]:
     }
 
 
+def _dynamic(parameters: Fields, fields: Fields) -> dict[str, Any]:
+    return {
+        "scaling": "dynamic",
+        "factor": parameters.positive("factor"),
+        "trained_positions": fields.whole("max_position_embeddings"),
+    }
+
+
+def _proportional(parameters: Fields, _fields: Fields) -> dict[str, Any]:
+    return {"scaling": "proportional", "factor": parameters.positive("factor", 1.0)}
+
+
+def _longrope(parameters: Fields, fields: Fields) -> dict[str, Any]:
+    trained, attention = _trained(parameters, fields), None
+    if parameters.values.get("attention_factor") is not None:
+        attention = parameters.positive("attention_factor")
+    longer = fields.whole("max_position_embeddings") / trained
+    return {
+        "scaling": "longrope",
+        "factor": parameters.positive("factor", max(longer, 1.0)),
+        "trained_positions": trained,
+        "attention_factor": attention,
+        "divisors": parameters.numbers("short_factor"),
+        "long_divisors": parameters.numbers("long_factor"),
+    }
+
+
 def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
-    if not parameters.flag("truncate", True):
-        raise parameters.error("yarn without truncate is not supported")
+    if "long_factor" in parameters.values:
+        raise parameters.error("yarn has no long_factor: longrope has")
     factor, attention = parameters.positive("factor"), None
     if parameters.values.get("attention_factor") is not None:
         attention = parameters.positive("attention_factor")
@@ -80,6 +114,7 @@ def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
         "high_frequency": parameters.positive("beta_fast", 32.0),
         "trained_positions": _trained(parameters, fields),
         "attention_factor": attention,
+        "truncate": parameters.flag("truncate", True),
     }
 
 
@@ -96,4 +131,8 @@ _SCALINGS: Mapping[str, Callable[[Fields, Fields], dict[str, Any]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,  # its name before
+    "dynamic": _dynamic,
+    "proportional": _proportional,
 }

@@ -186,6 +186,8 @@ def _decoder_parts(
         counts = (rows - 2 * keys, keys, keys)
     elif ".gate_up" in canonical:
         counts = (dimensions.inner, dimensions.inner)
+    if len(names) == 1:  # files may have the parts as one
+        counts = (rows,)
     for expert in range(dimensions.experts if per_expert else 1):
         for name, count in zip(names, counts, strict=True):
             yield name.replace("{e}", str(expert)), (count, *rest)
@@ -200,6 +202,20 @@ def halves_from_pairs(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
     """
     pairs = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
     return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+def head_order(head_dim: int, channels: int, *, neighbours: bool) -> NDArray[np.intp]:
+    """Return which of a file's rows of a head of queries or keys becomes each of kvcast's.
+
+    In files, the first `channels` rows are rotary pairs, neighbours or in halves, and the others
+    do not turn. In kvcast, pairs are in halves of the whole head, those that turn first.
+    """
+    if neighbours:
+        first, second = np.arange(0, channels, 2), np.arange(1, channels, 2)
+    else:
+        first, second = np.split(np.arange(channels), 2)
+    still = np.split(np.arange(channels, head_dim), 2)
+    return np.concatenate([first, still[0], second, still[1]])
 
 
 def pairs_from_halves(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:

@@ -46,6 +46,14 @@ def new_positions(write: ProgramWriter, dtype: str = "int64") -> Node:
     return write.step("add", write.step("unsqueeze", LENGTHS, 1), new)
 
 
+def positions(write: ProgramWriter) -> Node:
+    """Return the positions of new tokens, int64 [rows, new], where rows may be packed.
+
+    An operation of its own, as attention is: only these know which row a token belongs to.
+    """
+    return write.step("positions", TOKENS, LENGTHS)
+
+
 def chosen(write: ProgramWriter, hidden: Node) -> Node:
     """Return the hidden states at `offsets`, [rows, asked, width].
 

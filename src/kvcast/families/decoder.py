@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
-from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows, written
+from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows, positions, written
 from kvcast.families.caches import self_caches
 from kvcast.families.programs import ProgramSignature, decode_program
 from kvcast.spec.program import Constant, Node, Program
@@ -95,6 +95,8 @@ class DecoderDimensions:
             raise KvcastError(f"experts with {self.activation} instead of silu are not supported")
         if self.head_dim % 2:
             raise KvcastError(f"head_dim must be even, not {self.head_dim}")
+        for rotary in filter(None, (self.rotary, self.window_rotary)):
+            rotary.check(self.head_dim)
         require_layers(self.layers)
         if not self.windows or not all(map(_is_window, self.windows)):
             raise KvcastError("windows must have one or more layers, each None or 1 or more")
@@ -232,7 +234,10 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
             for part, name in ((query, f"{layer}.query_norm"), (key, f"{layer}.key_norm"))
             for heads in [write.step("unflatten", part, -1, [-1, size])]
         )
-    table = _rotary_kinds(dimensions).index(dimensions.rotary_of(i))
+    rotary = dimensions.rotary_of(i)
+    table = _rotary_kinds(dimensions).index(rotary)
+    if rotary.query_beta:
+        query = _scaled(write, query, Constant(f"query_scales_{table}"))
     return attended(
         write,
         i,
@@ -243,6 +248,13 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
         cosines=Constant(f"cosines_{table}"),
         sines=Constant(f"sines_{table}"),
     )
+
+
+def _scaled(write: ProgramWriter, query: Node, scales: Constant) -> Node:
+    """Multiply queries by the factors of their positions."""
+    factors = write.step("index_select", scales, 0, write.step("flatten", positions(write)))
+    sizes = [write.size(TOKENS, 0), write.size(TOKENS, 1), 1]
+    return write.step("mul", query, write.step("view", factors, sizes))
 
 
 def _added(
@@ -280,11 +292,13 @@ def _constants(
     dimensions: DecoderDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the tables of angles."""
+    """Return the tables of angles, and of factors on queries."""
     tables: dict[str, NDArray[np.generic]] = {}
     for i, rotary in enumerate(_rotary_kinds(dimensions)):
         cosines, sines = rotary.tables(dimensions.max_positions, dimensions.head_dim)
         tables |= {f"cosines_{i}": cosines, f"sines_{i}": sines}
+        if rotary.query_beta:
+            tables[f"query_scales_{i}"] = rotary.query_scales(dimensions.max_positions)
     return tables
 
 

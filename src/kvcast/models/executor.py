@@ -95,6 +95,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "eq": torch.eq,
     "where": torch.where,
     "cat": torch.cat,
+    "positions": lambda tokens, lengths: (
+        lengths[:, None].long() + torch.arange(tokens.shape[1], device=tokens.device)
+    ),
     "arange": lambda count, dtype, device: torch.arange(count, dtype=_DTYPES[dtype], device=device),
     "to": lambda x, dtype: x.to(_DTYPES[dtype]),
     "contiguous": Tensor.contiguous,
@@ -215,7 +218,8 @@ class TorchProgram(nn.Module):
     ) -> Tensor:
         """Run `decode` of a decoder-only model on rows with any number of new tokens each.
 
-        Only attention knows rows: no other operation sees padding, or a token's neighbours.
+        Only attention and positions know rows: no other operation sees padding, or a token's
+        neighbours.
 
         Args:
             tokens_n: int64 [n], the new tokens of these rows, concatenated.
@@ -249,8 +253,15 @@ class TorchProgram(nn.Module):
             )
             return mixed_nx[None]
 
+        def positions(*_: Tensor) -> Tensor:
+            each = [
+                lengths[row].long() + torch.arange(count, device=lengths.device)
+                for row, count in zip(rows, counts, strict=True)
+            ]
+            return torch.cat(each)[None]
+
         given = (tokens_n[None], lengths[:1], offsets, *caches)
-        return self.run(given, self_attention=attend)[0][0]
+        return self.run(given, self_attention=attend, positions=positions)[0][0]
 
 
 class _Call(NamedTuple):

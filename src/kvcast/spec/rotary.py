@@ -2,8 +2,13 @@
 
 All published ways of extending it to longer texts only change the frequencies and one factor, so
 models just use a table of cosines and one of sines. Pairs are in halves: channel i of a head is
-rotated with channel i + head_dim / 2, as in Hugging Face's checkpoints. Knows no configuration
-files.
+rotated with channel i + head_dim / 2. Where a part of a head turns, others are pairs that turn by
+nothing. Knows no configuration files.
+
+Two kinds depend on how long texts are: "longrope" and "dynamic". A cache holds keys as they were
+rotated, so the frequencies cannot change in the middle of a text. They are those of the longest
+sequence that the model takes, for all texts, as in vLLM and llama.cpp; transformers chooses by the
+length of each text.
 """
 
 import math
@@ -14,7 +19,8 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 
-SCALINGS = ("none", "linear", "llama3", "yarn")
+SCALINGS = ("none", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
+_TRAINED = ("llama3", "yarn", "longrope", "dynamic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +30,20 @@ class Rotary:
     Attributes:
         base: the slowest pair turns by base ** -(1 - 2 / head_dim) radians per position.
         scaling: one of SCALINGS, which decides on the attributes below.
-        factor: how many times longer than in training ("linear", "llama3", "yarn").
+        factor: how many times longer than in training.
         low_frequency: "llama3": pairs with fewer turns over `trained_positions` are scaled fully;
             "yarn": its beta_slow.
         high_frequency: "llama3": pairs with more turns are not scaled; "yarn": its beta_fast.
         trained_positions: the length used in training, before the context was extended.
-        attention_factor: "yarn": factor on cosines and sines; None: 0.1 ln(factor) + 1.
+        attention_factor: factor on cosines and sines; None: of "yarn" 0.1 ln(factor) + 1, of
+            "longrope" sqrt(1 + ln(factor) / ln(trained_positions)).
+        truncate: "yarn": whether whole pairs bound the blend.
+        partial: the share of a head's channels that turn, from the first on; "proportional": the
+            share of its pairs, at frequencies as if all of them turned.
+        divisors: "longrope": what each pair's frequency is divided by.
+        long_divisors: the same where sequences may be longer than `trained_positions`.
+        query_beta: queries at position p are multiplied by
+            1 + query_beta ln(1 + floor(p / trained_positions)) (Llama 4, Ministral 3).
 
     """
 
@@ -40,53 +54,127 @@ class Rotary:
     high_frequency: float = 4.0
     trained_positions: int = 0
     attention_factor: float | None = None
+    truncate: bool = True
+    partial: float = 1.0
+    divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
+    query_beta: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("divisors", "long_divisors"):  # lists in manifests
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.scaling not in SCALINGS:
             raise KvcastError(
                 f"rotary scaling {self.scaling!r} is not supported: one of {', '.join(SCALINGS)}"
             )
         if not (self.base > 1 and self.factor >= 1 and math.isfinite(self.base * self.factor)):
             raise KvcastError(f"rotary base {self.base} or factor {self.factor} is out of range")
-        if self.scaling in ("llama3", "yarn") and self.trained_positions <= 0:
+        if not 0 < self.partial <= 1:
+            raise KvcastError(f"the rotated share of a head is above 0 to 1, not {self.partial}")
+        if (self.scaling in _TRAINED or self.query_beta) and self.trained_positions <= 0:
             raise KvcastError(f"rotary scaling {self.scaling} needs the trained length")
         if self.scaling in ("llama3", "yarn") and not 0 < self.low_frequency < self.high_frequency:
             raise KvcastError(
                 f"rotary frequencies {self.low_frequency} and {self.high_frequency} must be above "
                 "0 and in this order"
             )
+        if not (math.isfinite(self.query_beta) and self.query_beta >= 0):
+            raise KvcastError(f"rotary query_beta {self.query_beta} is out of range")
+        if not all(0 < x < math.inf for x in (*self.divisors, *self.long_divisors)):
+            raise KvcastError("rotary divisors must be numbers above 0")
+
+    def check(self, head_dim: int) -> None:
+        """Raise KvcastError unless heads of this size can turn like this."""
+        pairs = self._pairs(head_dim)
+        if pairs < 1 or (self.scaling == "dynamic" and self._rotated(head_dim) <= 2):
+            raise KvcastError(f"{self.partial} of a head of {head_dim} has no pairs that turn")
+        counts = {len(self.divisors), len(self.long_divisors)}
+        if self.scaling == "longrope" and counts != {pairs}:
+            raise KvcastError(f"rotary scaling longrope needs {pairs} divisors, not {counts}")
+        usual = self.scaling == "longrope" and self.attention_factor is None
+        if usual and self.trained_positions < 2:
+            raise KvcastError("rotary scaling longrope needs a trained length of 2 or more")
+
+    def channels(self, head_dim: int) -> int:
+        """Return how many channels, from a head's first on, make up pairs in files."""
+        return head_dim if self.scaling == "proportional" else 2 * self._pairs(head_dim)
 
     def tables(
         self, positions: int, head_dim: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return cosines and sines [positions, head_dim / 2] for positions 0, 1, 2, ..."""
-        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies(head_dim)
-        amplitude = np.float32(self._amplitude())
+        frequencies = self.frequencies(head_dim, positions)
+        angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
+        amplitude = np.ones(head_dim // 2, np.float32)
+        amplitude[: self._pairs(head_dim)] = self._amplitude()
         return np.cos(angles) * amplitude, np.sin(angles) * amplitude
 
-    def frequencies(self, head_dim: int) -> NDArray[np.float32]:
-        """Return radians per position, [head_dim / 2], fastest first.
+    def query_scales(self, positions: int) -> NDArray[np.float32]:
+        """Return the factors on queries [positions, 1] at positions 0, 1, 2, ..."""
+        lengths = np.arange(positions)[:, None] // max(self.trained_positions, 1)
+        return (1 + self.query_beta * np.log1p(lengths)).astype(np.float32)
 
-        Rounds to float32 at the same steps as transformers: at position 8,000, the last bit of a
-        frequency changes a cosine by 5e-4.
+    def frequencies(self, head_dim: int, positions: int = 0) -> NDArray[np.float32]:
+        """Return radians per position, [head_dim / 2], fastest first and then those of no turn.
+
+        `positions` is the length of the longest sequence. Rounds to float32 at the same steps as
+        transformers: at position 8,000, the last bit of a frequency changes a cosine by 5e-4.
         """
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+        rotated, pairs = self._rotated(head_dim), self._pairs(head_dim)
+        exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
         # NumPy's float32 power may be wrong by two bits.
-        periods = np.power(self.base, exponents, dtype=np.float64).astype(np.float32)
+        base = self._extended_base(rotated, positions)
+        periods = np.power(base, exponents, dtype=np.float64).astype(np.float32)
+        turning = np.zeros(head_dim // 2, np.float32)
+        turning[:pairs] = self._scaled(periods, rotated, positions)[:pairs]
+        return turning
+
+    def _rotated(self, head_dim: int) -> int:
+        """Return the channels that frequencies are spread over."""
+        return head_dim if self.scaling == "proportional" else int(head_dim * self.partial)
+
+    def _pairs(self, head_dim: int) -> int:
+        if self.scaling == "proportional":
+            return int(self.partial * head_dim // 2)
+        return -(-self._rotated(head_dim) // 2)
+
+    def _scaled(
+        self, periods: NDArray[np.float32], rotated: int, positions: int
+    ) -> NDArray[np.float32]:
         plain: NDArray[np.float32] = np.float32(1) / periods
-        slowed: NDArray[np.float32] = np.float32(1) / (np.float32(self.factor) * periods)
-        if self.scaling == "linear":
+        if self.scaling in ("linear", "proportional"):
             return np.asarray(plain / np.float32(self.factor), np.float32)
         if self.scaling == "llama3":
             return self._llama3(plain)
-        return self._yarn(plain, slowed) if self.scaling == "yarn" else plain
+        if self.scaling == "yarn":
+            slowed: NDArray[np.float32] = np.float32(1) / (np.float32(self.factor) * periods)
+            return self._yarn(plain, slowed, rotated)
+        if self.scaling == "longrope":
+            is_long = positions > self.trained_positions
+            divisors = np.array(self.long_divisors if is_long else self.divisors, np.float32)
+            return np.asarray(np.float32(1) / (divisors * periods), np.float32)
+        return plain
+
+    def _extended_base(self, rotated: int, positions: int) -> float:
+        """Return the base; of "dynamic" a larger one, where sequences may be longer than trained.
+
+        Its rule is that of bloc97's and emozilla's dynamic NTK scaling.
+        """
+        if self.scaling != "dynamic" or positions <= self.trained_positions:
+            return self.base
+        longer = self.factor * positions / self.trained_positions - (self.factor - 1)
+        return float(self.base * longer ** (rotated / (rotated - 2)))
 
     def _amplitude(self) -> float:
-        if self.scaling != "yarn":
+        if self.scaling not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        if self.factor <= 1:
+            return 1.0
+        if self.scaling == "longrope":
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.trained_positions))
+        return 0.1 * math.log(self.factor) + 1.0
 
     def _llama3(self, plain: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale slow pairs, keep fast ones, blend in between (Llama 3.1's rule)."""
@@ -96,16 +184,20 @@ class Rotary:
         blended = (1 - kept) * plain / self.factor + kept * plain
         return np.asarray(blended, np.float32)
 
-    def _yarn(self, plain: NDArray[np.float32], slowed: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _yarn(
+        self, plain: NDArray[np.float32], slowed: NDArray[np.float32], rotated: int
+    ) -> NDArray[np.float32]:
         """Blend by a pair's index (Peng et al. 2023, arXiv:2309.00071, section 3.2)."""
-        head_dim = 2 * len(plain)
 
         def index_at(turns: float) -> float:
             ratio = self.trained_positions / (turns * 2 * math.pi)
-            return head_dim * math.log(ratio) / (2 * math.log(self.base))
+            return rotated * math.log(ratio) / (2 * math.log(self.base))
 
-        low = max(math.floor(index_at(self.high_frequency)), 0)
-        high = min(math.ceil(index_at(self.low_frequency)), head_dim - 1)
-        ramp = (np.arange(len(plain), dtype=np.float32) - low) / max(high - low, 0.001)
+        low, high = index_at(self.high_frequency), index_at(self.low_frequency)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotated - 1)
+        high += 0.001 if low == high else 0
+        ramp = (np.arange(len(plain), dtype=np.float32) - low) / (high - low)
         kept = 1 - ramp.clip(0, 1)
         return np.asarray(slowed * (1 - kept) + plain * kept, np.float32)

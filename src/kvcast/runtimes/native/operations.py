@@ -559,6 +559,12 @@ def _arange(builder: Builder, count: int, *, dtype: str = "int64") -> Value:
     return builder.outer(np.arange(count, dtype=dtype))
 
 
+def _positions(builder: Builder, tokens: Value, lengths: Value) -> Value:
+    new = _arange(builder, tokens.sizes[1])
+    result: Value = _pointwise(Element.ADD)(builder, lengths.unsqueezed(1), new)
+    return result
+
+
 def _to(builder: Builder, x: Value, dtype: str) -> Value:
     return builder.copied(x, _DTYPES[dtype])
 
@@ -624,6 +630,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "where": _where,
     "clamp": _clamp,
     "arange": _arange,
+    "positions": _positions,
     "to": _to,
     "cat": _cat,
     "contiguous": lambda _, x: x,  # `lines`, `flattened` and results copy where order matters

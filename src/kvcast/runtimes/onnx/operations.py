@@ -202,6 +202,11 @@ def _arange(write: GraphWriter, count: ir.Value, *, dtype: str) -> ir.Value:
     return write.node("Range", [first, end, step], number, [write.dim(count)])
 
 
+def _positions(write: GraphWriter, tokens: ir.Value, lengths: ir.Value) -> ir.Value:
+    new = _arange(write, write.size(tokens, 1), dtype="int64")
+    return _arithmetic("Add", write, _unsqueeze(write, lengths, 1), new)
+
+
 def _to(write: GraphWriter, x: ir.Value, dtype: str) -> ir.Value:
     return write.cast(x, ir.DataType.from_numpy(np.dtype(dtype)))
 
@@ -287,6 +292,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "where": _where,
     "clamp": _clamp,
     "arange": _arange,
+    "positions": _positions,
     "to": _to,
     "cat": _cat,
     "contiguous": lambda _, x: x,
