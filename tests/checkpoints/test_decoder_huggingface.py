@@ -235,6 +235,37 @@ PUBLISHED = {
         },
         {"post_norms": True, "rotary": Rotary(base=10_000.0, partial=0.5), "qkv_bias": False},
     ),
+    "Qwen/Qwen3-30B-A3B": (
+        {
+            "model_type": "qwen3_moe", "vocab_size": 151_936, "hidden_size": 2048,
+            "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40_960,
+            "rope_theta": 1e6, "rms_norm_eps": 1e-6, "moe_intermediate_size": 768,
+            "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False,
+            "sliding_window": None, "max_window_layers": 48, "attention_bias": False,
+        },
+        {
+            "inner": 768, "experts": 128, "experts_per_token": 8, "experts_normalised": True,
+            "dense_layers": (), "shared_inner": 0, "windows": (None,) * 48,
+            "query_key_norm": True, "qkv_bias": False,
+        },
+    ),
+    "Qwen/Qwen1.5-MoE-A2.7B": (
+        {
+            "model_type": "qwen2_moe", "vocab_size": 151_936, "hidden_size": 2048,
+            "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "max_position_embeddings": 8192, "rope_theta": 1e6,
+            "rms_norm_eps": 1e-6, "moe_intermediate_size": 1408, "num_experts": 60,
+            "num_experts_per_tok": 4, "norm_topk_prob": False, "decoder_sparse_step": 1,
+            "shared_expert_intermediate_size": 5632, "use_sliding_window": False,
+            "sliding_window": 32_768, "max_window_layers": 21,
+        },
+        {
+            "inner": 1408, "experts": 60, "experts_per_token": 4, "experts_normalised": False,
+            "shared_inner": 5632, "qkv_bias": True, "out_bias": False, "dense_layers": (),
+        },
+    ),
 }  # fmt: skip
 
 

@@ -1,12 +1,16 @@
 """Impossible or unsupported dimensions are refused in one line."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from kit.dimensions import LLAMA, MIXTRAL
+from kit.dimensions import LLAMA, MINISTRAL3, MIXTRAL, QWEN2_MOE
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DecoderDimensions
+from kvcast.spec.rotary import Rotary
+
+TWO = {"experts": 2, "experts_per_token": 1}
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,12 @@ from kvcast.families.decoder import DecoderDimensions
         ({"vocab_size": 0}, "vocab_size must be a positive whole number"),
         ({"activation": "relu"}, "not supported"),
         ({"experts": 2, "experts_per_token": 3}, "3 of 2 experts"),
+        ({"shared_inner": 8}, "in mixtures of experts alone"),
+        ({**TWO, "shared_inner": -8}, "shared_inner must be a positive"),
+        ({**TWO, "dense_layers": (0,)}, "dense_inner must be a positive"),
+        ({**TWO, "dense_layers": (2,), "dense_inner": 8}, "must number some of the layers"),
+        ({**TWO, "dense_layers": (0, 1), "dense_inner": 8}, "and not all"),
+        ({"rotary": Rotary(base=1e4, partial=0.01)}, "no pairs that turn"),
     ],
 )
 def test_impossible_dimensions(changes, line):
@@ -32,5 +42,14 @@ def test_experts_of_another_activation():
         replace(MIXTRAL, activation="gelu_tanh")
 
 
-def test_json_gives_the_same_dimensions_back():
-    assert DecoderDimensions.from_json(MIXTRAL.to_json()) == MIXTRAL
+@pytest.mark.parametrize("dimensions", [MIXTRAL, QWEN2_MOE, MINISTRAL3])
+def test_json_gives_the_same_dimensions_back(dimensions):
+    written = json.loads(json.dumps(dimensions.to_json()))
+    assert DecoderDimensions.from_json(written) == dimensions
+
+
+def test_dimensions_of_earlier_bundles_are_read():
+    new = ("experts_normalised", "shared_inner", "dense_layers", "dense_inner")
+    written = {name: value for name, value in MIXTRAL.to_json().items() if name not in new}
+    written["rotary"] = {"base": MIXTRAL.rotary.base, "scaling": "none"}
+    assert DecoderDimensions.from_json(written) == MIXTRAL

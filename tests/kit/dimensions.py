@@ -94,7 +94,18 @@ GEMMA3 = replace(
     logit_softcap=20.0,
 )
 MIXTRAL = replace(MISTRAL, architecture="mixtral", experts=4, experts_per_token=2)
-DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, MINISTRAL3, GEMMA3, MIXTRAL)
+QWEN2_MOE = replace(
+    QWEN2,
+    architecture="qwen2_moe",
+    inner=32,
+    experts=4,
+    experts_per_token=2,
+    experts_normalised=False,
+    shared_inner=64,
+    dense_layers=(0,),
+    dense_inner=96,
+)
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, MINISTRAL3, QWEN2_MOE, GEMMA3, MIXTRAL)
 
 ROFORMER = UnilmDimensions(
     architecture="roformer",

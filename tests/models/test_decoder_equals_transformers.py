@@ -44,6 +44,7 @@ LONGROPE = {
         "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
     }
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 TRAINED = {"original_max_position_embeddings": 32}
 MODELS = {
     "mistral with its window": ("mistral", {"sliding_window": WINDOW}),
@@ -95,6 +96,37 @@ MODELS = {
     ),
     "glm": ("glm", {"attention_bias": True}),
     "glm 4": ("glm4", {"attention_bias": False, "partial_rotary_factor": 0.75}),
+    "qwen 2 with experts": (
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen 2 with normalised experts": (
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen 3 with experts": (
+        "qwen3_moe",
+        {
+            **EXPERTS,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 

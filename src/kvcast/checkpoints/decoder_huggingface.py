@@ -85,6 +85,25 @@ _GLM_NAMES = {
     f"{_LAYER}.attention_post_norm.weight": ("layers.{i}.post_self_attn_layernorm.weight",),
     f"{_LAYER}.feed_forward_post_norm.weight": ("layers.{i}.post_mlp_layernorm.weight",),
 }
+_QWEN_FEED_FORWARD = "layers.{i}.mlp"
+_QWEN_EXPERT = f"{_QWEN_FEED_FORWARD}.experts.{{e}}"
+_QWEN_EXPERT_NAMES = {
+    **NAMES,
+    f"{_LAYER}.feed_forward.router.weight": (f"{_QWEN_FEED_FORWARD}.gate.weight",),
+    f"{_LAYER}.feed_forward.gate_up": tuple(
+        f"{_QWEN_EXPERT}.{x}_proj.weight" for x in ("gate", "up")
+    ),
+    f"{_LAYER}.feed_forward.down": (f"{_QWEN_EXPERT}.down_proj.weight",),
+    f"{_LAYER}.feed_forward.shared.gate_up.weight": tuple(
+        f"{_QWEN_FEED_FORWARD}.shared_expert.{x}_proj.weight" for x in ("gate", "up")
+    ),
+    f"{_LAYER}.feed_forward.shared.down.weight": (
+        f"{_QWEN_FEED_FORWARD}.shared_expert.down_proj.weight",
+    ),
+    f"{_LAYER}.feed_forward.shared.gate.weight": (
+        f"{_QWEN_FEED_FORWARD}.shared_expert_gate.weight",
+    ),
+}
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
 _PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
 _IMAGES = ("vision_tower.", "multi_modal_projector.")
@@ -137,6 +156,35 @@ def _experts(fields: Fields) -> dict[str, Any]:
     }
 
 
+def _qwen_experts(fields: Fields) -> dict[str, Any]:
+    layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
+    alone, every = fields.values.get("mlp_only_layers"), fields.whole("decoder_sparse_step")
+    if not isinstance(alone, list) or not all(type(layer) is int for layer in alone):
+        raise fields.error("mlp_only_layers must list numbers of layers")
+    dense = tuple(i for i in layers if i in alone or (i + 1) % every)
+    # transformers 5 writes another name.
+    count = "num_experts" if fields.values.get("num_experts") else "num_local_experts"
+    return {
+        "inner": fields.whole("moe_intermediate_size"),
+        "experts": fields.whole(count),
+        "experts_per_token": fields.whole("num_experts_per_tok"),
+        "experts_normalised": fields.flag("norm_topk_prob"),
+        "dense_layers": dense,
+        "dense_inner": fields.whole("intermediate_size") if dense else 0,
+    }
+
+
+def _qwen2_experts(fields: Fields) -> dict[str, Any]:
+    return _qwen_experts(fields) | {
+        "qkv_bias": fields.flag("qkv_bias"),
+        "shared_inner": fields.whole("shared_expert_intermediate_size"),
+    }
+
+
+def _qwen3_experts(fields: Fields) -> dict[str, Any]:
+    return _qwen_experts(fields) | _configured_biases(fields) | {"query_key_norm": True}
+
+
 def _always_windowed(fields: Fields, _layer: int) -> bool:
     return fields.values.get("sliding_window") is not None
 
@@ -144,6 +192,15 @@ def _always_windowed(fields: Fields, _layer: int) -> bool:
 def _windowed_from_a_layer_on(fields: Fields, layer: int) -> bool:
     enabled = fields.flag("use_sliding_window") and _always_windowed(fields, layer)
     return enabled and layer >= fields.whole("max_window_layers", least=0)
+
+
+def _windowed_if_used(fields: Fields, _layer: int) -> bool:
+    return fields.flag("use_sliding_window") and _always_windowed(fields, _layer)
+
+
+def _windowed_in_turns_up_to_a_layer(fields: Fields, layer: int) -> bool:
+    before = layer < fields.whole("max_window_layers", least=0)
+    return _windowed_if_used(fields, layer) and before and layer % 2 == 0
 
 
 def _windowed_but_every_nth(fields: Fields, layer: int) -> bool:
@@ -185,6 +242,13 @@ _QWEN_DEFAULTS = {
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
+}
+_QWEN_EXPERTS_DEFAULTS = {
+    **_QWEN_DEFAULTS,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
+    "qkv_bias": True,
 }
 _GEMMA = _Type(
     # Published configurations of the larger models list little more than what differs from the 2B.
@@ -238,6 +302,18 @@ _TYPES: Mapping[str, _Type] = {
         defaults={**_QWEN_DEFAULTS, "head_dim": 128},
         windowed=_windowed_from_a_layer_on,
         particulars=lambda fields: _configured_biases(fields) | {"query_key_norm": True},
+    ),
+    "qwen2_moe": _Type(
+        defaults=_QWEN_EXPERTS_DEFAULTS,
+        windowed=_windowed_in_turns_up_to_a_layer,
+        particulars=_qwen2_experts,
+        names=_QWEN_EXPERT_NAMES,
+    ),
+    "qwen3_moe": _Type(
+        defaults=_QWEN_EXPERTS_DEFAULTS,
+        windowed=_windowed_if_used,
+        particulars=_qwen3_experts,
+        names=_QWEN_EXPERT_NAMES,
     ),
     "phi3": _Type(
         defaults={

@@ -3,7 +3,8 @@
 llama.cpp's conversion/llama.py and gemma.py define the conversion. In the `llama`
 architecture, rotary pairs of queries and keys are neighbouring rows of a head, so its rows are in
 another order; Gemma's norms are stored as they multiply, not minus one; Llama 3's rotary scaling,
-like any other that a model has for itself, is a tensor of divisors. Knows nothing of the container's bytes or of the tokenizer.
+like any other that a model has for itself, is a tensor of divisors. Knows nothing of the
+container's bytes or of the tokenizer.
 """
 
 import math

@@ -185,7 +185,7 @@ def _decoder_parts(
         keys = dimensions.kv_heads * dimensions.head_dim
         counts = (rows - 2 * keys, keys, keys)
     elif ".gate_up" in canonical:
-        counts = (dimensions.inner, dimensions.inner)
+        counts = (rows // 2, rows // 2)
     if len(names) == 1:  # files may have the parts as one
         counts = (rows,)
     for expert in range(dimensions.experts if per_expert else 1):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
+from kvcast.families import mixtures
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows, positions, written
 from kvcast.families.caches import self_caches
@@ -54,8 +55,13 @@ class DecoderDimensions:
         attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
         logit_softcap: the same, on the model's logits; 0: none.
         tied: whether the head is the embedding.
-        experts: number of experts in each feed-forward; 0: no mixture (all but Mixtral).
+        experts: number of experts in each feed-forward; 0: no mixture.
         experts_per_token: how many of them each token uses.
+        experts_normalised: whether the shares of a token's experts sum to 1 (Mixtral), and not
+            those of all (Qwen 2).
+        shared_inner: inner width of an expert that all tokens go through (Qwen 2); 0: none.
+        dense_layers: numbers of layers that have one feed-forward instead of experts.
+        dense_inner: inner width of their feed-forward.
 
     """
 
@@ -83,6 +89,10 @@ class DecoderDimensions:
     tied: bool = True
     experts: int = 0
     experts_per_token: int = 0
+    experts_normalised: bool = True
+    shared_inner: int = 0
+    dense_layers: tuple[int, ...] = ()
+    dense_inner: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
@@ -91,8 +101,6 @@ class DecoderDimensions:
             raise KvcastError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
         if self.max_positions > MOST_POSITIONS:
             raise KvcastError(f"max_positions {self.max_positions} is more than any model has")
-        if self.experts and self.activation != "silu":
-            raise KvcastError(f"experts with {self.activation} instead of silu are not supported")
         if self.head_dim % 2:
             raise KvcastError(f"head_dim must be even, not {self.head_dim}")
         for rotary in filter(None, (self.rotary, self.window_rotary)):
@@ -101,10 +109,7 @@ class DecoderDimensions:
         if not self.windows or not all(map(_is_window, self.windows)):
             raise KvcastError("windows must have one or more layers, each None or 1 or more")
         require_one_of("activation", self.activation, ACTIVATIONS)
-        if not 0 <= self.experts_per_token <= self.experts or bool(self.experts) != bool(
-            self.experts_per_token
-        ):
-            raise KvcastError(f"{self.experts_per_token} of {self.experts} experts is not possible")
+        mixtures.check(self)
 
     @property
     def layers(self) -> int:
@@ -124,6 +129,7 @@ class DecoderDimensions:
             window_rotary = fields["window_rotary"]
             rebuilt = dict(fields) | {
                 "windows": tuple(fields["windows"]),
+                "dense_layers": tuple(fields.get("dense_layers", ())),
                 "rotary": Rotary(**fields["rotary"]),
                 "window_rotary": None if window_rotary is None else Rotary(**window_rotary),
             }
@@ -149,7 +155,7 @@ def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
     if not dimensions.tied:
         shapes["head.weight"] = (dimensions.vocab_size, dimensions.width)
     for i in range(dimensions.layers):
-        layer = _attention_shapes(dimensions) | _feed_forward_shapes(dimensions)
+        layer = _attention_shapes(dimensions) | _feed_forward_shapes(dimensions, i)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
     return {f"decoder.{name}": shape for name, shape in shapes.items()}
 
@@ -175,13 +181,12 @@ def _attention_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...
     return shapes
 
 
-def _feed_forward_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
-    width, inner, experts = dimensions.width, dimensions.inner, dimensions.experts
+def _feed_forward_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
+    width, inner = dimensions.width, dimensions.dense_inner or dimensions.inner
     shapes: dict[str, tuple[int, ...]] = {"feed_forward_norm.weight": (width,)}
-    if experts:
-        shapes["feed_forward.router.weight"] = (experts, width)
-        shapes["feed_forward.gate_up"] = (experts, 2 * inner, width)
-        shapes["feed_forward.down"] = (experts, width, inner)
+    if mixtures.is_mixture(dimensions, i):
+        of_experts = mixtures.mixture_shapes(dimensions)
+        shapes |= {f"feed_forward.{name}": shape for name, shape in of_experts.items()}
     else:
         shapes["feed_forward.gate_up.weight"] = (2 * inner, width)
         shapes["feed_forward.down.weight"] = (width, inner)
@@ -209,7 +214,7 @@ def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
         mixed = _attention(write, normed, dimensions, i)
         x = _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
         normed = write.rms_norm(x, f"{layer}.feed_forward_norm", dimensions.norm_eps)
-        if dimensions.experts:
+        if mixtures.is_mixture(dimensions, i):
             x = _experts(write, x, normed, f"{layer}.feed_forward", dimensions)
             continue
         gate_up = f"{layer}.feed_forward.gate_up"
@@ -271,13 +276,7 @@ def _added(
 def _experts(
     write: ProgramWriter, x: Node, normed: Node, block: str, dimensions: DecoderDimensions
 ) -> Node:
-    tokens = write.step("flatten", normed, 0, -2)
-    router = write.linear(tokens, f"{block}.router")
-    matrices = [Constant(f"{block}.{name}") for name in ("gate_up", "down")]
-    each = dimensions.experts_per_token
-    mixed = write.step("mixture_of_experts", tokens, router, *matrices, each)
-    sizes = [write.size(TOKENS, 0), write.size(TOKENS, 1), dimensions.width]
-    mixed = write.step("view", mixed, sizes)
+    mixed = mixtures.mixture(write, normed, block, dimensions)
     if dimensions.post_norms:
         mixed = write.rms_norm(mixed, f"{block}_post_norm", dimensions.norm_eps)
     return write.step("add", x, mixed)

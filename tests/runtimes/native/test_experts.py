@@ -51,6 +51,8 @@ def mixed(
     stacks: tuple[Stack, Stack],
     each: int,
     pad: int = 0,
+    *,
+    of_all: bool = False,
 ) -> Floats:
     chosen = set(np.argsort(-logits, axis=-1, kind="stable")[:, :each].ravel().tolist())
     tiles = [stack.packed(runner, chosen) for stack in stacks]
@@ -62,7 +64,8 @@ def mixed(
     words: list[int] = [*logits.shape, each, *flat(apart)]
     for stack, of in zip(stacks, addresses, strict=True):
         words += [stack.format, *stack.sizes, address(of)]
-    words += [*flat(floats), address(codes.data if codes else None), Activation.SILU, *flat(out)]
+    words += [*flat(floats), address(codes.data if codes else None), Activation.SILU, of_all]
+    words += flat(out)
     call(runner, Operation.MIXTURE, *words)
     assert not pad or untouched(out)
     return out.copy()
@@ -97,6 +100,7 @@ def answer(runner: Machine, up: Matrix, down: Matrix, row: Floats) -> Floats:
     width=st.integers(1, 150),
     inner=st.integers(1, 150),
     pad=st.integers(0, 40),
+    of_all=st.booleans(),
     data=st.data(),
 )
 def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
@@ -107,6 +111,7 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
     width: int,
     inner: int,
     pad: int,
+    of_all: bool,
     data: st.DataObject,
 ) -> None:
     """Experts that nobody chose have no memory, so reading them would end the process."""
@@ -120,18 +125,21 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
     )
     for name in all_instructions():
         runner = machine(1, name)
-        actual = mixed(runner, x, logits, stacks, each, pad)
-        np.testing.assert_array_equal(mixed(machine(3, name), x, logits, stacks, each), actual)
+        actual = mixed(runner, x, logits, stacks, each, pad, of_all=of_all)
+        others = mixed(machine(3, name), x, logits, stacks, each, of_all=of_all)
+        np.testing.assert_array_equal(others, actual)
         token = data.draw(st.integers(0, tokens - 1))
         row = x[token : token + 1]
-        alone = mixed(machine(2, name), row, logits[token : token + 1], stacks, each)
+        own = logits[token : token + 1]
+        alone = mixed(machine(2, name), row, own, stacks, each, of_all=of_all)
         np.testing.assert_array_equal(alone[0], actual[token])
         best = np.argsort(-logits[token], kind="stable")[:each]
         shares = np.exp(logits[token, best] - logits[token, best[0]])
         answers = np.concatenate(
             [answer(runner, stacks[0].matrices[i], stacks[1].matrices[i], row) for i in best]
         )
-        expected = (shares / shares.sum()) @ answers
+        total = np.exp(own - logits[token, best[0]]).sum() if of_all else shares.sum()
+        expected = (shares / total) @ answers
         error = 1e-5 * np.abs(answers).max(initial=1e-6)
         np.testing.assert_allclose(actual[token], expected, atol=error, rtol=1e-5)
 

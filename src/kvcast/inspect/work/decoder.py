@@ -37,9 +37,7 @@ class DecoderWork(DecoderOnlyWork):
         sizes, each = self.dimensions, rows * new
         keys_values = 2 * self._keys * sizes.width
         attention = 2 * self._mixed * sizes.width
-        router = sizes.experts * sizes.width
-        taken = max(sizes.experts_per_token, 1)
-        read = max(min(sizes.experts, each * sizes.experts_per_token), 1)
+        read = min(sizes.experts, each * sizes.experts_per_token)
         seen = sum(
             layers * (pairs(length + new, window) - pairs(length, window))
             for window, layers in self._windows.items()
@@ -50,11 +48,13 @@ class DecoderWork(DecoderOnlyWork):
         )
         return Work(
             keys_values=2 * each * sizes.layers * keys_values,
-            linear=2 * each * sizes.layers * (attention + taken * self._expert + router),
+            linear=2
+            * each
+            * (sizes.layers * attention + self._feed_forwards(sizes.experts_per_token)),
             attention=2 * 2 * rows * self._mixed * seen,
             head=2 * rows * asked * sizes.vocab_size * sizes.width,
             weights=self._weights(each),
-            matrices=sizes.layers * (keys_values + attention + read * self._expert + router),
+            matrices=sizes.layers * (keys_values + attention) + self._feed_forwards(read),
             table=sizes.vocab_size * sizes.width,
             held=2 * rows * self._keys * held,
             written=2 * each * self._keys * sizes.layers,
@@ -95,12 +95,25 @@ class DecoderWork(DecoderOnlyWork):
         return self.dimensions.kv_heads * self.dimensions.head_dim
 
     @property
-    def _expert(self) -> int:
-        """Number of weights of one feed-forward: gate, up and down."""
-        return 3 * self.dimensions.width * self.dimensions.inner
+    def _mixtures(self) -> int:
+        """Number of layers with experts."""
+        sizes = self.dimensions
+        return sizes.layers - len(sizes.dense_layers) if sizes.experts else 0
+
+    def _feed_forwards(self, experts: int) -> int:
+        """Return the number of weights of all feed-forwards, with so many experts of each."""
+        sizes = self.dimensions
+        gate = 1 if sizes.shared_inner else 0
+        beside = sizes.width * (sizes.experts + gate) + self._inner(sizes.shared_inner)
+        dense = (sizes.layers - self._mixtures) * self._inner(sizes.dense_inner or sizes.inner)
+        return dense + self._mixtures * (beside + experts * self._inner(sizes.inner))
+
+    def _inner(self, inner: int) -> int:
+        """Return the number of weights of one feed-forward: gate, up and down."""
+        return 3 * self.dimensions.width * inner
 
     def _weights(self, tokens: int) -> int:
         sizes = self.dimensions
         looked_up = 0 if sizes.tied else sizes.vocab_size * sizes.width
         idle = sizes.experts - min(sizes.experts, tokens * sizes.experts_per_token)
-        return self.parameters - looked_up - sizes.layers * idle * self._expert
+        return self.parameters - looked_up - self._mixtures * idle * self._inner(sizes.inner)

@@ -269,11 +269,19 @@ def _attend_in_parts(
 
 
 def _mixture_of_experts(
-    hidden: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, per_token: int
+    hidden: Tensor,
+    router_logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    per_token: int,
+    normalised: bool = True,
 ) -> Tensor:
     """Run every expert on every token, since the routing depends on data."""
     logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
-    weights_ne = torch.zeros_like(router_logits).scatter(-1, chosen_nk, logits_nk.softmax(dim=-1))
+    weights_nk = logits_nk.softmax(dim=-1)
+    if not normalised:
+        weights_nk = router_logits.softmax(dim=-1).gather(-1, chosen_nk)
+    weights_ne = torch.zeros_like(router_logits).scatter(-1, chosen_nk, weights_nk)
     mixed = torch.zeros_like(hidden)
     for expert in range(gate_up.shape[0]):
         gate, up = linear(hidden, gate_up[expert]).chunk(2, dim=-1)

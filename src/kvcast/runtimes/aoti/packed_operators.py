@@ -74,6 +74,14 @@ def mix(hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int
     return torch.ops.kvcast.mix_packed(hidden, logits, gate_up, down, each)  # type: ignore[no-any-return]
 
 
+def mix_shares_of_all(
+    hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int
+) -> Tensor:
+    """As `mix`, with weights that sum to what a softmax over all experts gives those chosen."""
+    share = logits.softmax(dim=-1).topk(each, dim=-1).values.sum(-1, keepdim=True)
+    return mix(hidden, logits, gate_up, down, each) * share
+
+
 _CALLS = r"""
 "C" {
 extern "C++" {

@@ -79,9 +79,11 @@ class PackedMatrices:
 
     def mixture(self, module: GraphModule, node: Node) -> Node:
         """Return the mixture of packed experts that equals a node's."""
-        hidden, logits, gate_up, down, each = node.args
-        words = (self._words(module, weight, EXPERTS) for weight in (gate_up, down))
-        return module.graph.call_function(packed_operators.mix, (hidden, logits, *words, each))
+        hidden, logits, gate_up, down, each, *rest = node.args
+        words = [self._words(module, weight, EXPERTS) for weight in (gate_up, down)]
+        normalised = node.kwargs.get("normalised", rest[0] if rest else True)
+        form = packed_operators.mix if normalised else packed_operators.mix_shares_of_all
+        return module.graph.call_function(form, (hidden, logits, *words, each))
 
     def _words(self, module: GraphModule, weight: Any, label: str) -> Node | None:
         """Return the node with a matrix's words; None for one that stays as it is."""

@@ -116,7 +116,14 @@ def factors(builder: Builder, lines: Lines, matrix: Matrix) -> dict[str, Word]:
 
 
 def _mixture_of_experts(
-    builder: Builder, x: Value, logits: Value, gate_up: Experts, down: Experts, each: int
+    builder: Builder,
+    x: Value,
+    logits: Value,
+    gate_up: Experts,
+    down: Experts,
+    each: int,
+    *,
+    normalised: bool = True,
 ) -> Value:
     tokens, width = x.sizes
     up, last, experts = gate_up.matrices[0], down.matrices[0], len(gate_up.matrices)
@@ -136,6 +143,7 @@ def _mixture_of_experts(
         down=down.words,
         **factors(builder, builder.lines(x), up),
         activation=int(Activation.SILU),
+        shares_of_all=int(not normalised),
         out=out.address,
         out_stride=width,
     )

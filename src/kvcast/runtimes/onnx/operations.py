@@ -122,7 +122,14 @@ def _rms_norm(write: GraphWriter, x: ir.Value, gain: Constant, epsilon: float) -
 
 
 def _mixture_of_experts(
-    write: GraphWriter, x: ir.Value, logits: ir.Value, gate_up: Constant, down: Constant, each: int
+    write: GraphWriter,
+    x: ir.Value,
+    logits: ir.Value,
+    gate_up: Constant,
+    down: Constant,
+    each: int,
+    *,
+    normalised: bool = True,
 ) -> ir.Value:
     # The kernel takes gate and up interleaved.
     gate_up_eix = write.array(gate_up.name)
@@ -139,7 +146,7 @@ def _mixture_of_experts(
         activation_alpha=1.0,
         activation_beta=0.0,
         k=each,
-        normalize_routing_weights=1,
+        normalize_routing_weights=int(normalised),
         swiglu_fusion=1,
     )
 

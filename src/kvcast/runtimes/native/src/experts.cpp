@@ -45,6 +45,10 @@ struct Routes {
       share[i] = std::exp(logits[best] - logits[chosen[0]]);
       total += share[i];
     }
+    if (of.shares_of_all) {
+      total = 0;
+      for (int expert = 0; expert < of.experts; expert++) total += std::exp(logits[expert] - logits[chosen[0]]);
+    }
     for (int i = 0; i < of.each; i++) share[i] /= total;
   }
 };

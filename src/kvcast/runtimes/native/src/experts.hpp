@@ -14,7 +14,7 @@ inline Matrix matrix_of(const Stack& stack, int expert) {
 }
 
 // kvcast::mixture_of_experts: x through gate and up, the gate's activation times up, and down; times the
-// softmax over the logits of the experts that were chosen, summed from the highest on. Of equally high ones
+// softmax over the logits of the experts that were chosen, or of all, summed from the highest on. Of equally high ones
 // the first is taken. Experts that no token chose are not read. A token's result depends on that token alone.
 struct Mixture {
   int tokens, experts, each;  // each: how many a token goes through
@@ -26,6 +26,7 @@ struct Mixture {
   Stack gate_up;  // [2 * inner, k], gate above up
   Stack down;     // [k, inner]
   Activation activation;
+  bool shares_of_all;  // the softmax is over all experts' logits
   float* out;  // [tokens, k]
   size_t out_stride;
 };

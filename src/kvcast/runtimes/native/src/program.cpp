@@ -179,6 +179,7 @@ void execute(Machine& machine, const MixtureWords& w) {
   mixture.stride = w.stride;
   mixture.in = MaybeRounded(w.rounded_x, w.tokens, w.gate_up.inputs).value;
   mixture.activation = w.activation;
+  mixture.shares_of_all = w.shares_of_all;
   mixture.out = w.out;
   mixture.out_stride = w.out_stride;
   mix_experts(machine, mixture);

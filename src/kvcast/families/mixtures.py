@@ -1,0 +1,120 @@
+"""Feed-forwards of experts, of which each token goes through few. Knows sizes and no family.
+
+Tensors of a block: `router.weight` [experts, width]; `gate_up` [experts, 2 * inner, width] and
+`down` [experts, width, inner], a matrix for each expert; of a shared expert `shared.gate_up`,
+`shared.down`, and `shared.gate.weight` [1, width], a token's share of it before a sigmoid.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from kvcast.errors import KvcastError
+from kvcast.families.blocks import TOKENS
+from kvcast.spec.program import Constant, Node
+from kvcast.spec.sizes import require_positive
+from kvcast.spec.writer import ProgramWriter
+
+
+class MixtureSizes(Protocol):
+    """The dimensions that determine a model's mixtures."""
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+
+    @property
+    def inner(self) -> int:
+        """Inner width of one expert."""
+
+    @property
+    def activation(self) -> str:
+        """Of the gates."""
+
+    @property
+    def experts(self) -> int:
+        """Number of experts; 0: no mixtures."""
+
+    @property
+    def experts_per_token(self) -> int:
+        """How many of them each token uses."""
+
+    @property
+    def experts_normalised(self) -> bool:
+        """Whether the shares of a token's experts sum to 1, and not those of all."""
+
+    @property
+    def shared_inner(self) -> int:
+        """Inner width of an expert that all tokens go through; 0: none."""
+
+    @property
+    def dense_layers(self) -> Sequence[int]:
+        """Numbers of the layers that have one feed-forward instead."""
+
+    @property
+    def dense_inner(self) -> int:
+        """Inner width of their feed-forward."""
+
+
+def check(sizes: MixtureSizes) -> None:
+    """Raise KvcastError for mixtures that are not possible."""
+    each, experts, dense = sizes.experts_per_token, sizes.experts, sizes.dense_layers
+    if not 0 <= each <= experts or bool(experts) != bool(each):
+        raise KvcastError(f"{each} of {experts} experts is not possible")
+    if experts and sizes.activation != "silu":
+        raise KvcastError(f"experts with {sizes.activation} instead of silu are not supported")
+    if not experts and (dense or sizes.shared_inner):
+        raise KvcastError("layers are dense, or share an expert, in mixtures of experts alone")
+    if sizes.shared_inner:
+        require_positive(shared_inner=sizes.shared_inner)
+    if dense:
+        require_positive(dense_inner=sizes.dense_inner)
+    are_layers = all(type(i) is int and 0 <= i < sizes.layers for i in dense)
+    if not are_layers or len(set(dense)) != len(dense) or (experts and len(dense) == sizes.layers):
+        raise KvcastError("dense_layers must number some of the layers, each once, and not all")
+
+
+def is_mixture(sizes: MixtureSizes, layer: int) -> bool:
+    """Tell whether a layer has experts."""
+    return bool(sizes.experts) and layer not in sizes.dense_layers
+
+
+def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
+    """Return the names within a block with their shapes."""
+    width, inner, experts, shared = sizes.width, sizes.inner, sizes.experts, sizes.shared_inner
+    shapes: dict[str, tuple[int, ...]] = {
+        "router.weight": (experts, width),
+        "gate_up": (experts, 2 * inner, width),
+        "down": (experts, width, inner),
+    }
+    if shared:
+        shapes |= {
+            "shared.gate_up.weight": (2 * shared, width),
+            "shared.down.weight": (width, shared),
+            "shared.gate.weight": (1, width),
+        }
+    return shapes
+
+
+def mixture(write: ProgramWriter, normed: Node, block: str, sizes: MixtureSizes) -> Node:
+    """Send new tokens [rows, new, width] through their experts."""
+    tokens = write.step("flatten", normed, 0, -2)
+    router = write.linear(tokens, f"{block}.router")
+    matrices = [Constant(f"{block}.{name}") for name in ("gate_up", "down")]
+    options: Mapping[str, Any] = {} if sizes.experts_normalised else {"normalised": False}
+    each = sizes.experts_per_token
+    mixed = write.step("mixture_of_experts", tokens, router, *matrices, each, **options)
+    if sizes.shared_inner:
+        mixed = write.step("add", mixed, _shared(write, tokens, f"{block}.shared", sizes))
+    return write.step("view", mixed, [write.size(TOKENS, 0), write.size(TOKENS, 1), sizes.width])
+
+
+def _shared(write: ProgramWriter, tokens: Node, block: str, sizes: MixtureSizes) -> Node:
+    """Send all tokens through the expert that they share, times a sigmoid of its gate."""
+    inner = write.linear(tokens, f"{block}.gate_up", gate=sizes.activation)
+    half = write.step("mul", write.linear(tokens, f"{block}.gate"), 0.5)
+    share = write.step("mul", write.step("add", write.step("tanh", half), 1.0), 0.5)
+    return write.step("mul", write.linear(inner, f"{block}.down"), share)
