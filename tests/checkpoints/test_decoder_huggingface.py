@@ -266,6 +266,29 @@ PUBLISHED = {
             "shared_inner": 5632, "qkv_bias": True, "out_bias": False, "dense_layers": (),
         },
     ),
+    "openai/gpt-oss-20b": (
+        {
+            "model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880,
+            "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072,
+            "sliding_window": 128, "rope_theta": 150_000, "rms_norm_eps": 1e-5,
+            "num_local_experts": 32, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
+            "attention_bias": True, "initial_context_length": 4096,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                "truncate": False, "original_max_position_embeddings": 4096,
+            },
+        },
+        {
+            "windows": (128, None) * 12, "sinks": True, "expert_bias": True, "qkv_bias": True,
+            "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "experts": 32, "experts_per_token": 4,
+            "rotary": Rotary(
+                base=150_000.0, scaling="yarn", factor=32.0, high_frequency=32.0,
+                trained_positions=4096, truncate=False,
+            ),
+        },
+    ),
 }  # fmt: skip
 
 

@@ -43,7 +43,9 @@ SETTINGS = {
 def random_decoder(name, seed=0, **settings):
     """Return a model for generation with every parameter random, norms and biases too."""
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(name, **{**SIZES, **SETTINGS[name], **settings})
+    config = transformers.AutoConfig.for_model(
+        name, **{**SIZES, **SETTINGS.get(name, {}), **settings}
+    )
     return _randomised(transformers.AutoModelForCausalLM.from_config(config))
 
 

@@ -105,7 +105,18 @@ QWEN2_MOE = replace(
     dense_layers=(0,),
     dense_inner=96,
 )
-DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, MINISTRAL3, QWEN2_MOE, GEMMA3, MIXTRAL)
+GPT_OSS = replace(
+    MIXTRAL,
+    architecture="gpt_oss",
+    windows=(7, None),
+    qkv_bias=True,
+    out_bias=True,
+    sinks=True,
+    expert_bias=True,
+    swiglu_alpha=1.702,
+    swiglu_limit=0.5,
+)
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, MINISTRAL3, QWEN2_MOE, GPT_OSS, GEMMA3, MIXTRAL)
 
 ROFORMER = UnilmDimensions(
     architecture="roformer",

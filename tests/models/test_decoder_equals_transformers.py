@@ -45,6 +45,12 @@ LONGROPE = {
     }
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 10,
+}
 TRAINED = {"original_max_position_embeddings": 32}
 MODELS = {
     "mistral with its window": ("mistral", {"sliding_window": WINDOW}),
@@ -84,13 +90,10 @@ MODELS = {
         "ministral3",
         {
             "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
+                **YARN,
                 "mscale": 1.0,
                 "mscale_all_dim": 0.5,
                 "llama_4_scaling_beta": 0.5,
-                "original_max_position_embeddings": 10,
             }
         },
     ),
@@ -126,6 +129,21 @@ MODELS = {
             "sliding_window": WINDOW,
             "attention_bias": True,
         },
+    ),
+    "gpt oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 0.75,
+            "swiglu_alpha": 1.3,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "gpt oss without biases in attention": (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 4, "attention_bias": False},
     ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.gpt_oss import CODES, experts_by_rows
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
 from kvcast.checkpoints.tables import changed, fill_decoder, head_order, reordered, same
@@ -104,6 +105,16 @@ _QWEN_EXPERT_NAMES = {
         f"{_QWEN_FEED_FORWARD}.shared_expert_gate.weight",
     ),
 }
+_GPT_OSS_NAMES = {
+    **NAMES,
+    f"{_LAYER}.attention.sinks": (f"{_ATTENTION}.sinks",),
+    f"{_LAYER}.feed_forward.router.weight": ("layers.{i}.mlp.router.weight",),
+    f"{_LAYER}.feed_forward.router.bias": ("layers.{i}.mlp.router.bias",),
+    f"{_LAYER}.feed_forward.gate_up": ("layers.{i}.mlp.experts.gate_up_proj",),
+    f"{_LAYER}.feed_forward.gate_up_bias": ("layers.{i}.mlp.experts.gate_up_proj_bias",),
+    f"{_LAYER}.feed_forward.down": ("layers.{i}.mlp.experts.down_proj",),
+    f"{_LAYER}.feed_forward.down_bias": ("layers.{i}.mlp.experts.down_proj_bias",),
+}
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
 _PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
 _IMAGES = ("vision_tower.", "multi_modal_projector.")
@@ -154,6 +165,19 @@ def _experts(fields: Fields) -> dict[str, Any]:
         "experts": fields.whole("num_local_experts"),
         "experts_per_token": fields.whole("num_experts_per_tok"),
     }
+
+
+def _gpt_oss(fields: Fields) -> dict[str, Any]:
+    return (
+        _experts(fields)
+        | _configured_biases(fields)
+        | {
+            "expert_bias": True,
+            "swiglu_alpha": fields.positive("swiglu_alpha"),
+            "swiglu_limit": fields.positive("swiglu_limit"),
+            "sinks": True,
+        }
+    )
 
 
 def _qwen_experts(fields: Fields) -> dict[str, Any]:
@@ -217,6 +241,7 @@ class _Type:
     `norms_less_one`: whether norm weights are stored minus one.
     `rotary`: settings of rotary embeddings that other types do not have.
     `neighbours`: whether rotary pairs are neighbouring rows, not halves of what turns.
+    `prepare`: changes tensors that a table of names cannot describe.
     `foreign`: name prefixes of parts that are not read.
     """
 
@@ -227,6 +252,7 @@ class _Type:
     norms_less_one: bool = False
     rotary: tuple[str, ...] = ()
     neighbours: bool = False
+    prepare: Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]] = dict
     foreign: tuple[str, ...] = ()
 
 
@@ -315,6 +341,29 @@ _TYPES: Mapping[str, _Type] = {
         particulars=_qwen3_experts,
         names=_QWEN_EXPERT_NAMES,
     ),
+    "gpt_oss": _Type(
+        defaults={
+            **_DEFAULTS,
+            "rope_theta": 150_000.0,
+            "rms_norm_eps": 1e-5,
+            "head_dim": 64,
+            "max_position_embeddings": 131_072,
+            "sliding_window": 128,
+            "attention_bias": True,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        windowed=lambda _fields, layer: layer % 2 == 0,
+        particulars=_gpt_oss,
+        names=_GPT_OSS_NAMES,
+        prepare=experts_by_rows,
+    ),
     "phi3": _Type(
         defaults={
             **_DEFAULTS,
@@ -368,7 +417,7 @@ def read_decoder(
     label = str(folder / "config.json")
     kind = _type_of(config, label)
     dimensions = _dimensions(_fields(config, kind, label), kind, config["model_type"])
-    own = _in_halves(_own_tensors(stored, kind), dimensions, kind)
+    own = kind.prepare(_in_halves(_own_tensors(stored, kind), dimensions, kind))
     if dimensions.tied:
         dimensions = replace(dimensions, tied=_is_tied(own))
     tensors = fill_decoder(dimensions, kind.names, own, str(folder), lenient=True)
@@ -538,6 +587,7 @@ DECODER = HuggingFaceFamily(
     model_types=(*_TYPES, *_WRAPPERS),
     dimensions=decoder_dimensions,
     read=read_decoder,
+    codes={"gpt_oss": CODES},
     required={
         "tokenizer.json": "vocab.json and merges.txt alone are not read; "
         "save the tokenizer with transformers' save_pretrained, or copy the base model's"

@@ -89,21 +89,23 @@ def _read(folder: Path) -> Checkpoint:
     path = folder / "config.json"
     config = read_json_object(path)
     family = _family(path, config.get("model_type"))
-    _refuse_quantized(config, path)
+    _refuse_quantized(config, path, family.codes.get(str(config.get("model_type"))))
     for name, advice in family.required.items():
         require_file(folder / name, advice)
     stored = read_weights(_weight_files(folder), ignored=family.ignored)
     return family.read(folder, config, stored)
 
 
-def _refuse_quantized(config: Mapping[str, Any], path: Path) -> None:
-    """Raise KvcastError for weights in codes, of which none in this layout are read."""
+def _refuse_quantized(config: Mapping[str, Any], path: Path, known: str | None) -> None:
+    """Raise KvcastError for weights in codes, unless the model type's reader knows them."""
     for name in _OF_CODES:
         if (path.parent / name).is_file():
             raise KvcastError(f"{path.parent} holds weights in codes ({name}), {_NOT_READ}")
     for name in ("quantization_config", "compression_config"):
         if fields := config.get(name):
             kind = fields.get("quant_method") if isinstance(fields, dict) else None
+            if kind is not None and kind == known:
+                continue
             raise KvcastError(f"{path}: {name} of the kind {str(kind)[:40]!r}, {_NOT_READ}")
 
 

@@ -20,6 +20,7 @@ class HuggingFaceFamily:
         dimensions: reads a configuration alone; takes it and a name for it in messages.
         read: takes the folder, its configuration and its tensors by name.
         required: names of further files, each with advice for a folder without it.
+        codes: the quant_method of model types whose weights may be in codes.
         ignored: last part of the names of tensors that hold no weights.
 
     """
@@ -28,4 +29,5 @@ class HuggingFaceFamily:
     dimensions: Callable[[Mapping[str, Any], str], Any]
     read: Callable[[Path, Mapping[str, Any], Mapping[str, StoredTensor]], Checkpoint]
     required: Mapping[str, str] = field(default_factory=dict)
+    codes: Mapping[str, str] = field(default_factory=dict)
     ignored: str | None = None

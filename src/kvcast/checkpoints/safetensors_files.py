@@ -5,6 +5,8 @@ Nothing is ever unpickled. Knows nothing of the names' meaning.
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -20,6 +22,7 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.errors import InputOutputError, KvcastError
 
+_CODES = "U8"  # readers that know what they stand for read them
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -74,12 +77,15 @@ def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, Stored
         if name.rpartition(".")[2] == ignored:
             continue
         label = f"{path}: tensor {name}"
+        begin, end = (start + offset for offset in entry["data_offsets"])
         kind, shape = _KINDS.get(entry["dtype"]), tuple(entry["shape"])
         if kind is None:
             problem = f"is {entry['dtype']}, not one of {', '.join(_KINDS)}: convert it first"
-            tensors[name] = unreadable_tensor(shape, f"{label} {problem}")
+            tensor = unreadable_tensor(shape, f"{label} {problem}")
+            if entry["dtype"] == _CODES:
+                tensor = replace(tensor, read=partial(data[begin:end].reshape, shape))
+            tensors[name] = tensor
             continue
-        begin, end = (start + offset for offset in entry["data_offsets"])
         tensors[name] = tensor_from_bytes(data[begin:end], kind, shape, label)
     return tensors
 

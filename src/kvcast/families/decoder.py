@@ -62,6 +62,12 @@ class DecoderDimensions:
         shared_inner: inner width of an expert that all tokens go through (Qwen 2); 0: none.
         dense_layers: numbers of layers that have one feed-forward instead of experts.
         dense_inner: inner width of their feed-forward.
+        expert_bias: whether the router and the experts' matrices have biases (GPT-OSS).
+        swiglu_limit: of experts' gates and, on both sides, of what they multiply, to which 1 is
+            added (GPT-OSS); 0: none.
+        swiglu_alpha: with a limit, factor on gates in their sigmoid.
+        sinks: whether each head has a learned logit beside those of a query, whose share gives
+            nothing (GPT-OSS).
 
     """
 
@@ -93,6 +99,10 @@ class DecoderDimensions:
     shared_inner: int = 0
     dense_layers: tuple[int, ...] = ()
     dense_inner: int = 0
+    expert_bias: bool = False
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 0.0
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
@@ -176,6 +186,8 @@ def _attention_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...
     if dimensions.query_key_norm:
         shapes["attention.query_norm.weight"] = (head_dim,)
         shapes["attention.key_norm.weight"] = (head_dim,)
+    if dimensions.sinks:
+        shapes["attention.sinks"] = (dimensions.heads,)
     if dimensions.post_norms:
         shapes["attention_post_norm.weight"] = (width,)
     return shapes
@@ -252,6 +264,7 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
         softcap=dimensions.attention_softcap,
         cosines=Constant(f"cosines_{table}"),
         sines=Constant(f"sines_{table}"),
+        sinks=Constant(f"{layer}.sinks") if dimensions.sinks else None,
     )
 
 

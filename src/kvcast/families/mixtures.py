@@ -1,11 +1,13 @@
 """Feed-forwards of experts, of which each token goes through few. Knows sizes and no family.
 
 Tensors of a block: `router.weight` [experts, width]; `gate_up` [experts, 2 * inner, width] and
-`down` [experts, width, inner], a matrix for each expert; of a shared expert `shared.gate_up`,
-`shared.down`, and `shared.gate.weight` [1, width], a token's share of it before a sigmoid.
+`down` [experts, width, inner], a matrix for each expert; perhaps biases of these; of a shared
+expert `shared.gate_up`, `shared.down`, and `shared.gate.weight` [1, width], a token's share of it
+before a sigmoid.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvcast.errors import KvcastError
@@ -51,6 +53,18 @@ class MixtureSizes(Protocol):
         """Inner width of an expert that all tokens go through; 0: none."""
 
     @property
+    def expert_bias(self) -> bool:
+        """Whether the router and the experts' matrices have biases."""
+
+    @property
+    def swiglu_limit(self) -> float:
+        """Of gates and of what they multiply, to which 1 is added; 0: none."""
+
+    @property
+    def swiglu_alpha(self) -> float:
+        """Factor on gates in their sigmoid, with a limit."""
+
+    @property
     def dense_layers(self) -> Sequence[int]:
         """Numbers of the layers that have one feed-forward instead."""
 
@@ -66,8 +80,11 @@ def check(sizes: MixtureSizes) -> None:
         raise KvcastError(f"{each} of {experts} experts is not possible")
     if experts and sizes.activation != "silu":
         raise KvcastError(f"experts with {sizes.activation} instead of silu are not supported")
-    if not experts and (dense or sizes.shared_inner):
+    if not experts and (dense or sizes.shared_inner or sizes.expert_bias or sizes.swiglu_limit):
         raise KvcastError("layers are dense, or share an expert, in mixtures of experts alone")
+    factors = (sizes.swiglu_limit, sizes.swiglu_alpha)
+    if not all(0 <= factor < math.inf for factor in factors) or (factors[0] and not factors[1]):
+        raise KvcastError(f"a gate with the limit and factor {factors} is not possible")
     if sizes.shared_inner:
         require_positive(shared_inner=sizes.shared_inner)
     if dense:
@@ -90,6 +107,12 @@ def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
         "gate_up": (experts, 2 * inner, width),
         "down": (experts, width, inner),
     }
+    if sizes.expert_bias:
+        shapes |= {
+            "router.bias": (experts,),
+            "gate_up_bias": (experts, 2 * inner),
+            "down_bias": (experts, width),
+        }
     if shared:
         shapes |= {
             "shared.gate_up.weight": (2 * shared, width),
@@ -102,9 +125,13 @@ def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
 def mixture(write: ProgramWriter, normed: Node, block: str, sizes: MixtureSizes) -> Node:
     """Send new tokens [rows, new, width] through their experts."""
     tokens = write.step("flatten", normed, 0, -2)
-    router = write.linear(tokens, f"{block}.router")
+    router = write.linear(tokens, f"{block}.router", bias=sizes.expert_bias)
     matrices = [Constant(f"{block}.{name}") for name in ("gate_up", "down")]
-    options: Mapping[str, Any] = {} if sizes.experts_normalised else {"normalised": False}
+    options: dict[str, Any] = {} if sizes.experts_normalised else {"normalised": False}
+    if sizes.swiglu_limit:
+        options |= {"alpha": sizes.swiglu_alpha, "limit": sizes.swiglu_limit}
+    if sizes.expert_bias:
+        options |= {name: Constant(f"{block}.{name}") for name in ("gate_up_bias", "down_bias")}
     each = sizes.experts_per_token
     mixed = write.step("mixture_of_experts", tokens, router, *matrices, each, **options)
     if sizes.shared_inner:

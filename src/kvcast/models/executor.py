@@ -199,13 +199,21 @@ class TorchProgram(nn.Module):
             for i, name in call.constants:
                 owner, leaf = self._places[name]
                 given[i] = owner if call.operation in _PRODUCTS else getattr(owner, leaf)
-            keywords = {k: values[x.name] if type(x) is Node else x for k, x in call.keywords}
+            keywords = {k: self._given(x, values) for k, x in call.keywords}
             if call.operation == "arange":
                 keywords["device"] = device
             values[call.name] = operations[call.operation](*given, **keywords)
             for name in call.unread:
                 del values[name]
         return [values[name] for name in self._results]
+
+    def _given(self, keyword: Any, values: Mapping[str, Any]) -> Any:
+        if type(keyword) is Node:
+            return values[keyword.name]
+        if type(keyword) is Constant:
+            owner, leaf = self._places[keyword.name]
+            return getattr(owner, leaf)
+        return keyword
 
     def packed(
         self,
@@ -250,6 +258,7 @@ class TorchProgram(nn.Module):
                 call.softcap,
                 call.cosines,
                 call.sines,
+                call.sinks,
             )
             return mixed_nx[None]
 

@@ -28,6 +28,7 @@ class SelfAttention(NamedTuple, Generic[T]):
         sines: like `cosines`.
         bias: [r or 1, h or 1, s, c], added to the scaled products; linear caches only.
         causal: whether a position sees only those up to itself.
+        sinks: [h], a logit beside those of a head's queries, whose share gives nothing.
 
     """
 
@@ -44,3 +45,4 @@ class SelfAttention(NamedTuple, Generic[T]):
     sines: T | None = None
     bias: T | None = None
     causal: bool = True
+    sinks: T | None = None

@@ -125,6 +125,7 @@ class SelfCall(Brief):
     prompt: bool = False
     cosines: Array | None = None
     sines: Array | None = None
+    sinks: Array | None = None  # [h]
     bias: Array | None = None  # [r or 1, h or 1, s, c]
     gap: int = 0  # between lines
 
@@ -190,8 +191,9 @@ class SelfCall(Brief):
         words = [rows, new, heads, key_heads, head_dim, self.capacity]
         words += [*_flat(query), *_flat(key), *_flat(value), *_heads(keys), *_heads(values)]
         words += [lengths.ctypes.data, bits(self.scale), bits(self.softcap), self.window]
-        words += [int(self.causal), int(self.prompt), *map(_pointer, tables), *_bias(bias)]
-        words += _flat(out)
+        sinks = None if self.sinks is None else guarded(self.sinks)
+        words += [int(self.causal), int(self.prompt), *map(_pointer, (*tables, sinks))]
+        words += [*_bias(bias), *_flat(out)]
         run(machine(threads, instructions), Operation.SELF_ATTENTION, words)
         return out.reshape(self.query.shape).copy(), keys, values
 
@@ -222,6 +224,7 @@ class SelfCall(Brief):
                         self.scale,
                         bias,
                         self.softcap,
+                        None if self.sinks is None else self.sinks[head],
                     )
         return out
 
@@ -233,6 +236,7 @@ def attended(
     scale: float,
     bias: Array | None = None,
     softcap: float = 0.0,
+    sink: float | None = None,
 ) -> Array:
     """One query [d] over keys and values [t, d], in float64."""
     scores = keys.astype(np.float64) @ query.astype(np.float64) * scale
@@ -240,8 +244,10 @@ def attended(
         scores = softcap * np.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    shares = np.exp(scores - scores.max())
-    mixed: Array = shares @ values.astype(np.float64) / shares.sum()
+    beside = -np.inf if sink is None else sink
+    most = max(scores.max(), beside)
+    shares = np.exp(scores - most)
+    mixed: Array = shares @ values.astype(np.float64) / (shares.sum() + np.exp(beside - most))
     return mixed
 
 

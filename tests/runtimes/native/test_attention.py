@@ -86,6 +86,7 @@ def self_calls(draw: st.DrawFn, *, ring: bool = False) -> SelfCall:
         prompt=draw(st.booleans()),
         cosines=np.cos(angles).astype(np.float32) if rotates else None,
         sines=np.sin(angles).astype(np.float32) if rotates else None,
+        sinks=3 * normal(rng, key_heads * groups) if draw(st.booleans()) else None,
         bias=bias,
         gap=draw(st.sampled_from([0, 7])),
     )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.native.instructions import Activation, Operation
+from kvcast.runtimes.native.instructions import Activation, Operation, bits
 from kvcast.runtimes.native.library import Format, Machine
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
@@ -53,6 +53,8 @@ def mixed(
     pad: int = 0,
     *,
     of_all: bool = False,
+    clamp: tuple[float, float] = (0.0, 0.0),
+    biases: tuple[Floats, Floats] | None = None,
 ) -> Floats:
     chosen = set(np.argsort(-logits, axis=-1, kind="stable")[:, :each].ravel().tolist())
     tiles = [stack.packed(runner, chosen) for stack in stacks]
@@ -65,7 +67,8 @@ def mixed(
     for stack, of in zip(stacks, addresses, strict=True):
         words += [stack.format, *stack.sizes, address(of)]
     words += [*flat(floats), address(codes.data if codes else None), Activation.SILU, of_all]
-    words += flat(out)
+    kept = [None, None] if biases is None else [guarded(bias) for bias in biases]
+    words += [*map(bits, clamp), *map(address, kept), *flat(out)]
     call(runner, Operation.MIXTURE, *words)
     assert not pad or untouched(out)
     return out.copy()
@@ -151,3 +154,37 @@ def test_a_token_goes_through_no_more_experts_than_there_are() -> None:
     for each in (0, 3):
         with pytest.raises(KvcastError, match="a token goes through"):
             mixed(machine(1, "plain"), x, logits, stacks, each)
+
+
+def test_gates_may_be_clamped_and_matrices_have_biases() -> None:
+    """Beside the plain rule, in fp32, all experts for each token."""
+    rng, (tokens, experts, width, inner) = np.random.default_rng(1), (5, 3, 40, 24)
+    x = rng.normal(size=(tokens, width)).astype(np.float32)
+    logits = rng.normal(size=(tokens, experts)).astype(np.float32)
+    stacks = (
+        Stack(rng, Format.F32, experts, 2 * inner, width),
+        Stack(rng, Format.F32, experts, width, inner),
+    )
+    biases = [rng.normal(size=(experts, n)).astype(np.float32) for n in (2 * inner, width)]
+    alpha, limit = 1.7, 2.0
+    expected = np.zeros((tokens, width))
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    for expert in range(experts):
+        up, down = (stack.matrices[expert] for stack in stacks)
+        runner = machine(1, "plain")
+        hidden = np.concatenate([product(runner, up, row[None]) for row in x]) + biases[0][expert]
+        gate, other = hidden[:, :inner].clip(None, limit), hidden[:, inner:].clip(-limit, limit)
+        inside = (gate / (1 + np.exp(-alpha * gate)) * (other + 1)).astype(np.float32)
+        answers = np.concatenate([product(runner, down, row[None]) for row in inside])
+        expected += shares[:, expert, None] * (answers + biases[1][expert])
+    for name in all_instructions():
+        actual = mixed(
+            machine(2, name),
+            x,
+            logits,
+            stacks,
+            experts,
+            clamp=(alpha, limit),
+            biases=(biases[0], biases[1]),
+        )
+        np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())

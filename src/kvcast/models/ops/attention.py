@@ -46,6 +46,7 @@ def self_attention(
     sines: Tensor | None = None,
     bias: Tensor | None = None,
     causal: bool = True,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Append `key` and `value` to a cache and attend to everything in it.
 
@@ -67,6 +68,7 @@ def self_attention(
             for linear caches only.
         causal: whether a position sees only those up to itself. If not, it sees all of its row,
             including this call's positions.
+        sinks: [heads], a logit beside those of a head's queries, whose share gives nothing.
 
     Returns:
         [r, s, heads * d].
@@ -92,14 +94,14 @@ def self_attention(
         mask = visible(seen_from_rs, positions_rc, window)
         if bias is not None:
             mask = torch.where(mask, bias[..., :held], -torch.inf)
-        mixed = _attend(query, keys, values, mask, scale, softcap)
+        mixed = _attend(query, keys, values, mask, scale, softcap, sinks)
     else:
         # Attend to the old ring and the new positions side by side, then store the latest ones.
         keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
         old_rc = held_positions(positions_rs[:, 0] - 1, capacity, capacity)
         positions_rc = torch.cat([old_rc, positions_rs], dim=1)
         mixed = _attend(
-            query, keys, values, visible(positions_rs, positions_rc, window), scale, softcap
+            query, keys, values, visible(positions_rs, positions_rc, window), scale, softcap, sinks
         )
         kept = slice(-capacity, None)
         _write(key_cache, value_cache, key[:, :, kept], value[:, :, kept], positions_rs[:, kept])
@@ -121,6 +123,7 @@ def packed_self_attention(
     softcap: float = 0.0,
     cosines: Tensor | None = None,
     sines: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`self_attention` for some rows of a batch, each with its own number of new positions.
 
@@ -141,6 +144,7 @@ def packed_self_attention(
         softcap: as in `self_attention`.
         cosines: as in `self_attention`.
         sines: as in `self_attention`.
+        sinks: as in `self_attention`.
 
     Returns:
         [n, heads * d].
@@ -168,6 +172,7 @@ def packed_self_attention(
             softcap,
             cosines,
             sines,
+            sinks=sinks,
         )
         mixed[span] = block.flatten(0, 1)
     return mixed
@@ -211,19 +216,35 @@ def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask."""
     groups = query.shape[1] // key.shape[1]
-    if not softcap:
+    if not softcap and sinks is None:
         return scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scale, enable_gqa=groups > 1
         )
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    logits = softcap * torch.tanh(query @ key.transpose(-1, -2) * scale / softcap)
+    logits = query @ key.transpose(-1, -2) * scale
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
     if mask.dtype == torch.bool:
         mask = torch.zeros((), device=mask.device).masked_fill(~mask, -torch.inf)
-    return (logits + mask).softmax(-1) @ value
+    return softmax_beside(logits + mask, sinks) @ value
+
+
+def softmax_beside(logits_rhsc: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the softmax over the last axis and a head's sink, without the sink's share."""
+    if sinks is None:
+        return logits_rhsc.softmax(-1)
+    beside = sinks[:, None, None].expand(*logits_rhsc.shape[:-1], 1)
+    return torch.cat([logits_rhsc, beside], -1).softmax(-1)[..., :-1]
 
 
 @torch.library.custom_op("kvcast::cross_attention", mutates_args=())

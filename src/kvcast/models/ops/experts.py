@@ -16,6 +16,10 @@ def mixture_of_experts(
     down: Tensor,
     per_token: int,
     normalised: bool = True,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """Send each token through its best experts and return the weighted sum of their outputs.
 
@@ -26,6 +30,10 @@ def mixture_of_experts(
         down: [e, x, i].
         per_token: experts per token.
         normalised: whether their weights are a softmax over their logits; otherwise over all.
+        alpha: with a limit, factor on gates in their sigmoid.
+        limit: above 0, of gates, and of up on both sides, to which 1 is added.
+        gate_up_bias: [e, 2 * i].
+        down_bias: [e, x].
 
     Returns:
         [n, x].
@@ -38,10 +46,23 @@ def mixture_of_experts(
     mixed = torch.zeros_like(hidden)
     for expert in chosen_nk.unique().tolist():
         tokens, place = (chosen_nk == expert).nonzero(as_tuple=True)
-        gate, up = (hidden[tokens] @ gate_up[expert].T).chunk(2, dim=-1)
-        answer = (silu(gate) * up) @ down[expert].T
+        product = hidden[tokens] @ gate_up[expert].T
+        if gate_up_bias is not None:
+            product = product + gate_up_bias[expert]
+        answer = gated(product, alpha, limit) @ down[expert].T
+        if down_bias is not None:
+            answer = answer + down_bias[expert]
         mixed.index_add_(0, tokens, answer * weights_nk[tokens, place, None])
     return mixed
+
+
+def gated(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """Return SwiGLU [..., i] of [..., 2 * i]; with a limit, GPT-OSS's."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if not limit:
+        return silu(gate) * up
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 
 @mixture_of_experts.register_fake
@@ -52,5 +73,9 @@ def _(
     down: Tensor,  # noqa: ARG001
     per_token: int,  # noqa: ARG001
     normalised: bool = True,  # noqa: ARG001
+    alpha: float = 0.0,  # noqa: ARG001
+    limit: float = 0.0,  # noqa: ARG001
+    gate_up_bias: Tensor | None = None,  # noqa: ARG001
+    down_bias: Tensor | None = None,  # noqa: ARG001
 ) -> Tensor:
     return torch.empty_like(hidden)

@@ -26,8 +26,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention
 
+from kvcast.errors import KvcastError
 from kvcast.models.ops.attention import (
     cross_attention,
     encoder_attention,
@@ -38,7 +39,7 @@ from kvcast.models.ops.attention import (
     split_heads,
     visible,
 )
-from kvcast.models.ops.experts import mixture_of_experts
+from kvcast.models.ops.experts import gated, mixture_of_experts
 from kvcast.runtimes.lowering.replace import Table, taking
 from kvcast.spec.self_attention import SelfAttention
 
@@ -75,6 +76,8 @@ def reading(slots: Mapping[str, int]) -> Iterator[None]:
 def _self_attention(
     call: SelfAttention[Tensor], *, attend: Attend
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if call.sinks is not None:
+        raise KvcastError("AOTInductor has no attention with sinks: use another runtime")
     key_cache, value_cache = call.key_cache, call.value_cache
     head_dim, capacity, dtype = key_cache.shape[-1], key_cache.shape[2], key_cache.dtype
     query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in call[:3])
@@ -275,6 +278,10 @@ def _mixture_of_experts(
     down: Tensor,
     per_token: int,
     normalised: bool = True,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """Run every expert on every token, since the routing depends on data."""
     logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
@@ -284,8 +291,10 @@ def _mixture_of_experts(
     weights_ne = torch.zeros_like(router_logits).scatter(-1, chosen_nk, weights_nk)
     mixed = torch.zeros_like(hidden)
     for expert in range(gate_up.shape[0]):
-        gate, up = linear(hidden, gate_up[expert]).chunk(2, dim=-1)
-        mixed = mixed + weights_ne[:, expert, None] * linear(silu(gate) * up, down[expert])
+        biases = [None if b is None else b[expert] for b in (gate_up_bias, down_bias)]
+        inner = gated(linear(hidden, gate_up[expert], biases[0]), alpha, limit)
+        answer = linear(inner, down[expert], biases[1])
+        mixed = mixed + weights_ne[:, expert, None] * answer
     return mixed
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from kvcast.errors import KvcastError
 from kvcast.runtimes.aoti import packed_operators
 from kvcast.runtimes.aoti.packed_operators import MatrixWords
 from kvcast.runtimes.aoti.precision import LARGE_TABLE
@@ -82,6 +83,8 @@ class PackedMatrices:
         hidden, logits, gate_up, down, each, *rest = node.args
         words = [self._words(module, weight, EXPERTS) for weight in (gate_up, down)]
         normalised = node.kwargs.get("normalised", rest[0] if rest else True)
+        if rest[1:] or node.kwargs.keys() - {"normalised"}:
+            raise KvcastError("AOTInductor has no quantised experts with biases: use native")
         form = packed_operators.mix if normalised else packed_operators.mix_shares_of_all
         return module.graph.call_function(form, (hidden, logits, *words, each))
 

@@ -124,6 +124,10 @@ def _mixture_of_experts(
     each: int,
     *,
     normalised: bool = True,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    gate_up_bias: NDArray[Any] | None = None,
+    down_bias: NDArray[Any] | None = None,
 ) -> Value:
     tokens, width = x.sizes
     up, last, experts = gate_up.matrices[0], down.matrices[0], len(gate_up.matrices)
@@ -144,10 +148,21 @@ def _mixture_of_experts(
         **factors(builder, builder.lines(x), up),
         activation=int(Activation.SILU),
         shares_of_all=int(not normalised),
+        alpha=float(alpha),
+        limit=float(limit),
+        gate_up_bias=_expert_bias(builder, gate_up_bias, (experts, up.outputs)),
+        down_bias=_expert_bias(builder, down_bias, (experts, width)),
         out=out.address,
         out_stride=width,
     )
     return out
+
+
+def _expert_bias(builder: Builder, bias: NDArray[Any] | None, sizes: tuple[int, int]) -> Word:
+    if bias is None:
+        return NOTHING
+    _expect(bias.shape == sizes and bias.dtype == np.float32, "experts' biases")
+    return builder.outer(bias).address
 
 
 def _conv1d(
@@ -316,6 +331,9 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
     _expect_lengths(call.lengths, rows)
     _expect_angles(call.cosines, call.sines, head_dim // 2)
     _expect_bias(call.bias, (rows, width // head_dim, new, capacity))
+    sinks = call.sinks
+    has_sinks = sinks is None or (sinks.dtype == np.float32 and sinks.shape == (width // head_dim,))
+    _expect(has_sinks, "sinks")
     out = Value.fresh(call.query.sizes, Dtype.F32)
     builder.emit(
         Operation.SELF_ATTENTION,
@@ -338,6 +356,7 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
         prompt=int(builder.prompt),
         cosines=NOTHING if call.cosines is None else builder.outer(call.cosines).address,
         sines=NOTHING if call.sines is None else builder.outer(call.sines).address,
+        sinks=NOTHING if sinks is None else builder.outer(sinks).address,
         bias=_bias(builder, call.bias),
         out=_flat_words(out.address, width),
     )

@@ -56,7 +56,8 @@ def self_attention(
     tables = [table and write.constant(table.name) for table in (call.cosines, call.sines)]
     bias = call.bias and _first_positions(write, call.bias, total)
     caches = (call.key_cache, call.value_cache)
-    given = [call.query, call.key, call.value, *caches, last, total, *tables, None, bias, None]
+    sinks = call.sinks and write.constant(call.sinks.name)
+    given = [call.query, call.key, call.value, *caches, last, total, *tables, None, bias, sinks]
     given += [write.constant(scale.name) for scale in scales]
     results = [(value.dtype, dims(value)) for value in (call.query, *caches)]
     mixed, *after = write.nodes("GroupQueryAttention", given, results, CONTRIB, **attributes)

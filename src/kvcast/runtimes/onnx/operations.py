@@ -130,21 +130,32 @@ def _mixture_of_experts(
     each: int,
     *,
     normalised: bool = True,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    gate_up_bias: Constant | None = None,
+    down_bias: Constant | None = None,
 ) -> ir.Value:
     # The kernel takes gate and up interleaved.
     gate_up_eix = write.array(gate_up.name)
     gate_eix, up_eix = np.split(gate_up_eix, 2, axis=1)
     interleaved = np.stack([gate_eix, up_eix], axis=2).reshape(gate_up_eix.shape)
-    matrices = [write.constant(gate_up.name, interleaved), None, write.constant(down.name)]
+    biases = [None, None]
+    if gate_up_bias is not None and down_bias is not None:
+        halves = np.split(write.array(gate_up_bias.name), 2, axis=1)
+        both = np.stack(halves, axis=2).reshape(len(gate_up_eix), -1)
+        biases = [write.constant(gate_up_bias.name, both), write.constant(down_bias.name)]
+    matrices = [write.constant(gate_up.name, interleaved), biases[0], write.constant(down.name)]
+    clamped = {"swiglu_limit": limit} if limit else {}
     return write.node(
         "MoE",
-        [x, logits, *matrices],
+        [x, logits, *matrices, biases[1]],
         _FLOAT,
         dims(x),
         CONTRIB,
         activation_type="swiglu",
-        activation_alpha=1.0,
-        activation_beta=0.0,
+        activation_alpha=alpha if limit else 1.0,
+        activation_beta=1.0 if limit else 0.0,
+        **clamped,
         k=each,
         normalize_routing_weights=int(normalised),
         swiglu_fusion=1,

@@ -60,6 +60,7 @@ struct Source {
   virtual void write(int group, const Range& positions, float* space) const {}  // the new ones among them
   virtual Range written(int group) const { return {0, 0}; }               // the new positions
   virtual float softcap() const { return 0; }
+  virtual float sink(int group, int query) const { return -INFINITY; }    // a logit whose share gives nothing
   virtual const PromptAttention* prompt_attention() const { return nullptr; }  // null: `Attention`
 };
 
@@ -103,12 +104,13 @@ void merge(Softmax& sum, float* mixed, const Softmax& part, const float* part_mi
 }
 
 // A query that sees nothing gets zeros.
-void finish(const Softmax& sum, const float* mixed, int head_dim, float* out) {
+void finish(const Softmax& sum, const float* mixed, int head_dim, float sink, float* out) {
   if (sum.total == 0) {
     std::fill(out, out + head_dim, 0.f);
     return;
   }
-  const float factor = (sum.most - sum.most + 1) / sum.total;  // a NaN in a score is one in the result
+  const float most = std::max(sum.most, sink), kept = std::exp(sum.most - most);
+  const float factor = kept / (sum.total * kept + std::exp(sink - most));  // a NaN in a score is one in the result
   for (int i = 0; i < head_dim; i++) out[i] = mixed[i] * factor;
 }
 
@@ -227,7 +229,8 @@ class Attending {
         }
     }
     for (int j = 0; j < count; j++)
-      finish(sums[j], space.mixed + j * padded(d), d, source_.out(group, range.first + j));
+      finish(sums[j], space.mixed + j * padded(d), d, source_.sink(group, range.first + j),
+             source_.out(group, range.first + j));
   }
 
   // Parts are packed for all tiles, once they have what is new.
@@ -401,11 +404,12 @@ struct SelfSource final : Source {
   }
 
   float softcap() const override { return of.softcap; }
+  float sink(int group, int query) const override { return of.sinks ? of.sinks[head(group, query)] : -INFINITY; }
 
   // The same for all calls of a model.
   const PromptAttention* prompt_attention() const override {
     const PromptAttention* prompt = sets.prompt_attention;
-    return of.prompt && prompt != nullptr && head_dim <= prompt->widest_head && of.bias.data == nullptr ? prompt : nullptr;
+    return of.prompt && prompt != nullptr && head_dim <= prompt->widest_head && of.bias.data == nullptr && of.sinks == nullptr ? prompt : nullptr;
   }
 
   Range written(int group) const override {

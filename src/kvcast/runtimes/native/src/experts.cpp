@@ -15,12 +15,12 @@ struct Routes {
   std::vector<int> first;        // [experts + 1]: where each expert's lines begin
   std::vector<int> token;        // [lines]
   std::vector<int> line;         // [tokens, each], from the highest logit on
+  std::vector<int> chosen;       // likewise
   std::vector<float> share;      // [tokens, each]
   int most = 0;                  // lines of an expert
 
   explicit Routes(const Mixture& of)
-      : first(of.experts + 1), token(of.tokens * of.each), line(token.size()), share(token.size()) {
-    std::vector<int> chosen(token.size());
+      : first(of.experts + 1), token(of.tokens * of.each), line(token.size()), chosen(token.size()), share(token.size()) {
     for (int t = 0; t < of.tokens; t++) choose(of, of.logits + t * of.logits_stride, &chosen[t * of.each], &share[t * of.each]);
     for (int expert : chosen) first[expert + 1]++;
     most = *std::max_element(first.begin(), first.end());
@@ -101,6 +101,24 @@ void product(Machine& machine, const Matrix& matrix, int rows, const LineBuffer&
   multiply(machine, call);
 }
 
+// Biases, and what becomes a clamped gate once SiLU is applied: x sigmoid(alpha x) (y + 1) is
+// silu(alpha x) (y + 1) / alpha.
+void prepare_gates(Machine& machine, const Mixture& of, int expert, int count, float* hidden) {
+  const int inner = of.down.inputs;
+  const float* const bias = of.gate_up_bias ? of.gate_up_bias + static_cast<size_t>(expert) * 2 * inner : nullptr;
+  if (bias == nullptr && of.limit == 0) return;
+  for_rows(machine, count, 2 * inner, [&](int row) {
+    float *const gate = hidden + static_cast<size_t>(row) * 2 * inner, *const up = gate + inner;
+    if (bias != nullptr)
+      for (int i = 0; i < 2 * inner; i++) gate[i] += bias[i];
+    if (of.limit == 0) return;
+    for (int i = 0; i < inner; i++) {
+      gate[i] = of.alpha * std::min(gate[i], of.limit);
+      up[i] = (std::min(std::max(up[i], -of.limit), of.limit) + 1) / of.alpha;
+    }
+  });
+}
+
 }  // namespace
 
 void mix_experts(Machine& machine, const Mixture& of) {
@@ -126,6 +144,7 @@ void mix_experts(Machine& machine, const Mixture& of) {
     const int first = routes.first[expert], count = routes.first[expert + 1] - first;
     if (count == 0) continue;
     product(machine, matrix_of(of.gate_up, expert), count, in, first, hidden);
+    prepare_gates(machine, of, expert, count, hidden);
     const Rounded codes = gated_lines.codes(0);
     float* floats = gated_lines.floats(0);
     const size_t stride = 2 * static_cast<size_t>(inner), out_stride = inner;
@@ -139,6 +158,9 @@ void mix_experts(Machine& machine, const Mixture& of) {
     for (int i = token * of.each; i < (token + 1) * of.each; i++) {
       const float *answer = answers.floats(routes.line[i]), share = routes.share[i];
       for (int j = 0; j < width; j++) out[j] += share * answer[j];
+      if (of.down_bias == nullptr) continue;
+      const float* const bias = of.down_bias + static_cast<size_t>(routes.chosen[i]) * width;
+      for (int j = 0; j < width; j++) out[j] += share * bias[j];
     }
   });
 }

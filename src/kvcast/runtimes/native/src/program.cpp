@@ -180,6 +180,10 @@ void execute(Machine& machine, const MixtureWords& w) {
   mixture.in = MaybeRounded(w.rounded_x, w.tokens, w.gate_up.inputs).value;
   mixture.activation = w.activation;
   mixture.shares_of_all = w.shares_of_all;
+  mixture.alpha = w.alpha;
+  mixture.limit = w.limit;
+  mixture.gate_up_bias = w.gate_up_bias;
+  mixture.down_bias = w.down_bias;
   mixture.out = w.out;
   mixture.out_stride = w.out_stride;
   mix_experts(machine, mixture);
