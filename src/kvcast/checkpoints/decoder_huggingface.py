@@ -21,7 +21,7 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gpt_oss import CODES, experts_by_rows
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
-from kvcast.checkpoints.tables import changed, fill_decoder, head_order, reordered, same
+from kvcast.checkpoints.tables import changed, fill_decoder, in_halves, same
 from kvcast.checkpoints.text_huggingface import (
     chat_templates,
     end_token_by_text,
@@ -417,7 +417,8 @@ def read_decoder(
     label = str(folder / "config.json")
     kind = _type_of(config, label)
     dimensions = _dimensions(_fields(config, kind, label), kind, config["model_type"])
-    own = kind.prepare(_in_halves(_own_tensors(stored, kind), dimensions, kind))
+    own = kind.prepare(_own_tensors(stored, kind))
+    own = in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
     if dimensions.tied:
         dimensions = replace(dimensions, tied=_is_tied(own))
     tensors = fill_decoder(dimensions, kind.names, own, str(folder), lenient=True)
@@ -540,26 +541,6 @@ def _own_tensors(stored: Mapping[str, StoredTensor], kind: _Type) -> dict[str, S
         else tensor
         for name, tensor in own.items()
         if not name.startswith(kind.foreign)
-    }
-
-
-def _in_halves(
-    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: _Type
-) -> dict[str, StoredTensor]:
-    """Return tensors with the rows of queries and keys in kvcast's order of rotary pairs."""
-    size = dimensions.head_dim
-    order = head_order(size, dimensions.rotary.channels(size), neighbours=kind.neighbours)
-    if np.array_equal(order, np.arange(size)):
-        return dict(own)
-    rotated = (dimensions.heads + dimensions.kv_heads) * size
-
-    def move(rows: NDArray[Any]) -> NDArray[Any]:
-        heads = rows[:rotated].reshape(-1, size, *rows.shape[1:])  # a fused matrix has values, too
-        return np.concatenate([heads[:, order].reshape(-1, *rows.shape[1:]), rows[rotated:]])
-
-    return {
-        name: reordered(tensor, move) if _ROTATED.search(name) else tensor
-        for name, tensor in own.items()
     }
 
 

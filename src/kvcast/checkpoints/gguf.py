@@ -1,4 +1,4 @@
-"""Reads GGUF files: Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and Gemma 3 as llama.cpp converts them.
+"""Reads GGUF files as llama.cpp converts them: the architectures of `ARCHITECTURES`.
 
 llama.cpp's conversion/llama.py and gemma.py define the conversion. In the `llama`
 architecture, rotary pairs of queries and keys are neighbouring rows of a head, so its rows are in
@@ -10,8 +10,7 @@ container's bytes or of the tokenizer.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_parts
 from kvcast.checkpoints.gguf_text import read_text
-from kvcast.checkpoints.tables import fill_decoder, halves_from_pairs, reordered
+from kvcast.checkpoints.tables import fill_decoder, in_halves
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
@@ -65,10 +64,32 @@ NAMES: Mapping[str, Sequence[str]] = {
         "blk.{i}.ffn_up_exps.weight.{e}",
     ),
     f"{_LAYER}.feed_forward.down": ("blk.{i}.ffn_down_exps.weight.{e}",),
+    f"{_LAYER}.feed_forward.shared.gate_up.weight": (
+        "blk.{i}.ffn_gate_shexp.weight",
+        "blk.{i}.ffn_up_shexp.weight",
+    ),
+    f"{_LAYER}.feed_forward.shared.down.weight": ("blk.{i}.ffn_down_shexp.weight",),
+    f"{_LAYER}.feed_forward.shared.gate.weight": ("blk.{i}.ffn_gate_inp_shexp.weight",),
+    f"{_LAYER}.feed_forward.router.bias": ("blk.{i}.ffn_gate_inp.bias",),
+    f"{_LAYER}.feed_forward.gate_up_bias": (
+        "blk.{i}.ffn_gate_exps.bias.{e}",
+        "blk.{i}.ffn_up_exps.bias.{e}",
+    ),
+    f"{_LAYER}.feed_forward.down_bias": ("blk.{i}.ffn_down_exps.bias.{e}",),
+    f"{_LAYER}.attention.sinks": ("blk.{i}.attn_sinks.weight",),
 }
-_EXPERTS = "_exps.weight"
+_FUSED = {f"{_LAYER}.feed_forward.gate_up.weight": ("blk.{i}.ffn_up.weight",)}
+_PHI3_NAMES = {**NAMES, **_FUSED, f"{_LAYER}.attention.qkv.weight": ("blk.{i}.attn_qkv.weight",)}
+_GPT_OSS_NAMES = {
+    **NAMES,
+    f"{_LAYER}.feed_forward_norm.weight": ("blk.{i}.post_attention_norm.weight",),
+}
+_EXPERTS = ("_exps.weight", "_exps.bias")
+_SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _ROTARY_DIVISORS = "rope_freqs.weight"
+# The same of models that have one for long texts, too.
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 # Llama 3's scaling differs between models only in its factor.
 _LLAMA3 = {"low_frequency": 1.0, "high_frequency": 4.0, "trained_positions": 8192}
 # More than any model has, and few enough for a table.
@@ -81,11 +102,17 @@ class _Architecture:
 
     `neighbours`: rotary pairs of queries and keys are neighbouring rows, not halves of a head.
     `global_every`: with a window, every n-th layer sees everything; 0: no layer does.
+    `partial`: whether a part of a head may turn.
+    `truncate`: whether whole pairs bound YaRN's blend.
+    `names`: of the files' tensors.
     `particulars`: dimensions that other architectures do not have.
     """
 
     neighbours: bool = False
     global_every: int = 0
+    partial: bool = False
+    truncate: bool = True
+    names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
     particulars: Callable[["_Values"], Mapping[str, Any]] = lambda _: {}
 
 
@@ -160,10 +187,38 @@ def _experts(values: _Values) -> dict[str, int]:
     }
 
 
+def _many_experts(values: _Values) -> dict[str, int]:
+    return _experts(values) | {"inner": values.same_whole("expert_feed_forward_length")}
+
+
+def _qwen2_experts(values: _Values) -> dict[str, Any]:
+    shared = values.same_whole("expert_shared_feed_forward_length")
+    return _many_experts(values) | {"experts_normalised": False, "shared_inner": shared}
+
+
+def _gpt_oss(values: _Values) -> dict[str, Any]:
+    gates = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # which files do not name
+    return _many_experts(values) | {"expert_bias": True, "sinks": True, **gates}
+
+
 ARCHITECTURES: Mapping[str, _Architecture] = {
     "llama": _Architecture(neighbours=True, particulars=_experts),
     "qwen2": _Architecture(),
     "qwen3": _Architecture(particulars=lambda _: {"query_key_norm": True}),
+    "qwen2moe": _Architecture(particulars=_qwen2_experts),
+    "qwen3moe": _Architecture(
+        particulars=lambda values: _many_experts(values) | {"query_key_norm": True}
+    ),
+    "gpt-oss": _Architecture(
+        global_every=2, truncate=False, names=_GPT_OSS_NAMES, particulars=_gpt_oss
+    ),
+    "phi3": _Architecture(partial=True, names=_PHI3_NAMES),
+    "glm4": _Architecture(
+        neighbours=True,
+        partial=True,
+        names={**NAMES, **_FUSED},
+        particulars=lambda _: {"post_norms": True},
+    ),
     "gemma3": _Architecture(global_every=6, particulars=_gemma),
 }
 
@@ -196,10 +251,8 @@ def read_model(file: GgufFile, label: str) -> tuple[DecoderDimensions, LazyTenso
     values = _Values(fields=fields, architecture=name)
     dimensions = _dimensions(values, architecture, file)
     stored = _stored(file, dimensions, fields)
-    if architecture.neighbours:
-        as_halves = partial(halves_from_pairs, head_dim=dimensions.head_dim)
-        stored |= {name: reordered(stored[name], as_halves) for name in filter(is_rotated, stored)}
-    return dimensions, fill_decoder(dimensions, NAMES, stored, label)
+    stored = in_halves(stored, dimensions, is_rotated, neighbours=architecture.neighbours)
+    return dimensions, fill_decoder(dimensions, architecture.names, stored, label)
 
 
 def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) -> DecoderDimensions:
@@ -207,9 +260,12 @@ def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) ->
     if embedding is None:
         raise values.fields.error(f"it has no tensor {_EMBEDDING}: it is not a whole model")
     head_dim = _head_dim(values)
-    for name in ("attention.value_length", "rope.dimension_count"):
+    turning = "rope.dimension_count"
+    for name in ("attention.value_length", *(() if architecture.partial else (turning,))):
         if values.whole(name, head_dim) != head_dim:
             raise values.fields.error(f"{values.architecture}.{name} must be {head_dim}, as keys")
+    share = values.whole(turning, head_dim, most=head_dim) / head_dim
+    rotary = _rotary(values, head_dim, file.tensors)
     scale, heads = "attention.scale", values.same_whole("attention.head_count")
     given = {
         "architecture": values.architecture,
@@ -221,7 +277,7 @@ def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) ->
         "head_dim": head_dim,
         "windows": _windows(values, architecture, len(file.tensors)),
         "max_positions": values.whole("context_length", most=_MOST_POSITIONS),
-        "rotary": _rotary(values, head_dim, file.tensors.get(_ROTARY_DIVISORS)),
+        "rotary": replace(rotary, partial=share, truncate=architecture.truncate),
         "norm_eps": values.positive("attention.layer_norm_rms_epsilon"),
         "attention_scale": values.positive(scale) if values.has(scale) else head_dim**-0.5,
         "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -240,6 +296,8 @@ def _windows(values: _Values, architecture: _Architecture, most: int) -> tuple[i
     """Return each layer's window; `most` is more layers than there can be."""
     layers = values.whole("block_count", most=most)
     window = values.whole("attention.sliding_window", 0, least=0)
+    if window >= values.whole("context_length", most=_MOST_POSITIONS):
+        window = 0
     pattern = values.plain("attention.sliding_window_pattern")
     if not window:
         return (None,) * layers
@@ -253,9 +311,12 @@ def _windows(values: _Values, architecture: _Architecture, most: int) -> tuple[i
     return tuple(window if has_window else None for has_window in windowed)
 
 
-def _rotary(values: _Values, head_dim: int, divisors: GgufTensor | None) -> Rotary:
+def _rotary(values: _Values, head_dim: int, tensors: Mapping[str, GgufTensor]) -> Rotary:
     fields, base = values.fields, values.positive("rope.freq_base", 10_000.0)
     scaling, factor = _scaling(values)
+    if _LONG in tensors and _SHORT in tensors:
+        return _longrope(values, base, *(tensors[name] for name in (_SHORT, _LONG)))
+    divisors = tensors.get(_ROTARY_DIVISORS)
     if divisors is not None:
         if scaling != "none":
             raise fields.error(f"rotary scaling both by {_ROTARY_DIVISORS} and by its type")
@@ -338,6 +399,23 @@ def _divided(values: _Values, base: float, head_dim: int, divisors: GgufTensor) 
     )
 
 
+def _longrope(values: _Values, base: float, short: GgufTensor, long: GgufTensor) -> Rotary:
+    divisors, long_divisors = (
+        tuple(map(float, tensor.stored().read().ravel())) for tensor in (short, long)
+    )
+    return values.fields.make(
+        Rotary,
+        base=base,
+        scaling="longrope",
+        trained_positions=values.whole(
+            "rope.scaling.original_context_length", values.whole("context_length")
+        ),
+        attention_factor=values.positive("rope.scaling.attn_factor", 1.0),
+        divisors=divisors,
+        long_divisors=long_divisors,
+    )
+
+
 def _stored(
     file: GgufFile, dimensions: DecoderDimensions, fields: Fields
 ) -> dict[str, StoredTensor]:
@@ -345,18 +423,21 @@ def _stored(
     stored = {}
     for name, tensor in file.tensors.items():
         if name.endswith(_EXPERTS):
-            if len(tensor.shape) != 3 or tensor.shape[0] != dimensions.experts:
+            axes = 3 if name.endswith(_EXPERTS[0]) else 2
+            if len(tensor.shape) != axes or tensor.shape[0] != dimensions.experts:
                 raise fields.error(f"tensor {name} does not hold {dimensions.experts} experts")
             for number, expert in enumerate(tensor.slices()):
                 stored[f"{name}.{number}"] = expert.stored()
-        elif name != _ROTARY_DIVISORS:
+        elif name.endswith(_SHARED_GATE):
+            stored[name] = replace(tensor, shape=(1, *tensor.shape)).stored()
+        elif name not in (_ROTARY_DIVISORS, _SHORT, _LONG):
             stored[name] = tensor.stored()
     return stored
 
 
 def is_rotated(name: str) -> bool:
     """Tell whether a tensor of the file projects queries or keys, whose rows are rotary pairs."""
-    return ".attn_q." in name or ".attn_k." in name
+    return any(part in name for part in (".attn_q.", ".attn_k.", ".attn_qkv."))
 
 
 def _parts(source: Path) -> list[Path]:

@@ -204,11 +204,44 @@ def halves_from_pairs(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
-def head_order(head_dim: int, channels: int, *, neighbours: bool) -> NDArray[np.intp]:
+def in_halves(
+    stored: Mapping[str, StoredTensor],
+    dimensions: DecoderDimensions,
+    is_rotated: Callable[[str], object],
+    *,
+    neighbours: bool,
+) -> dict[str, StoredTensor]:
+    """Return tensors with the rows of queries and keys in kvcast's order of rotary pairs.
+
+    Args:
+        stored: by the file's names.
+        dimensions: the model's.
+        is_rotated: tells by its name whether a tensor has heads of queries or keys, and perhaps
+            values after both.
+        neighbours: whether pairs are neighbouring rows in the file, not halves of what turns.
+
+    """
+    size = dimensions.head_dim
+    order = _head_order(size, dimensions.rotary.channels(size), neighbours=neighbours)
+    if np.array_equal(order, np.arange(size)):
+        return dict(stored)
+    count = (dimensions.heads + dimensions.kv_heads) * size
+
+    def move(rows: NDArray[Any]) -> NDArray[Any]:
+        heads = rows[:count].reshape(-1, size, *rows.shape[1:])
+        return np.concatenate([heads[:, order].reshape(-1, *rows.shape[1:]), rows[count:]])
+
+    return {
+        name: reordered(tensor, move) if is_rotated(name) else tensor
+        for name, tensor in stored.items()
+    }
+
+
+def _head_order(head_dim: int, channels: int, *, neighbours: bool) -> NDArray[np.intp]:
     """Return which of a file's rows of a head of queries or keys becomes each of kvcast's.
 
-    In files, the first `channels` rows are rotary pairs, neighbours or in halves, and the others
-    do not turn. In kvcast, pairs are in halves of the whole head, those that turn first.
+    In files, the first `channels` rows are rotary pairs and the others do not turn. In kvcast,
+    pairs are in halves of the whole head, those that turn first.
     """
     if neighbours:
         first, second = np.arange(0, channels, 2), np.arange(1, channels, 2)
