@@ -205,6 +205,8 @@ def test_chat_templates_are_kept_as_they_are():
         ("llama3", "12345", ["123", "45"]),
         ("qwen2", "Hi 123 (x)\n", ["Hi", " ", "1", "2", "3", " (", "x", ")\n"]),
         ("tekken", "helloWorld 12/\n", ["hello", "World", " ", "1", "2", "/\n"]),
+        ("gpt-4o", "helloWorld's 1234/\n", ["hello", "World's", " ", "123", "4", "/\n"]),
+        ("glm4", "Hi 1234'S", ["Hi", " ", "123", "4", "'S"]),
         ("default", "a+b 1234", ["a", "+", "b", " ", "123", "4"]),
     ],
 )

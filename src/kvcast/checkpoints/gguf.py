@@ -313,9 +313,9 @@ def _windows(values: _Values, architecture: _Architecture, most: int) -> tuple[i
 
 def _rotary(values: _Values, head_dim: int, tensors: Mapping[str, GgufTensor]) -> Rotary:
     fields, base = values.fields, values.positive("rope.freq_base", 10_000.0)
-    scaling, factor = _scaling(values)
     if _LONG in tensors and _SHORT in tensors:
         return _longrope(values, base, *(tensors[name] for name in (_SHORT, _LONG)))
+    scaling, factor = _scaling(values)
     divisors = tensors.get(_ROTARY_DIVISORS)
     if divisors is not None:
         if scaling != "none":

@@ -41,6 +41,13 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 # Tokens that end a turn, which files often do not name: llama.cpp, too, goes by their texts.
@@ -102,6 +109,9 @@ _WORDS: Mapping[str, _Words] = {
     "qwen2": _QWEN2_WORDS,
     "deepseek-r1-qwen": _QWEN2_WORDS,
     "tekken": _Words(patterns=(_TEKKEN,), whole=True, starts=True),
+    "gpt-4o": _Words(patterns=(_GPT4O,)),
+    "glm4": _Words(patterns=(_LLAMA3,)),
+    "chatglm-bpe": _Words(patterns=(_LLAMA3,)),
 }
 
 
