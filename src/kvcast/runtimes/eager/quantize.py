@@ -101,7 +101,8 @@ class Executed(Protocol):
 def quantize_matrices(executed: Executed, quantize: str) -> set[str]:
     """Replace the matrices of a program's products with their "int8" or "int4" form, in place.
 
-    Tables that are looked up as well stay as they are, and so do routers, which are small.
+    Tables that are looked up as well stay as they are, and so do routers and gates of one output,
+    which are small.
 
     Returns:
         Their names.
@@ -111,7 +112,11 @@ def quantize_matrices(executed: Executed, quantize: str) -> set[str]:
 
     """
     roles = roles_of(executed.program)
-    replaced = executed.program.matrices("linear") - roles.tables - roles.routers
+    replaced = {
+        name
+        for name in executed.program.matrices("linear") - roles.tables - roles.routers
+        if executed.matrix(name).out_features > 1
+    }
     for name in sorted(replaced):
         executed.replace_matrix(name, _LINEARS[quantize](executed.matrix(name)))
     return replaced

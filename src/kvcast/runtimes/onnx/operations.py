@@ -139,7 +139,7 @@ def _mixture_of_experts(
     gate_up_eix = write.array(gate_up.name)
     gate_eix, up_eix = np.split(gate_up_eix, 2, axis=1)
     interleaved = np.stack([gate_eix, up_eix], axis=2).reshape(gate_up_eix.shape)
-    biases = [None, None]
+    biases: list[ir.Value | None] = [None, None]
     if gate_up_bias is not None and down_bias is not None:
         halves = np.split(write.array(gate_up_bias.name), 2, axis=1)
         both = np.stack(halves, axis=2).reshape(len(gate_up_eix), -1)
