@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -612,3 +613,140 @@ def test_the_fingerprint_follows_every_file_that_matters(llama):
         (llama / name).write_bytes((llama / name).read_bytes() + b"\n")
         seen.add(fingerprint(llama))
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "kind", "prefix", "image"),
+    [
+        ("cohere2_vision", "cohere2", "language_model.model.", "vision_tower."),
+        ("aya_vision", "cohere2", "model.language_model.", "model.vision_tower."),
+        ("llava", "mistral", "language_model.model.", "vision_tower.vision_model."),
+        ("idefics3", "llama", "model.text_model.", "model.vision_model."),
+        ("smolvlm", "llama", "model.text_model.", "model.connector."),
+    ],
+)
+def test_of_a_model_with_images_the_decoder_is_read(wrapper, kind, prefix, image, tmp_path):
+    folder = save_decoder(random_decoder(kind), tmp_path / "model")
+    alone = open_checkpoint(folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    outer = {"model_type": wrapper, "text_config": config}
+    outer["tie_word_embeddings"] = config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(outer), "utf-8")
+
+    def wrapped(tensors):
+        own = {
+            f"{prefix}{name.removeprefix('model.')}" if name.startswith("model.") else name: tensor
+            for name, tensor in tensors.items()
+        }
+        return {**own, f"{image}encoder.layers.0.weight": torch.ones(2)}
+
+    rewrite_weights(folder, wrapped)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.dimensions == replace(alone.dimensions, architecture=wrapper)
+    assert_same_tensors(checkpoint.tensors, alone.tensors)
+    assert "notices" not in json.loads(checkpoint.text["text.json"])
+
+
+def sizes(layers, width, inner, heads, kv_heads, vocab, positions, **others):
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+    names += ("num_key_value_heads", "vocab_size", "max_position_embeddings")
+    return dict(
+        zip(names, (layers, width, inner, heads, kv_heads, vocab, positions), strict=True)
+    ) | (others)
+
+
+# Published configurations, but for fields without effect, and how many weights the models have.
+PUBLISHED = {
+    "gemma-2b": (
+        2_506_172_416,
+        {
+            "model_type": "gemma",
+            **sizes(18, 2048, 16_384, 8, 1, 256_000, 8192, head_dim=256),
+            **{"hidden_act": "gelu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0},
+        },
+        {"activation": "gelu_tanh", "embedding_scale": math.sqrt(2048), "tied": True},
+    ),
+    "gemma-2-2b": (
+        2_614_341_888,
+        {
+            "model_type": "gemma2",
+            **sizes(26, 2304, 9216, 8, 4, 256_000, 8192, head_dim=256),
+            **{"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6},
+            **{"query_pre_attn_scalar": 256, "sliding_window": 4096, "rope_theta": 10_000.0},
+            **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        },
+        {"attention_scale": 1 / 16, "windows": (4096, None) * 13, "attention_softcap": 50.0},
+    ),
+    "SmolLM3-3B": (
+        3_075_098_624,
+        {
+            "model_type": "smollm3",
+            **sizes(36, 2048, 11_008, 16, 4, 128_256, 65_536),
+            **{"rope_theta": 5_000_000.0, "no_rope_layers": [1, 1, 1, 0] * 9},
+            **{"use_sliding_window": False, "layer_types": ["full_attention"] * 36},
+        },
+        {"unrotated": tuple(range(3, 36, 4)), "rotary": Rotary(base=5e6), "tied": True},
+    ),
+    "OLMo-2-0425-1B": (
+        1_484_916_736,
+        {
+            "model_type": "olmo2",
+            **sizes(16, 2048, 8192, 16, 16, 100_352, 4096, rope_theta=500_000),
+            **{"rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False},
+        },
+        {"pre_norms": False, "whole_query_key_norm": True, "rotary": Rotary(base=5e5)},
+    ),
+    "starcoder2-3b": (
+        3_030_371_328,
+        {
+            "model_type": "starcoder2",
+            **sizes(30, 3072, 12_288, 24, 2, 49_152, 16_384, rope_theta=999_999.4420358813),
+            **{"norm_epsilon": 1e-5, "sliding_window": 4096, "use_bias": True},
+        },
+        {"windows": (4096,) * 30, "norm_bias": True, "activation": "gelu_tanh", "tied": True},
+    ),
+    "stablelm-2-1_6b": (
+        1_644_515_328,
+        {
+            "model_type": "stablelm",
+            **sizes(24, 2048, 5632, 32, 32, 100_352, 4096, rope_theta=10_000),
+            **{"partial_rotary_factor": 0.25, "use_qkv_bias": True, "layer_norm_eps": 1e-5},
+        },
+        {"rotary": Rotary(base=1e4, partial=0.25), "qkv_bias": True, "out_bias": False},
+    ),
+    "pythia-160m": (
+        162_322_944,
+        {
+            "model_type": "gpt_neox",
+            **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
+            **{"num_attention_heads": 12, "vocab_size": 50_304, "max_position_embeddings": 2048},
+            **{"rotary_pct": 0.25, "rotary_emb_base": 10_000, "use_parallel_residual": True},
+        },
+        {"rotary": Rotary(base=1e4, partial=0.25), "parallel": True, "shared_norm": False},
+    ),
+    "phi-2": (
+        2_779_683_840,
+        {
+            "model_type": "phi",
+            **sizes(32, 2560, 10_240, 32, 32, 51_200, 2048, partial_rotary_factor=0.4),
+            **{"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "qk_layernorm": False},
+        },
+        {"rotary": Rotary(base=1e4, partial=0.4), "head_bias": True, "shared_norm": True},
+    ),
+    "gpt2": (
+        124_439_808,
+        {
+            "model_type": "gpt2",
+            **{"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024},
+            **{"vocab_size": 50_257, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"},
+        },
+        {"rotary": None, "learned_positions": True, "inner": 3072, "head_dim": 64},
+    ),
+}
+
+
+@pytest.mark.parametrize(("weights", "config", "meaning"), PUBLISHED.values(), ids=PUBLISHED)
+def test_published_configurations_mean_models_of_the_published_size(weights, config, meaning):
+    dimensions = decoder_dimensions(config, "config.json")
+    assert {name: getattr(dimensions, name) for name in meaning} == meaning
+    assert sum(math.prod(shape) for shape in tensor_shapes(dimensions).values()) == weights

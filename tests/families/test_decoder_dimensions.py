@@ -1,11 +1,12 @@
 """Impossible or unsupported dimensions are refused in one line."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
-from kit.dimensions import LLAMA, MINISTRAL3, MIXTRAL, QWEN2_MOE
+from kit.dimensions import COHERE2, LLAMA, MINISTRAL3, MIXTRAL, NEOX, QWEN2_MOE
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.spec.rotary import Rotary
@@ -22,7 +23,15 @@ TWO = {"experts": 2, "experts_per_token": 1}
         ({"windows": ()}, "windows must have"),
         ({"windows": (0, 3)}, "windows must have"),
         ({"vocab_size": 0}, "vocab_size must be a positive whole number"),
-        ({"activation": "relu"}, "not supported"),
+        ({"activation": "mish"}, "not supported"),
+        ({"norm": "group"}, "norm 'group' is not supported"),
+        ({"norm_bias": True}, "RMS norms with biases"),
+        ({"norm": "layer", "query_key_norm": True}, "queries and keys without biases"),
+        ({"pre_norms": False}, "without norms"),
+        ({"shared_norm": True}, "only parallel blocks share a norm"),
+        ({"unrotated": (2,)}, "some of 2 layers"),
+        ({"logit_scale": math.inf}, "logit_scale must be a finite number"),
+        ({"norm_eps": 0.0}, "norm_eps must be a finite number"),
         ({"experts": 2, "experts_per_token": 3}, "3 of 2 experts"),
         ({"shared_inner": 8}, "in mixtures of experts alone"),
         ({**TWO, "shared_inner": -8}, "shared_inner must be a positive"),
@@ -40,16 +49,21 @@ def test_impossible_dimensions(changes, line):
 def test_experts_of_another_activation():
     with pytest.raises(KvcastError, match="experts with gelu_tanh"):
         replace(MIXTRAL, activation="gelu_tanh")
+    for change in ({"gated": False}, {"feed_forward_bias": True}):
+        with pytest.raises(KvcastError, match="experts with biases or without gates"):
+            replace(MIXTRAL, **change)
 
 
-@pytest.mark.parametrize("dimensions", [MIXTRAL, QWEN2_MOE, MINISTRAL3])
+@pytest.mark.parametrize("dimensions", [MIXTRAL, QWEN2_MOE, MINISTRAL3, COHERE2, NEOX], ids=str)
 def test_json_gives_the_same_dimensions_back(dimensions):
     written = json.loads(json.dumps(dimensions.to_json()))
     assert DecoderDimensions.from_json(written) == dimensions
 
 
 def test_dimensions_of_earlier_bundles_are_read():
-    new = ("experts_normalised", "shared_inner", "dense_layers", "dense_inner")
-    written = {name: value for name, value in MIXTRAL.to_json().items() if name not in new}
+    first = ("architecture", "vocab_size", "width", "inner", "heads", "kv_heads", "head_dim")
+    first += ("windows", "max_positions", "norm_eps", "attention_scale", "window_rotary", "tied")
+    first += ("experts", "experts_per_token")
+    written = {name: MIXTRAL.to_json()[name] for name in first}
     written["rotary"] = {"base": MIXTRAL.rotary.base, "scaling": "none"}
     assert DecoderDimensions.from_json(written) == MIXTRAL

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.dimensions import CROSS_BIASED_T5, DECODERS, LLAMA, SMALL, SMALL_T5, UNILMS
+from kit.dimensions import BLOCKS, CROSS_BIASED_T5, DECODERS, LLAMA, SMALL, SMALL_T5, UNILMS
 from kit.models import opened, random_programs
 from kvcast.families.table import family_with
 from kvcast.loading.proof import prove
@@ -25,10 +25,11 @@ CASES = [
     replace(LLAMA, out_bias=True, qkv_bias=True, tied=False),
     replace(LLAMA, post_norms=True, embedding_scale=3.0, logit_softcap=20.0),
     replace(LLAMA, attention_softcap=5.0, windows=(5, None)),
+    *BLOCKS,
     *UNILMS,
 ]
 
-QUICK = [SMALL, CROSS_BIASED_T5, *DECODERS[-2:], UNILMS[1]]
+QUICK = [SMALL, CROSS_BIASED_T5, *DECODERS[-2:], *BLOCKS, UNILMS[1]]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,48 @@ GPT_OSS = replace(
     swiglu_alpha=1.702,
     swiglu_limit=0.5,
 )
+# What a layer may be made of, in as few models as have all of it.
+COHERE2 = replace(
+    LLAMA,
+    architecture="cohere2",
+    windows=(5, None),
+    rotary=None,
+    window_rotary=Rotary(base=100.0),
+    norm="layer",
+    parallel=True,
+    shared_norm=True,
+    logit_scale=0.5,
+)
+NEOX = replace(
+    LLAMA,
+    architecture="gpt_neox",
+    kv_heads=4,
+    learned_positions=True,
+    rotary=Rotary(base=10000.0, partial=0.5),
+    norm="layer",
+    norm_bias=True,
+    query_key_norm=True,
+    activation="gelu",
+    gated=False,
+    qkv_bias=True,
+    out_bias=True,
+    feed_forward_bias=True,
+    head_bias=True,
+    parallel=True,
+    tied=False,
+)
+OLMO2 = replace(
+    LLAMA,
+    architecture="olmo2",
+    unrotated=(1,),
+    query_key_norm=True,
+    whole_query_key_norm=True,
+    pre_norms=False,
+    post_norms=True,
+    feed_forward_bias=True,
+    activation="relu",
+)
+BLOCKS = (COHERE2, NEOX, OLMO2)
 DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, MINISTRAL3, QWEN2_MOE, GPT_OSS, GEMMA3, MIXTRAL)
 
 ROFORMER = UnilmDimensions(

@@ -14,6 +14,8 @@ from kit.models import open_folder, write
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
+from kvcast.runtimes.native.target import NativeTarget
+from kvcast.spec.runtimes import BundlePrecision
 
 WINDOW, VOCAB, LENGTH = 7, 131, 45
 SIZES = {
@@ -52,6 +54,15 @@ YARN = {
     "original_max_position_embeddings": 10,
 }
 TRAINED = {"original_max_position_embeddings": 32}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
+_TWO = {"num_hidden_layers": 2}
+_GPT2_NORMS = ("ln_1.weight", "ln_2.weight", "ln_f.weight")
+_GPT2 = {"num_hidden_layers": 2, "hidden_size": 64, "num_key_value_heads": 4}
 MODELS = {
     "mistral with its window": ("mistral", {"sliding_window": WINDOW}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
@@ -146,26 +157,124 @@ MODELS = {
         {"num_local_experts": 4, "num_experts_per_tok": 4, "attention_bias": False},
     ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama with biases in its feed-forward and relu": (
+        "llama",
+        {"mlp_bias": True, "hidden_act": "relu", "num_hidden_layers": 2},
+    ),
+    "gemma": ("gemma", {**_TWO, "hidden_act": "gelu", "attention_bias": True}),
+    "gemma 2": (
+        "gemma2",
+        {
+            **_TWO,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            **_TWO,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rms_norm_eps": 0.02,
+        },
+    ),
+    "smollm 3 with windows where nothing is rotated": (
+        "smollm3",
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
+    ),
+    "smollm 3 with a list of layers": ("smollm3", {**_TWO, "no_rope_layers": [0, 1]}),
+    "olmo 2": ("olmo2", {**_TWO, "attention_bias": True, "rms_norm_eps": 0.01}),
+    "olmo 3": (
+        "olmo3",
+        {
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "exaone 4": ("exaone4", {"sliding_window": WINDOW, "rope_parameters": LLAMA3}),
+    "exaone 4 without a window": (
+        "exaone4",
+        {**_TWO, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "starcoder 2": ("starcoder2", {**_TWO, "sliding_window": WINDOW, "norm_epsilon": 0.01}),
+    "stablelm": (
+        "stablelm",
+        {**_TWO, "hidden_size": 64, "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    ),
+    "stablelm with parallel blocks": (
+        "stablelm",
+        {**_TWO, "hidden_size": 64, "use_parallel_residual": True, "tie_word_embeddings": True},
+    ),
+    "cohere": ("cohere", {**_TWO, "logit_scale": 0.5, "layer_norm_eps": 0.01}),
+    "cohere 2": (
+        "cohere2",
+        {"hidden_size": 64, "sliding_window": WINDOW, "attention_bias": True, "logit_scale": 2.0},
+    ),
+    "gpt neox": ("gpt_neox", {**_TWO, "hidden_size": 64, "num_key_value_heads": 4}),
+    "gpt neox one block after the other": (
+        "gpt_neox",
+        {
+            **_TWO,
+            "hidden_size": 64,
+            "num_key_value_heads": 4,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "phi": ("phi", {**_TWO, "hidden_size": 64}),
+    "phi with norms of queries and keys": (
+        "phi",
+        {**_TWO, "hidden_size": 64, "qk_layernorm": True, "partial_rotary_factor": 0.25},
+    ),
+    "gpt 2": ("gpt2", _GPT2),
+    "gpt 2 with unscaled attention": (
+        "gpt2",
+        {**_GPT2, "scale_attn_weights": False, "n_inner": 80, "activation_function": "relu"},
+    ),
+    "helium": ("helium", {**_TWO, "hidden_size": 64, "attention_bias": True, "mlp_bias": True}),
+    "starcoder 2 without biases": (
+        "starcoder2",
+        {**_TWO, "use_bias": False, "hidden_act": "gelu", "tie_word_embeddings": False},
+    ),
 }
 
 
 # The cache contract holds every feature on ONNX Runtime beside eager, which runs all of these.
 EXPORTED = ("qwen 2",)
+NOT_QUICK = {
+    "onnx": {model: pytest.mark.soak for model in MODELS if model not in EXPORTED}
+    | dict.fromkeys(("granite", "olmo 3", "starcoder 2"), pytest.mark.slow),
+}
 PAIRS = [
     pytest.param(
         (model, runtime),
         id=f"{model} {runtime}",
-        marks=pytest.mark.soak if runtime == "onnx" and model not in EXPORTED else [],
+        marks=NOT_QUICK.get(runtime, {}).get(model, ()),
     )
     for model in MODELS
-    for runtime in ("eager", "onnx")
+    for runtime in ("eager", "onnx", "native")
 ]
 
 
-@pytest.fixture(scope="module", params=PAIRS)
-def pair(request, tmp_path_factory):
-    """The oracle, and a runtime with its weights."""
-    model, runtime = request.param
+def oracle_and_checkpoint(model, folder):
+    """Return transformers' model with random weights, and what is read of what it writes."""
     kind, settings = MODELS[model]
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(
@@ -175,16 +284,25 @@ def pair(request, tmp_path_factory):
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
             # Gemma keeps its norms' weights less one.
-            is_whole = "norm" in name and kind != "gemma3_text"
+            is_whole = name.endswith(("norm.weight", *_GPT2_NORMS)) and not kind.startswith("gemma")
             parameter.normal_(mean=float(is_whole), std=0.15)
-    folder = tmp_path_factory.mktemp("model")
     oracle.save_pretrained(folder / "checkpoint")
     (folder / "checkpoint" / "tokenizer.json").write_text("{}")
     about = json.loads((folder / "checkpoint" / "config.json").read_text("utf-8"))
     # Some configurations have no end token, which a checkpoint needs.
     about["eos_token_id"] = about.get("eos_token_id") or 2
     (folder / "checkpoint" / "config.json").write_text(json.dumps(about), "utf-8")
-    checkpoint = open_checkpoint(folder / "checkpoint")
+    return oracle, open_checkpoint(folder / "checkpoint")
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request, tmp_path_factory):
+    """The oracle, and a runtime with its weights."""
+    model, runtime = request.param
+    folder = tmp_path_factory.mktemp("model")
+    oracle, checkpoint = oracle_and_checkpoint(model, folder)
+    if runtime == "native":
+        return oracle, natively(checkpoint, "none")
     programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     if runtime == "eager":
         return oracle, EagerDecoderOnly(programs)
@@ -192,11 +310,15 @@ def pair(request, tmp_path_factory):
     return oracle, open_folder(folder / "bundle")
 
 
+def natively(checkpoint, quantize):
+    return NativeTarget().open_checkpoint(checkpoint, BundlePrecision(quantize=quantize), 1)
+
+
 @torch.no_grad()
 def expected(oracle, tokens):
     # transformers' Gemma 3 reads this soft cap and does not use it unless it is told here.
     cap = getattr(oracle.config, "attn_logit_softcapping", None)
-    told = {} if cap is None else {"softcap": cap}
+    told = {"softcap": cap} if oracle.config.model_type == "gemma3_text" and cap else {}
     # transformers' longrope depends on a sequence's length: all are as long as the longest here.
     padded = torch.from_numpy(np.pad(tokens, (0, LENGTH - len(tokens))))
     return oracle(padded[None], **told).logits[0, : len(tokens)].numpy()
@@ -219,12 +341,27 @@ def test_logits_of_every_position_whatever_the_chunk(pair, chunk):
 def test_ragged_rows_equal_each_prompt_alone(pair):
     oracle, runtime = pair
     generator = np.random.default_rng(2)
-    prompts = [generator.integers(0, VOCAB, count) for count in (4, 1, 33, 17)]
-    cache = runtime.new_cache(len(prompts), LENGTH)
-    logits, cache = runtime.decode(prompts, cache)
-    for _ in range(6):
-        for prompt, row in zip(prompts, logits, strict=True):
-            np.testing.assert_allclose(row[-1], expected(oracle, prompt)[-1], atol=1e-4)
-        new = generator.integers(0, VOCAB, len(prompts))
-        logits, cache = runtime.decode([token[None] for token in new], cache)
-        prompts = [np.append(old, token) for old, token in zip(prompts, new, strict=True)]
+    counts, steps = (4, 1, 33, 17), 6
+    texts = [generator.integers(0, VOCAB, count + steps) for count in counts]
+    whole = [expected(oracle, text) for text in texts]
+    cache = runtime.new_cache(len(texts), LENGTH)
+    new = [text[:count] for text, count in zip(texts, counts, strict=True)]
+    for step in range(steps):
+        logits, cache = runtime.decode(new, cache)
+        for row, logits_v, count in zip(whole, logits, counts, strict=True):
+            np.testing.assert_allclose(logits_v[-1], row[count + step - 1], atol=1e-4)
+        new = [
+            text[count + step : count + step + 1] for text, count in zip(texts, counts, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_int8_of_kvcasts_own_kernels_follows_transformers(model, tmp_path):
+    oracle, checkpoint = oracle_and_checkpoint(model, tmp_path)
+    runtime = natively(checkpoint, "int8")
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 4 * WINDOW)
+    logits, cache = runtime.decode([tokens[:-1]], runtime.new_cache(1, LENGTH))
+    step, _ = runtime.decode([tokens[-1:]], cache)
+    actual = np.stack([logits[0][-1], step[0][-1]])
+    whole = expected(oracle, tokens)[-2:]
+    assert np.corrcoef(actual.ravel(), whole.ravel())[0, 1] > 0.99

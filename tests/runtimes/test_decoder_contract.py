@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kit.dimensions import DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL
+from kit.dimensions import BLOCKS, DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL
 from kit.models import opened
 from kvcast.errors import KvcastError
 from kvcast.runtimes.onnx.runtime import OnnxRuntime
@@ -21,7 +21,7 @@ SUBJECTS += [(dimensions, "onnx") for dimensions in (LLAMA, MISTRAL, GEMMA3, MIX
 SUBJECTS += [(GEMMA3, "native")]
 SUBJECTS += [
     pytest.param(subject, marks=pytest.mark.slow)
-    for subject in product(DECODERS, ("onnx", "native"))
+    for subject in (*product(DECODERS, ("onnx", "native")), *product(BLOCKS, ("eager", "native")))
     if subject not in SUBJECTS
 ]
 # Compiling takes long: the model with the most kinds of things in it.

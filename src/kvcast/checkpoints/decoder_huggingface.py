@@ -21,7 +21,14 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gpt_oss import CODES, experts_by_rows
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
-from kvcast.checkpoints.tables import changed, fill_decoder, in_halves, same
+from kvcast.checkpoints.tables import (
+    changed,
+    fill_decoder,
+    in_halves,
+    reordered,
+    same,
+    transposed,
+)
 from kvcast.checkpoints.text_huggingface import (
     chat_templates,
     end_token_by_text,
@@ -30,7 +37,7 @@ from kvcast.checkpoints.text_huggingface import (
     special_tokens,
     tokenizer_settings,
 )
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions, scaled_residuals
 from kvcast.spec.sizes import MOST_LAYERS
 
 SIZES = {
@@ -42,7 +49,12 @@ SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS = {
+    **{"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_python": "gelu"},
+    **dict.fromkeys(
+        ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"
+    ),
+}
 
 _LAYER = "decoder.layers.{i}"
 _ATTENTION = "layers.{i}.self_attn"
@@ -63,7 +75,12 @@ NAMES: Mapping[str, Sequence[str]] = {
         "layers.{i}.mlp.gate_proj.weight",
         "layers.{i}.mlp.up_proj.weight",
     ),
+    f"{_LAYER}.feed_forward.gate_up.bias": (
+        "layers.{i}.mlp.gate_proj.bias",
+        "layers.{i}.mlp.up_proj.bias",
+    ),
     f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.mlp.down_proj.weight",),
+    f"{_LAYER}.feed_forward.down.bias": ("layers.{i}.mlp.down_proj.bias",),
     f"{_LAYER}.feed_forward.router.weight": ("layers.{i}.block_sparse_moe.gate.weight",),
     f"{_LAYER}.feed_forward.gate_up": (f"{_EXPERT}.w1.weight", f"{_EXPERT}.w3.weight"),
     f"{_LAYER}.feed_forward.down": (f"{_EXPERT}.w2.weight",),
@@ -115,20 +132,84 @@ _GPT_OSS_NAMES = {
     f"{_LAYER}.feed_forward.down": ("layers.{i}.mlp.experts.down_proj",),
     f"{_LAYER}.feed_forward.down_bias": ("layers.{i}.mlp.experts.down_proj_bias",),
 }
+
+
+def _with_modules(
+    names: Mapping[str, Sequence[str]], modules: Mapping[str, str]
+) -> Mapping[str, Sequence[str]]:
+    """Return names with the weights and biases of some modules at other places."""
+    leaves = ("weight", "bias")
+    places = {f"{ours}.{x}": (f"{theirs}.{x}",) for ours, theirs in modules.items() for x in leaves}
+    return {**names, **places}
+
+
+_LAYER_NORM_NAMES = _with_modules(
+    NAMES,
+    {
+        "decoder.norm": "norm",
+        "decoder.head": "lm_head",
+        f"{_LAYER}.attention_norm": "layers.{i}.input_layernorm",
+        f"{_LAYER}.feed_forward_norm": "layers.{i}.post_attention_layernorm",
+    },
+)
+_STARCODER_NAMES = _with_modules(
+    _LAYER_NORM_NAMES,
+    {
+        f"{_LAYER}.feed_forward.up": "layers.{i}.mlp.c_fc",
+        f"{_LAYER}.feed_forward.down": "layers.{i}.mlp.c_proj",
+    },
+)
+_PHI_NAMES = _with_modules(
+    _LAYER_NORM_NAMES,
+    {
+        "decoder.norm": "final_layernorm",
+        f"{_LAYER}.attention.out": f"{_ATTENTION}.dense",
+        f"{_LAYER}.attention.query_norm": f"{_ATTENTION}.q_layernorm",
+        f"{_LAYER}.attention.key_norm": f"{_ATTENTION}.k_layernorm",
+        f"{_LAYER}.feed_forward.up": "layers.{i}.mlp.fc1",
+        f"{_LAYER}.feed_forward.down": "layers.{i}.mlp.fc2",
+    },
+)
+_NEOX_NAMES = _with_modules(
+    _LAYER_NORM_NAMES,
+    {
+        "decoder.embedding": "embed_in",
+        "decoder.norm": "final_layer_norm",
+        f"{_LAYER}.attention.qkv": "layers.{i}.attention.query_key_value",
+        f"{_LAYER}.attention.out": "layers.{i}.attention.dense",
+        f"{_LAYER}.feed_forward.up": "layers.{i}.mlp.dense_h_to_4h",
+        f"{_LAYER}.feed_forward.down": "layers.{i}.mlp.dense_4h_to_h",
+    },
+)
+_GPT2_NAMES = _with_modules(
+    {**NAMES, "decoder.positions": ("wpe.weight",)},
+    {
+        "decoder.embedding": "wte",
+        "decoder.norm": "ln_f",
+        f"{_LAYER}.attention_norm": "h.{i}.ln_1",
+        f"{_LAYER}.attention.qkv": "h.{i}.attn.c_attn",
+        f"{_LAYER}.attention.out": "h.{i}.attn.c_proj",
+        f"{_LAYER}.feed_forward_norm": "h.{i}.ln_2",
+        f"{_LAYER}.feed_forward.up": "h.{i}.mlp.c_fc",
+        f"{_LAYER}.feed_forward.down": "h.{i}.mlp.c_proj",
+    },
+)
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
-_PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
-_IMAGES = ("vision_tower.", "multi_modal_projector.")
-_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-_ROTATED = re.compile(r"\.self_attn\.(?:q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
+_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|gpt_neox|transformer)\.)+")
+_IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.")
+_HEAD = "lm_head.weight"
+_OTHER_NAMES = {"embed_out.weight": _HEAD}
+_ROTATED = re.compile(
+    r"\.(?:self_attn\.(?:[qk]_proj|qkv_proj|[qk]_norm|[qk]_layernorm)|attention\.query_key_value)\."
+)
+_CONV1D = re.compile(r"\.c_(?:attn|proj|fc)\.weight$")
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 # Old models store them, but they follow from the configuration.
-_TABLES = (".inv_freq", ".cos_cached", ".sin_cached")
+_TABLES = (".inv_freq", ".cos_cached", ".sin_cached", ".attention.bias", ".attention.masked_bias")
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
-    if fields.flag("mlp_bias", False):
-        raise fields.error("mlp_bias is not supported: feed-forwards have no biases")
-    return _configured_biases(fields)
+    return _configured_biases(fields) | {"feed_forward_bias": fields.flag("mlp_bias", False)}
 
 
 def _configured_biases(fields: Fields) -> dict[str, Any]:
@@ -137,27 +218,81 @@ def _configured_biases(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma(fields: Fields) -> dict[str, Any]:
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error(
+            "use_bidirectional_attention is not supported: it makes the model an encoder"
+        )
+    scale = math.sqrt(fields.whole("hidden_size"))
+    return _configured_biases(fields) | {"embedding_scale": scale}
+
+
+def _gemma1(fields: Fields) -> dict[str, Any]:
+    # The first files say "gelu" and mean its approximation.
+    meant = {"activation": "gelu_tanh"} if _activation(fields) == "gelu" else {}
+    return _gemma(fields) | meant
+
+
+def _gemma2(fields: Fields) -> dict[str, Any]:
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     attention, logits = (
         0.0 if fields.values.get(name) is None else fields.positive(name) for name in caps
     )
-    if fields.flag("use_bidirectional_attention"):
-        raise fields.error(
-            "use_bidirectional_attention is not supported: it makes the model an encoder"
-        )
-    return _configured_biases(fields) | {
-        "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
+    return _gemma(fields) | {
         "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
-        "embedding_scale": math.sqrt(fields.whole("hidden_size")),
         "attention_softcap": attention,
         "logit_softcap": logits,
-        "query_key_norm": True,
         "post_norms": True,
     }
 
 
 def _glm(fields: Fields) -> dict[str, Any]:
     return {"qkv_bias": fields.flag("attention_bias")}
+
+
+def _gemma3(fields: Fields) -> dict[str, Any]:
+    return _gemma2(fields) | {
+        "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
+        "query_key_norm": True,
+    }
+
+
+def _granite(fields: Fields) -> dict[str, Any]:
+    scaled = fields.make(
+        scaled_residuals,
+        residual=fields.positive("residual_multiplier"),
+        embedding=fields.positive("embedding_multiplier"),
+        epsilon=fields.positive("rms_norm_eps"),
+    )
+    return (
+        _llama(fields)
+        | scaled
+        | {
+            "attention_scale": fields.positive("attention_multiplier"),
+            "logit_scale": 1 / fields.positive("logits_scaling"),
+        }
+    )
+
+
+def _smollm3(fields: Fields) -> dict[str, Any]:
+    layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
+    return _llama(fields) | {"unrotated": tuple(i for i in layers if not _is_rotated(fields, i))}
+
+
+def _olmo2(fields: Fields) -> dict[str, Any]:
+    whole = {"query_key_norm": True, "whole_query_key_norm": True}
+    return _configured_biases(fields) | _NORMS_BEHIND | whole
+
+
+def _exaone4(fields: Fields) -> dict[str, Any]:
+    sizes = _NORMS_BEHIND | {"query_key_norm": True}
+    if fields.values.get("sliding_window") is None:
+        return sizes
+    return sizes | {"rotary": None, "window_rotary": read_rotary(fields, FULL, "rope_theta")}
+
+
+def _starcoder2(fields: Fields) -> dict[str, Any]:
+    names = ("qkv_bias", "out_bias", "feed_forward_bias")
+    return _LAYER_NORMS | dict.fromkeys(names, fields.flag("use_bias")) | {"gated": False}
 
 
 def _experts(fields: Fields) -> dict[str, Any]:
@@ -209,6 +344,73 @@ def _qwen3_experts(fields: Fields) -> dict[str, Any]:
     return _qwen_experts(fields) | _configured_biases(fields) | {"query_key_norm": True}
 
 
+def _stablelm(fields: Fields) -> dict[str, Any]:
+    _refuse(fields, "qk_layernorm")
+    shared = fields.flag("use_parallel_residual")
+    blocks = {"parallel": shared, "shared_norm": shared}
+    return _LAYER_NORMS | blocks | {"qkv_bias": fields.flag("use_qkv_bias")}
+
+
+def _cohere(fields: Fields) -> dict[str, Any]:
+    _refuse(fields, "use_qk_norm")
+    scale = {"norm": "layer", "logit_scale": fields.positive("logit_scale")}
+    return _configured_biases(fields) | _PARALLEL | scale
+
+
+def _cohere2(fields: Fields) -> dict[str, Any]:
+    windowed = {"rotary": None, "window_rotary": read_rotary(fields, FULL, "rope_theta")}
+    return _cohere(fields) | windowed
+
+
+def _neox(fields: Fields) -> dict[str, Any]:
+    biases = _configured_biases(fields) | {"feed_forward_bias": True}
+    blocks = {"parallel": fields.flag("use_parallel_residual"), "gated": False}
+    return _LAYER_NORMS | biases | blocks
+
+
+def _phi(fields: Fields) -> dict[str, Any]:
+    names = ("qkv_bias", "out_bias", "feed_forward_bias", "head_bias")
+    blocks = {"gated": False, "query_key_norm": fields.flag("qk_layernorm")}
+    return _LAYER_NORMS | _PARALLEL | dict.fromkeys(names, True) | blocks
+
+
+def _gpt2(fields: Fields) -> dict[str, Any]:
+    _refuse(fields, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    names = ("qkv_bias", "out_bias", "feed_forward_bias")
+    blocks = {"rotary": None, "learned_positions": True, "gated": False}
+    scale = {} if fields.flag("scale_attn_weights") else {"attention_scale": 1.0}
+    return _LAYER_NORMS | dict.fromkeys(names, True) | blocks | scale
+
+
+def _helium(fields: Fields) -> dict[str, Any]:
+    return _llama(fields) | {"out_bias": False}
+
+
+def _refuse(fields: Fields, *names: str) -> None:
+    for name in names:
+        if fields.flag(name, False):
+            raise fields.error(f"{name} is not supported")
+
+
+def _is_rotated(fields: Fields, layer: int) -> bool:
+    """Tell whether a layer of SmolLM 3 has rotation, which `no_rope_layers` says in spite of it."""
+    flags = fields.values.get("no_rope_layers")
+    if flags is None:
+        return (layer + 1) % fields.whole("no_rope_layer_interval") != 0
+    if not isinstance(flags, list) or len(flags) <= layer or flags[layer] not in (0, 1):
+        raise fields.error("no_rope_layers must list 0 or 1 for each layer")
+    return bool(flags[layer])
+
+
+def _windowed_unless_rotated(fields: Fields, layer: int) -> bool:
+    enabled = fields.flag("use_sliding_window") and _always_windowed(fields, layer)
+    return enabled and not _is_rotated(fields, layer)
+
+
+def _windowed_if_any_but_every_nth(fields: Fields, layer: int) -> bool:
+    return _always_windowed(fields, layer) and _windowed_but_every_nth(fields, layer)
+
+
 def _always_windowed(fields: Fields, _layer: int) -> bool:
     return fields.values.get("sliding_window") is not None
 
@@ -238,6 +440,11 @@ class _Type:
     `defaults`: transformers' defaults for fields that published configurations leave out.
     `windowed`: whether a layer has a window if there is no layer_types.
     `particulars`: dimensions that other types do not have.
+    `spelling`: usual names of fields that the type has under others.
+    `epsilon`: name of the field of the norms' epsilon.
+    `inner_per_width`: inner width over the hidden state's where there is no field of it.
+    `by_head`: whether query, key and value of a head follow one another.
+    `transposed`: whether matrices of layers are [inputs, outputs].
     `norms_less_one`: whether norm weights are stored minus one.
     `rotary`: settings of rotary embeddings that other types do not have.
     `neighbours`: whether rotary pairs are neighbouring rows, not halves of what turns.
@@ -249,6 +456,11 @@ class _Type:
     windowed: Callable[[Fields, int], bool] = lambda _fields, _layer: False
     particulars: Callable[[Fields], Mapping[str, Any]] = lambda _fields: {}
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
+    spelling: Mapping[str, str] = field(default_factory=dict)
+    epsilon: str = "rms_norm_eps"
+    inner_per_width: int = 0
+    by_head: bool = False
+    transposed: bool = False
     norms_less_one: bool = False
     rotary: tuple[str, ...] = ()
     neighbours: bool = False
@@ -276,6 +488,54 @@ _QWEN_EXPERTS_DEFAULTS = {
     "norm_topk_prob": False,
     "qkv_bias": True,
 }
+_NORMS_BEHIND = {"pre_norms": False, "post_norms": True}
+_LAYER_NORMS = {"norm": "layer", "norm_bias": True}
+_PARALLEL = {"parallel": True, "shared_norm": True}
+_GEMMA_1 = _Type(
+    defaults={
+        **_DEFAULTS,
+        "hidden_act": "gelu_pytorch_tanh",
+        "head_dim": 256,
+        "attention_bias": False,
+        "use_bidirectional_attention": False,
+        "tie_word_embeddings": True,
+    },
+    particulars=_gemma1,
+    norms_less_one=True,
+)
+_GEMMA_2 = replace(
+    _GEMMA_1,
+    defaults={
+        **_GEMMA_1.defaults,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    windowed=_windowed_but_every_nth,
+    particulars=_gemma2,
+    names=_GEMMA_NAMES,
+)
+_COHERE = _Type(
+    defaults={
+        **_DEFAULTS,
+        "rope_theta": 500_000.0,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+    },
+    particulars=_cohere,
+    epsilon="layer_norm_eps",
+    neighbours=True,
+)
+_OLMO_2 = _Type(
+    defaults={**_DEFAULTS, "rms_norm_eps": 1e-5, "attention_bias": False},
+    particulars=_olmo2,
+    names=_GEMMA_NAMES,
+)
 _GEMMA = _Type(
     # Published configurations of the larger models list little more than what differs from the 2B.
     defaults={
@@ -299,7 +559,7 @@ _GEMMA = _Type(
         "tie_word_embeddings": True,
     },
     windowed=_windowed_but_every_nth,
-    particulars=_gemma,
+    particulars=_gemma3,
     names=_GEMMA_NAMES,
     norms_less_one=True,
     foreign=_IMAGES,
@@ -396,12 +656,164 @@ _TYPES: Mapping[str, _Type] = {
     ),
     "glm": _GLM,
     "glm4": replace(_GLM, particulars=lambda fields: _glm(fields) | {"post_norms": True}),
+    "gemma": _GEMMA_1,
+    "gemma2": _GEMMA_2,
+    "granite": _Type(
+        defaults={
+            **_DEFAULTS,
+            "attention_bias": False,
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+        particulars=_granite,
+    ),
+    "smollm3": _Type(
+        defaults={
+            **_DEFAULTS,
+            "rope_theta": 2_000_000.0,
+            "num_key_value_heads": 4,
+            "attention_bias": False,
+            "use_sliding_window": False,
+            "no_rope_layer_interval": 4,
+            "tie_word_embeddings": True,
+        },
+        windowed=_windowed_unless_rotated,
+        particulars=_smollm3,
+    ),
+    "olmo2": _OLMO_2,
+    "olmo3": replace(
+        _OLMO_2,
+        defaults={
+            **_OLMO_2.defaults,
+            "rope_theta": 500_000.0,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        windowed=_windowed_but_every_nth,
+        particulars=lambda fields: (
+            _olmo2(fields) | {"window_rotary": read_rotary(fields, SLIDING, "rope_theta")}
+        ),
+    ),
+    "exaone4": _Type(
+        defaults={**_DEFAULTS, "rms_norm_eps": 1e-5, "sliding_window": 4096}
+        | {"sliding_window_pattern": 4},
+        windowed=_windowed_if_any_but_every_nth,
+        particulars=_exaone4,
+        names=_GEMMA_NAMES,
+    ),
+    "starcoder2": _Type(
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu_pytorch_tanh",
+            "num_key_value_heads": 2,
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+        windowed=_always_windowed,
+        particulars=_starcoder2,
+        names=_STARCODER_NAMES,
+        epsilon="norm_epsilon",
+    ),
+    "stablelm": _Type(
+        defaults={
+            **_DEFAULTS,
+            "layer_norm_eps": 1e-5,
+            SHARE: 0.25,
+            "use_qkv_bias": False,
+            "use_parallel_residual": False,
+        },
+        particulars=_stablelm,
+        names=_LAYER_NORM_NAMES,
+        epsilon="layer_norm_eps",
+        rotary=(SHARE,),
+    ),
+    "cohere": _COHERE,
+    "cohere2": replace(
+        _COHERE,
+        defaults={
+            **_COHERE.defaults,
+            "rope_theta": 10_000.0,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        windowed=_windowed_but_every_nth,
+        particulars=_cohere2,
+    ),
+    "gpt_neox": _Type(
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5,
+            SHARE: 0.25,
+            "attention_bias": True,
+            "use_parallel_residual": True,
+        },
+        spelling={"rotary_emb_base": "rope_theta", "rotary_pct": SHARE},
+        particulars=_neox,
+        names=_NEOX_NAMES,
+        epsilon="layer_norm_eps",
+        rotary=(SHARE,),
+        by_head=True,
+    ),
+    "phi": _Type(
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": 1e-5,
+            SHARE: 0.5,
+            "qk_layernorm": False,
+        },
+        particulars=_phi,
+        names=_PHI_NAMES,
+        epsilon="layer_norm_eps",
+        rotary=(SHARE,),
+    ),
+    "gpt2": _Type(
+        defaults={
+            **_DEFAULTS,
+            "hidden_act": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "scale_attn_weights": True,
+            "tie_word_embeddings": True,
+        },
+        spelling={
+            "n_embd": "hidden_size",
+            "n_inner": "intermediate_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_positions": "max_position_embeddings",
+            "activation_function": "hidden_act",
+        },
+        particulars=_gpt2,
+        names=_GPT2_NAMES,
+        epsilon="layer_norm_epsilon",
+        inner_per_width=4,
+        transposed=True,
+    ),
+    "helium": _Type(
+        defaults={
+            **_DEFAULTS,
+            "rope_theta": 100_000.0,
+            "rms_norm_eps": 1e-8,
+            "head_dim": 128,
+            "attention_bias": False,
+        },
+        particulars=_helium,
+        neighbours=True,
+    ),
     "gemma3_text": _GEMMA,
     "gemma3": _GEMMA,
 }
 
 # Models with images whose decoder is of any type, and that type where text_config names none.
-_WRAPPERS: Mapping[str, str] = {"mistral3": "mistral"}
+_WRAPPERS: Mapping[str, str] = {
+    **dict.fromkeys(("llava", "idefics3", "smolvlm"), "llama"),
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
+    "mistral3": "mistral",
+}
 
 
 def read_decoder(
@@ -417,10 +829,10 @@ def read_decoder(
     label = str(folder / "config.json")
     kind = _type_of(config, label)
     dimensions = _dimensions(_fields(config, kind, label), kind, config["model_type"])
-    own = kind.prepare(_own_tensors(stored, kind))
+    own = kind.prepare(_own_tensors(stored, dimensions, kind))
     own = in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
     if dimensions.tied:
-        dimensions = replace(dimensions, tied=_is_tied(own))
+        dimensions = replace(dimensions, tied=_is_tied(own, kind))
     tensors = fill_decoder(dimensions, kind.names, own, str(folder), lenient=True)
     unused = [name for name in stored if _PREFIX.sub("", name) in tensors.unused]
     tensors = tensors.beside(unused)
@@ -432,7 +844,7 @@ def read_decoder(
     )
 
 
-def _is_tied(own: dict[str, StoredTensor]) -> bool:
+def _is_tied(own: dict[str, StoredTensor], kind: _Type) -> bool:
     """Tell whether the head is the embedding, as it is meant to be; leaves one name for it.
 
     A head that differs counts, whatever the configuration says.
@@ -440,7 +852,8 @@ def _is_tied(own: dict[str, StoredTensor]) -> bool:
     head = own.get(_HEAD)
     if head is None:
         return True
-    tied = same(head, own.setdefault(_EMBEDDING, head))
+    (embedding,) = kind.names["decoder.embedding.weight"]
+    tied = same(head, own.setdefault(embedding, head))
     if tied:
         del own[_HEAD]
     return tied
@@ -490,30 +903,38 @@ def _fields(config: Mapping[str, Any], kind: _Type, label: str) -> Fields:
     outer = Fields(values=config, label=label)
     text = outer.group("text_config")
     if text is None:
-        return Fields(values={**kind.defaults, **config}, label=label)
+        named = {usual: config[own] for own, usual in kind.spelling.items() if own in config}
+        return Fields(values={**kind.defaults, **config, **named}, label=label)
     tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
     return Fields(values={**kind.defaults, **text.values, **tied}, label=text.label)
 
 
 def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimensions:
     heads = fields.whole(SIZES["heads"])
-    usual = {"kv_heads": heads, "head_dim": fields.whole(SIZES["width"]) // heads}
+    width = fields.whole(SIZES["width"])
+    usual = {"kv_heads": heads, "head_dim": width // heads}
+    if kind.inner_per_width:
+        usual["inner"] = kind.inner_per_width * width
     whole = {ours: fields.whole(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
-    activation = str(fields.values.get("hidden_activation") or fields.values.get("hidden_act"))
-    if activation not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
-        raise fields.error(f"activation {activation!r} is not supported (supported: {supported})")
     sizes = {
         "architecture": architecture,
         **whole,
         "windows": _windows(fields, kind),
         "rotary": read_rotary(fields, FULL, "rope_theta", kind.rotary),
-        "norm_eps": fields.positive("rms_norm_eps"),
+        "norm_eps": fields.positive(kind.epsilon),
         "attention_scale": whole["head_dim"] ** -0.5,
-        "activation": _ACTIVATIONS[activation],
+        "activation": _activation(fields),
         "tied": fields.flag("tie_word_embeddings"),
     }
     return fields.make(DecoderDimensions, **{**sizes, **kind.particulars(fields)})
+
+
+def _activation(fields: Fields) -> str:
+    activation = str(fields.values.get("hidden_activation") or fields.values.get("hidden_act"))
+    if activation not in _ACTIVATIONS:
+        supported = ", ".join(_ACTIVATIONS)
+        raise fields.error(f"activation {activation!r} is not supported (supported: {supported})")
+    return _ACTIVATIONS[activation]
 
 
 def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
@@ -532,16 +953,29 @@ def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
     return tuple(window if layer_type == SLIDING else None for layer_type in kinds)
 
 
-def _own_tensors(stored: Mapping[str, StoredTensor], kind: _Type) -> dict[str, StoredTensor]:
+def _own_tensors(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: _Type
+) -> dict[str, StoredTensor]:
     """Return the decoder's tensors without name prefixes, with norm weights as they multiply."""
-    own = {_PREFIX.sub("", name): tensor for name, tensor in stored.items()}
-    return {
-        name: changed(tensor, _one_more)
-        if kind.norms_less_one and name.endswith("norm.weight")
-        else tensor
-        for name, tensor in own.items()
-        if not name.startswith(kind.foreign)
-    }
+
+    def by_part(rows: NDArray[Any]) -> NDArray[Any]:
+        heads = rows.reshape(dimensions.heads, 3, dimensions.head_dim, *rows.shape[1:])
+        return heads.swapaxes(0, 1).reshape(rows.shape)
+
+    own = {}
+    for full_name, tensor in stored.items():
+        name = _PREFIX.sub("", full_name)
+        name = _OTHER_NAMES.get(name, name)
+        if name.startswith(kind.foreign):
+            continue
+        if kind.norms_less_one and name.endswith("norm.weight"):
+            tensor = changed(tensor, _one_more)
+        elif kind.transposed and _CONV1D.search(name):
+            tensor = transposed(tensor)
+        elif kind.by_head and ".query_key_value." in name:
+            tensor = reordered(tensor, by_part)
+        own[name] = tensor
+    return own
 
 
 def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:

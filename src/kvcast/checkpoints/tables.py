@@ -122,6 +122,15 @@ def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]
     return replace(tensor, read=lambda: change(tensor.read()), blocks=None, rows=None)
 
 
+def transposed(tensor: StoredTensor) -> StoredTensor:
+    """Return a matrix whose columns are the rows of the file's."""
+
+    def read() -> NDArray[Any]:
+        return np.ascontiguousarray(tensor.read().T)
+
+    return replace(tensor, shape=tensor.shape[::-1], read=read, blocks=None, rows=None)
+
+
 def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
     """Return a tensor whose rows `move` puts into another order, those of its codes as well."""
     blocks, rows = tensor.blocks, tensor.rows
@@ -221,8 +230,10 @@ def in_halves(
         neighbours: whether pairs are neighbouring rows in the file, not halves of what turns.
 
     """
-    size = dimensions.head_dim
-    order = _head_order(size, dimensions.rotary.channels(size), neighbours=neighbours)
+    size, rotary = dimensions.head_dim, dimensions.rotary or dimensions.window_rotary
+    if rotary is None:
+        return dict(stored)
+    order = _head_order(size, rotary.channels(size), neighbours=neighbours)
     if np.array_equal(order, np.arange(size)):
         return dict(stored)
     count = (dimensions.heads + dimensions.kv_heads) * size

@@ -39,7 +39,8 @@ _MOST_TOKENS = 1 << 31
 _CLASSES = {"mistral": "", "mixtral": "", "qwen2": "Qwen2Tokenizer"}
 _USUAL_CLASSES = {
     "qwen3": "Qwen2Tokenizer",
-    **dict.fromkeys(("gemma3", "gemma3_text"), "GemmaTokenizer"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+    **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
 }
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 

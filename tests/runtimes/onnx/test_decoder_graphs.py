@@ -9,7 +9,16 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from kit.dimensions import DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL, QWEN2
+from kit.dimensions import (
+    COHERE2,
+    DECODERS,
+    GEMMA3,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    NEOX,
+    QWEN2,
+)
 from kit.models import bundle, checkpoint_of, opened, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
@@ -75,7 +84,7 @@ def test_a_step_writes_its_own_slot_and_no_other():
         assert changed == {(0, 9), (1, 5)}
 
 
-@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, GEMMA3, MIXTRAL], ids=NAME)
+@pytest.mark.parametrize("dimensions", [LLAMA, MISTRAL, GEMMA3, MIXTRAL, COHERE2, NEOX], ids=NAME)
 def test_smoothing_changes_ranges_and_no_result(dimensions):
     programs = random_programs(dimensions)
     # One channel far larger than the others, as trained models have them.

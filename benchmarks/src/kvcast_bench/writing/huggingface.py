@@ -59,6 +59,8 @@ def model_type(dimensions: DecoderDimensions) -> str:
 
 def is_like_llama(dimensions: DecoderDimensions) -> bool:
     """Tell whether a configuration written here is complete: reading it gives the same model."""
+    if dimensions.rotary is None:
+        return False
     config = _decoder_config(dimensions)
     same = replace(dimensions, architecture=config["model_type"])
     return decoder_dimensions(config, "what would be written") == same
@@ -85,7 +87,7 @@ def _decoder_config(dimensions: DecoderDimensions) -> dict[str, Any]:
         **{theirs: getattr(dimensions, ours) for ours, theirs in SIZES.items()},
         "num_hidden_layers": dimensions.layers,
         "sliding_window": dimensions.windows[0],
-        "rope_theta": dimensions.rotary.base,
+        "rope_theta": dimensions.rotary and dimensions.rotary.base,
         "rms_norm_eps": dimensions.norm_eps,
         "hidden_act": "silu",
         "attention_bias": dimensions.out_bias,

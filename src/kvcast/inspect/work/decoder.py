@@ -109,11 +109,13 @@ class DecoderWork(DecoderOnlyWork):
         return dense + self._mixtures * (beside + experts * self._inner(sizes.inner))
 
     def _inner(self, inner: int) -> int:
-        """Return the number of weights of one feed-forward: gate, up and down."""
-        return 3 * self.dimensions.width * inner
+        """Return the number of weights of one feed-forward: up, down and, in most models, gate."""
+        matrices = 3 if self.dimensions.gated else 2
+        return matrices * self.dimensions.width * inner
 
     def _weights(self, tokens: int) -> int:
         sizes = self.dimensions
-        looked_up = 0 if sizes.tied else sizes.vocab_size * sizes.width
+        rows = 0 if sizes.tied else sizes.vocab_size
+        looked_up = (rows + sizes.learned_positions * sizes.max_positions) * sizes.width
         idle = sizes.experts - min(sizes.experts, tokens * sizes.experts_per_token)
         return self.parameters - looked_up - self._mixtures * idle * self._inner(sizes.inner)
