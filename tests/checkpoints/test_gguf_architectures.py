@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from checkpoints.tiny_decoders import random_decoder, save_decoder
-from kit.tiny_gguf import VOCAB, sizes, vocabulary, write
+from kit.tiny_gguf import VOCAB, permuted, sizes, vocabulary, write
 from kvcast.checkpoints.source import open_checkpoint
 
 LAYERS, WIDTH, INNER, EXPERTS, EXPERT_INNER, SHARED = 2, 64, 48, 3, 40, 56
@@ -26,6 +26,9 @@ OF_EXPERTS = {
 }
 SHORT, LONG = [1.0, 1.25, 1.5, 1.75, 2.0, 2.5], [1.0, 2.0, 4.0, 6.0, 8.0, 9.0]
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
+FOUR, FOUR_BLOCKS = {"num_hidden_layers": 4}, {"block_count": 4}
+WINDOW = {"attention__sliding_window": 9}
+LAYER_NORM = {"attention__layer_norm_epsilon": 2**-17}
 # Of the folder's configuration, and of the file beside the sizes of all.
 MODELS = {
     "phi3": (
@@ -72,7 +75,46 @@ MODELS = {
             "expert_feed_forward_length": INNER,
         },
     ),
+    "gemma": ("gemma", {}, {}),
+    "gemma2": (
+        "gemma2",
+        {"sliding_window": 9, "query_pre_attn_scalar": 16},
+        {
+            "attention__sliding_window": 9,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 8.0,
+            "attention_multiplier": 0.5,
+            "residual_multiplier": 0.25,
+            "logits_scaling": 4.0,
+        },
+        {
+            "embedding_scale": 8.0,
+            "attention__scale": 0.5,
+            "residual_scale": 0.25,
+            "logit_scale": 4.0,
+        },
+    ),
+    "smollm3": ("smollm3", FOUR, FOUR_BLOCKS),
+    "olmo2": ("olmo3", {**FOUR, "sliding_window": 9}, {**FOUR_BLOCKS, **WINDOW}),
+    "starcoder2": ("starcoder2", {"norm_epsilon": 2**-17}, LAYER_NORM),
+    "command-r": (
+        "cohere",
+        {"layer_norm_eps": 2**-17, "logit_scale": 0.25},
+        {**LAYER_NORM, "logit_scale": 0.25},
+    ),
+    "cohere2": (
+        "cohere2",
+        {**FOUR, "sliding_window": 9, "layer_norm_eps": 2**-17, "logit_scale": 0.25},
+        {**FOUR_BLOCKS, **WINDOW, **LAYER_NORM, "logit_scale": 0.25},
+    ),
 }
+POST_NORMS = ("gpt-oss", "gemma2", "olmo2")
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -89,7 +131,13 @@ NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.sinks": "attn_sinks.weight",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
@@ -103,7 +151,7 @@ NAMES = {
 def converted(architecture, model):
     """The tensors of a file, as llama.cpp's conversion names and orders them."""
     names = dict(NAMES)
-    if architecture == "gpt-oss":
+    if architecture in POST_NORMS:
         names["post_attention_layernorm"] = "post_attention_norm"
     arrays = {}
     for name, tensor in model.state_dict().items():
@@ -118,7 +166,12 @@ def converted(architecture, model):
         else:
             ours = names[module if number else before]
             array = array[0] if ours == "ffn_gate_inp_shexp" else array
+            array = array + 1 if "gemma" in architecture and "norm" in ours else array
             arrays[f"{block}{ours}.{leaf}"] = array
+    if model.config.tie_word_embeddings:
+        del arrays["output.weight"]
+    if architecture in ("granite", "smollm3"):  # as Llama's
+        return {name: permuted(name, array) for name, array in arrays.items()}
     return arrays
 
 
@@ -139,7 +192,7 @@ def experts(leaf, array, architecture):
 @pytest.mark.parametrize("architecture", MODELS)
 def test_a_file_is_the_folder_that_it_was_made_from(architecture, tmp_path):
     kind, settings, more = MODELS[architecture]
-    model = random_decoder(kind, **SIZES, **settings)
+    model = random_decoder(kind, **{**SIZES, **settings})
     folder = open_checkpoint(save_decoder(model, tmp_path / "folder"))
     values = {
         "attention__layer_norm_rms_epsilon": 2**-17,
@@ -148,7 +201,7 @@ def test_a_file_is_the_folder_that_it_was_made_from(architecture, tmp_path):
         "expert_count": EXPERTS,
         "expert_used_count": 2,
         "expert_feed_forward_length": EXPERT_INNER,
-        "rope__freq_base": folder.dimensions.rotary.base,
+        "rope__freq_base": (folder.dimensions.rotary or folder.dimensions.window_rotary).base,
         **more,
     }
     arrays = converted(architecture, model)

@@ -29,7 +29,7 @@ from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_parts
 from kvcast.checkpoints.gguf_text import read_text
 from kvcast.checkpoints.tables import fill_decoder, in_halves
 from kvcast.errors import KvcastError, UsageError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder import DecoderDimensions, scaled_residuals
 from kvcast.spec.rotary import Rotary
 
 SUFFIX = ".gguf"
@@ -55,6 +55,7 @@ NAMES: Mapping[str, Sequence[str]] = {
         "blk.{i}.ffn_gate.weight",
         "blk.{i}.ffn_up.weight",
     ),
+    f"{_LAYER}.feed_forward.up.weight": ("blk.{i}.ffn_up.weight",),
     f"{_LAYER}.feed_forward.down.weight": ("blk.{i}.ffn_down.weight",),
     f"{_LAYER}.feed_forward_post_norm.weight": ("blk.{i}.post_ffw_norm.weight",),
     f"{_LAYER}.feed_forward.router.weight": ("blk.{i}.ffn_gate_inp.weight",),
@@ -77,6 +78,11 @@ NAMES: Mapping[str, Sequence[str]] = {
     ),
     f"{_LAYER}.feed_forward.down_bias": ("blk.{i}.ffn_down_exps.bias.{e}",),
     f"{_LAYER}.attention.sinks": ("blk.{i}.attn_sinks.weight",),
+    "decoder.norm.bias": ("output_norm.bias",),
+    f"{_LAYER}.attention_norm.bias": ("blk.{i}.attn_norm.bias",),
+    f"{_LAYER}.feed_forward_norm.bias": ("blk.{i}.ffn_norm.bias",),
+    f"{_LAYER}.feed_forward.up.bias": ("blk.{i}.ffn_up.bias",),
+    f"{_LAYER}.feed_forward.down.bias": ("blk.{i}.ffn_down.bias",),
 }
 _FUSED = {f"{_LAYER}.feed_forward.gate_up.weight": ("blk.{i}.ffn_up.weight",)}
 _PHI3_NAMES = {**NAMES, **_FUSED, f"{_LAYER}.attention.qkv.weight": ("blk.{i}.attn_qkv.weight",)}
@@ -84,6 +90,7 @@ _GPT_OSS_NAMES = {
     **NAMES,
     f"{_LAYER}.feed_forward_norm.weight": ("blk.{i}.post_attention_norm.weight",),
 }
+_EPSILON, _RMS_EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
 _EXPERTS = ("_exps.weight", "_exps.bias")
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
@@ -106,6 +113,7 @@ class _Architecture:
     `truncate`: whether whole pairs bound YaRN's blend.
     `names`: of the files' tensors.
     `particulars`: dimensions that other architectures do not have.
+    `epsilon`: name of the value of the norms' epsilon.
     """
 
     neighbours: bool = False
@@ -114,6 +122,7 @@ class _Architecture:
     truncate: bool = True
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
     particulars: Callable[["_Values"], Mapping[str, Any]] = lambda _: {}
+    epsilon: str = _RMS_EPSILON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,22 +170,82 @@ class _Values:
 
 
 def _gemma(values: _Values) -> dict[str, Any]:
+    scale = math.sqrt(values.whole("embedding_length"))
+    return {"activation": "gelu_tanh", "embedding_scale": scale}
+
+
+def _gemma2(values: _Values, layers_scaled_by_width: int = 46) -> dict[str, Any]:
     width, heads = values.whole("embedding_length"), values.same_whole("attention.head_count")
     # Only the 27B model scales by its width; llama.cpp, too, recognises it by its layers.
-    by_width = values.whole("block_count") == 62
+    by_width = values.whole("block_count") == layers_scaled_by_width
     scaled = width // heads if by_width else _head_dim(values)
-    cap = "final_logit_softcapping"
-    return {
-        "activation": "gelu_tanh",
+    attention, final = (
+        values.positive(name) if values.has(name) else 0.0
+        for name in ("attn_logit_softcapping", "final_logit_softcapping")
+    )
+    return _gemma(values) | {
         "attention_scale": scaled**-0.5,
-        "embedding_scale": math.sqrt(width),
-        "logit_softcap": values.positive(cap) if values.has(cap) else 0.0,
-        "query_key_norm": True,
+        "attention_softcap": attention,
+        "logit_softcap": final,
         "post_norms": True,
-        "window_rotary": values.fields.make(
-            Rotary, base=values.positive("rope.freq_base_swa", 10_000.0)
-        ),
     }
+
+
+def _gemma3(values: _Values) -> dict[str, Any]:
+    base = values.positive("rope.freq_base_swa", 10_000.0)
+    return _gemma2(values, 62) | {
+        "query_key_norm": True,
+        "window_rotary": values.fields.make(Rotary, base=base),
+    }
+
+
+def _granite(values: _Values) -> dict[str, Any]:
+    scaled = values.fields.make(
+        scaled_residuals,
+        residual=values.positive("residual_scale", 1.0),
+        embedding=values.positive("embedding_scale", 1.0),
+        epsilon=values.positive(_RMS_EPSILON),
+    )
+    return scaled | {"logit_scale": 1 / values.positive("logit_scale", 1.0)}
+
+
+def _smollm3(values: _Values) -> dict[str, Any]:
+    # llama.cpp, too, has the interval in its program and not from the file.
+    return {"unrotated": tuple(range(3, values.whole("block_count"), 4))}
+
+
+def _olmo2(values: _Values) -> dict[str, Any]:
+    base = values.positive("rope.freq_base", 10_000.0)
+    # Layers with a window are not extended.
+    plain = values.fields.make(Rotary, base=base)
+    return {
+        "query_key_norm": True,
+        "whole_query_key_norm": True,
+        "pre_norms": False,
+        "post_norms": True,
+        "window_rotary": plain if values.has("attention.sliding_window") else None,
+    }
+
+
+def _starcoder2(_: _Values) -> dict[str, Any]:
+    return {
+        "norm": "layer",
+        "norm_bias": True,
+        "activation": "gelu_tanh",
+        "gated": False,
+        "feed_forward_bias": True,
+    }
+
+
+def _cohere(values: _Values) -> dict[str, Any]:
+    scale = values.positive("logit_scale")
+    return {"norm": "layer", "parallel": True, "shared_norm": True, "logit_scale": scale}
+
+
+def _cohere2(values: _Values) -> dict[str, Any]:
+    base = values.positive("rope.freq_base", 10_000.0)
+    rotary = values.fields.make(Rotary, base=base)
+    return _cohere(values) | {"rotary": None, "window_rotary": rotary}
 
 
 def _experts(values: _Values) -> dict[str, int]:
@@ -219,7 +288,17 @@ ARCHITECTURES: Mapping[str, _Architecture] = {
         names={**NAMES, **_FUSED},
         particulars=lambda _: {"post_norms": True},
     ),
-    "gemma3": _Architecture(global_every=6, particulars=_gemma),
+    "gemma": _Architecture(particulars=_gemma),
+    "gemma2": _Architecture(global_every=2, particulars=_gemma2),
+    "gemma3": _Architecture(global_every=6, particulars=_gemma3),
+    "granite": _Architecture(neighbours=True, particulars=_granite),
+    "smollm3": _Architecture(neighbours=True, particulars=_smollm3),
+    "olmo2": _Architecture(global_every=4, particulars=_olmo2),
+    "starcoder2": _Architecture(particulars=_starcoder2, epsilon=_EPSILON),
+    "command-r": _Architecture(neighbours=True, particulars=_cohere, epsilon=_EPSILON),
+    "cohere2": _Architecture(
+        neighbours=True, global_every=4, particulars=_cohere2, epsilon=_EPSILON
+    ),
 }
 
 
@@ -278,7 +357,7 @@ def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) ->
         "windows": _windows(values, architecture, len(file.tensors)),
         "max_positions": values.whole("context_length", most=_MOST_POSITIONS),
         "rotary": replace(rotary, partial=share, truncate=architecture.truncate),
-        "norm_eps": values.positive("attention.layer_norm_rms_epsilon"),
+        "norm_eps": values.positive(architecture.epsilon),
         "attention_scale": values.positive(scale) if values.has(scale) else head_dim**-0.5,
         "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
         "out_bias": "blk.0.attn_output.bias" in file.tensors,

@@ -102,7 +102,11 @@ _QWEN2_WORDS = _Words(patterns=(_QWEN2,), composed=True)
 _WORDS: Mapping[str, _Words] = {
     "default": _Words(patterns=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _Words(patterns=(_GPT2,)),
-    "smollm": _Words(patterns=(r"\p{N}", _GPT2)),
+    **dict.fromkeys(("olmo", "mpt"), _Words(patterns=(_GPT2,))),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r"), _Words(patterns=(r"\p{N}", _GPT2))
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _Words(patterns=(_LLAMA3,))),
     "llama3": _LLAMA3_WORDS,
     "llama-v3": _LLAMA3_WORDS,
     "llama-bpe": _LLAMA3_WORDS,
