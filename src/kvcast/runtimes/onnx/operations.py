@@ -146,7 +146,7 @@ def _mixture_of_experts(
         biases = [write.constant(gate_up_bias.name, both), write.constant(down_bias.name)]
     matrices = [write.constant(gate_up.name, interleaved), biases[0], write.constant(down.name)]
     clamped = {"swiglu_limit": limit} if limit else {}
-    return write.node(
+    mixed = write.node(
         "MoE",
         [x, logits, *matrices, biases[1]],
         _FLOAT,
@@ -157,9 +157,22 @@ def _mixture_of_experts(
         activation_beta=1.0 if limit else 0.0,
         **clamped,
         k=each,
-        normalize_routing_weights=int(normalised),
+        normalize_routing_weights=1,
         swiglu_fusion=1,
     )
+    return mixed if normalised else _arithmetic("Mul", write, mixed, _chosen(write, logits, each))
+
+
+def _chosen(write: GraphWriter, logits: ir.Value, each: int) -> ir.Value:
+    """Return what a softmax over all experts gives those that a token goes through, [n, 1].
+
+    Without normalisation the kernel takes logits themselves as shares.
+    """
+    tokens, _ = dims(logits)
+    shares = write.node("Softmax", [logits], _FLOAT, dims(logits), axis=-1)
+    results = [(_FLOAT, [tokens, each]), (_INT64, [tokens, each])]
+    best, _ = write.nodes("TopK", [shares, write.integers(each)], results, axis=-1)
+    return write.node("ReduceSum", [best, write.integers(-1)], _FLOAT, [tokens, 1], keepdims=1)
 
 
 def _embedding(write: GraphWriter, table: Constant, ids: ir.Value) -> ir.Value:
