@@ -5,12 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from checkpoints.folder_checks import assert_same_tensors, rewrite_weights
 from checkpoints.tiny_decoders import (
     LLAMA3,
     SETTINGS,
+    SIZES,
     random_decoder,
     random_gemma_with_images,
     random_mistral_with_images,
@@ -91,6 +93,18 @@ DIMENSIONS = {
         tied=True,
     ),
     "gemma3_text": DecoderDimensions(architecture="gemma3_text", **GEMMA),
+    "lfm2": DecoderDimensions(
+        architecture="lfm2",
+        # 20 * 2 / 3 * 1.3, in whole numbers at each step, and of these the next multiple of 4.
+        **{**COMMON, "norm_eps": 1e-4, "inner": 16},
+        windows=(None,) * 4,
+        rotary=Rotary(base=1_000_000.0),
+        query_key_norm=True,
+        tied=True,
+        mixers=("convolution", "convolution", "attention", "convolution"),
+        convolution=5,
+        convolution_bias=True,
+    ),
 }
 
 
@@ -384,6 +398,29 @@ def test_rotary_scaling_is_read_in_the_published_spelling_and_in_the_new_one(
     assert open_checkpoint(llama).dimensions.rotary == rotary
 
 
+LFM2S = [
+    ({"block_auto_adjust_ff_dim": False}, {"inner": 20}),
+    ({"block_ff_dim": 31}, {"inner": 28}),
+    ({"block_ffn_dim_multiplier": None}, {"inner": 13}),
+    ({"tie_embedding": False}, {"tied": False}),
+    ({"full_attn_idxs": [0, 2]}, {"mixers": ("attention", "convolution") * 2}),
+    ({"full_attn_idxs": None, "conv_L_cache": 7}, {"mixers": (), "convolution": 0}),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), LFM2S, ids=str)
+def test_lfm2s_sizes_follow_from_several_fields(fields, expected):
+    """In the spelling of published models, whose `layer_types` may be missing."""
+    layers = {} if "full_attn_idxs" in fields else {"layer_types": SETTINGS["lfm2"]["layer_types"]}
+    settings = {**SIZES, **SETTINGS["lfm2"], "layer_types": None, **layers, **fields}
+    dimensions = decoder_dimensions({"model_type": "lfm2", **settings}, "config.json")
+    assert {name: getattr(dimensions, name) for name in expected} == expected
+    config = transformers.Lfm2Config(**{k: v for k, v in settings.items() if v is not None})
+    assert tuple(config.layer_types) == tuple(
+        "conv" if dimensions.mixer(i) == "convolution" else "full_attention" for i in range(4)
+    )
+
+
 def test_gemmas_published_spelling_means_the_same(gemma):
     new = open_checkpoint(gemma).dimensions
     spelling = {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 3}
@@ -456,7 +493,7 @@ def test_sizes_that_a_configuration_may_leave_out_follow_from_others(tmp_path):
     assert dimensions.rotary == Rotary(base=10_000.0)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_without_the_field_a_head_is_tied_as_in_transformers(name, tmp_path):
     from transformers import AutoConfig
 

@@ -37,6 +37,26 @@ SETTINGS = {
         "final_logit_softcapping": 30.0,
         "sliding_window_pattern": 3,
     },
+    "lfm2": {
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "conv_L_cache": 5,
+        "conv_bias": True,
+        "block_multiple_of": 4,
+        "block_ffn_dim_multiplier": 1.3,
+        "norm_eps": 1e-4,
+    },
+}
+# LFM2's names of tensors, beside those of the others.
+_RENAMED = {
+    "embedding_norm.": "norm.",
+    ".operator_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".q_layernorm.": ".q_norm.",
+    ".k_layernorm.": ".k_norm.",
+    ".feed_forward.w1.": ".mlp.gate_proj.",
+    ".feed_forward.w3.": ".mlp.up_proj.",
+    ".feed_forward.w2.": ".mlp.down_proj.",
 }
 
 
@@ -103,9 +123,15 @@ def save_decoder(model, folder: Path, **options) -> Path:
     return folder
 
 
+def _usual(name):
+    for own, usual in _RENAMED.items():
+        name = name.replace(own, usual)
+    return name
+
+
 def tensors_by_our_names(model, prefix="model"):
     """Rearrange transformers' state dict, in which experts are already stacked."""
-    state = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    state = {_usual(name): tensor.float() for name, tensor in model.state_dict().items()}
     gemma = model.config.get_text_config().model_type == "gemma3_text"
     more = 1 if gemma else 0
     ours = {
@@ -117,10 +143,18 @@ def tensors_by_our_names(model, prefix="model"):
     for i in range(model.config.get_text_config().num_hidden_layers):
         layer = f"{prefix}.layers.{i}"
         at = {name.removeprefix(f"{layer}."): tensor for name, tensor in state.items()}
-        layer_tensors = {
-            "attention_norm.weight": at["input_layernorm.weight"] + more,
-            "attention.out.weight": at["self_attn.o_proj.weight"],
-        }
+        if "conv.conv.weight" in at:
+            layer_tensors = {"attention_norm.weight": at["input_layernorm.weight"]}
+            for leaf in ("weight", "bias"):
+                layer_tensors[f"convolution.in.{leaf}"] = at[f"conv.in_proj.{leaf}"]
+                layer_tensors[f"convolution.out.{leaf}"] = at[f"conv.out_proj.{leaf}"]
+            layer_tensors["convolution.kernel"] = at["conv.conv.weight"][:, 0].T
+            layer_tensors["convolution.bias"] = at["conv.conv.bias"]
+        else:
+            layer_tensors = {
+                "attention_norm.weight": at["input_layernorm.weight"] + more,
+                "attention.out.weight": at["self_attn.o_proj.weight"],
+            }
         for leaf in ("weight", "bias"):
             if f"self_attn.q_proj.{leaf}" in at:
                 parts = [at[f"self_attn.{part}_proj.{leaf}"] for part in "qkv"]

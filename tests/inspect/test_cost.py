@@ -89,16 +89,20 @@ def test_attention_counts_each_pair_that_is_seen_and_a_step_reads_what_was_there
     assert work.cached == 2 * 2 * 8 * len(old)
 
 
-def test_products_are_those_of_every_matrix_with_every_token():
-    sizes = decoder(tied=False, qkv_bias=True)
+@pytest.mark.parametrize("mixers", [(), ("convolution", "attention", "attention")])
+def test_products_are_those_of_every_matrix_with_every_token(mixers: tuple[str, ...]):
+    windows, length = (None, None, 3), 4 if mixers else 0
+    sizes = decoder(tied=False, qkv_bias=True, windows=windows, mixers=mixers, convolution=length)
     work = DecoderWork(dimensions=sizes).call(0, 7)
     matrices = {
         name: prod(shape)
         for name, shape in tensor_shapes(sizes).items()
-        if len(shape) == 2 and name.startswith("decoder.layers.")
+        if len(shape) == 2 and name.startswith("decoder.layers.") and "kernel" not in name
     }
     assert work.keys_values + work.linear == 2 * 7 * sum(matrices.values())
-    assert work.keys_values == 2 * 7 * 3 * (2 * 2 * 8 * 24)
+    attending = 2 if mixers else 3
+    assert work.keys_values == 2 * 7 * attending * (2 * 2 * 8 * 24)
+    assert work.written == 7 * (2 * attending * 2 * 8 + (3 - attending) * 24)
     assert work.head == 2 * 50 * 24  # for the last token only
 
 
@@ -137,6 +141,16 @@ def test_cache_layers_are_sized_by_kind_and_a_ring_stops_growing():
     ]
     assert [kind.positions for kind in long] == [3, 90]
     assert long[0].numbers == 2 * 2 * 2 * 8 * 3
+
+
+def test_a_convolution_reads_its_earlier_inputs_and_holds_no_more():
+    mixers = ("convolution", "attention", "convolution")
+    model = DecoderWork(dimensions=decoder(windows=(None,) * 3, mixers=mixers, convolution=4))
+    for length, earlier in ((0, 0), (2, 2), (50, 3)):
+        assert model.call(length, 1).cached == 2 * 24 * earlier + 2 * 2 * 8 * length
+    inputs = model.cache(50)[-1]
+    assert (inputs.kind, inputs.layers, inputs.positions) == ("inputs", 2, 3)
+    assert inputs.numbers == 2 * 24 * 3
 
 
 def test_a_tiny_whisper_counts_as_by_hand():

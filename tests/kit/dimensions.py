@@ -159,6 +159,15 @@ OLMO2 = replace(
 )
 BLOCKS = (COHERE2, NEOX, OLMO2)
 DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, MINISTRAL3, QWEN2_MOE, GPT_OSS, GEMMA3, MIXTRAL)
+# Not on every runtime.
+LFM2 = replace(
+    QWEN3,
+    architecture="lfm2",
+    windows=(None,) * 3,
+    mixers=("convolution", "attention", "convolution"),
+    convolution=4,
+    convolution_bias=True,
+)
 
 ROFORMER = UnilmDimensions(
     architecture="roformer",

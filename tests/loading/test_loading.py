@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 import kvcast
-from kit.dimensions import LLAMA, MISTRAL
-from kit.models import bundle, own_cache
+from kit.dimensions import LFM2, LLAMA, MISTRAL
+from kit.models import bundle, lazy_tensors, own_cache
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.loading import opening as loading
+from kvcast.loading.exporting import _check_layers
 from kvcast.loading.params import LoadParams
 
 
@@ -32,6 +34,14 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     opened = lambda model, runtime, *_: loading.OpenedModel(model=model, runtime=runtime)  # noqa: E731
     monkeypatch.setattr(loading, "_opened", opened)
     return written
+
+
+def test_a_model_with_other_layers_than_attention_is_refused_where_they_do_not_run() -> None:
+    checkpoint = Checkpoint(dimensions=LFM2, tensors=lazy_tensors({}), text={}, source="")
+    _check_layers("native", checkpoint)
+    for runtime in ("onnx", "aoti", "executorch"):
+        with pytest.raises(UsageError, match="attention, as lfm2, does not run on"):
+            _check_layers(runtime, checkpoint)
 
 
 def test_who_asks_while_another_exports_waits_and_exports_nothing(exports: list[Path]) -> None:

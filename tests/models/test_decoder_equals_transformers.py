@@ -253,7 +253,19 @@ MODELS = {
         "starcoder2",
         {**_TWO, "use_bias": False, "hidden_act": "gelu", "tie_word_embeddings": False},
     ),
+    "lfm2": (
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "block_multiple_of": 16,
+            "block_ffn_dim_multiplier": 1.3,
+        },
+    ),
 }
+# Of these there are no graphs.
+WITHOUT_GRAPHS = ("lfm2",)
 
 
 # The cache contract holds every feature on ONNX Runtime beside eager, which runs all of these.
@@ -270,6 +282,7 @@ PAIRS = [
     )
     for model in MODELS
     for runtime in ("eager", "onnx", "native")
+    if runtime != "onnx" or model not in WITHOUT_GRAPHS
 ]
 
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kit.dimensions import BLOCKS, DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL
+from kit.dimensions import BLOCKS, DECODERS, GEMMA3, LFM2, LLAMA, MISTRAL, MIXTRAL
 from kit.models import opened
 from kvcast.errors import KvcastError
 from kvcast.runtimes.onnx.runtime import OnnxRuntime
@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 SUBJECTS = [(dimensions, "eager") for dimensions in DECODERS]
 # Of the others' graphs, Qwen 2's biases are held against transformers; Qwen 3's norms are Gemma's.
 SUBJECTS += [(dimensions, "onnx") for dimensions in (LLAMA, MISTRAL, GEMMA3, MIXTRAL)]
-SUBJECTS += [(GEMMA3, "native")]
+SUBJECTS += [(GEMMA3, "native"), (LFM2, "eager"), (LFM2, "native")]
 SUBJECTS += [
     pytest.param(subject, marks=pytest.mark.slow)
     for subject in (*product(DECODERS, ("onnx", "native")), *product(BLOCKS, ("eager", "native")))
@@ -27,6 +27,7 @@ SUBJECTS += [
 # Compiling takes long: the model with the most kinds of things in it.
 SUBJECTS += [pytest.param((replace(GEMMA3, windows=(5, None)), "aoti"), marks=pytest.mark.slow)]
 RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MISTRAL, "native")]
+CONVOLUTIONS = [(LFM2, "eager"), (LFM2, "native")]
 
 
 def name(subject):
@@ -286,6 +287,12 @@ def test_two_thousand_tokens_past_the_window_stay_equal(runtime, whole):
         logits, cache = runtime.decode([token[None]], cache)
         stepped.append(logits[0, 0].copy())
     np.testing.assert_allclose(stepped, whole(tokens), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("subject", CONVOLUTIONS, ids=name)
+def test_a_convolution_keeps_as_many_more_inputs_as_are_fed_ahead(runtime, whole):
+    rooms = rejected_and_kept(runtime, whole, random_tokens(90), random_tokens(9, seed=1), 1, 99)
+    assert rooms == [16] * 9
 
 
 @pytest.mark.parametrize("subject", RINGS, ids=name)

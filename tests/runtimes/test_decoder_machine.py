@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kit.dimensions import GEMMA3
+from kit.dimensions import GEMMA3, LFM2
 from kit.models import opened
 from kvcast.runtimes.base import Runtime
 from runtimes.examples import EXAMPLES, EXAMPLES_OF_INT8
@@ -107,9 +107,13 @@ class DecoderMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-@pytest.mark.parametrize("name", ["eager", "onnx", "native"])
-def test_no_sequence_of_calls_leads_to_other_logits(name, examples):
-    drive(opened(GEMMA3, runtime=name), opened(GEMMA3, runtime="eager"), examples)
+@pytest.mark.parametrize(
+    ("dimensions", "name"),
+    [(GEMMA3, "eager"), (GEMMA3, "onnx"), (GEMMA3, "native"), (LFM2, "native")],
+    ids=lambda part: getattr(part, "architecture", part),
+)
+def test_no_sequence_of_calls_leads_to_other_logits(dimensions, name, examples):
+    drive(opened(dimensions, runtime=name), opened(dimensions, runtime="eager"), examples)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES_OF_INT8)

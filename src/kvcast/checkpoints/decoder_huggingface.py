@@ -37,6 +37,7 @@ from kvcast.checkpoints.text_huggingface import (
     special_tokens,
     tokenizer_settings,
 )
+from kvcast.families.convolutions import ATTENTION, CONVOLUTION
 from kvcast.families.decoder import DecoderDimensions, scaled_residuals
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -49,6 +50,8 @@ SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
+_CONVOLUTION = "conv"
+_LARGEST = 2**31
 _ACTIVATIONS = {
     **{"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_python": "gelu"},
     **dict.fromkeys(
@@ -194,6 +197,26 @@ _GPT2_NAMES = _with_modules(
         f"{_LAYER}.feed_forward.down": "h.{i}.mlp.c_proj",
     },
 )
+_LFM2_NAMES = {
+    **NAMES,
+    "decoder.norm.weight": ("embedding_norm.weight",),
+    f"{_LAYER}.attention_norm.weight": ("layers.{i}.operator_norm.weight",),
+    f"{_LAYER}.attention.out.weight": (f"{_ATTENTION}.out_proj.weight",),
+    f"{_LAYER}.attention.query_norm.weight": (f"{_ATTENTION}.q_layernorm.weight",),
+    f"{_LAYER}.attention.key_norm.weight": (f"{_ATTENTION}.k_layernorm.weight",),
+    f"{_LAYER}.convolution.in.weight": ("layers.{i}.conv.in_proj.weight",),
+    f"{_LAYER}.convolution.in.bias": ("layers.{i}.conv.in_proj.bias",),
+    f"{_LAYER}.convolution.kernel": ("layers.{i}.conv.conv.weight",),
+    f"{_LAYER}.convolution.bias": ("layers.{i}.conv.conv.bias",),
+    f"{_LAYER}.convolution.out.weight": ("layers.{i}.conv.out_proj.weight",),
+    f"{_LAYER}.convolution.out.bias": ("layers.{i}.conv.out_proj.bias",),
+    f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.ffn_norm.weight",),
+    f"{_LAYER}.feed_forward.gate_up.weight": (
+        "layers.{i}.feed_forward.w1.weight",
+        "layers.{i}.feed_forward.w3.weight",
+    ),
+    f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.feed_forward.w2.weight",),
+}
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
 _PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|gpt_neox|transformer)\.)+")
 _IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.")
@@ -411,6 +434,37 @@ def _windowed_if_any_but_every_nth(fields: Fields, layer: int) -> bool:
     return _always_windowed(fields, layer) and _windowed_but_every_nth(fields, layer)
 
 
+def _lfm2_restated(fields: Fields) -> dict[str, Any]:
+    """Return sizes under the names that others have; a feed-forward's follows from several."""
+    inner: float = fields.whole("block_ff_dim", fields.whole("intermediate_size"))
+    if fields.flag("block_auto_adjust_ff_dim"):
+        inner = int(2 * inner / 3)
+        if fields.values["block_ffn_dim_multiplier"] is not None:
+            inner = int(min(fields.positive("block_ffn_dim_multiplier") * inner, _LARGEST))
+            multiple = fields.whole("block_multiple_of")
+            inner = -(-inner // multiple) * multiple
+    tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings"))
+    restated = {
+        "intermediate_size": inner,
+        "tie_word_embeddings": tied,
+    }
+    attending = fields.values.get("full_attn_idxs")
+    if fields.values.get("layer_types") is None and attending is not None:
+        if not isinstance(attending, list):
+            raise fields.error("full_attn_idxs must be a list")
+        layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
+        restated["layer_types"] = [FULL if i in attending else _CONVOLUTION for i in layers]
+    return restated
+
+
+def _lfm2(fields: Fields) -> dict[str, Any]:
+    convolves = _CONVOLUTION in (fields.values.get("layer_types") or ())
+    length, biases = fields.whole("conv_L_cache"), fields.flag("conv_bias")
+    if not convolves:
+        return {"query_key_norm": True}
+    return {"query_key_norm": True, "convolution": length, "convolution_bias": biases}
+
+
 def _always_windowed(fields: Fields, _layer: int) -> bool:
     return fields.values.get("sliding_window") is not None
 
@@ -445,6 +499,9 @@ class _Type:
     `inner_per_width`: inner width over the hidden state's where there is no field of it.
     `by_head`: whether query, key and value of a head follow one another.
     `transposed`: whether matrices of layers are [inputs, outputs].
+    `restated`: fields under the names that other types have, if they follow from several.
+    `mixers`: of dimensions, by layer types without attention.
+    `kernels`: ends of the names of convolutions' kernels.
     `norms_less_one`: whether norm weights are stored minus one.
     `rotary`: settings of rotary embeddings that other types do not have.
     `neighbours`: whether rotary pairs are neighbouring rows, not halves of what turns.
@@ -461,6 +518,9 @@ class _Type:
     inner_per_width: int = 0
     by_head: bool = False
     transposed: bool = False
+    restated: Callable[[Fields], Mapping[str, Any]] = lambda _fields: {}
+    mixers: Mapping[str, str] = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
     norms_less_one: bool = False
     rotary: tuple[str, ...] = ()
     neighbours: bool = False
@@ -806,6 +866,27 @@ _TYPES: Mapping[str, _Type] = {
     ),
     "gemma3_text": _GEMMA,
     "gemma3": _GEMMA,
+    "lfm2": _Type(
+        defaults={
+            "intermediate_size": 12_288,
+            "num_key_value_heads": 8,
+            "norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "rope_theta": 1_000_000.0,
+            "tie_word_embeddings": True,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+        },
+        particulars=_lfm2,
+        names=_LFM2_NAMES,
+        restated=_lfm2_restated,
+        epsilon="norm_eps",
+        mixers={_CONVOLUTION: CONVOLUTION},
+        kernels=("conv.conv.weight",),
+    ),
 }
 
 # Models with images whose decoder is of any type, and that type where text_config names none.
@@ -904,9 +985,11 @@ def _fields(config: Mapping[str, Any], kind: _Type, label: str) -> Fields:
     text = outer.group("text_config")
     if text is None:
         named = {usual: config[own] for own, usual in kind.spelling.items() if own in config}
-        return Fields(values={**kind.defaults, **config, **named}, label=label)
-    tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
-    return Fields(values={**kind.defaults, **text.values, **tied}, label=text.label)
+        fields = Fields(values={**kind.defaults, **config, **named}, label=label)
+    else:
+        tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+        fields = Fields(values={**kind.defaults, **text.values, **tied}, label=text.label)
+    return replace(fields, values={**fields.values, **kind.restated(fields)})
 
 
 def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimensions:
@@ -916,10 +999,12 @@ def _dimensions(fields: Fields, kind: _Type, architecture: str) -> DecoderDimens
     if kind.inner_per_width:
         usual["inner"] = kind.inner_per_width * width
     whole = {ours: fields.whole(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
+    kinds = _layer_types(fields, kind)
     sizes = {
         "architecture": architecture,
         **whole,
-        "windows": _windows(fields, kind),
+        "windows": _windows(fields, kinds),
+        "mixers": _mixers(kinds, kind),
         "rotary": read_rotary(fields, FULL, "rope_theta", kind.rotary),
         "norm_eps": fields.positive(kind.epsilon),
         "attention_scale": whole["head_dim"] ** -0.5,
@@ -937,20 +1022,35 @@ def _activation(fields: Fields) -> str:
     return _ACTIVATIONS[activation]
 
 
-def _windows(fields: Fields, kind: _Type) -> tuple[int | None, ...]:
+def _windows(fields: Fields, kinds: Sequence[str]) -> tuple[int | None, ...]:
     """Return each layer's window; as in transformers, it includes the query's own position."""
+    window = fields.whole("sliding_window") if SLIDING in kinds else None
+    if window is not None and window >= fields.whole(SIZES["max_positions"]):
+        window = None  # Phi 4 mini's is twice as long as its longest sequence
+    return tuple(window if layer_type == SLIDING else None for layer_type in kinds)
+
+
+def _mixers(kinds: Sequence[str], kind: _Type) -> tuple[str, ...]:
+    """Return how each layer mixes positions; nothing where all do by attention."""
+    mixers = tuple(kind.mixers.get(layer_type, ATTENTION) for layer_type in kinds)
+    return mixers if set(mixers) != {ATTENTION} else ()
+
+
+def _layer_types(fields: Fields, kind: _Type) -> list[str]:
+    """Return each layer's type."""
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if kind.windowed(fields, i) else FULL for i in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.error(f"layer_types must list {layers} layers")
-    if any(layer_type not in (FULL, SLIDING) for layer_type in kinds):
-        raise fields.error(f"layer_types other than {FULL} and {SLIDING} are not supported")
-    window = fields.whole("sliding_window") if SLIDING in kinds else None
-    if window is not None and window >= fields.whole(SIZES["max_positions"]):
-        window = None  # Phi 4 mini's is twice as long as its longest sequence
-    return tuple(window if layer_type == SLIDING else None for layer_type in kinds)
+    known = (*kind.mixers, FULL, SLIDING)
+    if any(layer_type not in known for layer_type in kinds):
+        *others, last = known
+        raise fields.error(
+            f"layer_types other than {', '.join(others)} and {last} are not supported"
+        )
+    return kinds
 
 
 def _own_tensors(
@@ -974,8 +1074,20 @@ def _own_tensors(
             tensor = transposed(tensor)
         elif kind.by_head and ".query_key_value." in name:
             tensor = reordered(tensor, by_part)
+        elif name.endswith(kind.kernels):
+            tensor = _by_position(tensor)
         own[name] = tensor
     return own
+
+
+def _by_position(kernel: StoredTensor) -> StoredTensor:
+    """Return a convolution's kernel [width, 1, length] as [length, width]."""
+    if len(kernel.shape) != 3 or kernel.shape[1] != 1:
+        return kernel
+    width, _, length = kernel.shape
+    return replace(
+        changed(kernel, lambda numbers: numbers.reshape(width, length).T), shape=(length, width)
+    )
 
 
 def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:

@@ -1,13 +1,15 @@
 """Layout of caches, for every runtime. Knows sizes and no family."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from kvcast.errors import KvcastError
 from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
-_KINDS = ("linear", "ring", "cross")
+_KINDS = ("linear", "ring", "inputs", "cross")
+KEY_VALUE = ("key", "value")
+"""Names of the tensors of a layer with attention."""
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
@@ -15,8 +17,9 @@ _DTYPES = ("float32", "float16", "bfloat16", "int8")
 class CacheLayers:
     """Consecutive cache layers of one shape, keys and values [rows, heads, capacity, head_dim].
 
-    `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window) or
-    "cross" (filled once by encode). `dtype` is a self cache's dtype, such as "float32".
+    `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window), "inputs"
+    (the last inputs of a convolution in one tensor, not keys and values; capacity is its length)
+    or "cross" (filled once by encode). `dtype` is a self cache's dtype, such as "float32".
     """
 
     kind: str
@@ -33,6 +36,15 @@ class CacheLayers:
         require_positive(**{name: getattr(self, name) for name in names})
         if max(self.layers, self.heads, self.head_dim, self.capacity) > MOST_POSITIONS:
             raise KvcastError("a cache is larger than any model's")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of a layer's tensors."""
+        return ("inputs",) if self.kind == "inputs" else KEY_VALUE
+
+    def of_dtype(self, dtype: str) -> Self:
+        """Return the layers with keys and values of a dtype; inputs stay as they are."""
+        return self if self.kind == "inputs" else replace(self, dtype=dtype)
 
 
 class DecoderOnlySizes(Protocol):

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.families import mixtures
+from kvcast.families import convolutions, mixtures
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows, positions, written
-from kvcast.families.caches import self_caches
+from kvcast.families.caches import CacheLayers, self_caches
+from kvcast.families.convolutions import ATTENTION
 from kvcast.families.programs import ProgramSignature, decode_program
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
@@ -85,6 +86,9 @@ class DecoderDimensions:
         swiglu_alpha: with a limit, factor on gates in their sigmoid.
         sinks: whether each head has a learned logit beside those of a query, whose share gives
             nothing (GPT-OSS).
+        mixers: of each layer one of `convolutions.MIXERS`; empty: all are attention.
+        convolution: length of a convolution, its own position included; 0: there is none.
+        convolution_bias: whether convolutions and their projections have biases.
 
     """
 
@@ -132,6 +136,9 @@ class DecoderDimensions:
     swiglu_limit: float = 0.0
     swiglu_alpha: float = 0.0
     sinks: bool = False
+    mixers: tuple[str, ...] = ()
+    convolution: int = 0
+    convolution_bias: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
@@ -156,6 +163,7 @@ class DecoderDimensions:
             if not 0 < getattr(self, name) < math.inf:
                 raise KvcastError(f"{name} must be a finite number above 0")
         mixtures.check(self)
+        convolutions.check(self)
         if self.experts and (self.feed_forward_bias or not self.gated):
             raise KvcastError("experts with biases or without gates are not supported")
 
@@ -174,6 +182,10 @@ class DecoderDimensions:
         """Number of layers."""
         return len(self.windows)
 
+    def mixer(self, layer: int) -> str:
+        """Return how a layer mixes positions, one of `convolutions.MIXERS`."""
+        return self.mixers[layer] if self.mixers else ATTENTION
+
     def rotary_of(self, layer: int) -> Rotary | None:
         """Return the rotary embedding of a layer; None where there is none."""
         if layer in self.unrotated:
@@ -189,6 +201,7 @@ class DecoderDimensions:
             rotaries = {name: fields[name] for name in ("rotary", "window_rotary")}
             rebuilt = dict(fields) | {
                 "windows": tuple(fields["windows"]),
+                "mixers": tuple(fields.get("mixers", ())),
                 "dense_layers": tuple(fields.get("dense_layers", ())),
                 "unrotated": tuple(fields.get("unrotated", ())),
                 **{name: part and Rotary(**part) for name, part in rotaries.items()},
@@ -239,7 +252,7 @@ def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
 def _layer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for block, matrices in (
-        ("attention", _attention_shapes(dimensions)),
+        ("attention", _mixer_shapes(dimensions, i)),
         ("feed_forward", _feed_forward_shapes(dimensions, i)),
     ):
         if dimensions.pre_norms and not (dimensions.shared_norm and block == "feed_forward"):
@@ -255,6 +268,13 @@ def _norm_shapes(
 ) -> dict[str, tuple[int, ...]]:
     leaves = ("weight", "bias") if dimensions.norm_bias else ("weight",)
     return {f"{name}.{leaf}": (width,) for leaf in leaves}
+
+
+def _mixer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of what mixes positions: attention or another layer in its place."""
+    if dimensions.mixer(i) == ATTENTION:
+        return _attention_shapes(dimensions)
+    return convolutions.shapes(dimensions)
 
 
 def _attention_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
@@ -299,8 +319,15 @@ def _up(dimensions: DecoderDimensions) -> str:
     return "gate_up" if dimensions.gated else "up"
 
 
+def _caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
+    return tuple(
+        layer if dimensions.mixer(i) == ATTENTION else convolutions.inputs_cache(dimensions)
+        for i, layer in enumerate(self_caches(dimensions))
+    )
+
+
 def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
-    return {"decode": decode_program(self_caches(dimensions), ["logits"])}
+    return {"decode": decode_program(_caches(dimensions), ["logits"])}
 
 
 def _written(dimensions: DecoderDimensions) -> Mapping[str, Program]:
@@ -331,14 +358,25 @@ def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int)
     """Add attention and feed-forward to the hidden state."""
     layer = f"decoder.layers.{i}"
     before = _before(write, x, f"{layer}.attention", dimensions)
-    mixed = _attention(write, before, dimensions, i)
-    attended = _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
+    mixed = _mixed(write, x, before, dimensions, i)
     if not dimensions.shared_norm:
-        source = x if dimensions.parallel else attended
+        source = x if dimensions.parallel else mixed
         before = _before(write, source, f"{layer}.feed_forward", dimensions)
     if mixtures.is_mixture(dimensions, i):
-        return _experts(write, attended, before, f"{layer}.feed_forward", dimensions)
-    return _feed_forward(write, attended, before, f"{layer}.feed_forward", dimensions)
+        return _experts(write, mixed, before, f"{layer}.feed_forward", dimensions)
+    return _feed_forward(write, mixed, before, f"{layer}.feed_forward", dimensions)
+
+
+def _mixed(
+    write: ProgramWriter, x: Node, before: Node, dimensions: DecoderDimensions, i: int
+) -> Node:
+    """Add attention, or another layer in its place, to the hidden state."""
+    layer = f"decoder.layers.{i}"
+    if dimensions.mixer(i) == ATTENTION:
+        mixed = _attention(write, before, dimensions, i)
+        return _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
+    mixed, bias = convolutions.convolved(write, before, dimensions, i), dimensions.convolution_bias
+    return write.linear(mixed, f"{layer}.convolution.out", bias=bias, residual=x)
 
 
 def _before(write: ProgramWriter, x: Node, block: str, dimensions: DecoderDimensions) -> Node:
@@ -470,6 +508,12 @@ def _probe(dimensions: DecoderDimensions) -> Probe:
     return Probe(prompts=prompts)
 
 
+def _calibration_problem(dimensions: DecoderDimensions) -> str:
+    if dimensions.experts:
+        return f"mixtures of experts have no {CALIBRATED}"
+    return f"models with convolutions have no {CALIBRATED}" if dimensions.convolution else ""
+
+
 DECODER = Family(
     name="decoder",
     title="a decoder-only model",
@@ -477,7 +521,7 @@ DECODER = Family(
     interface="decoder-only",
     dimensions=DecoderDimensions,
     positions=lambda dimensions: dimensions.max_positions,
-    caches=self_caches,
+    caches=_caches,
     programs=_programs,
     written=_written,
     constants=_constants,
@@ -491,7 +535,5 @@ DECODER = Family(
     model_class="kvcast.text.model:TextModel",
     work_class="kvcast.inspect.work.decoder:DecoderWork",
     rotary=lambda dimensions: bool(_rotary_kinds(dimensions)),
-    calibration_problem=lambda dimensions: (
-        f"mixtures of experts have no {CALIBRATED}" if dimensions.experts else ""
-    ),
+    calibration_problem=_calibration_problem,
 )

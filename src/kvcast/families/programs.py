@@ -1,13 +1,13 @@
 """Signatures of programs as data: arguments with their shapes, and the names of results.
 
-A size that callers vary has a name in a shape: "rows", "new", "asked", "capacity", "ring", "batch",
-"source", "n". Knows no family and no tensor library.
+A size that callers vary has a name in a shape: "rows", "new", "asked", "capacity", "ring",
+"inputs", "batch", "source", "n". Knows no family and no tensor library.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvcast.families.caches import CacheLayers
+from kvcast.families.caches import KEY_VALUE, CacheLayers
 
 Shape = tuple[int | str, ...]
 """Sizes of a tensor; a name stands for a size that callers vary."""
@@ -15,7 +15,7 @@ Shape = tuple[int | str, ...]
 ALIGNMENT_QUERIES = "alignment_queries"
 """The result of `decode` with the queries of alignment heads, in models with alignment heads."""
 
-_CAPACITIES = {"linear": "capacity", "ring": "ring"}
+_CAPACITIES = {"linear": "capacity", "ring": "ring", "inputs": "inputs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,17 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheArgument:
-    """A key and a value for each layer; `shapes` has one shape a layer."""
+    """A key and a value for each layer, or what else `parts` names; one shape a layer."""
 
     name: str
     shapes: tuple[Shape, ...]
     dtype: str = "float32"
+    parts: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors, in order."""
+        return _part_names(self.name, self.parts or (KEY_VALUE,) * len(self.shapes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +68,23 @@ class ProgramSignature:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of the self caches, each once, sorted: "linear", "ring"."""
+        """Kinds of the self caches, each once, sorted: "inputs", "linear", "ring"."""
         return sorted(kind for kind, size in _CAPACITIES.items() if size in self.sizes)
 
 
 def _names(argument: Argument | CacheArgument) -> Sequence[str]:
     if isinstance(argument, Argument):
         return [argument.name]
-    return cache_names(argument.name, len(argument.shapes))
+    return argument.names
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
     """Name every layer's key and value."""
-    return [f"{prefix}_{part}_{i}" for i in range(layers) for part in ("key", "value")]
+    return _part_names(prefix, (KEY_VALUE,) * layers)
+
+
+def _part_names(prefix: str, parts: Sequence[Sequence[str]]) -> list[str]:
+    return [f"{prefix}_{part}_{i}" for i, layer in enumerate(parts) for part in layer]
 
 
 def decode_program(
@@ -86,20 +96,23 @@ def decode_program(
 
     `inputs` are its other arguments.
     """
+    each = [layers for layers in caches for _ in range(layers.layers)]
     shapes = tuple(
-        ("rows", layers.heads, _CAPACITIES[layers.kind], layers.head_dim)
-        for layers in caches
-        for _ in range(layers.layers)
+        ("rows", layers.heads, _CAPACITIES[layers.kind], layers.head_dim) for layers in each
+    )
+    past, present = (
+        CacheArgument(name=name, shapes=shapes, parts=tuple(layers.parts for layers in each))
+        for name in ("past", "present")
     )
     return ProgramSignature(
         arguments=(
             Argument(name="tokens", shape=("rows", "new"), dtype="int64"),
             Argument(name="lengths", shape=("rows",), dtype="int32"),
             Argument(name="offsets", shape=("asked",), dtype="int64", example=(0, 2)),
-            CacheArgument(name="past", shapes=shapes),
+            past,
             *inputs,
         ),
-        outputs=(*results, *cache_names("present", len(shapes))),
+        outputs=(*results, *present.names),
     )
 
 

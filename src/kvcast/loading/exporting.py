@@ -18,6 +18,7 @@ from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.families.caches import KEY_VALUE
 from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, special_tokens
 from kvcast.loading.isolation import remember_success
@@ -102,6 +103,7 @@ def export_folder(
     on_phase("reading")
     digest = fingerprint(source)
     checkpoint = open_checkpoint(source)
+    _check_layers(runtime, checkpoint)
     if precision.calibrated:
         _check_calibration(checkpoint.family, checkpoint.dimensions)
     _check_room(output, checkpoint, precision)
@@ -163,6 +165,17 @@ def _check_room(output: Path, checkpoint: Checkpoint, precision: BundlePrecision
             f"cannot write {output}: No space left on device: it takes {least / 1e6:,.1f} MB or "
             f"more, and {left / 1e6:,.1f} MB are left"
         )
+
+
+def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
+    """Raise UsageError for a model with layers that a runtime does not have."""
+    layers = family_of(checkpoint.family).caches(checkpoint.dimensions)
+    if RUNTIMES[runtime].other_layers or all(layer.parts == KEY_VALUE for layer in layers):
+        return
+    raise UsageError(
+        f"a model with other layers than attention, as {checkpoint.dimensions.architecture}, does "
+        f"not run on {RUNTIMES[runtime].title}: use --runtime native"
+    )
 
 
 def _check_calibration(family: str, dimensions: Any) -> None:

@@ -261,7 +261,7 @@ def _quantize(manifest: Manifest) -> str:
 
 def _cache(manifest: Manifest) -> str:
     """Return the precision of a bundle's self caches; a manifest without any is refused later."""
-    dtypes = (layers.dtype for layers in manifest.cache if layers.kind != "cross")
+    dtypes = (layers.dtype for layers in manifest.cache if layers.kind in ("linear", "ring"))
     return _CACHES[next(dtypes, "float32")]
 
 

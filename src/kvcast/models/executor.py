@@ -24,6 +24,7 @@ from kvcast.models.ops.attention import (
     packed_self_attention,
     self_attention,
 )
+from kvcast.models.ops.convolution import packed_short_convolution, short_convolution
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.self_attention import SelfAttention
@@ -82,6 +83,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "self_attention": self_attention,
     "cross_attention": cross_attention,
     "encoder_attention": encoder_attention,
+    "short_convolution": short_convolution,
     "mixture_of_experts": mixture_of_experts,
     "tanh": torch.tanh,
     "add": torch.add,
@@ -226,8 +228,8 @@ class TorchProgram(nn.Module):
     ) -> Tensor:
         """Run `decode` of a decoder-only model on rows with any number of new tokens each.
 
-        Only attention and positions know rows: no other operation sees padding, or a token's
-        neighbours.
+        Only attention, convolutions and positions know rows: no other operation sees padding, or a
+        token's neighbours.
 
         Args:
             tokens_n: int64 [n], the new tokens of these rows, concatenated.
@@ -235,7 +237,7 @@ class TorchProgram(nn.Module):
             counts: the number of new tokens of each.
             lengths: int32 [rows of the caches], positions in the caches before this call.
             offsets: int64 [m], which of the n positions get logits.
-            caches: keys and values [rows, kv_heads, capacity, d], written in place.
+            caches: each [rows, ...], written in place.
 
         Returns:
             Logits fp32 [m, vocab].
@@ -269,8 +271,14 @@ class TorchProgram(nn.Module):
             ]
             return torch.cat(each)[None]
 
+        def convolve(
+            x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, _: Tensor
+        ) -> Tensor:
+            return packed_short_convolution(x[0], kernel, bias, past, rows, counts, lengths)[None]
+
         given = (tokens_n[None], lengths[:1], offsets, *caches)
-        return self.run(given, self_attention=attend, positions=positions)[0][0]
+        others = {"short_convolution": convolve, "positions": positions}
+        return self.run(given, self_attention=attend, **others)[0][0]
 
 
 class _Call(NamedTuple):

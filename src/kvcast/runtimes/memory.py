@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import numpy as np
 from typing_extensions import override
 
+from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.base import Int32
 from kvcast.runtimes.history import Moves
 
@@ -64,7 +65,7 @@ class CompactedRing(Ring):
 
 @dataclass(frozen=True)
 class Layer:
-    """The keys or the values of one layer.
+    """The keys or the values of one layer, or the inputs of its convolution.
 
     Attributes:
         shape: of one row, with positions on axis 1.
@@ -77,6 +78,15 @@ class Layer:
     shape: tuple[int, ...]
     dtype: Any
     ring: Ring | None = None
+
+
+_ON_TRIAL = 16
+
+
+def inputs_layer(run: CacheLayers, dtype: Any) -> Layer:
+    """Describe a convolution's last inputs, and so many more that drafts can be taken off again."""
+    slots = run.capacity - 1 + _ON_TRIAL
+    return Layer((run.heads, slots, run.head_dim), dtype, TurningRing(run.capacity, slots))
 
 
 class Slots:
@@ -184,7 +194,7 @@ class Memory:
     """The arrays of a cache, shared by all its handles, and where its rows lie.
 
     Attributes:
-        cells: key and value of each layer in the program's order, each [rows, ., c, ...].
+        cells: tensors of each layer in the program's order, each [rows, ., c, ...].
         slots: the encoded inputs.
         places: of each row.
         bound: views and bindings of these arrays; cleared when the arrays are replaced.

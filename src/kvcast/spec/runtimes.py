@@ -70,6 +70,7 @@ class RuntimeInfo:
         quantized_dtype: the default dtype if matrices are quantised.
         caches: dtypes of self caches, the default first; empty if they follow `dtypes`.
         quantized_cache: the default dtype of caches if matrices are quantised; empty: the same.
+        other_layers: whether layers may be other than attention, such as convolutions.
 
     """
 
@@ -87,6 +88,7 @@ class RuntimeInfo:
     quantized_dtype: str = "fp32"
     caches: tuple[str, ...] = ("fp32",)
     quantized_cache: str = ""
+    other_layers: bool = False
 
     @property
     def exports(self) -> bool:
@@ -187,6 +189,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         default_quantize="int8",
         caches=("fp32", "fp16", "int8"),
         quantized_cache="fp16",
+        other_layers=True,
     ),
     "eager": RuntimeInfo(
         title="eager PyTorch",
@@ -195,6 +198,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         direct=True,
         quantize=("none", "int8", "int4"),
         default_quantize="none",
+        other_layers=True,
     ),
 }
 DEFAULT_RUNTIMES = ("native", "onnx")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LLAMA, MIXTRAL, SMALL, SMALL_T5
+from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LFM2, LLAMA, MIXTRAL, SMALL, SMALL_T5
 from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
@@ -17,7 +17,7 @@ from kvcast.spec.program import Program
 # Gemma's layers do all that Llama's do.
 each_decoder = pytest.mark.parametrize(
     "name",
-    [pytest.param("llama", marks=pytest.mark.slow), "gemma", "one long head", "mixtral"],
+    [pytest.param("llama", marks=pytest.mark.slow), "gemma", "one long head", "mixtral", "lfm2"],
 )
 SOURCES = {SMALL: speech, SMALL_T5: text}
 DECODERS = {
@@ -25,6 +25,7 @@ DECODERS = {
     "gemma": GEMMA3,
     "one long head": replace(LLAMA, heads=2, kv_heads=1),
     "mixtral": MIXTRAL,
+    "lfm2": LFM2,
 }
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from typing_extensions import override
 
+from kvcast.families.convolutions import ATTENTION
 from kvcast.families.decoder import DECODER, DecoderDimensions
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
 
@@ -35,6 +36,8 @@ class DecoderWork(DecoderOnlyWork):
         self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
     ) -> Work:
         sizes, each = self.dimensions, rows * new
+        attending, convolving = sum(self._windows.values()), self._convolutions
+        convolution = 4 * sizes.width**2
         keys_values = 2 * self._keys * sizes.width
         attention = 2 * self._mixed * sizes.width
         read = min(sizes.experts, each * sizes.experts_per_token)
@@ -47,17 +50,23 @@ class DecoderWork(DecoderOnlyWork):
             for window, layers in self._windows.items()
         )
         return Work(
-            keys_values=2 * each * sizes.layers * keys_values,
+            keys_values=2 * each * attending * keys_values,
             linear=2
             * each
-            * (sizes.layers * attention + self._feed_forwards(sizes.experts_per_token)),
+            * (
+                attending * attention
+                + convolving * convolution
+                + self._feed_forwards(sizes.experts_per_token)
+            ),
             attention=2 * 2 * rows * self._mixed * seen,
             head=2 * rows * asked * sizes.vocab_size * sizes.width,
             weights=self._weights(each),
-            matrices=sizes.layers * (keys_values + attention) + self._feed_forwards(read),
+            matrices=attending * (keys_values + attention)
+            + convolving * convolution
+            + self._feed_forwards(read),
             table=sizes.vocab_size * sizes.width,
-            held=2 * rows * self._keys * held,
-            written=2 * each * self._keys * sizes.layers,
+            held=rows * (2 * self._keys * held + convolving * sizes.width * self._inputs(length)),
+            written=each * (2 * self._keys * attending + convolving * sizes.width),
         )
 
     @override
@@ -66,7 +75,7 @@ class DecoderWork(DecoderOnlyWork):
 
     @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        kinds = []
+        kinds, sizes = [], self.dimensions
         for window, layers in self._windows.items():
             held = min(window or positions, positions)
             kinds.append(
@@ -77,12 +86,26 @@ class DecoderWork(DecoderOnlyWork):
                     numbers=layers * 2 * self._keys * held,
                 )
             )
+        if layers := self._convolutions:
+            held = self._inputs(positions)
+            numbers = layers * sizes.width * held
+            kinds.append(CacheKind(kind="inputs", layers=layers, positions=held, numbers=numbers))
         return tuple(kinds)
 
     @cached_property
     def _windows(self) -> Mapping[int | None, int]:
-        """Number of layers by window."""
-        return Counter(self.dimensions.windows)
+        """Number of layers with attention by window."""
+        windows = enumerate(self.dimensions.windows)
+        return Counter(window for i, window in windows if self.dimensions.mixer(i) == ATTENTION)
+
+    @property
+    def _convolutions(self) -> int:
+        """Number of layers with convolutions."""
+        return self.dimensions.layers - sum(self._windows.values())
+
+    def _inputs(self, positions: int) -> int:
+        """Return how many earlier inputs a convolution reads after so many positions."""
+        return min(positions, self.dimensions.convolution - 1)
 
     @property
     def _mixed(self) -> int:

@@ -150,18 +150,8 @@ def packed_self_attention(
         [n, heads * d].
 
     """
-    first, count = rows[0], counts[0]
-    if rows == list(range(first, first + len(rows))) and counts == [count] * len(rows):
-        # Neighbouring rows with the same number of new positions form one batched block.
-        blocks = [(slice(first, first + len(rows)), slice(None), count)]
-    else:
-        ends = torch.tensor(counts).cumsum(0).tolist()
-        blocks = [
-            (slice(row, row + 1), slice(end - new, end), new)
-            for row, end, new in zip(rows, ends, counts, strict=True)
-        ]
     mixed = torch.empty_like(query)
-    for row_span, span, new in blocks:
+    for row_span, span, new in blocks_of_rows(rows, counts):
         block = self_attention(
             *(x[span].unflatten(0, (-1, new)) for x in (query, key, value)),
             key_cache[row_span],
@@ -176,6 +166,21 @@ def packed_self_attention(
         )
         mixed[span] = block.flatten(0, 1)
     return mixed
+
+
+def blocks_of_rows(rows: list[int], counts: list[int]) -> list[tuple[slice, slice, int]]:
+    """Divide concatenated new positions: rows of a cache, their positions, and how many of each.
+
+    Neighbouring rows with the same number of new positions form one batched block.
+    """
+    first, count = rows[0], counts[0]
+    if rows == list(range(first, first + len(rows))) and counts == [count] * len(rows):
+        return [(slice(first, first + len(rows)), slice(None), count)]
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    return [
+        (slice(row, row + 1), slice(end - new, end), new)
+        for row, end, new in zip(rows, ends, counts, strict=True)
+    ]
 
 
 def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from kvcast.families.caches import CacheLayers
+from kvcast.families.table import family_with
 from kvcast.runtimes.base import Float32, Tokens
 from kvcast.runtimes.cache import CacheHandle
 from kvcast.runtimes.eager.runtime import Model, TorchRuntime
-from kvcast.runtimes.memory import Layer, TurningRing
+from kvcast.runtimes.memory import Layer, TurningRing, inputs_layer
 from kvcast.spec.rows import neighbours
 
 
@@ -38,7 +40,7 @@ class TorchDecoderOnly(TorchRuntime):
             counts: the number of new tokens of each.
             lengths: int32 [rows of the caches], positions in the caches before this call.
             offsets: int64 [m], which of the n positions get logits, as many of each row.
-            caches: keys and values [rows, kv_heads, capacity, d].
+            caches: as the program has them, each [rows, ...].
 
         """
         raise NotImplementedError
@@ -98,6 +100,14 @@ def decode_neighbours(
     return torch.cat(logits)
 
 
+def _layer(run: CacheLayers, capacity: int) -> Layer:
+    if run.kind == "inputs":
+        return inputs_layer(run, torch.float32)
+    slots = min(run.capacity if run.kind == "ring" else capacity, capacity)
+    ring = TurningRing(run.capacity, slots) if run.kind == "ring" else None
+    return Layer((run.heads, slots, run.head_dim), torch.float32, ring)
+
+
 class EagerDecoderOnly(TorchDecoderOnly):
     """A ring has as many slots as the window."""
 
@@ -107,13 +117,8 @@ class EagerDecoderOnly(TorchDecoderOnly):
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
         dimensions = self._model.dimensions
-        layers = []
-        for window in dimensions.windows:
-            slots = min(window or capacity, capacity)
-            shape = (dimensions.kv_heads, slots, dimensions.head_dim)
-            ring = TurningRing(window, slots) if window else None
-            layers += [Layer(shape, torch.float32, ring)] * 2
-        return layers
+        runs = family_with(dimensions).caches(dimensions)
+        return [_layer(run, capacity) for run in runs for _ in range(run.layers) for _ in run.parts]
 
     @override
     def decode_packed(self, *arguments: Any) -> Tensor:

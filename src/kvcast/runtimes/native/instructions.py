@@ -38,6 +38,7 @@ class Operation(IntEnum):
     ATTENTION_BY_TOKEN = 15
     TOKEN_PROBABILITIES = 16
     DTW = 17
+    SHORT_CONVOLUTION = 18
 
 
 class Dtype(IntEnum):

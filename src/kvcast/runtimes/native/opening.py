@@ -104,7 +104,7 @@ def cache_layers(
 ) -> tuple[CacheLayers, ...]:
     """Return the layout of caches of that precision."""
     dtype = _DTYPES[precision.cache]
-    return tuple(replace(layer, dtype=dtype) for layer in family_of(family).caches(dimensions))
+    return tuple(layer.of_dtype(dtype) for layer in family_of(family).caches(dimensions))
 
 
 def _read(path: Path, graph: Graph) -> Program:

@@ -363,6 +363,42 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
     return out
 
 
+def _short_convolution(
+    builder: Builder,
+    x: Value,
+    kernel: NDArray[Any],
+    bias: NDArray[Any] | None,
+    past: Value,
+    lengths: Value,
+) -> Value:
+    rows, new, width = x.sizes
+    _expect(kernel.ndim == 2 and kernel.shape[1] == width, "a convolution's kernel")
+    _expect(bias is None or bias.shape == (width,), "a convolution's bias")
+    for array in (kernel, bias):
+        _expect(array is None or array.dtype == np.float32, "a convolution's numbers")
+    _expect(_is_cache(past) and past.dtype == Dtype.F32, "a convolution's cache")
+    _expect((past.sizes[:2], past.sizes[3]) == ((rows, 1), width), "a convolution's cache")
+    _expect(past.sizes[2] >= len(kernel), "a convolution's cache")
+    _expect_lengths(lengths, rows)
+    out = Value.fresh(x.sizes, Dtype.F32)
+    builder.emit(
+        Operation.SHORT_CONVOLUTION,
+        rows=rows,
+        new_positions=new,
+        width=width,
+        length=len(kernel),
+        slots=past.sizes[2],
+        x=flat(builder.lines(x)),
+        kernel=builder.outer(np.ascontiguousarray(kernel)).address,
+        bias=NOTHING if bias is None else builder.outer(bias).address,
+        past=past.address,
+        past_stride=past.strides[0],
+        lengths=lengths.address,
+        out=_flat_words(out.address, width),
+    )
+    return out
+
+
 def _cross_attention(
     builder: Builder,
     query: Value,
@@ -639,6 +675,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "self_attention": lambda builder, *arguments, **options: _self_attention(
         builder, SelfAttention(*arguments, **options)
     ),
+    "short_convolution": _short_convolution,
     "cross_attention": _cross_attention,
     "encoder_attention": _encoder_attention,
     "add": _pointwise(Element.ADD),

@@ -21,7 +21,14 @@ from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Float32, Int64, TokenProbabilityQuery, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk
 from kvcast.runtimes.cache import CacheHandle, Run
-from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing
+from kvcast.runtimes.memory import (
+    LastingSlots,
+    Layer,
+    Memory,
+    Slots,
+    TurningRing,
+    inputs_layer,
+)
 from kvcast.runtimes.native.alignment import (
     attention_by_token_plan,
     dtw_plan,
@@ -70,7 +77,12 @@ class NativeRuntime(BoundRuntime):
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
-        return [_layer(run, capacity) for run in self._layers for _ in range(2 * run.layers)]
+        return [
+            _layer(run, capacity)
+            for run in self._layers
+            for _ in range(run.layers)
+            for _ in run.parts
+        ]
 
     @override
     def prefill(
@@ -241,7 +253,9 @@ def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:
 
 
 def _layer(run: CacheLayers, capacity: int) -> Layer:
-    """Describe the keys or values of a layer in a cache for sequences of `capacity` positions."""
+    """Describe a tensor of a layer in a cache for sequences of `capacity` positions."""
+    if run.kind == "inputs":
+        return inputs_layer(run, run.dtype)
     if run.kind == "ring":
         ring = TurningRing(run.capacity, run.capacity)
         return Layer((run.heads, run.capacity, _line(run)), run.dtype, ring)

@@ -7,6 +7,7 @@
 
 #include "alignment.hpp"
 #include "attention.hpp"
+#include "convolution.hpp"
 #include "elements.hpp"
 #include "experts.hpp"
 #include "products.hpp"
@@ -164,6 +165,11 @@ void execute(Machine& machine, const SelfAttention& w) { self_attention(machine,
 void execute(Machine& machine, const CrossAttention& w) { cross_attention(machine, w); }
 void execute(Machine& machine, const WholeAttention& w) { whole_attention(machine, w); }
 void execute(Machine& machine, const Storing& w) { store(machine, w); }
+
+void execute(Machine& machine, const ShortConvolution& w) {
+  if (w.length < 1 || w.length > w.slots) throw std::invalid_argument("a convolution is longer than its cache");
+  short_convolution(machine, w);
+}
 
 void execute(Machine& machine, const MixtureWords& w) {
   if (w.each < 1 || w.each > w.experts) throw std::invalid_argument("a token goes through one expert to all");

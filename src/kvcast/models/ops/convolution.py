@@ -1,0 +1,77 @@
+"""The convolution of each channel with its last inputs, which a cache holds.
+
+An input lies in the slot of its position, as keys and values of a ring do, so a row can be cut back
+as long as the inputs before are there. Knows no model.
+
+Letters in shapes: r rows, s new positions, n new positions of all rows, c slots, w channels, l
+length of the convolution.
+"""
+
+import torch
+from torch import Tensor
+
+from kvcast.models.ops.attention import blocks_of_rows
+
+
+def short_convolution(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, lengths: Tensor
+) -> Tensor:
+    """Convolve new inputs and those before them, and write the new ones into a cache.
+
+    Args:
+        x: [r, s, w].
+        kernel: [l, w], for the earliest input first.
+        bias: [w]; None: none.
+        past: [r, 1, c, w], of which the last l - 1 positions are read; c is at least l.
+        lengths: int32 [r], positions in each row's cache before this call.
+
+    Returns:
+        [r, s, w].
+
+    """
+    length, new, slots = len(kernel), x.shape[1], past.shape[2]
+    row_index = torch.arange(len(x))[:, None]
+    before_rl = lengths[:, None].long() + torch.arange(1 - length, 0)
+    held = past[row_index, 0, before_rl % slots]
+    held = torch.where((before_rl >= 0)[..., None], held, 0.0)
+    inputs = torch.cat([held, x], dim=1)
+    mixed = torch.zeros_like(x) if bias is None else bias.expand_as(x)
+    for i, factors in enumerate(kernel):
+        mixed = mixed + factors * inputs[:, i : i + new]
+    kept = x[:, -slots:]
+    positions_rs = (lengths[:, None].long() + torch.arange(new))[:, -slots:]
+    past[row_index, 0, positions_rs % slots] = kept
+    return mixed
+
+
+def packed_short_convolution(
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    past: Tensor,
+    rows: list[int],
+    counts: list[int],
+    lengths: Tensor,
+) -> Tensor:
+    """`short_convolution` for some rows of a batch, each with its own number of new positions.
+
+    Args:
+        x: [n, w], the new inputs of all rows, concatenated.
+        kernel: as in `short_convolution`.
+        bias: as in `short_convolution`.
+        past: [r, 1, c, w].
+        rows: the rows of the cache that take part, each once.
+        counts: number of new positions of each; they sum to n.
+        lengths: int32 [r], for all rows of the cache.
+
+    Returns:
+        [n, w].
+
+    """
+    mixed = torch.empty_like(x)
+    for row_span, span, new in blocks_of_rows(rows, counts):
+        block = x[span].unflatten(0, (-1, new))
+        mixed[span] = short_convolution(
+            block, kernel, bias, past[row_span], lengths[row_span]
+        ).flatten(0, 1)
+    return mixed
