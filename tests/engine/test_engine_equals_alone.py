@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.dimensions import GEMMA3, LLAMA, MISTRAL, ROFORMER, SMALL_T5
+from kit.dimensions import GEMMA3, LFM2, LLAMA, MISTRAL, ROFORMER, SMALL_T5
 from kit.text_models import model, prompt
 from kvcast import Engine
 from kvcast.text.caller import TextDelta
@@ -49,7 +49,7 @@ def conversations() -> list[tuple[list[int], dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("dimensions", "runtime"),
     [
-        *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA3)),
+        *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA3, LFM2)),
         (MISTRAL, "onnx"),
         *(
             pytest.param(dimensions, "onnx", marks=pytest.mark.slow)
@@ -90,6 +90,26 @@ def test_answers_to_sources_of_many_callers(dimensions: Any, runtime: str):
         for job, text in zip(jobs, expected, strict=True):
             close(job.result(timeout=600), text)
             assert job.cached_tokens == 0
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_row_goes_on_from_a_checkpoint_where_a_prompt_ended_or_parted(quantize: str):
+    """Answers are longer than what a convolution can take back."""
+    alone = model(replace(LFM2, max_positions=256), "native", quantize)
+    stem, options = prompt(50, 1), {"max_new_tokens": 30, "min_new_tokens": 30}
+    with Engine(alone, rows=4, chunk=64) as engine:
+
+        def asked(tokens: list[int]) -> tuple[int, list[int]]:
+            job = engine.submit(tokens, **options)
+            text = job.result(timeout=600)
+            assert same(text) == same(alone.generate(tokens, **options))
+            return job.cached_tokens, [*tokens, *text.tokens]
+
+        reused, chat = asked(stem + prompt(20, 2))
+        assert reused == 0
+        assert asked(chat + prompt(5, 3))[0] == (70 if alone.runtime.prompts_differ else 99)
+        # The second that begins so ends a chunk there, from which the third goes on.
+        assert [asked(stem + prompt(20, seed))[0] for seed in (4, 5, 6)] == [0, 50, 50]
 
 
 @pytest.mark.parametrize("options", OPTIONS)

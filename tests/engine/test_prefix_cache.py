@@ -215,10 +215,17 @@ def test_rows_match_from_their_beginning_and_only_what_they_hold():
     held.feed([0, 1], [np.arange(30), np.arange(20)])
     tokens_s = np.arange(25)
     assert held.common(tokens_s) == [25, 20, 0]
-    assert held.match(2, tokens_s, [0, 0, 0]) == Match(0, 24)
-    assert held.match(1, tokens_s, [0, 0, 0]) == Match(1, 20)  # four more are not worth a copy
-    assert held.match(2, tokens_s, [25, 0, 0]) == Match(1, 20)  # a ring has let the rest go
-    assert held.match(2, np.arange(1, 9), [0, 0, 0]) is None
+
+    def any_length(_row, most):
+        return most
+
+    def reachable(row, most):
+        return most if row else min(most, 3)
+
+    assert held.match(2, tokens_s, any_length) == Match(0, 24)
+    assert held.match(1, tokens_s, any_length) == Match(1, 20)  # four more are not worth a copy
+    assert held.match(2, tokens_s, reachable) == Match(1, 20)  # a ring has let the rest go
+    assert held.match(2, np.arange(1, 9), any_length) is None
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])

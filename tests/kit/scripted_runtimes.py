@@ -41,8 +41,12 @@ class Recomputed:
     def lengths(self) -> Int32:
         return np.array([len(row) for row in self.written], np.int32)
 
-    def shortest(self, row: int) -> int:
-        return 0
+    @property
+    def has_checkpoints(self) -> bool:
+        return False
+
+    def reachable(self, row: int, most: int) -> int:
+        return min(most, len(self.written[row]))
 
     def revocable(self, row: int, kept: int, most: int) -> int:
         return max(0, min(most, self.capacity - len(self.written[row]) - kept))
@@ -110,6 +114,9 @@ class RecomputingRuntime:
         """[positions, vocab] of a row's last `new` tokens."""
         assert not cache.inputs
         return self.model(written)[-new:][list(positions)]
+
+    def checkpoint(self, cache: Recomputed, rows: Sequence[int]) -> Recomputed:
+        return cache
 
     def truncate(
         self, cache: Recomputed, rows: Sequence[int], lengths: Sequence[int]

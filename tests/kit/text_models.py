@@ -63,10 +63,10 @@ _KINDS: dict[type, type] = {
 }
 
 
-def model(dimensions: Any, runtime: str) -> Any:
+def model(dimensions: Any, runtime: str, quantize: str = "none") -> Any:
     """Return the model of these dimensions; its runtime is opened once."""
     kind = _KINDS[type(dimensions)]
-    return kind(opened(dimensions, runtime=runtime), Dashes(dimensions.vocab_size), dimensions)
+    return kind(opened(dimensions, quantize, runtime), Dashes(dimensions.vocab_size), dimensions)
 
 
 def prompt(length: int, seed: int) -> list[int]:

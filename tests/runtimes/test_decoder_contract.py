@@ -295,6 +295,33 @@ def test_a_convolution_keeps_as_many_more_inputs_as_are_fed_ahead(runtime, whole
     assert rooms == [16] * 9
 
 
+@pytest.mark.parametrize("subject", CONVOLUTIONS, ids=name)
+def test_a_row_comes_back_to_its_checkpoints_and_others_adopt_it_there(runtime, whole):
+    tokens = random_tokens(100)
+    cache = runtime.new_cache(3, 110)
+    for first in range(0, 100, 10):
+        _, cache = runtime.decode([tokens[first : first + 10]], cache, rows=[0])
+        cache = runtime.checkpoint(cache, [0])
+    # 16 positions can be taken off in any case.
+    kept = sorted({cache.reachable(0, most) for most in range(84)} - {0})
+    assert kept == [40, 60, 80]
+    for length in kept[::-1]:
+        source = runtime.truncate(cache, [0], [length])
+        cache = runtime.adopt(cache, [1], source, [0])
+        new = random_tokens(6, seed=length)
+        logits, cache = runtime.decode([new], cache, rows=[1])
+        expected = whole(np.concatenate([tokens[:length], new]))[-1]
+        np.testing.assert_allclose(logits[0, 0], expected, atol=TOLERANCE)
+    logits, cache = runtime.decode([tokens[:1]], cache, rows=[0])
+    expected = whole(np.append(tokens, tokens[0]))[-1]
+    np.testing.assert_allclose(logits[0, 0], expected, atol=TOLERANCE)
+    cache = runtime.truncate(cache, [0], [kept[0]])
+    cache = runtime.reorder(cache, [1, 0, 0])
+    logits, cache = runtime.decode([tokens[:2]], cache, rows=[2])
+    expected = whole(np.concatenate([tokens[: kept[0]], tokens[:2]]))[-1]
+    np.testing.assert_allclose(logits[0, 0], expected, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("subject", RINGS, ids=name)
 def test_a_ring_takes_as_much_memory_for_a_long_text_as_for_a_short_one(runtime):
     short, long = (runtime.new_cache(2, capacity) for capacity in (300, 4000))

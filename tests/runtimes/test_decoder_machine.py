@@ -95,6 +95,22 @@ class DecoderMachine(RuleBasedStateMachine):
         self.cache = self.runtime.truncate(self.cache, [row], [length])
         del self.histories[row][length:]
 
+    @rule(rows=st.sets(st.integers(0, ROWS - 1), min_size=1))
+    def checkpoint(self, rows: set[int]) -> None:
+        """Rows can be cut back to what they hold."""
+        self.cache = self.runtime.checkpoint(self.cache, sorted(rows))
+        for row in rows:
+            held = len(self.histories[row])
+            assert self.cache.reachable(row, held) == held
+
+    @rule(row=st.integers(0, ROWS - 1), most=st.integers(0, CAPACITY))
+    def cut(self, row: int, most: int) -> None:
+        """A row goes back as far as it can, and may be copied before it goes on."""
+        length = self.cache.reachable(row, min(most, len(self.histories[row])))
+        if length:
+            self.cache = self.runtime.truncate(self.cache, [row], [length])
+            del self.histories[row][length:]
+
     def check(self, rows: list[int], tokens: list[Any]) -> None:
         logits, self.cache = self.runtime.decode(tokens, self.cache, rows=rows)
         for row, new in zip(rows, tokens, strict=True):

@@ -7,7 +7,7 @@ complement ~t stands for a token t whose position a step computed, so that it di
 prompt's. Knows no runtime, and not which rows are free.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -96,7 +96,9 @@ class PrefixCache:
         best = max(free, key=lambda row: common[row])
         return best if 2 * common[best] > self._lengths_r[best] else free[0]
 
-    def match(self, row: int, tokens_s: Int64, shortest: Sequence[int]) -> Match | None:
+    def match(
+        self, row: int, tokens_s: Int64, reachable: Callable[[int, int], int]
+    ) -> Match | None:
         """Return the row to take the beginning of a sequence from, perhaps `row` itself.
 
         At least one token stays to be fed, as its logits are wanted. None if no row holds a prefix.
@@ -104,14 +106,12 @@ class PrefixCache:
         Args:
             row: the row that will hold the sequence.
             tokens_s: the sequence.
-            shortest: [rows], the least length that each row can be cut to.
+            reachable: the longest length, up to another, that a row can be cut to.
 
         """
-        lengths = [min(n, len(tokens_s) - 1) for n in self.common(tokens_s)]
         own, best = 0, Match(row, 0)
-        for other, (length, least) in enumerate(zip(lengths, shortest, strict=True)):
-            if length < least or not length:
-                continue
+        for other, common in enumerate(self.common(tokens_s)):
+            length = reachable(other, min(common, len(tokens_s) - 1))
             if other == row:
                 own = length
             elif length > best.length and length >= WORTH_COPYING:

@@ -24,6 +24,7 @@ class Running:
         numbers: of live rows; None before it has chosen for the first time.
         next: tokens that live rows are fed next, once the prompt is read.
         slot: of its encoded input; None if it has none.
+        border: a length at which a chunk ends, as other prompts may go on from there; 0: none.
 
     """
 
@@ -35,6 +36,7 @@ class Running:
         self.numbers: list[int] | None = None
         self.next: list[int] = []
         self.slot: int | None = None
+        self.border = 0
         self._held: Int64 | None = None
         self._unread = request.prompt.tokens
 
@@ -87,7 +89,8 @@ class Running:
 
     def chunk(self, most: int | None) -> int:
         """Return how many tokens are read next: of a prompt, or those that steps computed."""
-        next_s = self._unread[:most]
+        before = self.border - (len(self.sequence) - len(self._unread))
+        next_s = self._unread[:most] if before <= 0 else self._unread[:most][:before]
         other_s = (next_s < 0) != self.repeats
         return int(other_s.argmax()) if other_s.any() else len(next_s)
 

@@ -359,8 +359,12 @@ class Scheduler:
         """Let a row begin with the part of its prompt that it, or another row, holds."""
         [row] = running.live
         tokens_s = running.sequence
-        shortest = [self._cache.shortest(other) for other in range(self.rows)]
-        match = prefixes.match(row, tokens_s, shortest)
+        match = prefixes.match(row, tokens_s, self._cache.reachable)
+        if self._cache.has_checkpoints:
+            # Where a row held more than can be reached, so may the next prompt that begins so.
+            shared = min(max(prefixes.common(tokens_s)), len(tokens_s) - 1)
+            if shared >= (match.length if match else 0) + WORTH_COPYING:
+                running.border = shared
         if match is None or match.row != row:
             self._cut(row, 0)
         if match is None:
@@ -405,6 +409,7 @@ class Scheduler:
             )
             if self._prefixes is not None:
                 self._prefixes.feed(batch.rows, tokens)
+                self._cache = self._runtime.checkpoint(self._cache, batch.rows)
             if len(positions) > 1:
                 for running, places in batch.members:
                     running.request.probed_v = logits_rpv[places][0, 0].copy()

@@ -65,8 +65,15 @@ class Cache(Protocol):
         the way.
         """
 
-    def shortest(self, row: int) -> int:
-        """Return the least length that `RuntimeOf.truncate` can cut a row to."""
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether rows are cut back to where `RuntimeOf.checkpoint` was called."""
+
+    def reachable(self, row: int, most: int) -> int:
+        """Return the longest length, up to `most`, that `RuntimeOf.truncate` can cut a row to.
+
+        0: only `RuntimeOf.reset` can.
+        """
 
 
 CacheT = TypeVar("CacheT", bound=Cache)
@@ -162,6 +169,13 @@ class RuntimeOf(Protocol[CacheT]):
         Row `rows[i]` reads the encoded input in slot `inputs[i]` from now on; without `inputs`
         the rows read none and are free.
         """
+
+    def checkpoint(self, cache: CacheT, rows: Sequence[int]) -> CacheT:  # noqa: ARG002
+        """Return a cache whose given rows can be cut back to what they hold now.
+
+        For layers that let go of positions and are small; a row keeps the last few such lengths.
+        """
+        return cache
 
     def truncate(self, cache: CacheT, rows: Sequence[int], lengths: Sequence[int]) -> CacheT:
         """Return a cache whose row `rows[i]` holds only its first `lengths[i]` positions.

@@ -9,7 +9,7 @@ descend from one row that lived until step 27. They share the first 31 positions
 of one row are copied and not 34 of five.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -68,6 +68,14 @@ class History:
         raised = self.shortest.copy()
         raised[list(rows)] = np.maximum(raised[list(rows)], shortest)
         return replace(self, shortest=raised)
+
+    def come_back(self, shortest: Mapping[int, int]) -> Self:
+        """Describe the cache after rings of rows are as they were, with these least lengths."""
+        if not shortest:
+            return self
+        lowered = self.shortest.copy()
+        lowered[list(shortest)] = list(shortest.values())
+        return replace(self, shortest=lowered)
 
     def reset(self, rows: Sequence[int]) -> Self:
         """Describe the cache after the given rows were emptied."""

@@ -72,12 +72,14 @@ class Layer:
         dtype: as the runtime's arrays name it.
         ring: how positions leave it; None where they stay. A ring that has another number of slots
             for another capacity is a `TurningRing`.
+        checkpointed: whether it is small enough that a row keeps copies of it (`Checkpoint`).
 
     """
 
     shape: tuple[int, ...]
     dtype: Any
     ring: Ring | None = None
+    checkpointed: bool = False
 
 
 _ON_TRIAL = 16
@@ -86,7 +88,8 @@ _ON_TRIAL = 16
 def inputs_layer(run: CacheLayers, dtype: Any) -> Layer:
     """Describe a convolution's last inputs, and so many more that drafts can be taken off again."""
     slots = run.capacity - 1 + _ON_TRIAL
-    return Layer((run.heads, slots, run.head_dim), dtype, TurningRing(run.capacity, slots))
+    shape, ring = (run.heads, slots, run.head_dim), TurningRing(run.capacity, slots)
+    return Layer(shape, dtype, ring, checkpointed=True)
 
 
 class Slots:
@@ -190,6 +193,22 @@ class LastingSlots(Slots):
         return False
 
 
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What positions have left, or may leave, of a row that held `length` of them.
+
+    Attributes:
+        length: positions.
+        shortest: the least length that the row could be cut to.
+        cells: copies [1, ...] of the layers that are rings, in order; never changed.
+
+    """
+
+    length: int
+    shortest: int
+    cells: Sequence[Array]
+
+
 class Memory:
     """The arrays of a cache, shared by all its handles, and where its rows lie.
 
@@ -199,6 +218,8 @@ class Memory:
         places: of each row.
         bound: views and bindings of these arrays; cleared when the arrays are replaced.
         version: increases whenever rows change places.
+        has_checkpoints: whether a row can be cut back to where a copy of its rings was made; not
+            where a ring holds keys and values of a long window.
 
     """
 
@@ -212,6 +233,9 @@ class Memory:
         self.cells: list[Array] = [next(parts[layer]) for layer in layers]
         self._is_ring = [layer.ring is not None for layer in layers]
         self._rings = {layer.ring for layer in layers if layer.ring is not None}
+        self.has_checkpoints = bool(self._rings) and all(
+            layer.checkpointed for layer in layers if layer.ring is not None
+        )
         self.slots = slots
         self.places = list(range(rows))
         self.bound: dict[Any, Any] = {}
@@ -237,6 +261,21 @@ class Memory:
     def shortest(self, reached: int) -> int:
         """Return the least length that a row can be cut to, which reached so many positions."""
         return max((ring.shortest(reached) for ring in self._rings), default=0)
+
+    def checkpoint(self, row: int, length: int) -> Checkpoint:
+        """Copy the rings of a row that holds so many positions."""
+        place = self.places[row]
+        return Checkpoint(length, self.shortest(length), [cell[[place]] for cell in self._turning])
+
+    def restore(self, row: int, checkpoint: Checkpoint) -> None:
+        """Let a row's rings be as they were."""
+        place = self.places[row]
+        for cell, kept in zip(self._turning, checkpoint.cells, strict=True):
+            cell[place] = kept[0]
+
+    @property
+    def _turning(self) -> list[Array]:
+        return [cell for cell, ring in zip(self.cells, self._is_ring, strict=True) if ring]
 
     def vacate(self, slots: Sequence[int]) -> None:
         """Drop the encoded inputs in slots."""
