@@ -23,6 +23,7 @@ from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.families.decoder import DecoderDimensions, tensor_shapes
+from kvcast.families.delta_nets import DeltaNet
 from kvcast.spec.rotary import Rotary
 
 COMMON = {
@@ -210,6 +211,32 @@ def test_of_a_mistral_with_images_the_text_model_is_read(tmp_path):
 
 
 PUBLISHED = {
+    "Qwen/Qwen3.5-0.8B": (
+        {
+            "model_type": "qwen3_5", "tie_word_embeddings": True, "vision_config": {},
+            "text_config": {
+                "vocab_size": 248_320, "hidden_size": 1024, "intermediate_size": 3584,
+                "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2,
+                "head_dim": 256, "hidden_act": "silu", "max_position_embeddings": 262_144,
+                "rms_norm_eps": 1e-6, "attn_output_gate": True, "full_attention_interval": 4,
+                "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+                "linear_num_value_heads": 16,
+                "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 10_000_000, "mrope_interleaved": True,
+                    "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                },
+            },
+        },
+        {
+            "mixers": ("delta", "delta", "delta", "attention") * 6, "attention_gate": True,
+            "delta": DeltaNet(
+                key_heads=16, value_heads=16, key_dim=128, value_dim=128, convolution=4
+            ),
+            "head_dim": 256, "kv_heads": 2, "tied": True, "query_key_norm": True,
+            "rotary": Rotary(base=10_000_000.0, partial=0.25),
+        },
+    ),
     "microsoft/Phi-4-mini-instruct": (
         {
             "model_type": "phi3", "vocab_size": 200_064, "hidden_size": 3072,
@@ -694,6 +721,41 @@ def sizes(layers, width, inner, heads, kv_heads, vocab, positions, **others):
 
 # Published configurations, but for fields without effect, and how many weights the models have.
 PUBLISHED = {
+    "lfm2-1.2b": (
+        1_170_340_608,
+        {
+            "model_type": "lfm2",
+            "vocab_size": 65_536,
+            "hidden_size": 2048,
+            "block_ff_dim": 12_288,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "norm_eps": 1e-5,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128_000,
+            "rope_theta": 1_000_000.0,
+            "tie_embedding": True,
+        },
+        {
+            "inner": 8192,
+            "head_dim": 64,
+            "kv_heads": 8,
+            "convolution": 3,
+            "tied": True,
+            "convolution_bias": False,
+            "norm_eps": 1e-5,
+            "query_key_norm": True,
+            "mixers": tuple(
+                "attention" if i in (2, 5, 8, 10, 12, 14) else "convolution" for i in range(16)
+            ),
+        },
+    ),
     "gemma-2b": (
         2_506_172_416,
         {

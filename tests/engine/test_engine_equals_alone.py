@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kit.dimensions import GEMMA3, LFM2, LLAMA, MISTRAL, ROFORMER, SMALL_T5
+from kit.dimensions import GEMMA3, LFM2, LLAMA, MISTRAL, QWEN3_5, ROFORMER, SMALL_T5
 from kit.text_models import model, prompt
 from kvcast import Engine
 from kvcast.text.caller import TextDelta
@@ -49,7 +51,7 @@ def conversations() -> list[tuple[list[int], dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("dimensions", "runtime"),
     [
-        *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA3, LFM2)),
+        *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA3, LFM2, QWEN3_5)),
         (MISTRAL, "onnx"),
         *(
             pytest.param(dimensions, "onnx", marks=pytest.mark.slow)
@@ -92,10 +94,13 @@ def test_answers_to_sources_of_many_callers(dimensions: Any, runtime: str):
             assert job.cached_tokens == 0
 
 
+@pytest.mark.parametrize("dimensions", [LFM2, QWEN3_5], ids=["lfm2", "qwen 3.5"])
 @pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_a_row_goes_on_from_a_checkpoint_where_a_prompt_ended_or_parted(quantize: str):
+def test_a_row_goes_on_from_a_checkpoint_where_a_prompt_ended_or_parted(
+    quantize: str, dimensions: Any
+):
     """Answers are longer than what a convolution can take back."""
-    alone = model(replace(LFM2, max_positions=256), "native", quantize)
+    alone = model(replace(dimensions, max_positions=256), "native", quantize)
     stem, options = prompt(50, 1), {"max_new_tokens": 30, "min_new_tokens": 30}
     with Engine(alone, rows=4, chunk=64) as engine:
 
@@ -110,6 +115,45 @@ def test_a_row_goes_on_from_a_checkpoint_where_a_prompt_ended_or_parted(quantize
         assert asked(chat + prompt(5, 3))[0] == (70 if alone.runtime.prompts_differ else 99)
         # The second that begins so ends a chunk there, from which the third goes on.
         assert [asked(stem + prompt(20, seed))[0] for seed in (4, 5, 6)] == [0, 50, 50]
+
+
+ARRIVALS = st.lists(
+    # Of which stem how many tokens, how many of its own, the options, and whether it is cancelled.
+    st.tuples(
+        st.integers(0, 1),
+        st.integers(1, 60),
+        st.integers(1, 9),
+        st.integers(0, len(OPTIONS)),
+        st.booleans(),
+    ),
+    min_size=2,
+    max_size=9,
+)
+
+
+@pytest.mark.parametrize("dimensions", [LFM2, QWEN3_5], ids=["lfm2", "qwen 3.5"])
+@settings(deadline=None, derandomize=True, max_examples=12)
+@given(arrivals=ARRIVALS, rows=st.integers(3, 5), chunk=st.sampled_from([3, 16, 64]))
+def test_prompts_go_on_from_checkpoints_whoever_comes_drafts_and_leaves(
+    dimensions: Any, arrivals: list[tuple[int, int, int, int, bool]], rows: int, chunk: int
+):
+    alone = model(replace(dimensions, max_positions=128), "native")
+    stems = [prompt(60, 1), prompt(60, 2)]
+    kinds = [*OPTIONS, {"max_new_tokens": 25, "draft": "ngram"}]
+    kept = []
+    with Engine(alone, rows=rows, chunk=chunk) as engine:
+        for number, (stem, shared, own, kind, leaves) in enumerate(arrivals):
+            tokens = stems[stem][:shared] + prompt(own, own)
+            job = engine.submit(tokens, **kinds[kind])
+            if leaves:
+                for _ in zip(range(number % 3), job, strict=False):
+                    pass
+                job.cancel()
+            else:
+                kept.append((job, tokens, kind))
+        results = [job.result(timeout=600) for job, _, _ in kept]
+    for texts, (_, tokens, kind) in zip(results, kept, strict=True):
+        close(texts, alone.generate(tokens, **kinds[kind]))
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from kit.dimensions import BLOCKS, CROSS_BIASED_T5, DECODERS, LFM2, LLAMA, SMALL, SMALL_T5, UNILMS
+from kit.dimensions import (
+    BLOCKS,
+    CROSS_BIASED_T5,
+    DECODERS,
+    LFM2,
+    LLAMA,
+    QWEN3_5,
+    SMALL,
+    SMALL_T5,
+    UNILMS,
+)
 from kit.models import opened, random_programs
 from kvcast.families.table import family_with
 from kvcast.loading.proof import prove
@@ -29,7 +39,7 @@ CASES = [
     *UNILMS,
 ]
 # Not on ONNX Runtime.
-CONVOLVING = [LFM2, replace(LFM2, convolution=1, convolution_bias=False)]
+CONVOLVING = [LFM2, replace(LFM2, convolution=1, convolution_bias=False), QWEN3_5]
 
 QUICK = [SMALL, CROSS_BIASED_T5, *DECODERS[-2:], *BLOCKS, UNILMS[1], *CONVOLVING]
 
@@ -55,4 +65,4 @@ def test_every_operation_is_known_to_all_that_read_programs(dimensions):
     operations = {step.operation for program in written.values() for step in program.steps}
     assert operations <= OPERATIONS.keys()
     assert operations <= NATIVE.keys()
-    assert operations - {"short_convolution"} <= ONNX.keys()
+    assert operations - {"short_convolution", "delta_rule", "gated"} <= ONNX.keys()

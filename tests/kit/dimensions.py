@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.families.whisper import WhisperDimensions
@@ -167,6 +168,14 @@ LFM2 = replace(
     mixers=("convolution", "attention", "convolution"),
     convolution=4,
     convolution_bias=True,
+)
+QWEN3_5 = replace(
+    QWEN3,
+    architecture="qwen3_5_text",
+    windows=(None,) * 3,
+    mixers=("delta", "attention", "delta"),
+    delta=DeltaNet(key_heads=2, value_heads=4, key_dim=8, value_dim=40, convolution=4),
+    attention_gate=True,
 )
 
 ROFORMER = UnilmDimensions(

@@ -263,9 +263,20 @@ MODELS = {
             "block_ffn_dim_multiplier": 1.3,
         },
     ),
+    "qwen 3.5": (
+        "qwen3_5_text",
+        {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_conv_kernel_dim": 3,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+    ),
 }
 # Of these there are no graphs.
-WITHOUT_GRAPHS = ("lfm2",)
+WITHOUT_GRAPHS = ("lfm2", "qwen 3.5")
 
 
 # The cache contract holds every feature on ONNX Runtime beside eager, which runs all of these.
@@ -296,8 +307,9 @@ def oracle_and_checkpoint(model, folder):
     oracle = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
-            # Gemma keeps its norms' weights less one.
-            is_whole = name.endswith(("norm.weight", *_GPT2_NORMS)) and not kind.startswith("gemma")
+            # Gemma and Qwen 3.5 keep their norms' weights less one.
+            less_one = kind.startswith(("gemma", "qwen3_5")) and "linear_attn" not in name
+            is_whole = name.endswith(("norm.weight", *_GPT2_NORMS)) and not less_one
             parameter.normal_(mean=float(is_whole), std=0.15)
     oracle.save_pretrained(folder / "checkpoint")
     (folder / "checkpoint" / "tokenizer.json").write_text("{}")

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kit.dimensions import GEMMA3, LFM2
+from kit.dimensions import GEMMA3, LFM2, QWEN3_5
 from kit.models import opened
 from kvcast.runtimes.base import Runtime
 from runtimes.examples import EXAMPLES, EXAMPLES_OF_INT8
@@ -125,7 +125,13 @@ class DecoderMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(
     ("dimensions", "name"),
-    [(GEMMA3, "eager"), (GEMMA3, "onnx"), (GEMMA3, "native"), (LFM2, "native")],
+    [
+        (GEMMA3, "eager"),
+        (GEMMA3, "onnx"),
+        (GEMMA3, "native"),
+        (LFM2, "native"),
+        (QWEN3_5, "native"),
+    ],
     ids=lambda part: getattr(part, "architecture", part),
 )
 def test_no_sequence_of_calls_leads_to_other_logits(dimensions, name, examples):

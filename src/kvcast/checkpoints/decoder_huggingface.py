@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ from kvcast.checkpoints.text_huggingface import (
     special_tokens,
     tokenizer_settings,
 )
-from kvcast.families.convolutions import ATTENTION, CONVOLUTION
+from kvcast.families.convolutions import ATTENTION, CONVOLUTION, DELTA
 from kvcast.families.decoder import DecoderDimensions, scaled_residuals
+from kvcast.families.delta_nets import DeltaNet
 from kvcast.spec.sizes import MOST_LAYERS
 
 SIZES = {
@@ -50,7 +52,7 @@ SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
-_CONVOLUTION = "conv"
+_CONVOLUTION, _DELTA = "conv", "linear_attention"
 _LARGEST = 2**31
 _ACTIVATIONS = {
     **{"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_python": "gelu"},
@@ -217,9 +219,23 @@ _LFM2_NAMES = {
     ),
     f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.feed_forward.w2.weight",),
 }
+_QWEN3_5_NAMES = {
+    **NAMES,
+    f"{_LAYER}.attention.gate.weight": (f"{_ATTENTION}.gate.weight",),
+    f"{_LAYER}.delta.in.weight": tuple(
+        f"layers.{{i}}.linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")
+    ),
+    f"{_LAYER}.delta.kernel": ("layers.{i}.linear_attn.conv1d.weight",),
+    f"{_LAYER}.delta.decay": ("layers.{i}.linear_attn.A_log",),
+    f"{_LAYER}.delta.step_bias": ("layers.{i}.linear_attn.dt_bias",),
+    f"{_LAYER}.delta.norm.weight": ("layers.{i}.linear_attn.norm.weight",),
+    f"{_LAYER}.delta.out.weight": ("layers.{i}.linear_attn.out_proj.weight",),
+}
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
 _PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|gpt_neox|transformer)\.)+")
 _IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.")
+_QUERY, _GATE = "self_attn.q_proj.weight", "self_attn.gate.weight"
+_QUERY_NORM = "self_attn.q_norm.weight"
 _HEAD = "lm_head.weight"
 _OTHER_NAMES = {"embed_out.weight": _HEAD}
 _ROTATED = re.compile(
@@ -444,7 +460,7 @@ def _lfm2_restated(fields: Fields) -> dict[str, Any]:
             multiple = fields.whole("block_multiple_of")
             inner = -(-inner // multiple) * multiple
     tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings"))
-    restated = {
+    restated: dict[str, Any] = {
         "intermediate_size": inner,
         "tie_word_embeddings": tied,
     }
@@ -463,6 +479,57 @@ def _lfm2(fields: Fields) -> dict[str, Any]:
     if not convolves:
         return {"query_key_norm": True}
     return {"query_key_norm": True, "convolution": length, "convolution_bias": biases}
+
+
+def _gates_apart(own: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Divide projections whose rows are, of each head, a query's and then its gate's."""
+    apart = dict(own)
+    for name, tensor in own.items():
+        layer = name.removesuffix(_QUERY)
+        norm = own.get(layer + _QUERY_NORM)
+        if layer == name or norm is None or tensor.shape[0] % (2 * norm.shape[0]):
+            continue
+        for i, part in enumerate((_QUERY, _GATE)):
+            apart[layer + part] = replace(
+                changed(tensor, partial(_every_second, i, norm.shape[0])),
+                shape=(tensor.shape[0] // 2, *tensor.shape[1:]),
+                nbytes=tensor.nbytes // 2,
+            )
+    return apart
+
+
+def _every_second(first: int, size: int, weight: NDArray[Any]) -> NDArray[Any]:
+    blocks = weight.reshape(-1, 2, size, *weight.shape[1:])
+    return blocks[:, first].reshape(-1, *weight.shape[1:])
+
+
+def _qwen3_5_restated(fields: Fields) -> dict[str, Any]:
+    """Return layer types, if there are none."""
+    if fields.values.get("layer_types") is not None:
+        return {}
+    interval = fields.whole("full_attention_interval")
+    layers = range(1, fields.whole("num_hidden_layers", most=MOST_LAYERS) + 1)
+    return {"layer_types": [_DELTA if i % interval else FULL for i in layers]}
+
+
+def _qwen3_5(fields: Fields) -> dict[str, Any]:
+    if not fields.flag("attn_output_gate"):
+        raise fields.error("attn_output_gate must be true: other models are not supported")
+    if _activation(fields) != "silu":
+        raise fields.error("hidden_act must be silu: other models are not supported")
+    own: dict[str, Any] = {"query_key_norm": True, "attention_gate": True}
+    if _DELTA in fields.values["layer_types"]:
+        own["delta"] = fields.make(
+            DeltaNet,
+            key_heads=fields.whole("linear_num_key_heads"),
+            value_heads=fields.whole("linear_num_value_heads"),
+            key_dim=fields.whole("linear_key_head_dim"),
+            value_dim=fields.whole("linear_value_head_dim"),
+            convolution=fields.whole("linear_conv_kernel_dim"),
+        )
+    if fields.flag("attention_bias"):
+        raise fields.error("attention_bias is not supported")
+    return own
 
 
 def _always_windowed(fields: Fields, _layer: int) -> bool:
@@ -502,7 +569,8 @@ class _Type:
     `restated`: fields under the names that other types have, if they follow from several.
     `mixers`: of dimensions, by layer types without attention.
     `kernels`: ends of the names of convolutions' kernels.
-    `norms_less_one`: whether norm weights are stored minus one.
+    `norms_less_one`: whether norm weights are stored minus one; `whole_norms`: ends of the names
+        of others.
     `rotary`: settings of rotary embeddings that other types do not have.
     `neighbours`: whether rotary pairs are neighbouring rows, not halves of what turns.
     `prepare`: changes tensors that a table of names cannot describe.
@@ -525,6 +593,7 @@ class _Type:
     rotary: tuple[str, ...] = ()
     neighbours: bool = False
     prepare: Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]] = dict
+    whole_norms: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
 
 
@@ -630,6 +699,31 @@ _GLM = _Type(
     names=_GLM_NAMES,
     rotary=(SHARE,),
     neighbours=True,
+)
+_QWEN3_5 = _Type(
+    defaults={
+        **_DEFAULTS,
+        "head_dim": 256,
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        SHARE: 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
+    particulars=_qwen3_5,
+    restated=_qwen3_5_restated,
+    names=_QWEN3_5_NAMES,
+    mixers={_DELTA: DELTA},
+    kernels=("linear_attn.conv1d.weight",),
+    norms_less_one=True,
+    whole_norms=("linear_attn.norm.weight",),
+    rotary=(SHARE,),
+    prepare=_gates_apart,
+    foreign=("visual.", "mtp."),
 )
 _TYPES: Mapping[str, _Type] = {
     "llama": _Type(defaults={**_DEFAULTS, "attention_bias": False}, particulars=_llama),
@@ -866,6 +960,8 @@ _TYPES: Mapping[str, _Type] = {
     ),
     "gemma3_text": _GEMMA,
     "gemma3": _GEMMA,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5": _QWEN3_5,
     "lfm2": _Type(
         defaults={
             "intermediate_size": 12_288,
@@ -1068,7 +1164,8 @@ def _own_tensors(
         name = _OTHER_NAMES.get(name, name)
         if name.startswith(kind.foreign):
             continue
-        if kind.norms_less_one and name.endswith("norm.weight"):
+        whole = name.endswith(kind.whole_norms)
+        if kind.norms_less_one and name.endswith("norm.weight") and not whole:
             tensor = changed(tensor, _one_more)
         elif kind.transposed and _CONV1D.search(name):
             tensor = transposed(tensor)

@@ -195,6 +195,8 @@ def _decoder_parts(
         counts = (rows - 2 * keys, keys, keys)
     elif ".gate_up" in canonical:
         counts = (rows // 2, rows // 2)
+    elif ".delta.in." in canonical and dimensions.delta is not None:
+        counts = dimensions.delta.projected
     if len(names) == 1:  # files may have the parts as one
         counts = (rows,)
     for expert in range(dimensions.experts if per_expert else 1):

@@ -7,7 +7,8 @@ from typing import Protocol, Self
 from kvcast.errors import KvcastError
 from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
-_KINDS = ("linear", "ring", "inputs", "cross")
+_KINDS = ("linear", "ring", "inputs", "state", "cross")
+_PARTS = {"inputs": ("inputs",), "state": ("inputs", "state")}
 KEY_VALUE = ("key", "value")
 """Names of the tensors of a layer with attention."""
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -18,8 +19,10 @@ class CacheLayers:
     """Consecutive cache layers of one shape, keys and values [rows, heads, capacity, head_dim].
 
     `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window), "inputs"
-    (the last inputs of a convolution in one tensor, not keys and values; capacity is its length)
-    or "cross" (filled once by encode). `dtype` is a self cache's dtype, such as "float32".
+    (the last inputs of a convolution in one tensor, not keys and values; capacity is its length),
+    "state" (a matrix [heads, capacity, head_dim] that each token rewrites, and the last inputs of
+    a convolution before it) or "cross" (filled once by encode). `dtype` is a self cache's dtype,
+    such as "float32". `length` and `channels` are of the convolution before a state.
     """
 
     kind: str
@@ -28,6 +31,8 @@ class CacheLayers:
     head_dim: int
     capacity: int
     dtype: str = "float32"
+    length: int = 0
+    channels: int = 0
 
     def __post_init__(self) -> None:
         require_one_of("a cache's kind", self.kind, _KINDS)
@@ -40,11 +45,11 @@ class CacheLayers:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of a layer's tensors."""
-        return ("inputs",) if self.kind == "inputs" else KEY_VALUE
+        return _PARTS.get(self.kind, KEY_VALUE)
 
     def of_dtype(self, dtype: str) -> Self:
-        """Return the layers with keys and values of a dtype; inputs stay as they are."""
-        return self if self.kind == "inputs" else replace(self, dtype=dtype)
+        """Return the layers with keys and values of a dtype; others stay as they are."""
+        return self if self.kind in _PARTS else replace(self, dtype=dtype)
 
 
 class DecoderOnlySizes(Protocol):

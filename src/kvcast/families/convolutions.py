@@ -10,11 +10,12 @@ from typing import Protocol
 from kvcast.errors import KvcastError
 from kvcast.families.blocks import LENGTHS
 from kvcast.families.caches import CacheLayers
+from kvcast.families.delta_nets import DeltaNet
 from kvcast.spec.program import Constant, Node
 from kvcast.spec.sizes import require_one_of
 from kvcast.spec.writer import ProgramWriter
 
-ATTENTION, CONVOLUTION = MIXERS = ("attention", "convolution")
+ATTENTION, CONVOLUTION, DELTA = MIXERS = ("attention", "convolution", "delta")
 """How positions of a layer are mixed."""
 _LONGEST = 1024
 
@@ -39,6 +40,10 @@ class ConvolvingSizes(Protocol):
         """Of each layer one of MIXERS; empty: all are attention."""
 
     @property
+    def delta(self) -> DeltaNet | None:
+        """Sizes of layers with delta nets."""
+
+    @property
     def convolution(self) -> int:
         """Length of a convolution."""
 
@@ -55,11 +60,13 @@ def check(sizes: ConvolvingSizes) -> None:
         require_one_of("a layer's mixer", mixer, MIXERS)
         if window and mixer != ATTENTION:
             raise KvcastError("only attention has windows")
+    if (DELTA in sizes.mixers) != (sizes.delta is not None):
+        raise KvcastError("layers with delta nets have sizes, and others have none")
+    if sizes.post_norms and set(sizes.mixers) - {ATTENTION}:
+        raise KvcastError("only attention has norms after it")
     if CONVOLUTION not in sizes.mixers:
         if sizes.convolution or sizes.convolution_bias:
             raise KvcastError("there is no layer with a convolution")
-    elif sizes.post_norms:
-        raise KvcastError("convolutions with norms after them are not supported")
     elif not 1 <= sizes.convolution <= _LONGEST:
         raise KvcastError(f"a convolution of {sizes.convolution} positions is not possible")
 

@@ -18,7 +18,8 @@ from kvcast.families import convolutions, mixtures
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows, positions, written
 from kvcast.families.caches import CacheLayers, self_caches
-from kvcast.families.convolutions import ATTENTION
+from kvcast.families.convolutions import ATTENTION, DELTA
+from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.programs import ProgramSignature, decode_program
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
@@ -89,6 +90,8 @@ class DecoderDimensions:
         mixers: of each layer one of `convolutions.MIXERS`; empty: all are attention.
         convolution: length of a convolution, its own position included; 0: there is none.
         convolution_bias: whether convolutions and their projections have biases.
+        delta: sizes of layers with delta nets (Qwen 3.5).
+        attention_gate: whether attention is multiplied by the sigmoid of a projection (Qwen 3.5).
 
     """
 
@@ -139,6 +142,8 @@ class DecoderDimensions:
     mixers: tuple[str, ...] = ()
     convolution: int = 0
     convolution_bias: bool = False
+    delta: DeltaNet | None = None
+    attention_gate: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
@@ -202,6 +207,7 @@ class DecoderDimensions:
             rebuilt = dict(fields) | {
                 "windows": tuple(fields["windows"]),
                 "mixers": tuple(fields.get("mixers", ())),
+                "delta": (sizes := fields.get("delta")) and DeltaNet(**sizes),
                 "dense_layers": tuple(fields.get("dense_layers", ())),
                 "unrotated": tuple(fields.get("unrotated", ())),
                 **{name: part and Rotary(**part) for name, part in rotaries.items()},
@@ -274,6 +280,8 @@ def _mixer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int,
     """Return the tensors of what mixes positions: attention or another layer in its place."""
     if dimensions.mixer(i) == ATTENTION:
         return _attention_shapes(dimensions)
+    if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
+        return dimensions.delta.shapes(dimensions.width)
     return convolutions.shapes(dimensions)
 
 
@@ -289,6 +297,8 @@ def _attention_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...
         shapes["attention.qkv.bias"] = (projected,)
     if dimensions.out_bias:
         shapes["attention.out.bias"] = (width,)
+    if dimensions.attention_gate:
+        shapes["attention.gate.weight"] = (mixed, width)
     if dimensions.query_key_norm:
         whole = dimensions.whole_query_key_norm
         for name, heads in (("query", dimensions.heads), ("key", dimensions.kv_heads)):
@@ -321,9 +331,15 @@ def _up(dimensions: DecoderDimensions) -> str:
 
 def _caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
     return tuple(
-        layer if dimensions.mixer(i) == ATTENTION else convolutions.inputs_cache(dimensions)
+        layer if dimensions.mixer(i) == ATTENTION else _other_cache(dimensions, i)
         for i, layer in enumerate(self_caches(dimensions))
     )
+
+
+def _other_cache(dimensions: DecoderDimensions, i: int) -> CacheLayers:
+    if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
+        return dimensions.delta.cache()
+    return convolutions.inputs_cache(dimensions)
 
 
 def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
@@ -375,6 +391,9 @@ def _mixed(
     if dimensions.mixer(i) == ATTENTION:
         mixed = _attention(write, before, dimensions, i)
         return _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
+    if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
+        mixed = dimensions.delta.mixed(write, before, i, dimensions.norm_eps)
+        return write.linear(mixed, f"{layer}.delta.out", residual=x)
     mixed, bias = convolutions.convolved(write, before, dimensions, i), dimensions.convolution_bias
     return write.linear(mixed, f"{layer}.convolution.out", bias=bias, residual=x)
 
@@ -408,7 +427,7 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
     tables = _rotary_tables(dimensions, i)
     if scales := tables.pop("query_scales", None):
         query = write.step("mul", query, _at_positions(write, scales, 1))
-    return attended(
+    mixed = attended(
         write,
         i,
         (query, key, value),
@@ -418,6 +437,10 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
         **tables,
         sinks=Constant(f"{layer}.sinks") if dimensions.sinks else None,
     )
+    if not dimensions.attention_gate:
+        return mixed
+    gate = write.linear(normed, f"{layer}.gate")
+    return write.step("gated", gate, mixed, activation="sigmoid")
 
 
 def _at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
@@ -511,7 +534,9 @@ def _probe(dimensions: DecoderDimensions) -> Probe:
 def _calibration_problem(dimensions: DecoderDimensions) -> str:
     if dimensions.experts:
         return f"mixtures of experts have no {CALIBRATED}"
-    return f"models with convolutions have no {CALIBRATED}" if dimensions.convolution else ""
+    if dimensions.attention_gate or set(dimensions.mixers) - {ATTENTION}:
+        return f"models with other layers than attention have no {CALIBRATED}"
+    return ""
 
 
 DECODER = Family(

@@ -15,7 +15,7 @@ Shape = tuple[int | str, ...]
 ALIGNMENT_QUERIES = "alignment_queries"
 """The result of `decode` with the queries of alignment heads, in models with alignment heads."""
 
-_CAPACITIES = {"linear": "capacity", "ring": "ring", "inputs": "inputs"}
+_CAPACITIES = {"linear": "capacity", "ring": "ring", "inputs": "inputs", "state": "state"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from kvcast.models.ops.attention import (
     self_attention,
 )
 from kvcast.models.ops.convolution import packed_short_convolution, short_convolution
+from kvcast.models.ops.delta import delta_rule, packed_delta_rule
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.self_attention import SelfAttention
@@ -43,6 +44,7 @@ _ACTIVATIONS: Mapping[str, Operation] = {
     "gelu_tanh": _gelu_tanh,
     "relu": functional.relu,
     "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
 }
 
 
@@ -63,6 +65,11 @@ def _linear(
     return product if residual is None else residual + product
 
 
+def _gated(gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
+    gated: Tensor = _ACTIVATIONS[activation](gate) * up
+    return gated
+
+
 def _conv1d(
     x: Tensor, matrix: nn.Module, stride: int, padding: int, *, activation: str | None = None
 ) -> Tensor:
@@ -70,10 +77,21 @@ def _conv1d(
     return result if activation is None else _ACTIVATIONS[activation](result)
 
 
+def _activated(operation: Operation) -> Operation:
+    """Return an operation that may have an activation."""
+
+    def activated(*arguments: Any, activation: str | None = None) -> Tensor:
+        result: Tensor = operation(*arguments)
+        return result if activation is None else _ACTIVATIONS[activation](result)
+
+    return activated
+
+
 OPERATIONS: Mapping[str, Operation] = {
     **_ACTIVATIONS,
     "linear": _linear,
     "conv1d": _conv1d,
+    "gated": _gated,
     "layer_norm": lambda x, weight, bias, epsilon: functional.layer_norm(
         x, weight.shape, weight, bias, epsilon
     ),
@@ -83,7 +101,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "self_attention": self_attention,
     "cross_attention": cross_attention,
     "encoder_attention": encoder_attention,
-    "short_convolution": short_convolution,
+    "short_convolution": _activated(short_convolution),
+    "delta_rule": delta_rule,
     "mixture_of_experts": mixture_of_experts,
     "tanh": torch.tanh,
     "add": torch.add,
@@ -271,13 +290,33 @@ class TorchProgram(nn.Module):
             ]
             return torch.cat(each)[None]
 
+        @_activated
         def convolve(
             x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, _: Tensor
         ) -> Tensor:
             return packed_short_convolution(x[0], kernel, bias, past, rows, counts, lengths)[None]
 
+        def correct(
+            x: Tensor,
+            share: Tensor,
+            step: Tensor,
+            decay: Tensor,
+            bias: Tensor,
+            state: Tensor,
+            _: Tensor,
+            heads: int,
+        ) -> Tensor:
+            of_positions = x[0], share[0], step[0]
+            return packed_delta_rule(
+                *of_positions, decay, bias, state, rows, counts, lengths, heads
+            )[None]
+
         given = (tokens_n[None], lengths[:1], offsets, *caches)
-        others = {"short_convolution": convolve, "positions": positions}
+        others: dict[str, Operation] = {
+            "short_convolution": convolve,
+            "delta_rule": correct,
+            "positions": positions,
+        }
         return self.run(given, self_attention=attend, **others)[0][0]
 
 

@@ -64,6 +64,15 @@ class CompactedRing(Ring):
 
 
 @dataclass(frozen=True)
+class Rewritten(Ring):
+    """What every position rewrites: a row cannot be cut at all."""
+
+    @override
+    def shortest(self, reached: int) -> int:
+        return reached
+
+
+@dataclass(frozen=True)
 class Layer:
     """The keys or the values of one layer, or the inputs of its convolution.
 
@@ -85,11 +94,22 @@ class Layer:
 _ON_TRIAL = 16
 
 
-def inputs_layer(run: CacheLayers, dtype: Any) -> Layer:
-    """Describe a convolution's last inputs, and so many more that drafts can be taken off again."""
-    slots = run.capacity - 1 + _ON_TRIAL
-    shape, ring = (run.heads, slots, run.head_dim), TurningRing(run.capacity, slots)
-    return Layer(shape, dtype, ring, checkpointed=True)
+def checkpointed_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
+    """Describe the tensors of a layer that is not keys and values; None for others.
+
+    A convolution has so many inputs more than it reads that drafts can be taken off again.
+    """
+    if run.kind == "inputs":
+        return [_inputs(run.capacity, run.head_dim, dtype)]
+    if run.kind == "state":
+        matrix = Layer((run.heads, run.capacity, run.head_dim), dtype, Rewritten(), True)
+        return [_inputs(run.length, run.channels, dtype), matrix]
+    return None
+
+
+def _inputs(length: int, channels: int, dtype: Any) -> Layer:
+    slots = length - 1 + _ON_TRIAL
+    return Layer((1, slots, channels), dtype, TurningRing(length, slots), checkpointed=True)
 
 
 class Slots:
@@ -309,7 +329,7 @@ class Memory:
         held = int(lengths.max(initial=0))
         for new, old, is_ring in zip(self.cells, other.cells, self._is_ring, strict=True):
             if not is_ring or new.shape[2] == old.shape[2]:
-                span = slice(min(held, new.shape[2], old.shape[2]))
+                span = slice(None if is_ring else min(held, new.shape[2], old.shape[2]))
                 new[targets, :, span] = old[sources, :, span]
                 continue
             for target, source, length in zip(targets, sources, lengths.tolist(), strict=True):

@@ -222,5 +222,6 @@ def activated(activation: Activation, x: NDArray[np.float64]) -> NDArray[np.floa
             Activation.SILU: x / (1 + np.exp(-x)),
             Activation.RELU: np.maximum(x, 0),
             Activation.TANH: np.tanh(x),
+            Activation.SIGMOID: 1 / (1 + np.exp(-x)),
         }
     return results[activation]

@@ -114,7 +114,7 @@ void hold_products(const Instructions& with, Random& random) {
   }
 }
 
-constexpr int ACTIVATIONS = 6;
+constexpr int ACTIVATIONS = 6;  // of products; gates have the sigmoid as well
 
 void hold_endings(const Instructions& with, Random& random) {
   const int count = 1 + below(random, BLOCK);
@@ -154,7 +154,7 @@ void hold_rows(const Instructions& with, Random& random) {
   with.rows.rms_norm(x.data(), gains, 1e-5f, width, out.data());
   plain.rows.rms_norm(x.data(), gains, 1e-5f, width, expected.data());
   check(1e-5f);
-  const Activation activation = static_cast<Activation>(below(random, ACTIVATIONS));
+  const Activation activation = static_cast<Activation>(below(random, ACTIVATIONS + 1));
   with.rows.gate(activation, x.data(), bias.data(), width, out.data());
   plain.rows.gate(activation, x.data(), bias.data(), width, expected.data());
   check(1e-5f);

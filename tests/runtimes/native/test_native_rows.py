@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LFM2, LLAMA, MIXTRAL, SMALL, SMALL_T5
+from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LFM2, LLAMA, MIXTRAL, QWEN3_5, SMALL, SMALL_T5
 from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
@@ -17,7 +17,14 @@ from kvcast.spec.program import Program
 # Gemma's layers do all that Llama's do.
 each_decoder = pytest.mark.parametrize(
     "name",
-    [pytest.param("llama", marks=pytest.mark.slow), "gemma", "one long head", "mixtral", "lfm2"],
+    [
+        pytest.param("llama", marks=pytest.mark.slow),
+        "gemma",
+        "one long head",
+        "mixtral",
+        "lfm2",
+        "qwen 3.5",
+    ],
 )
 SOURCES = {SMALL: speech, SMALL_T5: text}
 DECODERS = {
@@ -26,6 +33,7 @@ DECODERS = {
     "one long head": replace(LLAMA, heads=2, kv_heads=1),
     "mixtral": MIXTRAL,
     "lfm2": LFM2,
+    "qwen 3.5": QWEN3_5,
 }
 
 
@@ -114,7 +122,8 @@ def test_quantised_stays_near_fp32(name: str, quantize: str, most: float) -> Non
     )
     # The median token: some take another expert.
     error_s = np.abs(rounded - exact).mean(-1) / np.abs(exact).mean(-1)
-    assert 0 < np.median(error_s) < most
+    # Gates multiply errors.
+    assert 0 < np.median(error_s) < most * (2 if DECODERS[name].mixers else 1)
 
 
 @each_decoder

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.families.convolutions import ATTENTION
+from kvcast.families.convolutions import ATTENTION, CONVOLUTION, DELTA
 from kvcast.families.decoder import DECODER, DecoderDimensions
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
 
@@ -36,10 +36,9 @@ class DecoderWork(DecoderOnlyWork):
         self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
     ) -> Work:
         sizes, each = self.dimensions, rows * new
-        attending, convolving = sum(self._windows.values()), self._convolutions
-        convolution = 4 * sizes.width**2
+        attending, others = self._layers[ATTENTION], self._other_mixers
         keys_values = 2 * self._keys * sizes.width
-        attention = 2 * self._mixed * sizes.width
+        attention = (3 if sizes.attention_gate else 2) * self._mixed * sizes.width
         read = min(sizes.experts, each * sizes.experts_per_token)
         seen = sum(
             layers * (pairs(length + new, window) - pairs(length, window))
@@ -53,20 +52,15 @@ class DecoderWork(DecoderOnlyWork):
             keys_values=2 * each * attending * keys_values,
             linear=2
             * each
-            * (
-                attending * attention
-                + convolving * convolution
-                + self._feed_forwards(sizes.experts_per_token)
-            ),
-            attention=2 * 2 * rows * self._mixed * seen,
+            * (attending * attention + others + self._feed_forwards(sizes.experts_per_token)),
+            attention=2 * (2 * rows * self._mixed * seen + 3 * each * self._states),
             head=2 * rows * asked * sizes.vocab_size * sizes.width,
             weights=self._weights(each),
-            matrices=attending * (keys_values + attention)
-            + convolving * convolution
-            + self._feed_forwards(read),
+            matrices=attending * (keys_values + attention) + others + self._feed_forwards(read),
             table=sizes.vocab_size * sizes.width,
-            held=rows * (2 * self._keys * held + convolving * sizes.width * self._inputs(length)),
-            written=each * (2 * self._keys * attending + convolving * sizes.width),
+            held=rows
+            * (2 * self._keys * held + self._inputs(length) + (self._states if length else 0)),
+            written=each * (2 * self._keys * attending + self._channels) + rows * self._states,
         )
 
     @override
@@ -75,7 +69,7 @@ class DecoderWork(DecoderOnlyWork):
 
     @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        kinds, sizes = [], self.dimensions
+        kinds, layers_of = [], self._layers
         for window, layers in self._windows.items():
             held = min(window or positions, positions)
             kinds.append(
@@ -86,10 +80,13 @@ class DecoderWork(DecoderOnlyWork):
                     numbers=layers * 2 * self._keys * held,
                 )
             )
-        if layers := self._convolutions:
-            held = self._inputs(positions)
-            numbers = layers * sizes.width * held
+        if layers := layers_of[CONVOLUTION] + layers_of[DELTA]:
+            held = min(positions, max(length for _, _, length in self._convolved) - 1)
+            numbers = self._inputs(positions)
             kinds.append(CacheKind(kind="inputs", layers=layers, positions=held, numbers=numbers))
+        if layers := layers_of[DELTA]:
+            states = CacheKind(kind="state", layers=layers, positions=1, numbers=self._states)
+            kinds.append(states)
         return tuple(kinds)
 
     @cached_property
@@ -98,14 +95,46 @@ class DecoderWork(DecoderOnlyWork):
         windows = enumerate(self.dimensions.windows)
         return Counter(window for i, window in windows if self.dimensions.mixer(i) == ATTENTION)
 
+    @cached_property
+    def _layers(self) -> Counter[str]:
+        """Number of layers by mixer."""
+        return Counter(map(self.dimensions.mixer, range(self.dimensions.layers)))
+
+    @cached_property
+    def _convolved(self) -> list[tuple[int, int, int]]:
+        """Layers with convolutions, channels of each, and the convolutions' lengths."""
+        sizes = self.dimensions
+        convolved = [(self._layers[CONVOLUTION], sizes.width, sizes.convolution)]
+        if sizes.delta is not None:
+            delta = sizes.delta
+            convolved.append((self._layers[DELTA], delta.channels, delta.convolution))
+        return convolved
+
     @property
-    def _convolutions(self) -> int:
-        """Number of layers with convolutions."""
-        return self.dimensions.layers - sum(self._windows.values())
+    def _channels(self) -> int:
+        """Number of channels that are convolved, of all layers."""
+        return sum(layers * channels for layers, channels, _ in self._convolved)
 
     def _inputs(self, positions: int) -> int:
-        """Return how many earlier inputs a convolution reads after so many positions."""
-        return min(positions, self.dimensions.convolution - 1)
+        """Return how many earlier inputs convolutions read after so many positions."""
+        return sum(
+            layers * channels * min(positions, length - 1)
+            for layers, channels, length in self._convolved
+            if layers
+        )
+
+    @property
+    def _states(self) -> int:
+        """Numbers of all delta nets' matrices."""
+        delta = self.dimensions.delta
+        return 0 if delta is None else self._layers[DELTA] * delta.values * delta.key_dim
+
+    @property
+    def _other_mixers(self) -> int:
+        """Number of weights that mixers other than attention multiply by."""
+        width, delta = self.dimensions.width, self.dimensions.delta
+        deltas = 0 if delta is None else width * (sum(delta.projected) + delta.values)
+        return self._layers[CONVOLUTION] * 4 * width**2 + self._layers[DELTA] * deltas
 
     @property
     def _mixed(self) -> int:

@@ -16,7 +16,7 @@ from kvcast.families.table import family_with
 from kvcast.runtimes.base import Float32, Tokens
 from kvcast.runtimes.cache import CacheHandle
 from kvcast.runtimes.eager.runtime import Model, TorchRuntime
-from kvcast.runtimes.memory import Layer, TurningRing, inputs_layer
+from kvcast.runtimes.memory import Layer, TurningRing, checkpointed_layers
 from kvcast.spec.rows import neighbours
 
 
@@ -100,12 +100,13 @@ def decode_neighbours(
     return torch.cat(logits)
 
 
-def _layer(run: CacheLayers, capacity: int) -> Layer:
-    if run.kind == "inputs":
-        return inputs_layer(run, torch.float32)
+def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
+    """Describe the tensors of a layer in a cache for sequences of `capacity` positions."""
+    if layers := checkpointed_layers(run, torch.float32):
+        return layers
     slots = min(run.capacity if run.kind == "ring" else capacity, capacity)
     ring = TurningRing(run.capacity, slots) if run.kind == "ring" else None
-    return Layer((run.heads, slots, run.head_dim), torch.float32, ring)
+    return [Layer((run.heads, slots, run.head_dim), torch.float32, ring)] * 2
 
 
 class EagerDecoderOnly(TorchDecoderOnly):
@@ -118,7 +119,9 @@ class EagerDecoderOnly(TorchDecoderOnly):
     def layers(self, capacity: int) -> Sequence[Layer]:
         dimensions = self._model.dimensions
         runs = family_with(dimensions).caches(dimensions)
-        return [_layer(run, capacity) for run in runs for _ in range(run.layers) for _ in run.parts]
+        return [
+            layer for run in runs for _ in range(run.layers) for layer in _layers(run, capacity)
+        ]
 
     @override
     def decode_packed(self, *arguments: Any) -> Tensor:

@@ -39,6 +39,7 @@ class Operation(IntEnum):
     TOKEN_PROBABILITIES = 16
     DTW = 17
     SHORT_CONVOLUTION = 18
+    DELTA_RULE = 19
 
 
 class Dtype(IntEnum):
@@ -91,6 +92,7 @@ class Activation(IntEnum):
     SILU = 3
     RELU = 4
     TANH = 5
+    SIGMOID = 6
 
 
 @dataclass(eq=False)

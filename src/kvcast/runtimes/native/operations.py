@@ -89,6 +89,8 @@ def _product(
     gated: bool = False,
 ) -> None:
     """Multiply lines of exactly the matrix's inputs; `out` is contiguous, or a part of lines."""
+    # Of outputs that a tile lacks, which are zeros, it would make others.
+    _expect(gated or activation != "sigmoid", "the activation of a product")
     x = factors(builder, lines, matrix)
     added = None if residual is None else builder.lines(residual)
     builder.emit(
@@ -370,6 +372,8 @@ def _short_convolution(
     bias: NDArray[Any] | None,
     past: Value,
     lengths: Value,
+    *,
+    activation: str = "none",
 ) -> Value:
     rows, new, width = x.sizes
     _expect(kernel.ndim == 2 and kernel.shape[1] == width, "a convolution's kernel")
@@ -391,10 +395,54 @@ def _short_convolution(
         x=flat(builder.lines(x)),
         kernel=builder.outer(np.ascontiguousarray(kernel)).address,
         bias=NOTHING if bias is None else builder.outer(bias).address,
+        activation=int(Activation[activation.upper()]),
         past=past.address,
         past_stride=past.strides[0],
         lengths=lengths.address,
         out=_flat_words(out.address, width),
+    )
+    return out
+
+
+def _delta_rule(
+    builder: Builder,
+    x: Value,
+    share: Value,
+    step: Value,
+    decay: NDArray[Any],
+    bias: NDArray[Any],
+    state: Value,
+    lengths: Value,
+    key_heads: int,
+) -> Value:
+    rows, new, width = x.sizes
+    held, heads, key_dim, value_dim = state.sizes
+    _expect(held == rows and key_heads > 0 and heads % key_heads == 0, "heads of a state")
+    _expect(width == 2 * key_heads * key_dim + heads * value_dim, "heads of a state")
+    _expect(_is_cache(state) and state.dtype == Dtype.F32, "a state")
+    _expect(state.strides[1] == key_dim * value_dim, "a state")
+    _expect(share.sizes == step.sizes == (rows, new, heads), "gates of a state")
+    for array in (decay, bias):
+        _expect(array.shape == (heads,) and array.dtype == np.float32, "gates of a state")
+    _expect_lengths(lengths, rows)
+    out = Value.fresh((rows, new, heads * value_dim), Dtype.F32)
+    builder.emit(
+        Operation.DELTA_RULE,
+        rows=rows,
+        new_positions=new,
+        key_heads=key_heads,
+        value_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        x=flat(builder.lines(x)),
+        share=flat(builder.lines(share)),
+        step=flat(builder.lines(step)),
+        decay=builder.outer(decay).address,
+        bias=builder.outer(bias).address,
+        state=state.address,
+        state_stride=state.strides[0],
+        lengths=lengths.address,
+        out=_flat_words(out.address, heads * value_dim),
     )
     return out
 
@@ -676,6 +724,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
         builder, SelfAttention(*arguments, **options)
     ),
     "short_convolution": _short_convolution,
+    "delta_rule": _delta_rule,
     "cross_attention": _cross_attention,
     "encoder_attention": _encoder_attention,
     "add": _pointwise(Element.ADD),

@@ -27,7 +27,7 @@ from kvcast.runtimes.memory import (
     Memory,
     Slots,
     TurningRing,
-    inputs_layer,
+    checkpointed_layers,
 )
 from kvcast.runtimes.native.alignment import (
     attention_by_token_plan,
@@ -78,10 +78,10 @@ class NativeRuntime(BoundRuntime):
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
         return [
-            _layer(run, capacity)
+            layer
             for run in self._layers
             for _ in range(run.layers)
-            for _ in run.parts
+            for layer in _layers(run, capacity)
         ]
 
     @override
@@ -252,14 +252,14 @@ def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:
     return scores_hst
 
 
-def _layer(run: CacheLayers, capacity: int) -> Layer:
-    """Describe a tensor of a layer in a cache for sequences of `capacity` positions."""
-    if run.kind == "inputs":
-        return inputs_layer(run, run.dtype)
+def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
+    """Describe the tensors of a layer in a cache for sequences of `capacity` positions."""
+    if layers := checkpointed_layers(run, run.dtype):
+        return layers
     if run.kind == "ring":
         ring = TurningRing(run.capacity, run.capacity)
-        return Layer((run.heads, run.capacity, _line(run)), run.dtype, ring)
-    return Layer((run.heads, capacity, _line(run)), run.dtype)
+        return [Layer((run.heads, run.capacity, _line(run)), run.dtype, ring)] * 2
+    return [Layer((run.heads, capacity, _line(run)), run.dtype)] * 2
 
 
 def _line(run: CacheLayers) -> int:

@@ -51,6 +51,10 @@ struct Tanh {
   }
 };
 
+struct Sigmoid {
+  INLINE Vector operator()(Vector x) const { return sigmoid(x); }
+};
+
 // Calls work(f) where f(x) is the activation.
 template <class Work>
 INLINE void with_activation(Activation activation, Work&& work) {
@@ -60,6 +64,7 @@ INLINE void with_activation(Activation activation, Work&& work) {
     case Activation::SILU: return work(Silu());
     case Activation::RELU: return work(Relu());
     case Activation::TANH: return work(Tanh());
+    case Activation::SIGMOID: return work(Sigmoid());
     default: return work(Same());
   }
 }

@@ -48,13 +48,15 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
   });
 }
 
+#include "delta_columns.hpp"
+
 }  // namespace
 
 AVX2_END
 
 }  // namespace with_avx2
 
-const Rows avx2_rows = {with_avx2::layer_norm, with_avx2::rms_norm, with_avx2::gate};
+const Rows avx2_rows = {with_avx2::layer_norm, with_avx2::rms_norm, with_avx2::gate, with_avx2::delta_columns};
 
 }  // namespace kvcast
 #endif

@@ -54,11 +54,13 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
   });
 }
 
+#include "delta_columns.hpp"
+
 }  // namespace
 
 AVX512_END
 
-const Rows avx512_rows = {layer_norm, rms_norm, gate};
+const Rows avx512_rows = {layer_norm, rms_norm, gate, delta_columns};
 
 }  // namespace kvcast
 #endif

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "rows.hpp"
 
@@ -9,12 +10,13 @@ namespace kvcast {
 namespace {
 
 constexpr int CHANNELS = 256;  // of a tile
+const std::vector<float> ONES(CHANNELS, 1.0f);
 
 // The channels of a tile, in one row.
 class Tile {
  public:
-  Tile(const ShortConvolution& w, int row, int first)
-      : w_(w), held_(w.lengths[row]), first_(first), count_(std::min(CHANNELS, w.width - first)),
+  Tile(const Rows& rows, const ShortConvolution& w, int row, int first)
+      : rows_(rows), w_(w), held_(w.lengths[row]), first_(first), count_(std::min(CHANNELS, w.width - first)),
         x_(w.x.data + row * w.new_positions * w.x.stride + first),
         past_(w.past + row * w.past_stride + first),
         out_(w.out.data + row * w.new_positions * w.out.stride + first) {}
@@ -41,8 +43,10 @@ class Tile {
       const float* const factors = w_.kernel + static_cast<size_t>(i) * w_.width + first_;
       for (int c = 0; c < count_; c++) out[c] += factors[c] * x[c];
     }
+    if (w_.activation != Activation::NONE) rows_.gate(w_.activation, out, ONES.data(), count_, out);
   }
 
+  const Rows& rows_;
   const ShortConvolution& w_;
   const int64_t held_;
   const int first_, count_;
@@ -56,7 +60,7 @@ class Tile {
 void short_convolution(Machine& machine, const ShortConvolution& w) {
   const int tiles = parts(w.width, CHANNELS);
   for_rows(machine, w.rows * tiles, w.new_positions * w.length * std::min(CHANNELS, w.width),
-           [&](int i) { Tile(w, i / tiles, i % tiles * CHANNELS).run(); });
+           [&](int i) { Tile(machine.with.rows, w, i / tiles, i % tiles * CHANNELS).run(); });
 }
 
 }  // namespace kvcast

@@ -94,6 +94,25 @@ struct Products {
   const Tiles& of(Format format) const { return tiles[static_cast<int>(format)]; }
 };
 
+constexpr int DELTA_COLUMNS = 32;  // of a matrix that stays in the first cache
+
+// Some columns of the matrix of a head of a row, for new positions. Strides in numbers, from position to position.
+struct DeltaColumns {
+  int positions, key_dim, columns;
+  const float* query;  // [key_dim], of unit length and scaled; likewise key
+  const float* key;
+  size_t stride;
+  const float* value;  // [columns]
+  size_t value_stride;
+  const float* kept;   // what the matrix is multiplied by, and the share of what it lacks that is added
+  const float* share;
+  size_t gate_stride;
+  float* state;  // [key_dim, columns]
+  size_t state_stride;
+  float* out;  // [columns]
+  size_t out_stride;
+};
+
 // Norms and gates: operations on rows of activations between products.
 struct Rows {
   // x [width], any width, to out, which may be x. RMS norm: x / rms(x) * gain.
@@ -102,6 +121,9 @@ struct Rows {
 
   // The activation of gate [count] times up [count]; out may be one of them.
   void (*gate)(Activation, const float* gate, const float* up, int count, float* out);
+
+  // The gated delta rule: matrix *= kept; matrix += key x (value - key matrix) * share; out = query matrix.
+  void (*delta)(const DeltaColumns&);
 };
 
 // Bytes of a position of a cache.

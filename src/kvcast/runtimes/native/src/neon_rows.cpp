@@ -52,10 +52,12 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
   });
 }
 
+#include "delta_columns.hpp"
+
 }  // namespace
 }  // namespace with_neon
 
-const Rows neon_rows = {with_neon::layer_norm, with_neon::rms_norm, with_neon::gate};
+const Rows neon_rows = {with_neon::layer_norm, with_neon::rms_norm, with_neon::gate, with_neon::delta_columns};
 
 }  // namespace kvcast
 #endif

@@ -12,6 +12,7 @@ float activated(Activation activation, float x) {
     case Activation::SILU: return x / (1 + std::exp(-x));
     case Activation::RELU: return x > 0 ? x : 0;
     case Activation::TANH: return std::tanh(x);
+    case Activation::SIGMOID: return 1 / (1 + std::exp(-x));
     default: return x;
   }
 }
@@ -39,8 +40,10 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
   for (int i = 0; i < count; i++) out[i] = activated(activation, gate[i]) * up[i];
 }
 
+#include "delta_columns.hpp"
+
 }  // namespace
 
-const Rows plain_rows = {layer_norm, rms_norm, gate};
+const Rows plain_rows = {layer_norm, rms_norm, gate, delta_columns};
 
 }  // namespace kvcast

@@ -8,6 +8,7 @@
 #include "alignment.hpp"
 #include "attention.hpp"
 #include "convolution.hpp"
+#include "delta.hpp"
 #include "elements.hpp"
 #include "experts.hpp"
 #include "products.hpp"
@@ -169,6 +170,11 @@ void execute(Machine& machine, const Storing& w) { store(machine, w); }
 void execute(Machine& machine, const ShortConvolution& w) {
   if (w.length < 1 || w.length > w.slots) throw std::invalid_argument("a convolution is longer than its cache");
   short_convolution(machine, w);
+}
+
+void execute(Machine& machine, const DeltaRule& w) {
+  if (w.key_heads < 1 || w.value_heads % w.key_heads != 0) throw std::invalid_argument("heads of keys do not fit");
+  delta_rule(machine, w);
 }
 
 void execute(Machine& machine, const MixtureWords& w) {
