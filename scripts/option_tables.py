@@ -1,10 +1,11 @@
-"""Write the tables of options and runtimes into the docs: `python scripts/option_tables.py`.
+"""Write tables of options, runtimes and models into the docs: `python scripts/option_tables.py`.
 
 A table stands between two comments, of which the first says what it shows:
 
     <!-- flags: PromptParams, choice of tokens -->
     <!-- keywords: LoadParams -->
     <!-- runtimes -->
+    <!-- models -->
 
 Options come from the dataclasses in the modules named params: all of them, or
 those of one group; as the command line or as Python spells them. A name after "without" is left
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from kvcast.cluster import params as cluster
 from kvcast.loading import params as loading
+from kvcast.loading.catalogue import catalogue
 from kvcast.options import Choice, Declared, Params
 from kvcast.server import params as server
 from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
@@ -31,6 +33,7 @@ SCHEMAS = (
     "folder.schema.json",
     "generation.schema.json",
     "language.schema.json",
+    "models.schema.json",
     "transcript.schema.json",
 )
 BEGIN = (
@@ -38,7 +41,7 @@ BEGIN = (
     r"(?:, (?P<group>[^:]*?))?(?: without (?P<without>[\w ]+))? -->"
 )
 END = "<!-- end of table -->"
-TABLE = re.compile(rf"(?:{BEGIN}|<!-- (?P<runtimes>runtimes) -->)\n.*?(?={END})", re.DOTALL)
+TABLE = re.compile(rf"(?:{BEGIN}|<!-- (?P<rows>runtimes|models) -->)\n.*?(?={END})", re.DOTALL)
 
 
 def written(text: str) -> str:
@@ -54,8 +57,8 @@ def enumerated(schema: str) -> str:
 
 def _table(match: re.Match[str]) -> str:
     comment = match[0].splitlines()[0]
-    if match["runtimes"]:
-        lines = runtime_table()
+    if match["rows"]:
+        lines = {"runtimes": runtime_table, "models": model_table}[match["rows"]]()
     else:
         rooms = (loading, text, whisper, server, cluster)
         declared: type[Params] = {k: v for room in rooms for k, v in vars(room).items()}[
@@ -88,6 +91,16 @@ def runtime_table() -> Iterator[str]:
         install = f"`kvcast[{runtime.extra}]`" if runtime.extra else "`kvcast`"
         about = f"{runtime.title}: {runtime.summary}"
         yield f"| `{name}` | {about} | {install} | {' | '.join(_precisions(runtime))} |"
+
+
+def model_table() -> Iterator[str]:
+    """Yield the lines of a table of the types of models that are known."""
+    yield "| family | type | formats | example |"
+    yield "| --- | --- | --- | --- |"
+    for family in catalogue().families:
+        for kind in family.types:
+            example = _code(kind.example) if kind.example else ""
+            yield f"| {family.title} | `{kind.name}` | {', '.join(kind.formats)} | {example} |"
 
 
 def _precisions(runtime: RuntimeInfo) -> Iterator[str]:

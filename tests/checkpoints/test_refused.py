@@ -107,10 +107,10 @@ def test_a_ggml_file_leads_to_what_it_was_made_from(tmp_path, name, hub_id):
         assert message.endswith(hub_id or "made from")
 
 
-def test_an_adapter_alone_is_told_to_be_merged(tmp_path):
+def test_an_adapter_alone_is_told_to_need_its_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    assert "merge_and_unload" in one_line(KvcastError, open_checkpoint, tmp_path)
+    assert "with --adapter" in one_line(KvcastError, open_checkpoint, tmp_path)
 
 
 @pytest.fixture(scope="module")

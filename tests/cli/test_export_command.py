@@ -36,6 +36,7 @@ def test_export_prints_every_file_with_its_size(exported, tmp_path, capsys):
         {
             "model": "demo",
             "output": out,
+            "adapter": [],
             "runtime": None,
             "quantize": None,
             "dtype": None,

@@ -51,6 +51,7 @@ SHARED = (
     "families.table",
     "checkpoints.bert4keras",
     "checkpoints.ctranslate2",
+    "checkpoints.published",  # types of models, some of which have their family's name
 )
 
 

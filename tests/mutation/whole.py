@@ -191,6 +191,30 @@ def _write_checkpoints(*names: str) -> Callable[[Path], None]:
     return make
 
 
+def _write_adapter(folder: Path) -> None:
+    """Write an adapter beside its model."""
+    from checkpoints.refusals import WHOLE
+    from kit.adapters import factors, write_peft
+
+    (folder / "llama").mkdir()
+    WHOLE["llama"].write(folder / "llama")
+    module = "model.layers.1.self_attn.q_proj"
+    pair = {module: factors((32, 24), 2)}
+    patterns = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.*": 4}}
+    adapter = write_peft(folder / "adapter", pair, **patterns)
+    for path in adapter.iterdir():
+        path.rename(folder / "llama" / path.name)
+    adapter.rmdir()
+
+
+def _use_adapter(folder: Path) -> None:
+    from kvcast.checkpoints.adapters import open_adapters
+    from kvcast.checkpoints.source import open_checkpoint
+
+    for tensor in open_checkpoint(folder, open_adapters(str(folder))).tensors.values():
+        np.asarray(tensor)
+
+
 def _use_checkpoint(folder: Path) -> None:
     """Open it as kvcast's own kernels do, call it, and read what an export reads."""
     from kvcast.checkpoints.source import locate, open_checkpoint
@@ -262,5 +286,8 @@ FORMATS: Mapping[str, Format] = {
     "model.bin": Format(*_CTRANSLATE2, damaged_bytes, "model.bin", _use_checkpoint),
     "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
     "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
+    "adapter_config.json": Format(
+        "adapter", _write_adapter, lying_json, "adapter_config.json", _use_adapter
+    ),
     "sound": Format("sound", _write_sound, damaged_bytes, "sound.*", _use_sound),
 }

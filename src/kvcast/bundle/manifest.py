@@ -68,7 +68,8 @@ class Manifest:
 
     `dtype` is the dtype of everything that is not quantised, `device` where the graphs run.
     `processor` lists the instructions that native code in the bundle needs; empty if there is none.
-    `calibration` describes the calibration of int4's codes; empty without calibration.
+    `calibration` describes the calibration of int4's codes; empty without calibration. `adapters`
+    have a name, a SHA-256 and a weight each; `source` is the model that they were merged into.
     """
 
     family: str
@@ -83,6 +84,7 @@ class Manifest:
     device: str = "cpu"
     processor: tuple[str, ...] = ()
     calibration: dict[str, Any] = field(default_factory=dict)
+    adapters: list[dict[str, Any]] = field(default_factory=list)
     verification: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
 
@@ -103,8 +105,9 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of `bundle.json`."""
         fields = asdict(self)
-        if not self.calibration:  # earlier readers of this version do not know it
-            del fields["calibration"]
+        for name in ("calibration", "adapters"):  # earlier readers of this version know neither
+            if not fields[name]:
+                del fields[name]
         return json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1) + "\n"
 
     @classmethod

@@ -174,13 +174,17 @@ class Checkpoint:
 class CheckpointReader:
     """One format. `files` lists everything that `read` depends on, so their hash identifies it.
 
-    It raises InputMissingError where one is missing.
+    It raises InputMissingError where one is missing. `types` lists the types of models in this
+    format, as it calls them, by their family's class of dimensions. `adapter_layout` is that of the
+    adapters which `read` takes and merges, after the path; None if it takes none.
     """
 
     name: str
     detect: Callable[[Path], bool]
     files: Callable[[Path], Sequence[Path]]
-    read: Callable[[Path], Checkpoint]
+    read: Callable[..., Checkpoint]
+    types: Mapping[type[Any], Sequence[str]]
+    adapter_layout: str | None = None
 
 
 def require_file(path: Path, advice: str) -> Path:

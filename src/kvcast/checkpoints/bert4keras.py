@@ -314,4 +314,5 @@ READER = CheckpointReader(
         *shard_files(_index(folder)),
     ],
     read=_read,
+    types={UnilmDimensions: ("bert", "roformer"), T5Dimensions: ("t5-pegasus",)},
 )

@@ -326,4 +326,5 @@ READER = CheckpointReader(
     detect=lambda folder: (folder / "model.bin").is_file(),
     files=_files,
     read=_read,
+    types={WhisperDimensions: ("whisper",)},
 )

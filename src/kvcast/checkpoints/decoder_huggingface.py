@@ -1208,10 +1208,12 @@ def _text(folder: Path, config: Mapping[str, Any], notices: Sequence[str]) -> di
 
 
 DECODER = HuggingFaceFamily(
+    family=DecoderDimensions,
     model_types=(*_TYPES, *_WRAPPERS),
     dimensions=decoder_dimensions,
     read=read_decoder,
     codes={"gpt_oss": CODES},
+    heads={_HEAD: ("embed_tokens.weight", "wte.weight")},
     required={
         "tokenizer.json": "vocab.json and merges.txt alone are not read; "
         "save the tokenizer with transformers' save_pretrained, or copy the base model's"

@@ -27,6 +27,7 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf_file import GgufFile, GgufTensor, read_parts
 from kvcast.checkpoints.gguf_text import read_text
+from kvcast.checkpoints.merging import Adapter, merged
 from kvcast.checkpoints.tables import fill_decoder, in_halves
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder import DecoderDimensions, scaled_residuals
@@ -302,10 +303,10 @@ ARCHITECTURES: Mapping[str, _Architecture] = {
 }
 
 
-def _read(source: Path) -> Checkpoint:
+def _read(source: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     paths = _parts(source)
     path, file = paths[0], read_parts(paths)
-    dimensions, tensors = read_model(file, str(path))
+    dimensions, tensors = read_model(file, str(path), adapters)
     text = read_text(file.values, str(path))
     tokens = len(file.values["tokenizer.ggml.tokens"])
     if tokens > dimensions.vocab_size:
@@ -318,7 +319,9 @@ def _read(source: Path) -> Checkpoint:
     )
 
 
-def read_model(file: GgufFile, label: str) -> tuple[DecoderDimensions, LazyTensors]:
+def read_model(
+    file: GgufFile, label: str, adapters: Sequence[Adapter] = ()
+) -> tuple[DecoderDimensions, LazyTensors]:
     """Return the dimensions, and tensors by canonical names; the tokenizer is read apart."""
     fields = Fields(values=file.values, label=label)
     name = str(file.values.get("general.architecture"))
@@ -330,8 +333,22 @@ def read_model(file: GgufFile, label: str) -> tuple[DecoderDimensions, LazyTenso
     values = _Values(fields=fields, architecture=name)
     dimensions = _dimensions(values, architecture, file)
     stored = _stored(file, dimensions, fields)
+    if adapters:
+        _check_architecture(adapters, name, label)
+        stored = merged(stored, adapters, label, {_HEAD: (_EMBEDDING,)})
+        dimensions = replace(dimensions, tied=_HEAD not in stored)
     stored = in_halves(stored, dimensions, is_rotated, neighbours=architecture.neighbours)
     return dimensions, fill_decoder(dimensions, architecture.names, stored, label)
+
+
+def _check_architecture(adapters: Sequence[Adapter], architecture: str, label: str) -> None:
+    """Raise KvcastError for an adapter of another architecture, whose names mean something else."""
+    for adapter in adapters:
+        if adapter.base != architecture:
+            raise KvcastError(
+                f"{adapter.name} is for models of the architecture {adapter.base!r}, and {label} "
+                f"is {architecture!r}"
+            )
 
 
 def _dimensions(values: _Values, architecture: _Architecture, file: GgufFile) -> DecoderDimensions:
@@ -554,4 +571,6 @@ READER = CheckpointReader(
     detect=lambda source: is_gguf(source) or (source.is_dir() and bool(_files_in(source))),
     files=_parts,
     read=_read,
+    types={DecoderDimensions: tuple(ARCHITECTURES)},
+    adapter_layout="GGUF",
 )

@@ -70,6 +70,8 @@ class GgufTensor:
             read=self._dequantised,
             blocks=blocks if is_matrix else None,
             rows=self._rows if is_matrix else None,
+            kinds=frozenset({self.type.name}),
+            nbytes=self.raw.nbytes,
         )
 
     def _rows(self) -> FileRows:

@@ -45,6 +45,12 @@ _MISTRAL_PATTERNS = [
     "tekken.json",
     "tokenizer.model*",
 ]
+ADAPTER_PATTERNS = [
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "adapter_model.safetensors.index.json",
+    "adapter_model-?????-of-?????.safetensors",
+]
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REVISION = r"(?!.*\.\.)[A-Za-z0-9][\w./-]*"
 _QUANTIZATION = r"[A-Za-z0-9][A-Za-z0-9_]*"
@@ -86,8 +92,12 @@ def snapshot_in(folder: Path) -> Path:
     return next((path for path in snapshots if path.name == commit), snapshots[-1])
 
 
-def download(model: str, on_phase: OnPhase = ignore_phase) -> Path:
+def download(
+    model: str, on_phase: OnPhase = ignore_phase, patterns: list[str] | None = None
+) -> Path:
     """Return the folder of `org/name[@revision]`, downloaded or from huggingface_hub's cache.
+
+    Only files of these patterns are fetched, by default a model's.
 
     With `:quantisation`, such as `:Q4_K_M`, it is the GGUF file that has it in its name. `on_phase`
     is told how much has arrived; without it the library draws its own bars on a terminal.
@@ -104,7 +114,8 @@ def download(model: str, on_phase: OnPhase = ignore_phase) -> Path:
 
     repository, revision = match["repository"], match["revision"]
     quantization = match["quantization"]
-    patterns = _PATTERNS if quantization is None else _patterns_of(quantization)
+    of_model = patterns is None and quantization is None
+    wanted = (patterns or _PATTERNS) if quantization is None else _patterns_of(quantization)
     bars = None if on_phase is ignore_phase else _telling(on_phase)
 
     def fetched(patterns: list[str]) -> Path:
@@ -115,9 +126,9 @@ def download(model: str, on_phase: OnPhase = ignore_phase) -> Path:
         )
 
     try:
-        folder = fetched(patterns)
-        if quantization is None and (more := _missing_patterns(folder)):
-            folder = fetched([*patterns, *more])
+        folder = fetched(wanted)
+        if of_model and (more := _missing_patterns(folder)):
+            folder = fetched([*wanted, *more])
     except Exception as error:
         # Beside its own errors, the library lets those of its HTTP client through.
         raise _one_line(error, repository, revision) from error

@@ -4,13 +4,14 @@ config.json's model_type decides on their contents: each family has a record in 
 Weights are memory-mapped, and pickled weights are refused. Knows nothing of other formats.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_object, require_file
 from kvcast.checkpoints.decoder_huggingface import DECODER
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
+from kvcast.checkpoints.merging import Adapter, merged
 from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.t5_huggingface import T5
@@ -85,7 +86,7 @@ def _family(path: Path, model_type: object) -> HuggingFaceFamily:
     return family
 
 
-def _read(folder: Path) -> Checkpoint:
+def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     path = folder / "config.json"
     config = read_json_object(path)
     family = _family(path, config.get("model_type"))
@@ -93,6 +94,8 @@ def _read(folder: Path) -> Checkpoint:
     for name, advice in family.required.items():
         require_file(folder / name, advice)
     stored = read_weights(_weight_files(folder), ignored=family.ignored)
+    if adapters:
+        stored = merged(stored, adapters, str(folder), family.heads)
     return family.read(folder, config, stored)
 
 
@@ -123,4 +126,9 @@ READER = CheckpointReader(
     ),
     files=_files,
     read=_read,
+    types={
+        family.family: tuple(kind for kind in _FAMILIES if _FAMILIES[kind].family == family.family)
+        for family in _FAMILIES.values()
+    },
+    adapter_layout="PEFT",
 )

@@ -198,4 +198,5 @@ READER = CheckpointReader(
         *_weight_files(folder),
     ],
     read=_read,
+    types={DecoderDimensions: ("mistral", "mixtral")},
 )

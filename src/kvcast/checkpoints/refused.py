@@ -70,8 +70,8 @@ def refuse_folder(folder: Path) -> None:
     refuse_incomplete(folder)
     if (folder / "adapter_config.json").is_file():
         raise KvcastError(
-            f"{folder} holds an adapter without its model: merge both with peft's "
-            "merge_and_unload, save that with save_pretrained, and give its folder"
+            f"{folder} holds an adapter without its model: give the model, and this folder with "
+            "--adapter"
         )
     for path in sorted(folder.iterdir()):
         if path.suffix in _PICKLES or _is_ggml(path):

@@ -3,7 +3,8 @@
 Knows which formats and packaged models there are, and nothing of their contents.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 from kvcast.checkpoints import bert4keras, ctranslate2, gguf, huggingface, mistral, packaged
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader
 from kvcast.checkpoints.hub import download, is_hub_id, snapshot_in
+from kvcast.checkpoints.merging import Adapter, Layout
 from kvcast.checkpoints.refused import refuse_file, refuse_folder, refuse_name
-from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 from kvcast.spec.digests import combined_sha256
 from kvcast.spec.phases import OnPhase, ignore_phase
 
@@ -48,7 +50,7 @@ def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
     with one line (InputMissingError if nothing has that name). `on_phase` is told how much of a
     download has arrived.
     """
-    with _os_errors_as_ours():
+    with os_errors_as_ours():
         if model in _PACKAGED:
             return _PACKAGED[model]()
         path = Path(model)
@@ -65,30 +67,59 @@ def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
     )
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint(path: Path, adapters: Sequence[Adapter] = ()) -> str:
     """Return the SHA-256 (hexadecimal) of a checkpoint's files, without parsing them.
 
-    Files of a megabyte or more are hashed once and remembered (see `digests`).
+    Adapters that are merged into it and their weights count. Files of a megabyte or more are hashed
+    once and remembered (see `digests`).
     """
-    with _os_errors_as_ours():
+    with os_errors_as_ours():
         reader = _reader_of(path)
-        return combined_sha256(reader.name, reader.files(path))
+        digest = combined_sha256(reader.name, reader.files(path))
+        if not adapters:
+            return digest
+        lines = [digest, *(f"{adapter.digest()} {adapter.weight!r}" for adapter in adapters)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     """Read the checkpoint in a folder or GGUF file; its tensors are read on lookup.
 
-    Raises KvcastError with one line if there is no supported, complete checkpoint.
+    Adapters are merged into its weights, each when it is read. Raises KvcastError with one line if
+    there is no supported, complete checkpoint, or an adapter does not fit it.
     """
-    with _os_errors_as_ours():
+    with os_errors_as_ours():
         reader = _reader_of(path)
         reader.files(path)  # raises where one is missing
-        return reader.read(path)
+        if not adapters:
+            return reader.read(path)
+        if (layout := reader.adapter_layout) is None:
+            raise UsageError(f"{path}: adapters need the Hugging Face model, or a GGUF file")
+        for adapter in adapters:
+            if adapter.layout != layout:
+                raise UsageError(f"{adapter.name} {_OTHER_LAYOUT[adapter.layout]}")
+        return reader.read(path, adapters)
+
+
+def known_types() -> Mapping[type[Any], Mapping[str, Sequence[str]]]:
+    """Return the types of models that are read, each with its formats.
+
+    They are grouped by their family's class of dimensions.
+    """
+    known: dict[type[Any], dict[str, list[str]]] = {}
+    for reader in (huggingface.READER, *_READERS):
+        layout = reader.name.partition(" (")[0]
+        for family, types in reader.types.items():
+            for kind in types:
+                layouts = known.setdefault(family, {}).setdefault(kind, [])
+                if layout not in layouts:
+                    layouts.append(layout)
+    return known
 
 
 def read_dimensions(path: Path) -> Any:
     """Read the dimensions of the model in a folder or GGUF file; a configuration is enough."""
-    with _os_errors_as_ours():
+    with os_errors_as_ours():
         if (path / "config.json").is_file():
             dimensions = huggingface.read_dimensions(path / "config.json")
             if dimensions is not None:
@@ -98,8 +129,15 @@ def read_dimensions(path: Path) -> Any:
     return open_checkpoint(path).dimensions
 
 
+_OTHER_LAYOUT: Mapping[Layout, str] = {
+    "PEFT": "is in PEFT's layout and fits models in Hugging Face layout: give that, or convert the "
+    "adapter with llama.cpp's convert_lora_to_gguf.py",
+    "GGUF": "fits GGUF files: give the model as one, or the adapter's folder in PEFT's layout",
+}
+
+
 @contextmanager
-def _os_errors_as_ours() -> Iterator[None]:
+def os_errors_as_ours() -> Iterator[None]:
     """Turn errors of the operating system into a line with the file and the reason."""
     try:
         yield

@@ -265,7 +265,9 @@ def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 T5 = HuggingFaceFamily(
+    family=T5Dimensions,
     model_types=tuple(_DEFAULTS),
     dimensions=t5_dimensions,
     read=read_t5,
+    heads={_HEAD: (_EMBEDDING,)},
 )

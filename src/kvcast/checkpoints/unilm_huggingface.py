@@ -194,6 +194,7 @@ def _rotated_in_halves(
 
 
 UNILM = HuggingFaceFamily(
+    family=UnilmDimensions,
     model_types=tuple(_DEFAULTS),
     dimensions=unilm_dimensions,
     read=read_unilm,

@@ -148,4 +148,10 @@ def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return generation_settings(fields, _GENERATION, str(path))
 
 
-WHISPER = HuggingFaceFamily(model_types=("whisper",), dimensions=_dimensions, read=read_whisper)
+WHISPER = HuggingFaceFamily(
+    family=WhisperDimensions,
+    model_types=("whisper",),
+    dimensions=_dimensions,
+    read=read_whisper,
+    heads={_HEAD: (_EMBEDDING,)},
+)

@@ -67,6 +67,13 @@ def _add_export(parser: Parser) -> None:
     export.add_arguments(parser)
 
 
+def _add_models(parser: Parser) -> None:
+    from kvcast.cli import models
+
+    parser.set_defaults(run=models.run)
+    models.add_arguments(parser)
+
+
 def _add_bench(parser: Parser) -> None:
     from kvcast.cli import bench
 
@@ -95,6 +102,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "export": ("turn a model into a bundle for one of the runtimes", _add_export),
     "inspect": ("show how caching works: masks, caches, costs", _add_inspect),
     "doctor": ("show which runtimes work here, and why the rest do not", _add_doctor),
+    "models": ("list the models and runtimes that are known", _add_models),
     "bench": ("time kvcast against other programs", _add_bench),
 }
 

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvcast.cli import console
-from kvcast.cli.arguments import filled
+from kvcast.cli.arguments import add_options, filled
 from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
+from kvcast.loading.params import LOADING, AdapterParams
 
 if TYPE_CHECKING:
     from kvcast.loading.doctor import Examined, Findings, NativeLibrary, Runtime
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare tokens and logits of MODEL, step by step on kvcast's own kernels, with those "
         "of the plain kernels, all at once without a cache",
     )
+    add_options({LOADING: parser}, AdapterParams)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quiet", "-q", action="store_true", help="no progress")
 
@@ -53,8 +55,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.prove and args.model is None:
         raise UsageError("--prove needs a MODEL")
+    if args.adapter and args.model is None:
+        raise UsageError("--adapter needs a MODEL")
     with progress(quiet=args.quiet).waiting("trying the runtimes"):
-        findings = examine(args.model, prove=args.prove)
+        findings = examine(args.model, prove=args.prove, adapters=args.adapter)
     if args.json:
         document = {"format": JSON_FORMAT, "version": JSON_VERSION, "well": findings.well}
         console.emit(json.dumps(document | asdict(findings), ensure_ascii=False) + "\n")

@@ -49,10 +49,11 @@ def for_actor(args: argparse.Namespace) -> argparse.Namespace:
 def drafted_by(args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, task: "Task") -> Any:
     """Return the value of `--draft` as Python takes it: a loaded model for a model's name.
 
-    The model is opened with the options of the larger one.
+    The model is opened with the options of the larger one, but for its adapters.
     """
     if args.draft in (None, NGRAM):
         return args.draft
     if args.draft == args.model:
         raise UsageError("--draft names the model itself: give a smaller one")
-    return opened(args.draft, args, on_phase, task=task).model
+    own = argparse.Namespace(**{**vars(args), "adapter": ()})
+    return opened(args.draft, own, on_phase, task=task).model

@@ -92,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     replicas = ReplicaParams(**keywords(args, ReplicaParams)).replicas
     if args.ray is None and replicas != ReplicaParams.replicas:
         raise UsageError("--replicas is for a cluster: add --ray")
+    if args.adapter and len(args.models) > 1:
+        raise UsageError("--adapter is for one model: export it with its adapters, and serve that")
     if not params.keys and (key := os.environ.get(KEY_VARIABLE)):
         params = replace(params, api_key=key)
     try:

@@ -188,12 +188,15 @@ _PARTS = (
 )
 
 
-def examine(model: str | None = None, *, prove: bool = False) -> Findings:
+def examine(
+    model: str | None = None, *, prove: bool = False, adapters: Sequence[str] = ()
+) -> Findings:
     """Test everything, a few parts at a time; takes some seconds and never raises.
 
     Args:
         model: a bundle's folder or a checkpoint, to be opened as well.
         prove: whether the model is compared with the plain kernels.
+        adapters: to be merged into a checkpoint's weights.
 
     """
     bundle = model if model is not None and is_bundle(Path(model)) else None
@@ -205,7 +208,8 @@ def examine(model: str | None = None, *, prove: bool = False) -> Findings:
         parts = [pool.submit(_part, *part) for part in _PARTS]
         result = opened.result() if opened else None
         # Afterwards, so that its seconds are those of a machine that does nothing else.
-        native = model if result is None or prove or result.runtime == "native" else None
+        examined = result is None or prove or adapters or result.runtime == "native"
+        native = model if examined else None
         return Findings(
             runtimes=[runtime.result() for runtime in runtimes],
             processor=processor(instruction_sets()),
@@ -214,7 +218,7 @@ def examine(model: str | None = None, *, prove: bool = False) -> Findings:
             parts=[part.result() for part in parts],
             cache=_cache(cache_dir()),
             bundle=result,
-            model=None if native is None else _examined(native, prove=prove),
+            model=None if native is None else _examined(native, prove, adapters),
         )
 
 
@@ -309,10 +313,10 @@ def _open_and_call(bundle: str, runtime: str) -> None:
     open_and_call(bundle, runtime)
 
 
-def _examine_model(model: str, prove: str) -> dict[str, Any]:
+def _examine_model(model: str, prove: str, *adapters: str) -> dict[str, Any]:
     from kvcast.loading.examination import examine_model
 
-    return examine_model(model, prove=bool(prove))
+    return examine_model(model, prove=bool(prove), adapters=adapters)
 
 
 _ANSWERS: Mapping[str, Callable[..., Any]] = {
@@ -401,6 +405,6 @@ def _opened(path: str) -> Opened:
     return Opened(path=path, runtime=runtime, problem=problem)
 
 
-def _examined(model: str, *, prove: bool) -> Examined:
-    report, problem = _ask("model", model, "prove" if prove else "")
+def _examined(model: str, prove: bool, adapters: Sequence[str]) -> Examined:
+    report, problem = _ask("model", model, "prove" if prove else "", *adapters)
     return Examined(path=model, problem=problem, **(report or {}))

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from kvcast.bundle.manifest import Manifest, is_bundle, read_bundle
+from kvcast.checkpoints.adapters import open_adapters
 from kvcast.checkpoints.base import StoredTensor
+from kvcast.checkpoints.merging import Adapter
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.table import family_of
-from kvcast.loading.opening import checked_dimensions
+from kvcast.loading.opening import NO_ADAPTERS, checked_dimensions
 from kvcast.loading.probing import at_once, stepped, steps_of
 from kvcast.machine.processor import available_cores
 from kvcast.runtimes.base import Runtime
@@ -51,10 +53,10 @@ class Source:
     unused: Sequence[str] = ()
 
 
-def examine_model(model: str, *, prove: bool) -> dict[str, Any]:
+def examine_model(model: str, *, prove: bool, adapters: Sequence[str] = ()) -> dict[str, Any]:
     """Open a model and describe it; raises KvcastError where it cannot be opened."""
     began = monotonic()
-    source = _source(locate(model))
+    source = _source(locate(model), open_adapters(adapters))
     manifest, interpreter = source.open(None)
     report = {
         "family": source.family.name,
@@ -98,8 +100,12 @@ def _runtime(source: Source, manifest: Manifest, interpreter: Interpreter) -> Ru
     return runtime
 
 
-def _source(place: Path) -> Source:
-    return _bundle(place) if is_bundle(place) else _checkpoint(place)
+def _source(place: Path, adapters: Sequence[Adapter]) -> Source:
+    if not is_bundle(place):
+        return _checkpoint(place, adapters)
+    if adapters:
+        raise UsageError(f"{place} {NO_ADAPTERS}")
+    return _bundle(place)
 
 
 def _bundle(folder: Path) -> Source:
@@ -120,8 +126,8 @@ def _bundle(folder: Path) -> Source:
     )
 
 
-def _checkpoint(place: Path) -> Source:
-    checkpoint = open_checkpoint(place)
+def _checkpoint(place: Path, adapters: Sequence[Adapter]) -> Source:
+    checkpoint = open_checkpoint(place, adapters)
     precision = RUNTIMES[_NATIVE].choose_opening(PrecisionRequest())
 
     def opened(instructions: str | None) -> tuple[Manifest, Interpreter]:

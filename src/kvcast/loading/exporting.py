@@ -3,7 +3,7 @@
 torch is imported inside functions: few targets need it. Knows no family and no target by name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib import import_module
@@ -15,7 +15,9 @@ from typing import Any
 from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
+from kvcast.checkpoints.adapters import open_adapters
 from kvcast.checkpoints.base import Checkpoint
+from kvcast.checkpoints.merging import Adapter
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.caches import KEY_VALUE
@@ -67,6 +69,7 @@ def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -
         precision,
         build,
         overwrite=params.overwrite,
+        adapters=open_adapters(params.adapter, params.on_phase),
         on_phase=params.on_phase,
     )
 
@@ -93,16 +96,19 @@ def export_folder(
     build: BuildOptions,
     *,
     overwrite: bool,
+    adapters: Sequence[Adapter] = (),
     on_phase: OnPhase = ignore_phase,
 ) -> Path:
     """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`.
+
+    Adapters are merged into its weights.
 
     `check_export` must have accepted the runtime, the precision and the build options.
     """
     target = TARGETS[runtime]
     on_phase("reading")
     digest = fingerprint(source)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, adapters)
     _check_layers(runtime, checkpoint)
     if precision.calibrated:
         _check_calibration(checkpoint.family, checkpoint.dimensions)
@@ -138,6 +144,7 @@ def export_folder(
             graphs=graphs,
             source={"name": _public_name(name), "sha256": digest},
             calibration=calibration,
+            adapters=[adapter.record() for adapter in adapters],
             tools={name: version(name) for name in ("kvcast", *target.tools)},
         )
         on_phase("sealing")

@@ -18,7 +18,9 @@ from kvcast.bundle.manifest import MANIFEST, VERSION, Manifest, is_bundle, read_
 from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouched_package
 from kvcast.bundle.staging import remove_abandoned
 from kvcast.bundle.validation import check_manifest
+from kvcast.checkpoints.adapters import notices_of, open_adapters
 from kvcast.checkpoints.base import Checkpoint
+from kvcast.checkpoints.merging import Adapter
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Task
@@ -47,6 +49,8 @@ _OTHER_TASK: Mapping[Task, str] = {
     "transcribe": "turns recordings into text and takes no prompt: use kvcast transcribe",
     "generate": "generates text and does not listen: use kvcast generate",
 }
+
+NO_ADAPTERS = "is a bundle, which takes no adapters: export its model again, with --adapter"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,49 +109,67 @@ def open_model(
     place = _located(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, runtime)
+    adapters = _adapters(folder, package, params)
     if package is not None:
         _check_trust(package, params.trust)
         manifest = read_on_trust(package)
     elif is_bundle(folder):
         manifest = read_bundle(folder)
-    elif opened := _opened_directly(folder, str(model), params, task, threads):
+    elif opened := _opened_directly(folder, str(model), params, task, threads, adapters):
         return opened
     else:
-        folder, manifest = export_once(folder, str(model), params, task)
+        folder, manifest = export_once(folder, str(model), params, task, adapters)
     _check_task(model, manifest.family, task)
     _check_request(folder, manifest, runtime, request)
     if isolate:
         check_in_child(folder, manifest, trust=params.trust)
-    return _opened(_open_bundle(folder, manifest, threads), manifest.runtime, params, package)
+    opened_bundle = _open_bundle(folder, manifest, threads)
+    about = notices_of(adapters, str(model))
+    return _opened(opened_bundle, manifest.runtime, params, package, about)
+
+
+def _adapters(folder: Path, package: Path | None, params: LoadParams) -> list[Adapter]:
+    """Open adapters; raises UsageError for a bundle, whose weights stay as they are."""
+    if params.adapter and (package is not None or is_bundle(folder)):
+        raise UsageError(f"{package or folder} {NO_ADAPTERS}")
+    return open_adapters(params.adapter, params.on_phase)
 
 
 def _opened_directly(
-    folder: Path, name: str, params: LoadParams, task: Task | None, threads: int
+    folder: Path,
+    name: str,
+    params: LoadParams,
+    task: Task | None,
+    threads: int,
+    adapters: Sequence[Adapter],
 ) -> OpenedModel | None:
     """Open a checkpoint as it is; None for a runtime that needs a bundle, or codes that do."""
     runtime = params.runtime or default_runtime(params.precision, params.on_phase)
     precision = RUNTIMES[runtime].choose_opening(params.precision)
     if not RUNTIMES[runtime].direct or precision.calibrated:
         return None
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, adapters)
     _check_task(name, checkpoint.family, task)
     if RUNTIMES[runtime].exports:
         opened = TARGETS[runtime].open_checkpoint(checkpoint, precision, threads, params.on_phase)
     else:
         opened = _eager(checkpoint, precision, threads)
     model: Model = model_of(opened, checkpoint.dimensions, checkpoint.text)
-    return _opened(model, runtime, params)
+    return _opened(model, runtime, params, None, notices_of(adapters, name))
 
 
 def _opened(
-    model: Model, runtime: str, params: LoadParams, on_trust: Path | None = None
+    model: Model,
+    runtime: str,
+    params: LoadParams,
+    on_trust: Path | None,
+    notices: Sequence[str],
 ) -> OpenedModel:
     """Return a model that recommends what its files do, if that is wanted, with their notices."""
-    notices: Sequence[str] = ()
     if model.task == "generate":
         from kvcast.text.defaults import GenerationDefaults
 
-        notices = model.notices
+        notices = [*notices, *model.notices]
         if params.generation_config:
             defaults = GenerationDefaults(model.tokenizer.generation)
             defaults.check()
@@ -168,8 +190,9 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
     place = _located(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, params.runtime)
+    adapters = _adapters(folder, package, params)
     if package is None and not is_bundle(folder):
-        return fingerprint(folder)
+        return fingerprint(folder, adapters)
     file = package or folder / MANIFEST
     try:
         return sha256_of(file)
@@ -266,7 +289,11 @@ def _cache(manifest: Manifest) -> str:
 
 
 def export_once(
-    checkpoint: Path, name: str, params: LoadParams, task: Task | None
+    checkpoint: Path,
+    name: str,
+    params: LoadParams,
+    task: Task | None,
+    adapters: Sequence[Adapter] = (),
 ) -> tuple[Path, Manifest]:
     """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
     runtime = params.runtime or default_runtime(params.precision, params.on_phase)
@@ -275,7 +302,8 @@ def export_once(
     made_for = target.processor()
     versions = (str(VERSION), __version__)
     codes = (CALIBRATED,) if precision.calibrated else ()
-    parts = (fingerprint(checkpoint), runtime, repr(precision), *codes, *made_for, *versions)
+    digest = fingerprint(checkpoint, adapters)
+    parts = (digest, runtime, repr(precision), *codes, *made_for, *versions)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     bundle = cache_dir() / "bundles" / key
     remove_abandoned(bundle.parent)
@@ -295,6 +323,7 @@ def export_once(
             precision,
             build,
             overwrite=True,
+            adapters=adapters,
             on_phase=params.on_phase,
         )
     return bundle, read_bundle(bundle)

@@ -93,7 +93,22 @@ _THE_BUNDLES = "the bundle's; else "
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadParams(Params):
+class AdapterParams(Params):
+    """Adapters of a model."""
+
+    adapter: Annotated[
+        Sequence[str] | str,
+        Option(
+            group=LOADING,
+            help="a LoRA to merge into the weights: a folder in PEFT's layout, a GGUF file for a "
+            "GGUF model, or a hub id; ADAPTER=0.5 takes half of it; may be repeated",
+            metavar="ADAPTER",
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadParams(AdapterParams):
     """How a model is opened."""
 
     runtime: Annotated[
@@ -138,7 +153,7 @@ class LoadParams(Params):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportParams(Params):
+class ExportParams(AdapterParams):
     """Options of an export."""
 
     runtime: Annotated[str | None, _runtime(exported, "the runtime to export for", THE_DEFAULT)] = (

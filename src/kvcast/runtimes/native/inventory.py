@@ -83,14 +83,10 @@ def _sum(left: Holding, right: Holding) -> Holding:
 
 
 def _types(part: StoredTensor) -> Set[str]:
-    if part.rows is not None:
-        return {encoding.name for encoding in part.rows().kinds()}
     return part.kinds or {_spelled(part.read())}
 
 
 def _stored_bytes(part: StoredTensor) -> int:
-    if part.rows is not None:
-        return part.rows().nbytes
     return part.nbytes or part.read().nbytes
 
 

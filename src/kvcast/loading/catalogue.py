@@ -1,0 +1,106 @@
+"""Lists the models that are known, and the runtimes that run them, from the tables of both.
+
+Opens nothing. Knows no family, no type and no runtime by name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvcast.checkpoints.published import PUBLISHED
+from kvcast.checkpoints.source import known_types
+from kvcast.families.base import Task
+from kvcast.families.table import FAMILIES
+from kvcast.spec.runtimes import RUNTIMES
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownType:
+    """A type of models.
+
+    Attributes:
+        name: the model type of a configuration, or an architecture of GGUF files.
+        formats: of files in which it is read.
+        example: the hub id of a published model; empty if none is listed.
+
+    """
+
+    name: str
+    formats: Sequence[str]
+    example: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFamily:
+    """A family, with the command that runs its models."""
+
+    name: str
+    title: str
+    task: Task
+    types: Sequence[KnownType]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownRuntime:
+    """A runtime with its precisions, defaults first.
+
+    Attributes:
+        name: as `--runtime` takes it.
+        title: its name in sentences.
+        exports: whether models are exported to bundles for it.
+        opens: whether it opens checkpoints as they are.
+        quantize: quantisation schemes of matrices.
+        dtypes: of everything that is not quantised.
+        caches: dtypes of self caches; empty if they follow `dtypes`.
+
+    """
+
+    name: str
+    title: str
+    exports: bool
+    opens: bool
+    quantize: Sequence[str]
+    dtypes: Sequence[str]
+    caches: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """All families and all runtimes."""
+
+    families: Sequence[KnownFamily]
+    runtimes: Sequence[KnownRuntime]
+
+
+def catalogue() -> Catalogue:
+    """Return what is known."""
+    types = known_types()
+    return Catalogue(
+        families=[
+            KnownFamily(
+                name=family.name,
+                title=family.title,
+                task=family.task,
+                types=[
+                    KnownType(name=name, formats=formats, example=PUBLISHED.get(name, ""))
+                    for name, formats in sorted(types.get(family.dimensions, {}).items())
+                ],
+            )
+            for family in FAMILIES.values()
+        ],
+        runtimes=[
+            KnownRuntime(
+                name=name,
+                title=runtime.title,
+                exports=runtime.exports,
+                opens=runtime.direct,
+                quantize=_default_first(runtime.quantize, runtime.default_quantize),
+                dtypes=runtime.dtypes,
+                caches=runtime.caches,
+            )
+            for name, runtime in RUNTIMES.items()
+        ],
+    )
+
+
+def _default_first(words: Sequence[str], default: str) -> list[str]:
+    return sorted(words, key=lambda word: word != default)
