@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -76,6 +78,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T5_11": _GATED,
     "MT5": _GATED | {"num_decoder_layers": 3},
     "BYT5": _GATED | {"vocab_size": 384, "num_layers": 3, "num_decoder_layers": 1},
+    "UMT5": {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
     "NARROW": {
         "num_heads": 3,
         "relative_attention_num_buckets": 8,
@@ -85,17 +88,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 3,
     },
 }
+_CLASSES = {
+    "MT5": (MT5Config, MT5ForConditionalGeneration),
+    "UMT5": (UMT5Config, UMT5ForConditionalGeneration),
+}
 _ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
 _PIECES = ("▁the", "▁a", "▁and", "▁of", "ing", "er", "the", "an", "in", "on", "▁to", "▁is")
 
 
 def random_t5(name: str, seed: int = 0, **settings: Any) -> PreTrainedModel:
     """One of SETTINGS, every weight random and large enough to move the logits."""
-    config_of, model_of = (
-        (MT5Config, MT5ForConditionalGeneration)
-        if name == "MT5"
-        else (T5Config, T5ForConditionalGeneration)
-    )
+    config_of, model_of = _CLASSES.get(name, (T5Config, T5ForConditionalGeneration))
     wanted = _SIZES | SETTINGS[name] | settings
     torch.manual_seed(seed)
     model = model_of(config_of(**wanted)).eval()
@@ -117,7 +120,8 @@ def t5_tensors(model: PreTrainedModel) -> tuple[T5Dimensions, dict[str, NDArray[
     """Dimensions and canonical tensors of a T5, by hand."""
     config = model.config
     tied = model.lm_head.weight is model.shared.weight
-    scaled = getattr(config, "scale_decoder_outputs", False)
+    layered = config.model_type == "umt5"
+    scaled = getattr(config, "scale_decoder_outputs", layered)
     dimensions = T5Dimensions(
         architecture=config.model_type,
         vocab_size=config.vocab_size,
@@ -131,6 +135,7 @@ def t5_tensors(model: PreTrainedModel) -> tuple[T5Dimensions, dict[str, NDArray[
         max_distance=config.relative_attention_max_distance,
         activation=_ACTIVATIONS[config.dense_act_fn],
         gated=config.is_gated_act,
+        layer_bias=layered,
         tied=tied,
         logit_scale=config.d_model**-0.5 if scaled else 1.0,
         norm_eps=config.layer_norm_epsilon,
@@ -140,8 +145,10 @@ def t5_tensors(model: PreTrainedModel) -> tuple[T5Dimensions, dict[str, NDArray[
     if not tied:
         ours["head.weight"] = model.lm_head.weight
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        first = stack.block[0].layer[0].SelfAttention
-        ours[f"{side}.bias.weight"] = first.relative_attention_bias.weight
+        for i, block in enumerate(stack.block if layered else stack.block[:1]):
+            table = f"{side}.layers.{i}" if layered else side
+            bias = block.layer[0].SelfAttention.relative_attention_bias
+            ours[f"{table}.bias.weight"] = bias.weight
         ours[f"{side}.norm.weight"] = stack.final_layer_norm.weight
         for i, block in enumerate(stack.block):
             layer = _layer_tensors(block)

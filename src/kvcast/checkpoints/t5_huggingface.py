@@ -1,4 +1,4 @@
-"""Interprets T5s in Hugging Face layout (t5, mt5): config.json, tensor names, text files.
+"""Interprets T5s in Hugging Face layout (t5, mt5, umt5): config.json, tensor names, text files.
 
 There, T5 1.0, 1.1, FLAN-T5 and ByT5 are all "t5", and T5-PEGASUS is an "mt5" with word pieces.
 Defaults are those of transformers, whose T5 also decides how contradictory files are read. Knows
@@ -46,7 +46,7 @@ _COMMON = {
 _END_TOKENS = [1]
 _START = "decoder_start_token_id"
 _CLASS = "tokenizer_class"
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+_DEFAULTS: dict[str, Mapping[str, Any]] = {
     "t5": _COMMON
     | {
         "vocab_size": 32128,
@@ -65,6 +65,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+_DEFAULTS["umt5"] = _DEFAULTS["mt5"]
 _ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -91,6 +92,7 @@ def _stack_names(stack: str, cross: Mapping[str, Sequence[str]]) -> dict[str, Se
         "feed_forward.up": (f"{dense}.wi",),
         "feed_forward.gate_up": (f"{dense}.wi_0", f"{dense}.wi_1"),
         "feed_forward.down": (f"{dense}.wo",),
+        "bias": (f"{own}.relative_attention_bias",),
         **{name: [f"{block}.1.{part}" for part in parts] for name, parts in cross.items()},
     }
     modules = {f"{stack}.layers.{{i}}.{name}": parts for name, parts in layer.items()}
@@ -154,7 +156,7 @@ def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
     fields = Fields(values={**_DEFAULTS[kind], **config}, label=label)
     width, layers = fields.whole("d_model"), fields.whole("num_layers", most=MOST_LAYERS)
     activation, gated = _feed_forward(fields)
-    scaled = kind == "t5" and _scaled(fields)
+    scaled = kind != "mt5" and _scaled(fields)
     return fields.make(
         T5Dimensions,
         architecture=kind,
@@ -169,6 +171,7 @@ def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
         max_distance=fields.whole("relative_attention_max_distance"),
         activation=activation,
         gated=gated,
+        layer_bias=kind == "umt5",
         tied=scaled,
         logit_scale=width**-0.5 if scaled else 1.0,
         norm_eps=fields.positive("layer_norm_epsilon"),

@@ -1,12 +1,13 @@
-"""T5: 1.0, 1.1, FLAN-T5, mT5, ByT5 and T5-PEGASUS as data.
+"""T5: 1.0, 1.1, FLAN-T5, mT5, UMT5, ByT5 and T5-PEGASUS as data.
 
 Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
 one tensor in this order, and so are key and value of cross-attention, and gate and up. Tables of
 relative positions are [buckets, heads]. Knows no file format, weights, text or runtimes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Self
 
 import numpy as np
@@ -78,6 +79,7 @@ class T5Dimensions:
         tied: whether the head is the embedding (1.0).
         logit_scale: factor on the head's input (1.0: width ** -0.5).
         norm_eps: of every RMS norm.
+        layer_bias: whether each layer has a table of relative positions of its own (UMT5).
         cross_bias: whether cross-attention has the decoder's position bias too (bert4keras).
         start_token: the first token of a target.
         source_positions: length of the longest source.
@@ -100,6 +102,7 @@ class T5Dimensions:
     tied: bool = True
     logit_scale: float = 1.0
     norm_eps: float = 1e-6
+    layer_bias: bool = False
     cross_bias: bool = False
     start_token: int = 0
     source_positions: int = POSITIONS
@@ -113,6 +116,8 @@ class T5Dimensions:
             raise KvcastError(
                 f"{self.buckets} buckets over a distance of {self.max_distance} are not possible"
             )
+        if self.layer_bias and self.cross_bias:
+            raise KvcastError("cross_bias needs one table of relative positions for all layers")
         if max(self.source_positions, self.target_positions, self.max_distance) > MOST_POSITIONS:
             raise KvcastError("there are more positions than any model has")
         if type(self.start_token) is not int or not 0 <= self.start_token < self.vocab_size:
@@ -145,7 +150,8 @@ def tensor_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
         ("encoder", dimensions.encoder_layers),
         ("decoder", dimensions.decoder_layers),
     ):
-        shapes[f"{stack}.bias.weight"] = (dimensions.buckets, dimensions.heads)
+        for table in _tables(dimensions, stack):
+            shapes[f"{table}.bias.weight"] = (dimensions.buckets, dimensions.heads)
         shapes[f"{stack}.norm.weight"] = (width,)
         attention = {
             "self_attention_norm.weight": (width,),
@@ -163,6 +169,15 @@ def tensor_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
         for i in range(layers):
             shapes |= {f"{stack}.layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes
+
+
+def _tables(dimensions: T5Dimensions, stack: str) -> list[str]:
+    """Return the parts of a stack that have a table of relative positions."""
+    decodes = stack == "decoder"
+    layers = dimensions.decoder_layers if decodes else dimensions.encoder_layers
+    if not dimensions.layer_bias:
+        return [stack]
+    return [f"{stack}.layers.{i}" for i in range(layers)]
 
 
 def _feed_forward_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
@@ -196,12 +211,13 @@ def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
     """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
     count = write.size(_SOURCE, 1)
     positions = write.step("unsqueeze", write.step("arange", count, dtype="int64"), 0)
-    bias = _bias(write, "encoder", positions, [1, count, count], dimensions)
+    biases = _biases(write, "encoder", positions, [1, count, count], dimensions)
     x = write.embedding("embedding.weight", _SOURCE)
     for i in range(dimensions.encoder_layers):
         layer = f"encoder.layers.{i}"
         normed = write.rms_norm(x, f"{layer}.self_attention_norm", dimensions.norm_eps)
         qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv"), 3)
+        bias = next(biases)
         mixed = write.step("encoder_attention", *qkv, dimensions.heads, 1.0, _SOURCE_LENGTHS, bias)
         x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
         x = _fed(write, x, layer, dimensions)
@@ -215,7 +231,7 @@ def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
     positions = new_positions(write)
     sizes = [write.size(LENGTHS, 0), write.size(TOKENS, 1)]
     capacity, source = (write.size(cache_of(kind, 0)[0], 2) for kind in ("past", "cross"))
-    bias = _bias(write, "decoder", positions, [*sizes, capacity], dimensions)
+    biases = _biases(write, "decoder", positions, [*sizes, capacity], dimensions)
     cross_bias = (
         [_bias(write, "decoder", positions, [*sizes, source], dimensions)]
         if dimensions.cross_bias
@@ -226,7 +242,7 @@ def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
         layer = f"decoder.layers.{i}"
         normed = write.rms_norm(x, f"{layer}.self_attention_norm", dimensions.norm_eps)
         qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv"), 3)
-        mixed = attended(write, i, qkv, 1.0, bias=bias)
+        mixed = attended(write, i, qkv, 1.0, bias=next(biases))
         x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
         normed = write.rms_norm(x, f"{layer}.cross_attention_norm", dimensions.norm_eps)
         query = write.linear(normed, f"{layer}.cross_attention.query")
@@ -249,6 +265,19 @@ def _fed(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) ->
     else:
         inner = write.linear(normed, f"{block}.up", activation=activation)
     return write.linear(inner, f"{layer}.feed_forward.down", residual=x)
+
+
+def _biases(
+    write: ProgramWriter,
+    stack: str,
+    positions: Node,
+    sizes: Sequence[int | Node],
+    dimensions: T5Dimensions,
+) -> Iterator[Node]:
+    """Yield each layer's bias, which may be the same."""
+    tables = _tables(dimensions, stack)
+    own = [_bias(write, table, positions, sizes, dimensions) for table in tables]
+    return cycle(own)
 
 
 def _bias(
@@ -290,8 +319,9 @@ def _constants(
             dimensions.max_distance,
             bidirectional=stack == "encoder",
         )
-        table = tensors[f"{stack}.bias.weight"][buckets].T
-        tables[f"{stack}.bias_by_distance"] = np.ascontiguousarray(table)
+        for name in _tables(dimensions, stack):
+            table = tensors[f"{name}.bias.weight"][buckets].T
+            tables[f"{name}.bias_by_distance"] = np.ascontiguousarray(table)
     return tables
 
 

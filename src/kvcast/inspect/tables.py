@@ -20,6 +20,8 @@ def bias_of(model: str, head: int) -> Bias:
     sizes = checkpoint.dimensions
     if head >= sizes.heads:
         raise UsageError(f"{model} has heads 0 to {sizes.heads - 1}, and no head {head}")
+    if sizes.layer_bias:
+        raise KvcastError(f"{model} has biases of each layer: only one for all layers is shown")
     encoder, decoder = (
         [f"{number:.2f}" for number in checkpoint.tensors[f"{stack}.bias.weight"][:, head]]
         for stack in ("encoder", "decoder")

@@ -42,12 +42,12 @@ class T5Work(EncoderDecoderWork):
     @override
     def sizes(self) -> FamilySizes:
         of, head = self.dimensions, self.dimensions.vocab_size * self.dimensions.width
-        table = of.buckets * of.heads
+        idle = self.count("decoder.", ".bias.")
         return FamilySizes(
             source=self.source,
             width=of.width,
             mixed=of.heads * of.head_dim,
             feed_forward=(3 if of.gated else 2) * of.width * of.inner,
-            encoder_weights=self.count("encoder.") - table,
-            step_weights=self.count("decoder.") - table - self.cross_weights + head,
+            encoder_weights=self.count("encoder.") - self.count("encoder.", ".bias."),
+            step_weights=self.count("decoder.") - idle - self.cross_weights + head,
         )
