@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvcast.errors import KvcastError
     from kvcast.loading.exporting import export_bundle
     from kvcast.loading.opening import load
+    from kvcast.text.bart import BartModel
     from kvcast.text.model import TextModel, TextSession
     from kvcast.text.t5 import T5Model
     from kvcast.text.texts import TextGeneration
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BartModel",
     "DetectedLanguage",
     "Engine",
     "Grammar",
@@ -63,6 +65,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BartModel": "kvcast.text.bart",
     "DetectedLanguage": "kvcast.whisper.detection",
     "Engine": "kvcast.engine.engine",
     "Grammar": "kvcast.decoding.grammar",

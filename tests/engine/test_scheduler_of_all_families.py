@@ -22,7 +22,7 @@ from kvcast.engine.callers import RequestList
 from kvcast.engine.requests import Prefix, Prompt, Request, compute
 from kvcast.engine.scheduler import Scheduler
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
-from kvcast.text.t5 import Source
+from kvcast.text.sources import Source
 from kvcast.text.texts import StoppingCriteria, Stopwatch
 from kvcast.whisper.filters import SuppressBlank
 from kvcast.whisper.requests import Features

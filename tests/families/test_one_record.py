@@ -40,6 +40,12 @@ OWN = {
         "text.t5",
         "checkpoints.t5_huggingface",
     ),
+    "bart": (
+        "families.bart",
+        "inspect.work.bart",
+        "text.bart",
+        "checkpoints.bart_huggingface",
+    ),
     "unilm": (
         "families.unilm",
         "inspect.work.unilm",

@@ -10,6 +10,8 @@ from kit.dimensions import (
     DECODERS,
     LFM2,
     LLAMA,
+    MARIAN,
+    NLLB,
     QWEN3_5,
     SMALL,
     SMALL_T5,
@@ -30,18 +32,20 @@ CASES = [
     CROSS_BIASED_T5,
     replace(SMALL_T5, gated=False, activation="silu", logit_scale=0.125),
     replace(SMALL_T5, activation="gelu", tied=True),
-    replace(SMALL_T5, activation="relu"),
+    replace(SMALL_T5, activation="relu", layer_bias=True),
     *DECODERS,
     replace(LLAMA, out_bias=True, qkv_bias=True, tied=False),
     replace(LLAMA, post_norms=True, embedding_scale=3.0, logit_softcap=20.0),
     replace(LLAMA, attention_softcap=5.0, windows=(5, None)),
     *BLOCKS,
     *UNILMS,
+    MARIAN,
+    NLLB,
 ]
 # Not on ONNX Runtime.
 CONVOLVING = [LFM2, replace(LFM2, convolution=1, convolution_bias=False), QWEN3_5]
 
-QUICK = [SMALL, CROSS_BIASED_T5, *DECODERS[-2:], *BLOCKS, UNILMS[1], *CONVOLVING]
+QUICK = [SMALL, CROSS_BIASED_T5, *DECODERS[-2:], *BLOCKS, UNILMS[1], NLLB, *CONVOLVING]
 
 
 @pytest.mark.parametrize(

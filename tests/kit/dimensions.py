@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvcast.families.bart import BartDimensions
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.t5 import T5Dimensions
@@ -50,6 +51,36 @@ SMALL_T5 = T5Dimensions(
 # bert4keras's: a bias in cross-attention too, and a head that is the embedding.
 CROSS_BIASED_T5 = replace(
     SMALL_T5, cross_bias=True, gated=False, activation="relu", tied=True, logit_scale=0.5
+)
+
+MARIAN = BartDimensions(
+    architecture="marian",
+    vocab_size=320,
+    width=64,
+    encoder_inner=96,
+    decoder_inner=128,
+    encoder_heads=2,
+    decoder_heads=4,
+    encoder_layers=1,
+    decoder_layers=2,
+    source_positions=48,
+    target_positions=32,
+    start_token=3,
+    activation="silu",
+    embedding_scale=8.0,
+    head_bias=True,
+)
+NLLB = replace(
+    MARIAN,
+    architecture="nllb",
+    source_vocab_size=330,
+    activation="relu",
+    norm_first=True,
+    embedding_norm=True,
+    final_norm=True,
+    embedding_scale=1.0,
+    tied=False,
+    head_bias=False,
 )
 
 LLAMA = DecoderDimensions(

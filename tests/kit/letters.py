@@ -10,6 +10,7 @@ from kvcast.chat.tool_calls import HERMES, ToolForm
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder
+from kvcast.tokenizers.languages import Languages
 
 END, BEGIN, FIRST = 0, 1, 2
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .!?"
@@ -38,6 +39,8 @@ class Letters:
     """With a beginning-of-text token, or without."""
 
     end_tokens = (END,)
+    languages: Languages | None = None
+    translates = False
 
     def __init__(self, begins: bool = True, chat: bool = True) -> None:
         self._begin = [BEGIN] if begins else []
@@ -123,6 +126,8 @@ class LetterTokenizer:
     special = MappingProxyType({"<tool_call>": 1, "</tool_call>": 2})
     first = 3
     end_tokens = (END,)
+    languages = None
+    translates = False
     tool_form = HERMES
     vocab_size = first + len(letters)
 

@@ -226,6 +226,9 @@ class NumberStream:
 class Numbers:
     """Sources lie between `before` and `after`; `special` tokens have no text."""
 
+    languages = None
+    translates = False
+
     def __init__(
         self,
         vocab: int,

@@ -19,9 +19,11 @@ from kit.models import opened
 from kit.scripted_runtimes import RecomputingRuntime, ScriptedSources, Written, random_script
 from kit.small_tokenizers import KINDS as DECODER_KINDS
 from kit.small_tokenizers import bert_files, spiece_files, spiece_model, text_files
+from kvcast.families.bart import BartDimensions
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.unilm import UnilmDimensions
+from kvcast.text.bart import BartModel
 from kvcast.text.model import TextModel
 from kvcast.text.t5 import T5Model
 from kvcast.text.unilm import UnilmModel
@@ -57,6 +59,7 @@ def saying(
 
 
 _KINDS: dict[type, type] = {
+    BartDimensions: BartModel,
     DecoderDimensions: TextModel,
     T5Dimensions: T5Model,
     UnilmDimensions: UnilmModel,

@@ -11,18 +11,27 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from kit.dimensions import ROFORMER, SMALL_T5
+from kit.dimensions import MARIAN, ROFORMER, SMALL_T5
 from kit.letters import LetterTokenizer
 from kit.text_models import model, saying
 from kvcast.server.requests import CompletionRequest
 from kvcast.server.served import Served
 from kvcast.server.writing import keywords
 from kvcast.text.defaults import GenerationDefaults
+from kvcast.tokenizers.languages import Languages
 from server.serving import Server, serving
 from server.test_chat_completions import CALL, WEATHER, echo
 from text.test_generate import text_model
 
 ANSWER = "Hello, world"
+
+
+def translator() -> Any:
+    """A model of two languages, whose names are letters."""
+    marian = model(MARIAN, "native")
+    marian.tokenizer.languages = Languages(tokens={"a_A": 2, "b_B": 3}, place="first")
+    marian.tokenizer.translates = True
+    return marian
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +43,7 @@ def server() -> Iterator[Server]:
         "caller": saying(CALL),
         "json": saying('{"town": "Nantes"}'),
         "t5": model(SMALL_T5, "native"),
+        "marian": translator(),
         "unilm": model(ROFORMER, "native"),
     }
     with serving(models) as running:
@@ -209,6 +219,23 @@ def test_text_to_text(server: Server):
     scores = [text.score for texts in alone for text in texts]
     np.testing.assert_allclose([choice["score"] for choice in answer["choices"]], scores, 1e-4)
     assert answer["usage"]["completion_tokens"] == sum(len(t.tokens) for ts in alone for t in ts)
+
+
+def test_translations_have_languages_and_long_ones_are_split(server: Server):
+    languages = {"source_language": "b", "target_language": "a"}
+    long = "how are you? and you? " * 4
+    assert len(long) > MARIAN.source_positions
+    alone = server.engines["marian"].model.generate(["abc", long], max_new_tokens=6, **languages)
+    with server.http() as http:
+        asked = {"model": "marian", "input": ["abc", long], "max_tokens": 6, **languages}
+        answer = http.post("/v1/text2text", json=asked).json()
+        refused = http.post("/v1/text2text", json=asked | {"target_language": "c"})
+        other = http.post("/v1/text2text", json=asked | {"model": "t5"})
+    assert [choice["text"] for choice in answer["choices"]] == [text.text for text in alone]
+    assert alone[0].tokens[0] == 2
+    assert (refused.status_code, other.status_code) == (400, 400)
+    assert "knows no language 'c': it has" in refused.json()["error"]["message"]
+    assert "does not translate" in other.json()["error"]["message"]
 
 
 def test_a_chat_of_a_text_to_text_model_answers_the_last_user_message(

@@ -9,6 +9,7 @@ from kvcast.text.defaults import RECOMMENDED, GenerationDefaults
 from kvcast.text.params import PromptParams
 from text.test_generate import same, text_model
 
+VALUES = {"suppress_tokens": [1], "renormalize_logits": True, "early_stopping": False}
 WARM = {"temperature": 0.6, "top_p": 0.9, "top_k": 5}
 TWICE = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
 
@@ -68,4 +69,35 @@ def test_options_that_cannot_be_served_are_refused_all_the_same():
 def test_values_that_no_option_takes_are_one_line_with_the_way_out(name: str):
     with pytest.raises(KvcastError, match=f"generation_config.json: {name}.*--no-generation-con"):
         GenerationDefaults({name: "x"}).check()
-    GenerationDefaults({name: 1}).check()
+    GenerationDefaults({name: VALUES.get(name, 1)}).check()
+
+
+SEARCH = {"beam": 3, "length_penalty": 0.5, "early_stopping": False}
+LENGTHS = {"max_new_tokens": 9, "min_new_tokens": 5, "suppress_tokens": [3]}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({}, SEARCH | LENGTHS),
+        ({"length_penalty": 2.0}, {"beam": 3, "early_stopping": True} | LENGTHS),
+        ({"beam": 2}, {"length_penalty": 0.5, "early_stopping": True} | LENGTHS),
+        ({"beam": 1}, LENGTHS),
+        ({"temperature": 0.5, "n": 4}, LENGTHS),
+        ({"draft": "ngram"}, LENGTHS),
+        ({"max_new_tokens": 4}, SEARCH | {"min_new_tokens": 4, "suppress_tokens": [3]}),
+        ({"regex": "a+"}, SEARCH | {"max_new_tokens": 9, "suppress_tokens": [3]}),
+    ],
+)
+def test_a_search_counts_where_the_call_leaves_it_possible(given, taken):
+    defaults = GenerationDefaults(SEARCH | LENGTHS)
+    assert defaults.params(PromptParams, given) == PromptParams(**taken | given)
+
+
+def test_a_stream_is_one_text_whatever_is_recommended():
+    model = text_model()
+    model.recommend(GenerationDefaults(SEARCH | LENGTHS))
+    pieces = model.stream("hello")
+    text = "".join(pieces)
+    assert text == text_model().generate("hello", **LENGTHS).text
+    assert pieces.result.generation_config == LENGTHS

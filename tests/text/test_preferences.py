@@ -93,7 +93,7 @@ def test_without_preferences_there_are_none():
     logits_rv = np.zeros((1, 4), np.float32)
     preferences.apply(logits_rv, seen)
     assert not logits_rv.any()
-    assert not preferences
+    assert not preferences.matter(seen)
 
 
 def written_by_hand(model: TextModel, prompt: str, options: dict[str, Any], count: int):

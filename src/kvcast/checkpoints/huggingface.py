@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvcast.checkpoints.bart_huggingface import BART
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_object, require_file
 from kvcast.checkpoints.decoder_huggingface import DECODER
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
@@ -39,6 +40,9 @@ _OPTIONAL = (
     "merges.txt",
     "added_tokens.json",
     "preprocessor_config.json",
+    "source.spm",
+    "sentencepiece.bpe.model",
+    "target_vocab.json",
 )
 
 _FAMILIES: Mapping[str, HuggingFaceFamily] = {
@@ -48,6 +52,7 @@ _FAMILIES: Mapping[str, HuggingFaceFamily] = {
         DECODER,
         T5,
         UNILM,
+        BART,
     )
     for model_type in family.model_types
 }

@@ -6,7 +6,9 @@ Knows no reader.
 from collections.abc import Mapping
 
 PUBLISHED: Mapping[str, str] = {
+    "bart": "facebook/bart-large-cnn",
     "bert": "google-bert/bert-base-uncased",
+    "blenderbot": "facebook/blenderbot-400M-distill",
     "cohere": "CohereLabs/aya-expanse-8b",
     "cohere2": "CohereLabs/c4ai-command-r7b-12-2024",
     "exaone4": "LGAI-EXAONE/EXAONE-4.0-1.2B",
@@ -24,6 +26,9 @@ PUBLISHED: Mapping[str, str] = {
     "helium": "kyutai/helium-1-2b",
     "lfm2": "LiquidAI/LFM2-1.2B",
     "llama": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "m2m_100": "facebook/nllb-200-distilled-600M",
+    "marian": "Helsinki-NLP/opus-mt-en-de",
+    "mbart": "facebook/mbart-large-50-many-to-many-mmt",
     "ministral": "mistralai/Ministral-8B-Instruct-2410",
     "ministral3": "mistralai/Ministral-3-3B-Instruct-2512",
     "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
@@ -32,6 +37,7 @@ PUBLISHED: Mapping[str, str] = {
     "mt5": "google/mt5-small",
     "olmo2": "allenai/OLMo-2-0425-1B-Instruct",
     "olmo3": "allenai/Olmo-3-7B-Instruct",
+    "pegasus": "google/pegasus-xsum",
     "phi": "microsoft/phi-2",
     "phi3": "microsoft/Phi-4-mini-instruct",
     "qwen2": "Qwen/Qwen2.5-0.5B-Instruct",
@@ -43,6 +49,7 @@ PUBLISHED: Mapping[str, str] = {
     "stablelm": "stabilityai/stablelm-2-1_6b-chat",
     "starcoder2": "bigcode/starcoder2-3b",
     "t5": "google/flan-t5-small",
+    "umt5": "google/umt5-small",
     "whisper": "openai/whisper-base",
 }
 """By the model type of configurations."""

@@ -18,7 +18,7 @@ from kvcast.cli.console import emit
 from kvcast.errors import UsageError
 from kvcast.options import Bounds, Check, Choice, Declared, Params, seconds_of
 
-_GIVEN = "given_numbers"
+_GIVEN = "given_options"
 
 SWITCHES = {
     "--condition-on-previous-text": "--no-condition-on-previous-text",
@@ -80,7 +80,7 @@ def keywords(args: argparse.Namespace, params: type[Params]) -> dict[str, Any]:
 
 
 def left_open(args: argparse.Namespace, names: Collection[str]) -> set[str]:
-    """Return those of these options, which take numbers, that nobody gave."""
+    """Return those of these options, numbers and switches, that nobody gave."""
     return {*names} - getattr(args, _GIVEN, frozenset())
 
 
@@ -99,11 +99,28 @@ class _Given(argparse.Action):
         setattr(namespace, _GIVEN, getattr(namespace, _GIVEN, frozenset()) | {self.dest})
 
 
+class _Switch(_Given):
+    """Stores True, and that it was given."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, nargs=0, default=False)
+
+    @override
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        super().__call__(parser, namespace, True, option_string)
+
+
 def _settings(option: Declared) -> dict[str, Any]:
     """Return argparse's settings for an option, besides its spellings."""
     text = option.help.replace("%", "%%")
     if option.kind is bool and not option.default:
-        return {"action": "store_true", "help": text}
+        return {"action": _Switch, "help": text}
     text += f" (default: {option.default_in_words.replace('%', '%%')})"
     if option.kind is bool:
         return {"action": argparse.BooleanOptionalAction, "default": True, "help": text}

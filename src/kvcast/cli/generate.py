@@ -26,7 +26,7 @@ from kvcast.loading.params import LOADING, LoadParams
 from kvcast.saving import prepare_folder, save
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.text.defaults import RECOMMENDED
-from kvcast.text.params import CONVERSATION, STRUCTURE, PromptParams
+from kvcast.text.params import CONVERSATION, STRUCTURE, TRANSLATION, PromptParams
 from kvcast.whisper.writers import draft_fields, json_number
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
     _add_prompts(parser)
-    under = headings(parser, LOADING, CONVERSATION, SAMPLING, STRUCTURE, SEVERAL, CLUSTER, "output")
+    titles = (LOADING, CONVERSATION, TRANSLATION, SAMPLING, STRUCTURE, SEVERAL, CLUSTER, "output")
+    under = headings(parser, *titles)
     under[LOADING].add_argument(
         "--model",
         "-m",
@@ -85,7 +86,7 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help="text to continue, or for T5 and UniLM the source; - for standard input",
+        help="text to continue, or for T5, BART and UniLM the source; - for standard input",
     )
     ways.add_argument(
         "--prompt-file",
@@ -157,8 +158,11 @@ def run(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     """Raise UsageError for options that no model can serve, before one is opened."""
     given = keywords(args, PromptParams)
-    if args.generation_config and args.beam == 1 and left_open(args, {"temperature"}):
-        given["temperature"] = 1.0  # the model may recommend one
+    if args.generation_config and args.beam == 1:  # the model may recommend other values
+        if left_open(args, {"beam"}):
+            del given["length_penalty"], given["early_stopping"]
+        if left_open(args, {"temperature"}):
+            given["temperature"] = 1.0
     PromptParams(**given)
 
 

@@ -88,6 +88,25 @@ class NoRepeatNgram(LogitFilter):
         logits_rv[rows, ngrams_rnk[rows, places, -1]] = -np.inf
 
 
+class NoSourceNgram(LogitFilter):
+    """No sequence of `size` tokens of a source comes in a row's text."""
+
+    def __init__(self, size: int, source_t: Int64) -> None:
+        self._begun = size - 1
+        self._following: dict[tuple[int, ...], list[int]] = {}
+        tokens = source_t.tolist()
+        for *begun, last in zip(*(tokens[i:] for i in range(size)), strict=False):
+            self._following.setdefault(tuple(begun), []).append(last)
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if written_rn.shape[1] < self._begun:
+            return
+        last_rk = written_rn[:, written_rn.shape[1] - self._begun :]
+        for row, begun in enumerate(map(tuple, last_rk.tolist())):
+            logits_rv[row, self._following.get(begun, [])] = -np.inf
+
+
 class SuppressTokens(LogitFilter):
     """These tokens are never chosen."""
 

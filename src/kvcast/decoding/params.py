@@ -218,6 +218,25 @@ class SamplingParams(Params):
             default="the likeliest",
         ),
     ] = None
+    forced_eos_token_id: Annotated[
+        int | None,
+        Option(
+            group=SAMPLING,
+            help="the last token of a text that gets as long as max_new_tokens allows",
+            check=Bounds(least=0),
+            metavar="ID",
+            default="the likeliest",
+        ),
+    ] = None
+    encoder_no_repeat_ngram_size: Annotated[
+        int | None,
+        Option(
+            group=SAMPLING,
+            help="let no sequence of this many tokens of an encoder's source come in the text",
+            check=Bounds(least=1),
+            default="any may",
+        ),
+    ] = None
     stop: Annotated[
         str | Sequence[str],
         Option(
@@ -301,6 +320,10 @@ class SamplingParams(Params):
     ] = 8
     grammar: Grammar | None = None
     """The grammar that the text must keep; needs kvcast[structured]."""
+    suppress_tokens: Sequence[int] = ()
+    """Tokens that are never chosen."""
+    renormalize_logits: bool = False
+    """Whether beams are ranked by probabilities among the tokens that may be chosen."""
     generation_config: Mapping[str, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -311,6 +334,12 @@ class SamplingParams(Params):
         super().__post_init__()
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise UsageError(f"grammar must be a kvcast.Grammar, not {self.grammar!r}")
+        suppressed = self.suppress_tokens
+        if isinstance(suppressed, str) or not all(type(t) is int and t >= 0 for t in suppressed):
+            raise UsageError("suppress_tokens must be token ids")
+        for name in ("early_stopping", "renormalize_logits"):
+            if type(getattr(self, name)) is not bool:
+                raise UsageError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.constraint is not None and self.min_new_tokens:
             raise UsageError(
                 "min_new_tokens needs a text without a grammar, which decides when it may end"

@@ -32,6 +32,11 @@ class Input(ABC):
     def positions(self) -> int:
         """How many positions the encoder computes for it."""
 
+    @property
+    def tokens(self) -> Int64:
+        """Its tokens [t]; none where it is no text."""
+        return np.empty(0, np.int64)
+
     @classmethod
     @abstractmethod
     def batch(cls, inputs: Sequence[Self]) -> tuple[NDArray[Any], ...]:

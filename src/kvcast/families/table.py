@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcast.errors import KvcastError
+from kvcast.families.bart import BART
 from kvcast.families.base import Family
 from kvcast.families.decoder import DECODER
 from kvcast.families.t5 import T5
@@ -17,6 +18,7 @@ FAMILIES: Mapping[str, Family] = {
         DECODER,
         T5,
         UNILM,
+        BART,
     )
 }
 

@@ -185,6 +185,7 @@ _PARTS = (
     ("media", ("av",), "mp4, m4a and webm; brings its own ffmpeg", "media"),
     ("mistral", ("mistral_common",), "tekken.json and tokenizer.model", "mistral"),
     ("chinese", ("rjieba",), "words of T5-PEGASUS and RoFormer", "chinese"),
+    ("translation", ("sentencex",), "sentences of long sources", "translation"),
 )
 
 

@@ -195,7 +195,7 @@ def _add_writing(app: FastAPI, state: State) -> None:
 
     @routes.post("/v1/text2text", tags=["texts"], responses=_ERRORS)
     async def create_text2text(request: Request, body: Text2TextRequest) -> Response:
-        """Answer sources, by T5 and UniLM models."""
+        """Answer sources, by T5, BART and UniLM models."""
         await state.enter(request, body)
         return await text2text(state, request, body)
 

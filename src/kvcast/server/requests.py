@@ -226,7 +226,7 @@ class CompletionRequest(Shaped):
 
 
 class Text2TextRequest(Sampled):
-    """Sources to targets, by models that answer a source: T5 and UniLM."""
+    """Sources to targets, by models that answer a source: T5, BART, UniLM."""
 
     input: Annotated[
         Annotated[_Source, Tag(_TEXT)]
@@ -239,6 +239,9 @@ class Text2TextRequest(Sampled):
     ]
     beam: Annotated[int, _number("beam", most=1024)] | None = None
     length_penalty: Annotated[float, _number("length_penalty", least=-10, most=10)] | None = None
+    source_language: Annotated[str, _text("source_language", most=40)] | None = None
+    target_language: Annotated[str, _text("target_language", most=40)] | None = None
+    sentences: bool | None = None
     max_tokens: _MaxTokens | None = None
     stream: bool | None = None
 

@@ -12,6 +12,7 @@ from kvcast.engine import Engine
 from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.memory import give_back
 from kvcast.server.errors import ApiError
+from kvcast.spec.sizes import MOST_POSITIONS
 from kvcast.tokenizers.base import longest_token
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
@@ -48,8 +49,13 @@ class Served:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt: as many as the model takes, and a row of its engine."""
+        """Most tokens of a prompt: as many as the model takes, and a row of its engine.
+
+        A longer text is translated sentence by sentence.
+        """
         generation = self.model.generation
+        if generation.tokenizer.translates:
+            return MOST_POSITIONS
         limit: int = generation.limits.prompt
         return limit if generation.encodes else min(limit, self.engine.status().capacity - 1)
 

@@ -35,10 +35,17 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     state.check_texts(served, body.n)
     if body.stream:
         raise ApiError(400, "stream is not supported: the answer comes whole", param="stream")
-    options = keywords(body, served, body.max_tokens, temperature=0.0)
-    for name in ("beam", "length_penalty"):
-        if (value := getattr(body, name)) is not None:
-            options[name] = value
+    options = keywords(
+        body,
+        served,
+        body.max_tokens,
+        temperature=0.0,
+        beam=body.beam,
+        length_penalty=body.length_penalty,
+        source_language=body.source_language,
+        target_language=body.target_language,
+        sentences=body.sentences,
+    )
     state.journal.content(request, asked=body.input)
     sources = [body.input] if isinstance(body.input, str) else list(body.input)
     check_room(served.engine, len(sources))

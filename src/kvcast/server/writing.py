@@ -20,16 +20,26 @@ NOT_WRITING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions
 
 
 def keywords(
-    body: Sampled, served: Served, most_tokens: int | None, *, temperature: float = 1.0
+    body: Sampled,
+    served: Served,
+    most_tokens: int | None,
+    *,
+    temperature: float = 1.0,
+    **searched: Any,
 ) -> dict[str, Any]:
-    """Return the keywords of `generate`: where none is given, the model's values or OpenAI's."""
+    """Return the keywords of `generate`: where none is given, the model's values or OpenAI's.
+
+    `searched` are further ones, of which None was not given.
+    """
     longest = served.model.generation.limits.sequence
     defaults = {
         "temperature": temperature,
         "seed": secrets.randbelow(2**31),
-        "max_new_tokens": longest if most_tokens is None else min(most_tokens, longest),
+        "max_new_tokens": longest,
     }
-    given = body.sampling()
+    given = body.sampling() | {name: value for name, value in searched.items() if value is not None}
+    if most_tokens is not None:
+        given["max_new_tokens"] = min(most_tokens, longest)
     recommended: dict[str, Any] = served.model.defaults.taken(given)
     return defaults | recommended | given
 

@@ -13,9 +13,26 @@ from kvcast.text.params import PromptParams
 
 _P = TypeVar("_P", bound=SamplingParams)
 _SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p"})
-RECOMMENDED = _SAMPLED | {"repetition_penalty", "no_repeat_ngram_size", "forced_bos_token_id"}
+_SEARCHED = frozenset({"beam", "length_penalty", "early_stopping", "renormalize_logits"})
+_FREE = ("no_repeat_ngram_size", "min_new_tokens", "forced_eos_token_id")
+RECOMMENDED = (
+    _SAMPLED
+    | _SEARCHED
+    | {
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "max_new_tokens",
+        "min_new_tokens",
+        "suppress_tokens",
+    }
+)
 """Options that files may recommend values of."""
 
+_UNSEARCHED = ("temperature", "draft", "reasoning_budget")
+"""Options that need a beam of 1."""
 _STRUCTURE = ("grammar", "json_schema", "json_object", "regex", "lark")
 
 
@@ -46,8 +63,13 @@ class GenerationDefaults:
         taken = {name: value for name, value in self.values.items() if name not in given}
         if given.get("beam", 1) != 1 or given.get("temperature") == 0:  # nothing is sampled
             taken = {name: value for name, value in taken.items() if name not in _SAMPLED}
-        if any(given.get(name) for name in _STRUCTURE):  # JSON repeats itself
-            taken.pop("no_repeat_ngram_size", None)
+        alone = given.get("beam", taken.get("beam", 1)) == 1 or any(map(given.get, _UNSEARCHED))
+        if alone:
+            taken = {name: value for name, value in taken.items() if name not in _SEARCHED}
+        if any(given.get(name) for name in _STRUCTURE):  # JSON repeats itself, and ends by itself
+            taken = {name: value for name, value in taken.items() if name not in _FREE}
+        if "min_new_tokens" in taken and "max_new_tokens" in given:
+            taken["min_new_tokens"] = min(taken["min_new_tokens"], given["max_new_tokens"])
         return taken
 
 
@@ -65,3 +87,8 @@ class HasDefaults(Protocol):
 def completed(kind: type[_P], owner: HasDefaults, given: Mapping[str, Any]) -> _P:
     """Return a call's options, with the values that its model recommends for open ones."""
     return owner.defaults.params(kind, given)
+
+
+def completed_alone(kind: type[_P], owner: HasDefaults, given: Mapping[str, Any]) -> _P:
+    """Return options as `completed` does, of one text that is found without a search."""
+    return owner.defaults.params(kind, {"beam": 1, **given})

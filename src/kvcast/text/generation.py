@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
+from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -27,10 +27,16 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.runtimes.exclusive import exclusive
-from kvcast.text.defaults import NO_DEFAULTS, GenerationDefaults, completed
+from kvcast.text.defaults import (
+    NO_DEFAULTS,
+    GenerationDefaults,
+    completed,
+    completed_alone,
+)
 from kvcast.text.grammars import Grammars
 from kvcast.text.params import PromptParams
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
+from kvcast.text.sentences import JoinedPieces, Part, joined
 from kvcast.text.texts import StoppingCriteria, Stopwatch, TextGeneration
 from kvcast.tokenizers.base import TextTokenizer
 
@@ -244,12 +250,15 @@ class GenerationTask:
             raise UsageError(
                 f"logit_bias: the model has no token {last}: give ids from 0 to {vocabulary - 1}"
             )
-        forced = params.forced_bos_token_id
-        if forced is not None and forced >= vocabulary:
-            raise UsageError(
-                f"forced_bos_token_id: the model has no token {forced}: give an id from 0 to "
-                f"{vocabulary - 1}"
-            )
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            forced = getattr(params, name)
+            if forced is not None and forced >= vocabulary:
+                raise UsageError(
+                    f"{name}: the model has no token {forced}: give an id from 0 to "
+                    f"{vocabulary - 1}"
+                )
+        if (last := max(params.suppress_tokens, default=0)) >= vocabulary:
+            raise UsageError(f"suppress_tokens: the model has no token {last}")
         prompt = self.read(tokens)
         room = self.limits.sequence - prompt.length
         grammar = params.constraint
@@ -368,15 +377,20 @@ class TextGenerator(ABC):
         """Return the texts of a prompt as an engine's caller; raises as `generate`."""
         from kvcast.text.caller import TextCaller
 
-        params = self.defaults.params(PromptParams, options)
+        params = self.understood(given, self.defaults.params(PromptParams, options))
         if params.beam > scheduler.rows:
             raise UsageError(f"beam must be at most {scheduler.rows}, the rows of the engine")
-        tokens = self.prompt_tokens(given, params)
-        requests = self.generation.within(scheduler.capacity).requests(tokens, params)
+        generation = self.generation.within(scheduler.capacity)
+        parts = self.parts(given, params, generation.limits.prompt)
+        requests = [
+            request for part in parts for request in generation.requests(part.tokens, params)
+        ]
 
         def finished(texts: list[TextGeneration]) -> list[TextGeneration]:
+            each = len(texts) // len(parts)
+            whole = _joined(parts, [texts[i : i + each] for i in range(0, len(texts), each)])
             with exclusive(self.runtime):
-                return self.finished(given, texts, params)
+                return self.finished(given, whole, params)
 
         return TextCaller(requests, params, finished)
 
@@ -384,7 +398,7 @@ class TextGenerator(ABC):
     def generate(
         self, prompt: TextPrompt | Sequence[TextPrompt], params: PromptParams
     ) -> TextGeneration | list[Any]:
-        """Continue a prompt, or several; a T5 or UniLM answers its source.
+        """Continue a prompt, or several; a T5, BART or UniLM answers its source.
 
         In fp32 neither `batch` nor `chunk` nor the order of prompts changes a text; in int8 what
         is multiplied in one call shares a scale. A text that has no room for `max_new_tokens`
@@ -417,14 +431,40 @@ class TextGenerator(ABC):
         """Return the n texts of each prompt, in order, as they are done; see `generate`."""
         return self._each(prompts, params)
 
-    @keywords_of(PromptParams, completed)
-    def stream(self, prompt: TextPrompt, params: PromptParams) -> TextPieces:
+    @keywords_of(PromptParams, completed_alone)
+    def stream(self, prompt: TextPrompt, params: PromptParams) -> TextPieces | JoinedPieces:
         """Return an iterator of the text's pieces, which has the `result` at its end.
 
-        Options for several texts stay at their defaults; see `generate`.
+        Options for several texts stay at their defaults, whatever the model's files recommend; see
+        `generate`.
         """
         params.check_one_text()
-        return self.generation.pieces(self.prompt_tokens(prompt, params), params)
+        params = self.understood(prompt, params)
+        parts = self.parts(prompt, params, self._limits.prompt)
+        if len(parts) == 1:
+            return self.generation.pieces(parts[0].tokens, params)
+        return JoinedPieces(parts, lambda tokens: self.generation.pieces(tokens, params))
+
+    def understood(
+        self,
+        prompt: TextPrompt | EncodedText,  # noqa: ARG002
+        params: PromptParams,
+    ) -> PromptParams:
+        """Return the options of a prompt's texts, as the model understands them."""
+        if params.source_language is not None or params.target_language is not None:
+            raise UsageError("this model does not translate: leave out languages")
+        return params
+
+    def parts(
+        self,
+        prompt: TextPrompt | EncodedText,
+        params: PromptParams,
+        longest: int,  # noqa: ARG002
+    ) -> list[Part]:
+        """Return the parts of a prompt of at most so many tokens, which have texts of their own."""
+        if params.sentences:
+            raise UsageError("this model continues a text: leave out sentences")
+        return [Part(tokens=self.prompt_tokens(prompt, params))]
 
     @abstractmethod
     def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
@@ -452,9 +492,20 @@ class TextGenerator(ABC):
     def _each(
         self, prompts: Sequence[TextPrompt], params: PromptParams
     ) -> Iterator[list[TextGeneration]]:
-        tokens = [self.prompt_tokens(prompt, params) for prompt in prompts]
-        each = self.generation.each(tokens, params)
-        return map(self.finished, prompts, each, repeat(params))
+        if not prompts:
+            raise UsageError("there is no prompt: give at least one")
+        understood = [self.understood(prompt, params) for prompt in prompts]
+        parts = [self.parts(prompt, params, self._limits.prompt) for prompt in prompts]
+        # What is understood is the same for all that are texts.
+        tokens = [part.tokens for some in parts for part in some]
+        each = self.generation.each(tokens, understood[0])
+        whole = (_joined(some, list(islice(each, len(some)))) for some in parts)
+        return map(self.finished, prompts, whole, understood)
+
+
+def _joined(parts: Sequence[Part], texts: Sequence[list[TextGeneration]]) -> list[TextGeneration]:
+    """Return the texts of a prompt, whose parts have as many each."""
+    return [joined(parts, several) for several in zip(*texts, strict=True)]
 
 
 def is_one_prompt(prompt: TextPrompt | Sequence[TextPrompt]) -> bool:

@@ -18,6 +18,7 @@ from kvcast.errors import UsageError
 from kvcast.options import Check, Option, Text
 
 CONVERSATION = "conversation"
+TRANSLATION = "translation"
 STRUCTURE = "structured output"
 
 
@@ -53,6 +54,33 @@ class PromptParams(SamplingParams):
             group=CONVERSATION,
             help="read control tokens that a prompt spells, such as </s>, as these tokens; without "
             "it they are text",
+        ),
+    ] = False
+    source_language: Annotated[
+        str | None,
+        Option(
+            group=TRANSLATION,
+            help="the source's language, by the model's code, such as eng_Latn, or its beginning",
+            check=Text(filled=True),
+            metavar="CODE",
+            default="the tokenizer's",
+        ),
+    ] = None
+    target_language: Annotated[
+        str | None,
+        Option(
+            group=TRANSLATION,
+            help="the language to translate into; models of one language take none",
+            check=Text(filled=True),
+            metavar="CODE",
+        ),
+    ] = None
+    sentences: Annotated[
+        bool,
+        Option(
+            group=TRANSLATION,
+            help="answer a source sentence by sentence, as is done in any case with one that is "
+            "too long for the model; needs kvcast[translation]",
         ),
     ] = False
     json_schema: Annotated[

@@ -17,6 +17,7 @@ from kvcast.decoding.numerics import (
     best_first,
     likeliest,
     log_probabilities,
+    log_softmax,
     top_k,
 )
 from kvcast.decoding.params import SamplingParams
@@ -287,7 +288,12 @@ class SearchedTexts(TextRequest):
         """
         withheld = self.spec.criteria.withheld(self._written.length)
         given = likeliest(logits_rv, self._considered + len(withheld))
-        if not self._preferences and self._constraint is None:
+        renormalised = self.spec.params.renormalize_logits
+        if not self._preferences.matter(self._written) and self._constraint is None:
+            if renormalised and withheld:
+                lost_rk = np.exp(logits_rv[:, withheld] - given.log_sums_r[:, None])
+                logprobs_rk = given.logprobs_rk - np.log1p(-lost_rk.sum(1, keepdims=True))
+                given = given._replace(logprobs_rk=logprobs_rk)
             for token in withheld:
                 given.logprobs_rk[given.tokens_rk == token] = -np.inf
             return given
@@ -296,6 +302,8 @@ class SearchedTexts(TextRequest):
         self._preferences.apply(logits_rv, self._written)
         if self._constraint is not None:
             self._constraint.apply(logits_rv, self._written.written_rn)
+        if renormalised:
+            log_softmax(logits_rv)
         return Likeliest(*top_k(logits_rv, self._considered), given.log_sums_r)
 
     def _finish(self, total: float, parent: int, token: int, logprob: float) -> None:

@@ -3,12 +3,27 @@
 Knows no family, no file format and no runtime.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, Self
+
+import numpy as np
 from typing_extensions import override
 
+from kvcast.engine.requests import Input, Prompt
 from kvcast.errors import UsageError
-from kvcast.runtimes.base import Int64
-from kvcast.text.generation import EncodedText, TextGenerator, TextPrompt
+from kvcast.runtimes.base import EncoderDecoder, Int32, Int64
+from kvcast.text.generation import (
+    EncodedText,
+    GenerationTask,
+    Limits,
+    TextGenerator,
+    TextPrompt,
+)
+from kvcast.text.grammars import Grammars
 from kvcast.text.params import PromptParams
+from kvcast.text.sentences import Part, split
+from kvcast.tokenizers.base import TextTokenizer
 
 
 class SourceTextModel(TextGenerator):
@@ -18,6 +33,12 @@ class SourceTextModel(TextGenerator):
     chunks of prompts.
     """
 
+    def __init__(self, generation: GenerationTask, source_tokens: int | None = None) -> None:
+        """Take the number of tokens that sources have, if it is not that of texts."""
+        super().__init__(generation)
+        if source_tokens is not None:
+            self._limits = replace(generation.limits, vocabulary=source_tokens)
+
     @override
     def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
         if params.chat or params.system is not None:
@@ -26,7 +47,41 @@ class SourceTextModel(TextGenerator):
             raise UsageError("chunk is for prompts that are continued: a source is read whole")
         if params.special_tokens and isinstance(prompt, str):
             return self._limits.known(self.tokenizer.encode_ready(prompt))
-        return self._encoded(prompt)
+        tokens, languages = self._encoded(prompt), self.tokenizer.languages
+        if languages is None or not isinstance(prompt, (str, EncodedText)):
+            return tokens
+        told = (params.source_language, params.target_language)
+        return self._limits.known(languages.before(tokens.tolist(), *told))
+
+    @override
+    def understood(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> PromptParams:
+        """Return the options with the first token that the target's language wants."""
+        languages = self.tokenizer.languages
+        if languages is None:
+            return super().understood(prompt, params)
+        forced = languages.forced(params.target_language)
+        if forced is None or params.forced_bos_token_id == forced:
+            return params
+        if params.forced_bos_token_id not in (None, *languages.tokens.values()):
+            raise UsageError("the target's language is its first token: leave out another one")
+        understood = replace(params, forced_bos_token_id=forced)
+        object.__setattr__(understood, "generation_config", params.generation_config)
+        return understood
+
+    @override
+    def parts(
+        self, prompt: TextPrompt | EncodedText, params: PromptParams, longest: int
+    ) -> list[Part]:
+        """Return the sentences of a text, if they are wanted or it is too long to be translated."""
+        text = prompt.text if isinstance(prompt, EncodedText) else prompt
+        if not isinstance(text, str):
+            return [Part(tokens=self.prompt_tokens(prompt, params))]
+        if not params.sentences:
+            tokens = self.prompt_tokens(prompt, params)
+            if len(tokens) <= longest or not self.tokenizer.translates:
+                return [Part(tokens=tokens)]
+        parts = split(text, params.source_language, lambda part: self.prompt_tokens(part, params))
+        return parts or [Part(tokens=self.prompt_tokens(prompt, params))]
 
     def _encoded(self, source: TextPrompt | EncodedText) -> Int64:
         """Return a source's tokens; raises UsageError if all of them are special."""
@@ -38,3 +93,119 @@ class SourceTextModel(TextGenerator):
         if tokens == self.tokenizer.encode(""):
             raise UsageError("the source is empty: give at least one word")
         return self._limits.known(tokens)
+
+
+class Source(Input):
+    """A source of tokens [t]."""
+
+    def __init__(self, tokens: Int64) -> None:
+        self._tokens = tokens
+
+    @property
+    @override
+    def tokens(self) -> Int64:
+        return self._tokens
+
+    @property
+    @override
+    def positions(self) -> int:
+        return len(self._tokens)
+
+    @classmethod
+    @override
+    def batch(cls, inputs: Sequence[Self]) -> tuple[Int64, Int32]:
+        lengths_b = np.array([len(source.tokens) for source in inputs], np.int32)
+        tokens_bt = np.zeros((len(inputs), lengths_b.max()), np.int64)
+        for tokens_t, source in zip(tokens_bt, inputs, strict=True):
+            tokens_t[: len(source.tokens)] = source.tokens
+        return tokens_bt, lengths_b
+
+
+class SourceSizes(Protocol):
+    """The dimensions of a model with an encoder of tokens that determine its texts."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens to choose from."""
+
+    @property
+    def start_token(self) -> int:
+        """The first token of a target."""
+
+    @property
+    def source_positions(self) -> int:
+        """Length of the longest source."""
+
+    @property
+    def target_positions(self) -> int:
+        """Length of the longest target, including the start token."""
+
+    @property
+    def decoder_layers(self) -> int:
+        """Number of layers of the decoder."""
+
+    @property
+    def decoder_heads(self) -> int:
+        """Number of heads of each."""
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+
+
+class EncodedSourceModel(SourceTextModel):
+    """A model whose encoder reads the source."""
+
+    def __init__(
+        self,
+        runtime: EncoderDecoder,
+        tokenizer: TextTokenizer,
+        sizes: SourceSizes,
+        family: str,
+        source_tokens: int | None = None,
+    ) -> None:
+        """Take the parts of a model; see `GenerationTask` and `SourceTextModel`."""
+        start = np.array([sizes.start_token], np.int64)
+        limits = Limits(
+            prompt=sizes.source_positions,
+            sequence=sizes.target_positions,
+            vocabulary=sizes.vocab_size,
+        )
+        super().__init__(
+            GenerationTask(
+                runtime=runtime,
+                tokenizer=tokenizer,
+                limits=limits,
+                family=family,
+                read=lambda tokens: Prompt(start, input=Source(tokens)),
+                encodes=True,
+                grammars=Grammars(tokenizer, limits.vocabulary),
+            ),
+            source_tokens,
+        )
+        self._sizes = sizes
+
+    @override
+    def understood(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> PromptParams:
+        """Return them as `SourceTextModel` does; UsageError where a text needs a language."""
+        understood = super().understood(prompt, params)
+        languages = self.tokenizer.languages
+        is_told = languages is None or languages.place == "target" or self._begins(understood)
+        if is_told or not isinstance(prompt, (str, EncodedText)):
+            return understood
+        raise UsageError(
+            "this model translates into many languages: name the text's with target_language"
+        )
+
+    def _begins(self, params: PromptParams) -> bool:
+        """Tell whether the first token of texts, perhaps their language, is known."""
+        languages = self.tokenizer.languages
+        starts = languages is not None and self._sizes.start_token in languages.tokens.values()
+        return starts or params.forced_bos_token_id is not None
+
+    @property
+    @override
+    def input_bytes(self) -> int:
+        sizes = self._sizes
+        heads = 2 * sizes.decoder_layers * sizes.decoder_heads
+        return 4 * heads * sizes.head_dim * sizes.source_positions  # there may be narrower ones

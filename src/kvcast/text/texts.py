@@ -116,6 +116,7 @@ class StoppingCriteria:
         max_new_tokens: most tokens.
         min_new_tokens: before a text has so many, no end token can be chosen; a stop string may
             still end it.
+        suppressed: tokens that are never chosen.
 
     """
 
@@ -123,6 +124,7 @@ class StoppingCriteria:
     stops: StopStrings
     max_new_tokens: int
     min_new_tokens: int = 0
+    suppressed: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -134,11 +136,13 @@ class StoppingCriteria:
             stops=StopStrings(params.stops),
             max_new_tokens=min(params.max_new_tokens, room),
             min_new_tokens=min(params.min_new_tokens, room),
+            suppressed=tuple(params.suppress_tokens),
         )
 
     def withheld(self, written: int) -> tuple[int, ...]:
-        """Return the tokens that would end a text of `written` tokens too early."""
-        return self.end_tokens if written < self.min_new_tokens else ()
+        """Return the tokens that cannot follow `written` tokens."""
+        early = self.end_tokens if written < self.min_new_tokens else ()
+        return (*early, *(token for token in self.suppressed if token not in early))
 
     def are_met(
         self,

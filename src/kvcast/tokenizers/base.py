@@ -11,6 +11,7 @@ from kvcast.chat.conversation import Message, Tool
 from kvcast.chat.tool_calls import ToolForm
 from kvcast.errors import UsageError
 from kvcast.tokenizers.decoder import TokenDecoder
+from kvcast.tokenizers.languages import Languages
 from kvcast.tokenizers.stream import TextStream
 
 
@@ -25,6 +26,12 @@ class TextTokenizer(Protocol):
 
     generation: Mapping[str, Any] = MappingProxyType({})
     """Values of options that the model's files recommend, by the options' names."""
+
+    translates: bool = False
+    """Whether it is a translating model's, which takes sentences."""
+
+    languages: Languages | None = None
+    """Languages of a model that translates; None where there are none to choose."""
 
     decoder: TokenDecoder | None
     """How tokens spell bytes; None where a token's text depends on its neighbours."""

@@ -1,4 +1,4 @@
-"""The one call of the tokenizers library that turns text into ids. Knows no file format."""
+"""The calls of the tokenizers library that turn text into ids or pieces. Knows no file format."""
 
 from tokenizers import Tokenizer
 
@@ -12,3 +12,10 @@ def ids_of(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoding.ids
     return ids
+
+
+def pieces_of(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Return a text's pieces; unknown ones are as the text spells them."""
+    [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
+    pieces: list[str] = encoding.tokens
+    return pieces

@@ -3,15 +3,24 @@
 The files are `text.json` with `tokenizer.json` (and chat templates if the model has any) or
 with `spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (`tokenizer.model.v3` and
 so on). If `text.json` has a "tokenizer", that names the kind: "byt5", which needs no other file, or
-"bert", with `vocab.txt` or a `tokenizer.json` of that kind. Reads no files: the caller gives
-their contents.
+"bert", with `vocab.txt` or a `tokenizer.json` of that kind; "marian", with `source.spm`,
+`vocab.json` and, where targets have another vocabulary, `target_vocab.json`; "m2m100", with
+`sentencepiece.bpe.model` and `vocab.json`. Reads no files: the caller gives their contents.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kvcast.errors import InputMissingError, KvcastError
-from kvcast.spec.text_files import CHAT_TEMPLATES, MOST_SENTINELS
+from kvcast.spec.text_files import (
+    CHAT_TEMPLATES,
+    M2M_PIECES,
+    MARIAN_PIECES,
+    MARIAN_SOURCES,
+    MARIAN_TARGETS,
+    MOST_SENTINELS,
+)
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.settings import SETTINGS, TextSettings
 
@@ -69,6 +78,7 @@ def open_tokenizer(files: _Files, dimensions: object) -> TextTokenizer:  # noqa:
 
 def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
     from kvcast.chat.templates import ChatTemplate
+    from kvcast.tokenizers.languages import languages_of
     from kvcast.tokenizers.tokenizer_json import JsonTokenizer
 
     constants = settings.constants
@@ -79,13 +89,17 @@ def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
     template = templates.get("")
     if template is not None:
         template = replace(template, with_tools=templates.get("tool_use"))
-    return JsonTokenizer(
+    tokenizer = JsonTokenizer(
         files[_JSON],
         settings.end_tokens,
         template,
         added_tokens=settings.added_tokens,
         special_tokens=settings.special_tokens,
     )
+    if settings.translates:
+        tokenizer.translates = True
+        tokenizer.languages = languages_of(json.loads(files[_JSON]))
+    return tokenizer
 
 
 def _source(files: _Files, name: str) -> str:
@@ -126,6 +140,35 @@ def _word_pieces(files: _Files, settings: TextSettings) -> TextTokenizer:
     return kind(vocabulary, settings.end_tokens, lowercase=settings.flag("lowercase"))
 
 
+def _marian(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.marian import MarianTokenizer, read_vocabulary
+
+    if absent := [name for name in (MARIAN_PIECES, MARIAN_SOURCES) if name not in files]:
+        raise InputMissingError(f"no {absent[0]} beside {SETTINGS}: fetch the model again")
+    tables = {
+        name: read_vocabulary(files[name], name)
+        for name in (MARIAN_SOURCES, MARIAN_TARGETS)
+        if name in files
+    }
+    return MarianTokenizer(
+        files[MARIAN_PIECES],
+        tables[MARIAN_SOURCES],
+        settings.end_tokens,
+        MARIAN_PIECES,
+        tables.get(MARIAN_TARGETS),
+    )
+
+
+def _m2m(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.marian import M2MTokenizer, read_vocabulary
+
+    if absent := [name for name in (M2M_PIECES, MARIAN_SOURCES) if name not in files]:
+        raise InputMissingError(f"no {absent[0]} beside {SETTINGS}: fetch the model again")
+    vocabulary = read_vocabulary(files[MARIAN_SOURCES], MARIAN_SOURCES)
+    ends, languages = settings.end_tokens, settings.special_tokens
+    return M2MTokenizer(files[M2M_PIECES], vocabulary, ends, M2M_PIECES, languages)
+
+
 def _mistral(files: _Files) -> TextTokenizer:
     from kvcast.tokenizers.mistral import MistralTokenizer, is_tokenizer_file
 
@@ -139,5 +182,10 @@ def _mistral(files: _Files) -> TextTokenizer:
 
 
 _Opener = Callable[[_Files, TextSettings], TextTokenizer]
-_KINDS: Mapping[str, _Opener] = {"bert": _word_pieces, "byt5": _bytes}
+_KINDS: Mapping[str, _Opener] = {
+    "bert": _word_pieces,
+    "byt5": _bytes,
+    "marian": _marian,
+    "m2m100": _m2m,
+}
 _BY_FILE: Mapping[str, _Opener] = {_JSON: _json_tokenizer, _SENTENCEPIECE: _sentencepiece}

@@ -4,14 +4,14 @@ The file is a protocol buffer (google/sentencepiece, sentencepiece_model.proto).
 because libraries that read it bring a second tokenizer, and tokenizers can run the same model. The
 result splits text into the same pieces as SentencePiece, with one exception: tokenizers drops a
 combining mark after a character that the normalisation rules replace, as it does in transformers.
-Supports Unigram models only. Splits no text itself.
+Supports Unigram models, and BPE where texts are only split. Splits no text itself.
 """
 
 import base64
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,10 +20,12 @@ from kvcast.tokenizers.decoder import SPACE_MARK
 from kvcast.tokenizers.sentinels import SENTINEL, sentinel
 
 _SENTINELS = 100  # T5's
-_UNIGRAM = 1
+_UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5
 _SPECIAL = (_UNKNOWN, _CONTROL, _UNUSED)
 _MOST_PIECES = 1 << 24
+# Begins a piece that no text spells: Unicode has no such character.
+_NO_TEXT = "\U0010ffff"
 _SPELLED_BYTE = "<(?=0x[0-9A-F]{2}>)"
 
 _Message = Mapping[int, int | bytes]
@@ -37,11 +39,34 @@ def to_tokenizer_json(content: bytes, extra_ids: int | None, label: str) -> byte
     100, or none if the pieces include sentinels, as in mT5. Raises KvcastError, naming `label`,
     for a file that is damaged or of another kind.
     """
+    model = _read(content, label)
+    if model.bpe:
+        problem = "it is not a Unigram model, the only kind that is supported"
+        raise KvcastError(f"{label} cannot be read: {problem}; fetch it again")
+    return json.dumps(model.description(extra_ids)).encode()
+
+
+def to_splitter_json(content: bytes, label: str) -> bytes:
+    """Return a tokenizer.json that splits text as the model does and knows no special token.
+
+    Raises as `to_tokenizer_json`.
+    """
+    model = _read(content, label)
+    description = model.description(0)
+    special = {token["id"] for token in description.pop("added_tokens")}
+    vocabulary = description["model"]["vocab"]
+    for i in special:
+        vocabulary[i] = (f"{_NO_TEXT}{i}", vocabulary[i][1])
+    if model.bpe:
+        description["model"] = _merging(vocabulary, model.unknown)
+    return json.dumps(description | {"added_tokens": [], "post_processor": None}).encode()
+
+
+def _read(content: bytes, label: str) -> "_SentencePieceModel":
     try:
-        model = _SentencePieceModel.read(content)
+        return _SentencePieceModel.read(content)
     except ValueError as error:
         raise KvcastError(f"{label} cannot be read: {error}; fetch it again") from None
-    return json.dumps(model.description(extra_ids)).encode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +80,7 @@ class _SentencePieceModel:
     prefix: bool
     collapses: bool
     byte_fallback: bool
+    bpe: bool
 
     @classmethod
     def read(cls, content: bytes) -> "_SentencePieceModel":
@@ -62,7 +88,7 @@ class _SentencePieceModel:
         model = _message(content)
         pieces = [_piece(value) for number, value in _fields(content) if number == 1]
         trainer, normalizer = _message(_last(model, 2, b"")), _message(_last(model, 3, b""))
-        if _last(trainer, 3, _UNIGRAM) != _UNIGRAM:
+        if (kind := _last(trainer, 3, _UNIGRAM)) not in (_UNIGRAM, _BPE):
             raise ValueError("it is not a Unigram model, the only kind that is supported")
         # trainer 24: treat_whitespace_as_suffix; normalizer 5: escape_whitespaces.
         if _last(trainer, 24, 0) or not _last(normalizer, 5, 1):
@@ -82,6 +108,7 @@ class _SentencePieceModel:
             prefix=bool(_last(normalizer, 3, 1)),
             collapses=bool(_last(normalizer, 4, 1)),
             byte_fallback=bool(_last(trainer, 35, 0)),
+            bpe=kind == _BPE,
         )
 
     def description(self, extra_ids: int | None) -> dict[str, Any]:
@@ -140,6 +167,24 @@ class _SentencePieceModel:
         if self.prefix:
             steps.append({"type": "Prepend", "prepend": SPACE_MARK})
         return steps
+
+
+def _merging(vocabulary: Sequence[tuple[str, float]], unknown: int) -> dict[str, Any]:
+    """Return the model of a tokenizer.json that merges pieces, those of the best score first."""
+    numbers = {piece: i for i, (piece, _) in enumerate(vocabulary)}
+    merges = [
+        (-score, numbers[piece[:at]], numbers[piece[at:]])
+        for piece, score in vocabulary
+        for at in range(1, len(piece))
+        if piece[:at] in numbers and piece[at:] in numbers
+    ]
+    return {
+        "type": "BPE",
+        "vocab": numbers,
+        "merges": [[vocabulary[i][0] for i in pair] for _, *pair in sorted(merges)],
+        "unk_token": vocabulary[unknown][0],
+        "fuse_unk": True,
+    }
 
 
 def _added(number: int, text: str) -> dict[str, Any]:

@@ -95,6 +95,11 @@ class TextSettings:
             case _:
                 raise _damaged("notices are not texts")
 
+    @property
+    def translates(self) -> bool:
+        """Whether the tokenizer's file has tokens of languages."""
+        return self.fields.get("translates") is True
+
     def flag(self, name: str) -> bool:
         """Return true or false."""
         value = self.fields.get(name)

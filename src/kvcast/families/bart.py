@@ -1,0 +1,339 @@
+"""BART and its relatives, which read texts and write others, as data: Marian, mBART, NLLB, ...
+
+Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
+one tensor in this order, and so are key and value of cross-attention. Positions are rows of a table
+for each stack, whether they were learned or are waves. Knows no file format, weights, text or
+runtimes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.blocks import (
+    TOKENS,
+    attended,
+    cache_of,
+    chosen,
+    cross_caches,
+    flat,
+    in_rows,
+    new_positions,
+    written,
+)
+from kvcast.families.caches import self_and_cross_caches
+from kvcast.families.programs import (
+    Argument,
+    ProgramSignature,
+    cross_argument,
+    decode_program,
+    encode_program,
+)
+from kvcast.spec.program import Node, Program
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+_EPSILON = 1e-5  # of layer norms
+_PROBED_SOURCE = 40
+_SIZES = (
+    "vocab_size",
+    "width",
+    "encoder_inner",
+    "decoder_inner",
+    "encoder_heads",
+    "decoder_heads",
+    "encoder_layers",
+    "decoder_layers",
+    "source_positions",
+    "target_positions",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BartDimensions:
+    """Everything that determines a model's tensor shapes and computation.
+
+    Attributes:
+        architecture: the checkpoint's name for it, for people only: "bart", "marian", ...
+        vocab_size: rows of the embedding; of the target's where the source has its own.
+        source_vocab_size: rows of the source's own embedding; None where both share one.
+        width: size of a hidden state.
+        encoder_inner: inner width of the encoder's feed-forward.
+        decoder_inner: inner width of the decoder's.
+        encoder_heads: number of heads in the encoder.
+        decoder_heads: number of heads of each attention in the decoder.
+        encoder_layers: number of layers of the encoder.
+        decoder_layers: number of layers of the decoder.
+        activation: of the feed-forward; one of ACTIVATIONS.
+        norm_first: whether norms precede attention and feed-forward, or follow their residuals.
+        embedding_norm: whether embeddings with positions are normed.
+        final_norm: whether each stack ends with a norm.
+        embedding_scale: factor on embeddings.
+        tied: whether the head is the embedding.
+        head_bias: whether the head has a bias.
+        start_token: the first token of a target.
+        source_positions: length of the longest source.
+        target_positions: length of the longest target, including the start token.
+
+    """
+
+    architecture: str
+    vocab_size: int
+    width: int
+    encoder_inner: int
+    decoder_inner: int
+    encoder_heads: int
+    decoder_heads: int
+    encoder_layers: int
+    decoder_layers: int
+    source_positions: int
+    target_positions: int
+    start_token: int
+    source_vocab_size: int | None = None
+    activation: str = "gelu"
+    norm_first: bool = False
+    embedding_norm: bool = False
+    final_norm: bool = False
+    embedding_scale: float = 1.0
+    tied: bool = True
+    head_bias: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(**{name: getattr(self, name) for name in _SIZES})
+        if self.source_vocab_size is not None:
+            require_positive(source_vocab_size=self.source_vocab_size)
+        require_layers(self.encoder_layers, self.decoder_layers)
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        for heads in (self.encoder_heads, self.decoder_heads):
+            if self.width % heads:
+                raise KvcastError(f"width {self.width} is not a multiple of {heads} heads")
+        if max(self.source_positions, self.target_positions) > MOST_POSITIONS:
+            raise KvcastError("there are more positions than any model has")
+        if type(self.start_token) is not int or not 0 <= self.start_token < self.vocab_size:
+            raise KvcastError(
+                f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head in the decoder's caches."""
+        return self.width // self.decoder_heads
+
+    @property
+    def head(self) -> str:
+        """Name of the head's matrix."""
+        return "embedding" if self.tied else "head"
+
+    @property
+    def source_tokens(self) -> int:
+        """Number of tokens that a source may have."""
+        return self.source_vocab_size or self.vocab_size
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise KvcastError(f"not the dimensions of a BART: {error}") from None
+
+
+def tensor_shapes(dimensions: BartDimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    width, vocab = dimensions.width, dimensions.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab, width)}
+    if dimensions.source_vocab_size is not None:
+        shapes["source_embedding.weight"] = (dimensions.source_vocab_size, width)
+    if not dimensions.tied:
+        shapes["head.weight"] = (vocab, width)
+    if dimensions.head_bias:
+        shapes[f"{dimensions.head}.bias"] = (vocab,)
+    for stack in ("encoder", "decoder"):
+        shapes |= _stack_shapes(stack, dimensions)
+    return shapes
+
+
+def _stack_shapes(stack: str, dimensions: BartDimensions) -> dict[str, tuple[int, ...]]:
+    width, is_decoder = dimensions.width, stack == "decoder"
+    inner = dimensions.decoder_inner if is_decoder else dimensions.encoder_inner
+    linears = {
+        "self_attention.qkv": (3 * width, width),
+        "self_attention.out": (width, width),
+        "feed_forward.up": (inner, width),
+        "feed_forward.down": (width, inner),
+    }
+    norms = ["self_attention_norm", "feed_forward_norm"]
+    if is_decoder:
+        linears |= {
+            "cross_attention.query": (width, width),
+            "cross_attention.key_value": (2 * width, width),
+            "cross_attention.out": (width, width),
+        }
+        norms.append("cross_attention_norm")
+    matrices: dict[str, tuple[int, ...]] = linears | dict.fromkeys(norms, (width,))
+    layers = dimensions.decoder_layers if is_decoder else dimensions.encoder_layers
+    named = {
+        f"{stack}.layers.{i}.{name}": shape
+        for i in range(layers)
+        for name, shape in matrices.items()
+    }
+    if dimensions.embedding_norm:
+        named[f"{stack}.embedding_norm"] = (width,)
+    if dimensions.final_norm:
+        named[f"{stack}.norm"] = (width,)
+    positions = dimensions.target_positions if is_decoder else dimensions.source_positions
+    return {
+        f"{stack}.positions": (positions, width),
+        **{f"{name}.weight": shape for name, shape in named.items()},
+        **{f"{name}.bias": shape[:1] for name, shape in named.items()},
+    }
+
+
+_SOURCE, _SOURCE_LENGTHS = Node("source"), Node("source_lengths")
+
+
+def _programs(dimensions: BartDimensions) -> Mapping[str, ProgramSignature]:
+    own, cross = self_and_cross_caches(dimensions)
+    source = Argument(name="source", shape=("batch", "source"), dtype="int64")
+    lengths = Argument(name="source_lengths", shape=("batch",), dtype="int32", example=(5, 3))
+    return {
+        "encode": encode_program(cross, source, lengths),
+        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), lengths),
+    }
+
+
+def _written(dimensions: BartDimensions) -> Mapping[str, Program]:
+    return written(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+
+
+def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
+    """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
+    block = _Block(write, dimensions)
+    positions = write.step("arange", write.size(_SOURCE, 1), dtype="int64")
+    own = dimensions.source_vocab_size is not None
+    table = "source_embedding.weight" if own else "embedding.weight"
+    x = block.embedded(table, _SOURCE, write.step("unsqueeze", positions, 0), "encoder")
+    heads = dimensions.encoder_heads
+    scale = (dimensions.width // heads) ** -0.5
+    for i in range(dimensions.encoder_layers):
+        layer = f"encoder.layers.{i}"
+        name = f"{layer}.self_attention"
+        qkv = write.chunk(write.linear(block.before(x, name), f"{name}.qkv", bias=True), 3)
+        mixed = write.step("encoder_attention", *qkv, heads, scale, _SOURCE_LENGTHS)
+        x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
+        x = block.fed(x, layer)
+    encoded = block.ended(x, "encoder")
+    layers = dimensions.decoder_layers
+    return write.program(
+        **cross_caches(write, encoded, layers, dimensions.decoder_heads, bias=True)
+    )
+
+
+def _decode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
+    """Write `decode`: new target tokens to logits."""
+    block = _Block(write, dimensions)
+    x = block.embedded("embedding.weight", TOKENS, new_positions(write), "decoder")
+    scale = dimensions.head_dim**-0.5
+    for i in range(dimensions.decoder_layers):
+        layer = f"decoder.layers.{i}"
+        name = f"{layer}.self_attention"
+        qkv = write.chunk(write.linear(block.before(x, name), f"{name}.qkv", bias=True), 3)
+        mixed = attended(write, i, qkv, scale)
+        x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
+        name = f"{layer}.cross_attention"
+        query = write.linear(block.before(x, name), f"{name}.query", bias=True)
+        cross = (*cache_of("cross", i), scale, _SOURCE_LENGTHS)
+        mixed = write.step("cross_attention", query, *cross)
+        x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
+        x = block.fed(x, layer)
+    ended = block.ended(flat(write, chosen(write, x)), "decoder")
+    logits = write.linear(ended, dimensions.head, bias=dimensions.head_bias)
+    return write.program(logits=in_rows(write, logits))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Writes the parts that differ by where norms are."""
+
+    write: ProgramWriter
+    dimensions: BartDimensions
+
+    def embedded(self, table: str, tokens: Node, positions: Node, stack: str) -> Node:
+        """Embed tokens and their positions."""
+        write, x = self.write, self.write.embedding(table, tokens)
+        if self.dimensions.embedding_scale != 1:
+            x = write.step("mul", x, self.dimensions.embedding_scale)
+        x = write.step("add", x, write.embedding(f"{stack}.positions", positions))
+        if self.dimensions.embedding_norm:
+            x = write.layer_norm(x, f"{stack}.embedding_norm", _EPSILON)
+        return x
+
+    def before(self, x: Node, name: str) -> Node:
+        """Return the input of a part of a layer."""
+        return self._normed(x, name) if self.dimensions.norm_first else x
+
+    def after(self, x: Node, name: str) -> Node:
+        """Return the result of a part of a layer, from its residual sum."""
+        return x if self.dimensions.norm_first else self._normed(x, name)
+
+    def fed(self, x: Node, layer: str) -> Node:
+        """Write a layer's feed-forward."""
+        name, activation = f"{layer}.feed_forward", self.dimensions.activation
+        inner = self.write.linear(
+            self.before(x, name), f"{name}.up", bias=True, activation=activation
+        )
+        return self.after(self.write.linear(inner, f"{name}.down", bias=True, residual=x), name)
+
+    def ended(self, x: Node, stack: str) -> Node:
+        """Return a stack's result."""
+        if not self.dimensions.final_norm:
+            return x
+        return self.write.layer_norm(x, f"{stack}.norm", _EPSILON)
+
+    def _normed(self, x: Node, name: str) -> Node:
+        return self.write.layer_norm(x, f"{name}_norm", _EPSILON)
+
+
+def _no_constants(
+    dimensions: BartDimensions,  # noqa: ARG001
+    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
+) -> dict[str, NDArray[np.generic]]:
+    return {}
+
+
+def _probe(dimensions: BartDimensions) -> Probe:
+    """Return two sources of different lengths."""
+    generator = np.random.default_rng(0)
+    longest = min(_PROBED_SOURCE, dimensions.source_positions)
+    lengths_b = np.array([longest, max(1, longest // 2)], np.int32)
+    source_bt = generator.integers(0, dimensions.source_tokens, (len(lengths_b), longest))
+    return Probe(
+        prompts=[np.array([dimensions.start_token])] * len(lengths_b),
+        source=(source_bt, lengths_b),
+    )
+
+
+BART = Family(
+    name="bart",
+    title="BART",
+    task="generate",
+    interface="encoder-decoder",
+    dimensions=BartDimensions,
+    positions=lambda dimensions: dimensions.target_positions,
+    caches=self_and_cross_caches,
+    programs=_programs,
+    written=_written,
+    constants=_no_constants,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(fused=False),
+    probe=_probe,
+    model_class="kvcast.text.bart:BartModel",
+    work_class="kvcast.inspect.work.bart:BartWork",
+    facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},
+)

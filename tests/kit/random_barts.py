@@ -1,0 +1,74 @@
+"""Random models of transformers that read a source and write a target, as folders on disk.
+
+Every field that changes a result has another value in one of KINDS.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+from kit.in_transformers import tiny_unigram
+
+VOCAB, START, PAD, END = 96, 5, 0, 1  # as the tokenizer's
+POSITIONS = 40
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": POSITIONS,
+    "decoder_start_token_id": START,
+    "bos_token_id": 3,
+    "pad_token_id": PAD,
+    "eos_token_id": END,
+    "forced_eos_token_id": None,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart": ("bart", {}),
+    "bart-scaled": ("bart", {"scale_embedding": True, "activation_function": "relu"}),
+    "marian": ("marian", {"scale_embedding": True, "activation_function": "swish"}),
+    "marian-apart": (
+        "marian",
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 80},
+    ),
+    "mbart": ("mbart", {"activation_function": "gelu_new"}),
+    "pegasus": ("pegasus", {"activation_function": "relu"}),
+    "m2m_100": ("m2m_100", {"scale_embedding": False, "pad_token_id": PAD}),
+    "blenderbot": ("blenderbot", {"encoder_layers": 1}),
+}
+
+
+def random_bart(kind: str, seed: int = 0) -> Any:
+    """One of KINDS, every weight random and large enough to move the logits."""
+    model_type, settings = KINDS[kind]
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **_SIZES | settings)
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                parameter.normal_(1, 0.2)
+            elif parameter.requires_grad:  # waves are what they are
+                # Attention that moves texts, and biases that do not decide them alone.
+                mixes = "out_proj" in name or "fc2" in name
+                parameter.normal_(0, 0.05 if "bias" in name else 0.6 if mixes else 0.3)
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.normal_(0, 0.4)
+                buffer[0, END] = 1.5  # or nothing ends before its length
+    return model
+
+
+def save_bart(model: Any, folder: Path) -> Path:
+    """Save a whole Hugging Face folder."""
+    model.save_pretrained(folder)
+    tiny_unigram().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    return folder
