@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from kit.dimensions import LLAMA, TINY_EN
 from kvcast.errors import UsageError
 from kvcast.families.decoder import DecoderDimensions, tensor_shapes
+from kvcast.families.delta_nets import DeltaNet
 from kvcast.inspect.cost import CostQuery, document, render
 from kvcast.inspect.machine import MachineRates
 from kvcast.inspect.sizes import counted
@@ -89,10 +91,17 @@ def test_attention_counts_each_pair_that_is_seen_and_a_step_reads_what_was_there
     assert work.cached == 2 * 2 * 8 * len(old)
 
 
-@pytest.mark.parametrize("mixers", [(), ("convolution", "attention", "attention")])
-def test_products_are_those_of_every_matrix_with_every_token(mixers: tuple[str, ...]):
-    windows, length = (None, None, 3), 4 if mixers else 0
-    sizes = decoder(tied=False, qkv_bias=True, windows=windows, mixers=mixers, convolution=length)
+DELTA = DeltaNet(key_heads=2, value_heads=4, key_dim=8, value_dim=5, convolution=4)
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"mixers": ("convolution", "attention", "attention"), "convolution": 4},
+    {"mixers": ("delta", "attention", "attention"), "delta": DELTA, "attention_gate": True},
+]
+
+
+@pytest.mark.parametrize("others", OTHERS)
+def test_products_are_those_of_every_matrix_with_every_token(others: dict[str, Any]):
+    sizes = decoder(tied=False, qkv_bias=True, windows=(None, None, 3), **others)
     work = DecoderWork(dimensions=sizes).call(0, 7)
     matrices = {
         name: prod(shape)
@@ -100,9 +109,11 @@ def test_products_are_those_of_every_matrix_with_every_token(mixers: tuple[str, 
         if len(shape) == 2 and name.startswith("decoder.layers.") and "kernel" not in name
     }
     assert work.keys_values + work.linear == 2 * 7 * sum(matrices.values())
-    attending = 2 if mixers else 3
+    attending = 2 if others else 3
     assert work.keys_values == 2 * 7 * attending * (2 * 2 * 8 * 24)
-    assert work.written == 7 * (2 * attending * 2 * 8 + (3 - attending) * 24)
+    # A convolution's inputs, or those of a delta net and its matrices, which are written once.
+    channels, matrices = (2 * 16 + 20, 4 * 8 * 5) if sizes.delta else ((3 - attending) * 24, 0)
+    assert work.written == 7 * (2 * attending * 2 * 8 + channels) + matrices
     assert work.head == 2 * 50 * 24  # for the last token only
 
 

@@ -100,15 +100,16 @@ def checkpointed_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
     A convolution has so many inputs more than it reads that drafts can be taken off again.
     """
     if run.kind == "inputs":
-        return [_inputs(run.capacity, run.head_dim, dtype)]
+        return [_inputs(run.capacity, run.head_dim, dtype, _ON_TRIAL)]
     if run.kind == "state":
         matrix = Layer((run.heads, run.capacity, run.head_dim), dtype, Rewritten(), True)
-        return [_inputs(run.length, run.channels, dtype), matrix]
+        # No position can be taken off the matrix, so none is of the inputs.
+        return [_inputs(run.length, run.channels, dtype, 1), matrix]
     return None
 
 
-def _inputs(length: int, channels: int, dtype: Any) -> Layer:
-    slots = length - 1 + _ON_TRIAL
+def _inputs(length: int, channels: int, dtype: Any, on_trial: int) -> Layer:
+    slots = length - 1 + on_trial
     return Layer((1, slots, channels), dtype, TurningRing(length, slots), checkpointed=True)
 
 
