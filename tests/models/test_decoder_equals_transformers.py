@@ -185,6 +185,19 @@ MODELS = {
             "rms_norm_eps": 0.02,
         },
     ),
+    "granite with experts": (
+        "granitemoe",
+        {
+            **_TWO,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.5,
+            "rms_norm_eps": 0.02,
+        },
+    ),
     "smollm 3 with windows where nothing is rotated": (
         "smollm3",
         {

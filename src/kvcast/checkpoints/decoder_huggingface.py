@@ -127,6 +127,13 @@ _QWEN_EXPERT_NAMES = {
         f"{_QWEN_FEED_FORWARD}.shared_expert_gate.weight",
     ),
 }
+_GRANITE_EXPERTS = "layers.{i}.block_sparse_moe"
+_GRANITE_EXPERT_NAMES = {
+    **NAMES,
+    f"{_LAYER}.feed_forward.router.weight": (f"{_GRANITE_EXPERTS}.router.layer.weight",),
+    f"{_LAYER}.feed_forward.gate_up": (f"{_GRANITE_EXPERTS}.input_linear.weight",),
+    f"{_LAYER}.feed_forward.down": (f"{_GRANITE_EXPERTS}.output_linear.weight",),
+}
 _GPT_OSS_NAMES = {
     **NAMES,
     f"{_LAYER}.attention.sinks": (f"{_ATTENTION}.sinks",),
@@ -725,6 +732,17 @@ _QWEN3_5 = _Type(
     prepare=_gates_apart,
     foreign=("visual.", "mtp."),
 )
+_GRANITE = _Type(
+    defaults={
+        **_DEFAULTS,
+        "attention_bias": False,
+        "embedding_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    },
+    particulars=_granite,
+)
 _TYPES: Mapping[str, _Type] = {
     "llama": _Type(defaults={**_DEFAULTS, "attention_bias": False}, particulars=_llama),
     "mistral": _Type(defaults={**_DEFAULTS, "sliding_window": 4096}, windowed=_always_windowed),
@@ -812,16 +830,11 @@ _TYPES: Mapping[str, _Type] = {
     "glm4": replace(_GLM, particulars=lambda fields: _glm(fields) | {"post_norms": True}),
     "gemma": _GEMMA_1,
     "gemma2": _GEMMA_2,
-    "granite": _Type(
-        defaults={
-            **_DEFAULTS,
-            "attention_bias": False,
-            "embedding_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-        particulars=_granite,
+    "granite": _GRANITE,
+    "granitemoe": replace(
+        _GRANITE,
+        particulars=lambda fields: _granite(fields) | _experts(fields),
+        names=_GRANITE_EXPERT_NAMES,
     ),
     "smollm3": _Type(
         defaults={

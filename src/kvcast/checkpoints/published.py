@@ -23,6 +23,7 @@ PUBLISHED: Mapping[str, str] = {
     "gpt_neox": "EleutherAI/pythia-160m",
     "gpt_oss": "openai/gpt-oss-20b",
     "granite": "ibm-granite/granite-3.3-2b-instruct",
+    "granitemoe": "ibm-granite/granite-3.1-1b-a400m-instruct",
     "helium": "kyutai/helium-1-2b",
     "lfm2": "LiquidAI/LFM2-1.2B",
     "llama": "HuggingFaceTB/SmolLM2-135M-Instruct",
