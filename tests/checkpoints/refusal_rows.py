@@ -359,7 +359,7 @@ def encoder_alone(tensors: Any) -> Any:
 
 T5 = [
     *refusals("t5", CONFIG, FAILED, *each_saying(CONFIG,
-        ({"model_type": "umt5"}, "model_type 'umt5' is not supported"),
+        ({"model_type": "longt5"}, "model_type 'longt5' is not supported"),
         ({"d_model": "32"}, "d_model must be a whole number"),
         ({"num_heads": 0}, "num_heads must be a whole number from 1"),
         ({"num_layers": 10**12}, "num_layers must be a whole number from 1 to 10000"),

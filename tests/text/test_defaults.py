@@ -72,7 +72,7 @@ def test_values_that_no_option_takes_are_one_line_with_the_way_out(name: str):
     GenerationDefaults({name: VALUES.get(name, 1)}).check()
 
 
-SEARCH = {"beam": 3, "length_penalty": 0.5, "early_stopping": False}
+SEARCH = {"beam": 3, "length_penalty": 0.5, "early_stopping": True}
 LENGTHS = {"max_new_tokens": 9, "min_new_tokens": 5, "suppress_tokens": [3]}
 
 
