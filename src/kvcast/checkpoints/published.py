@@ -6,6 +6,7 @@ Knows no reader.
 from collections.abc import Mapping
 
 PUBLISHED: Mapping[str, str] = {
+    "aya_vision": "CohereLabs/aya-vision-8b",
     "bart": "facebook/bart-large-cnn",
     "bert": "google-bert/bert-base-uncased",
     "blenderbot": "facebook/blenderbot-400M-distill",
@@ -25,8 +26,10 @@ PUBLISHED: Mapping[str, str] = {
     "granite": "ibm-granite/granite-3.3-2b-instruct",
     "granitemoe": "ibm-granite/granite-3.1-1b-a400m-instruct",
     "helium": "kyutai/helium-1-2b",
+    "idefics3": "HuggingFaceM4/Idefics3-8B-Llama3",
     "lfm2": "LiquidAI/LFM2-1.2B",
     "llama": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "llava": "llava-hf/llava-1.5-7b-hf",
     "m2m_100": "facebook/nllb-200-distilled-600M",
     "marian": "Helsinki-NLP/opus-mt-en-de",
     "mbart": "facebook/mbart-large-50-many-to-many-mmt",
@@ -47,6 +50,7 @@ PUBLISHED: Mapping[str, str] = {
     "qwen3_5": "Qwen/Qwen3.5-0.8B",
     "qwen3_moe": "Qwen/Qwen3-30B-A3B",
     "smollm3": "HuggingFaceTB/SmolLM3-3B",
+    "smolvlm": "HuggingFaceTB/SmolVLM-256M-Instruct",
     "stablelm": "stabilityai/stablelm-2-1_6b-chat",
     "starcoder2": "bigcode/starcoder2-3b",
     "t5": "google/flan-t5-small",
