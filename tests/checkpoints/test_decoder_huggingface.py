@@ -461,15 +461,15 @@ def test_what_gemmas_published_configuration_leaves_out_is_transformers_default(
     """The 4B's text_config has six fields; any other wrong default would give a wrong shape."""
     from transformers import Gemma3TextConfig
 
-    from kvcast.checkpoints.decoder_huggingface import _TYPES
+    from kvcast.checkpoints.decoder_types import TYPES
 
     config = Gemma3TextConfig()
-    for field, value in _TYPES["gemma3"].defaults.items():
+    for field, value in TYPES["gemma3"].defaults.items():
         if field not in ("rope_theta", "rope_local_base_freq", "sliding_window_pattern"):
             assert getattr(config, field) == value, field
     full, sliding = (config.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
-    assert full["rope_theta"] == _TYPES["gemma3"].defaults["rope_theta"]
-    assert sliding["rope_theta"] == _TYPES["gemma3"].defaults["rope_local_base_freq"]
+    assert full["rope_theta"] == TYPES["gemma3"].defaults["rope_theta"]
+    assert sliding["rope_theta"] == TYPES["gemma3"].defaults["rope_local_base_freq"]
     assert config.layer_types.index("full_attention") == 5
 
 

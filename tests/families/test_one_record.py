@@ -28,7 +28,7 @@ OWN = {
         "families.decoder",
         "inspect.work.decoder",
         "text.model",
-        "checkpoints.decoder_huggingface",
+        "checkpoints.decoder_*",
         "checkpoints.tables",
         "checkpoints.gguf",
         "checkpoints.mistral",

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.checkpoints.decoder_huggingface import NAMES, SIZES, decoder_dimensions
+from kvcast.checkpoints.decoder_huggingface import SIZES, decoder_dimensions
+from kvcast.checkpoints.decoder_names import NAMES
 from kvcast.checkpoints.tables import take_apart
 from kvcast.checkpoints.whisper_huggingface import DIMENSIONS as WHISPER_DIMENSIONS
 from kvcast.checkpoints.whisper_huggingface import NAMES as WHISPER_NAMES

@@ -1,0 +1,214 @@
+"""Names of decoder-only models' tensors in Hugging Face layout, by canonical name.
+
+Knows no model type.
+"""
+
+from collections.abc import Mapping, Sequence
+
+_LAYER = "decoder.layers.{i}"
+_ATTENTION = "layers.{i}.self_attn"
+_EXPERT = "layers.{i}.block_sparse_moe.experts.{e}"
+
+
+NAMES: Mapping[str, Sequence[str]] = {
+    "decoder.embedding.weight": ("embed_tokens.weight",),
+    "decoder.norm.weight": ("norm.weight",),
+    "decoder.head.weight": ("lm_head.weight",),
+    f"{_LAYER}.attention_norm.weight": ("layers.{i}.input_layernorm.weight",),
+    f"{_LAYER}.attention.qkv.weight": tuple(f"{_ATTENTION}.{x}_proj.weight" for x in "qkv"),
+    f"{_LAYER}.attention.qkv.bias": tuple(f"{_ATTENTION}.{x}_proj.bias" for x in "qkv"),
+    f"{_LAYER}.attention.out.weight": (f"{_ATTENTION}.o_proj.weight",),
+    f"{_LAYER}.attention.out.bias": (f"{_ATTENTION}.o_proj.bias",),
+    f"{_LAYER}.attention.query_norm.weight": (f"{_ATTENTION}.q_norm.weight",),
+    f"{_LAYER}.attention.key_norm.weight": (f"{_ATTENTION}.k_norm.weight",),
+    f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.post_attention_layernorm.weight",),
+    f"{_LAYER}.feed_forward.gate_up.weight": (
+        "layers.{i}.mlp.gate_proj.weight",
+        "layers.{i}.mlp.up_proj.weight",
+    ),
+    f"{_LAYER}.feed_forward.gate_up.bias": (
+        "layers.{i}.mlp.gate_proj.bias",
+        "layers.{i}.mlp.up_proj.bias",
+    ),
+    f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.mlp.down_proj.weight",),
+    f"{_LAYER}.feed_forward.down.bias": ("layers.{i}.mlp.down_proj.bias",),
+    f"{_LAYER}.feed_forward.router.weight": ("layers.{i}.block_sparse_moe.gate.weight",),
+    f"{_LAYER}.feed_forward.gate_up": (f"{_EXPERT}.w1.weight", f"{_EXPERT}.w3.weight"),
+    f"{_LAYER}.feed_forward.down": (f"{_EXPERT}.w2.weight",),
+}
+
+
+# Gemma's norm after attention has the name that others use for the norm before the feed-forward.
+GEMMA_NAMES = {
+    **NAMES,
+    f"{_LAYER}.attention_post_norm.weight": ("layers.{i}.post_attention_layernorm.weight",),
+    f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.pre_feedforward_layernorm.weight",),
+    f"{_LAYER}.feed_forward_post_norm.weight": ("layers.{i}.post_feedforward_layernorm.weight",),
+}
+
+
+FUSED_NAMES = {
+    **NAMES,
+    f"{_LAYER}.attention.qkv.weight": (f"{_ATTENTION}.qkv_proj.weight",),
+    f"{_LAYER}.feed_forward.gate_up.weight": ("layers.{i}.mlp.gate_up_proj.weight",),
+}
+
+
+GLM_NAMES = {
+    **NAMES,
+    f"{_LAYER}.feed_forward.gate_up.weight": ("layers.{i}.mlp.gate_up_proj.weight",),
+    f"{_LAYER}.attention_post_norm.weight": ("layers.{i}.post_self_attn_layernorm.weight",),
+    f"{_LAYER}.feed_forward_post_norm.weight": ("layers.{i}.post_mlp_layernorm.weight",),
+}
+
+
+_QWEN_FEED_FORWARD = "layers.{i}.mlp"
+_QWEN_EXPERT = f"{_QWEN_FEED_FORWARD}.experts.{{e}}"
+
+
+QWEN_EXPERT_NAMES = {
+    **NAMES,
+    f"{_LAYER}.feed_forward.router.weight": (f"{_QWEN_FEED_FORWARD}.gate.weight",),
+    f"{_LAYER}.feed_forward.gate_up": tuple(
+        f"{_QWEN_EXPERT}.{x}_proj.weight" for x in ("gate", "up")
+    ),
+    f"{_LAYER}.feed_forward.down": (f"{_QWEN_EXPERT}.down_proj.weight",),
+    f"{_LAYER}.feed_forward.shared.gate_up.weight": tuple(
+        f"{_QWEN_FEED_FORWARD}.shared_expert.{x}_proj.weight" for x in ("gate", "up")
+    ),
+    f"{_LAYER}.feed_forward.shared.down.weight": (
+        f"{_QWEN_FEED_FORWARD}.shared_expert.down_proj.weight",
+    ),
+    f"{_LAYER}.feed_forward.shared.gate.weight": (
+        f"{_QWEN_FEED_FORWARD}.shared_expert_gate.weight",
+    ),
+}
+
+
+_GRANITE_EXPERTS = "layers.{i}.block_sparse_moe"
+
+
+GRANITE_EXPERT_NAMES = {
+    **NAMES,
+    f"{_LAYER}.feed_forward.router.weight": (f"{_GRANITE_EXPERTS}.router.layer.weight",),
+    f"{_LAYER}.feed_forward.gate_up": (f"{_GRANITE_EXPERTS}.input_linear.weight",),
+    f"{_LAYER}.feed_forward.down": (f"{_GRANITE_EXPERTS}.output_linear.weight",),
+}
+
+
+GPT_OSS_NAMES = {
+    **NAMES,
+    f"{_LAYER}.attention.sinks": (f"{_ATTENTION}.sinks",),
+    f"{_LAYER}.feed_forward.router.weight": ("layers.{i}.mlp.router.weight",),
+    f"{_LAYER}.feed_forward.router.bias": ("layers.{i}.mlp.router.bias",),
+    f"{_LAYER}.feed_forward.gate_up": ("layers.{i}.mlp.experts.gate_up_proj",),
+    f"{_LAYER}.feed_forward.gate_up_bias": ("layers.{i}.mlp.experts.gate_up_proj_bias",),
+    f"{_LAYER}.feed_forward.down": ("layers.{i}.mlp.experts.down_proj",),
+    f"{_LAYER}.feed_forward.down_bias": ("layers.{i}.mlp.experts.down_proj_bias",),
+}
+
+
+def _with_modules(
+    names: Mapping[str, Sequence[str]], modules: Mapping[str, str]
+) -> Mapping[str, Sequence[str]]:
+    """Return names with the weights and biases of some modules at other places."""
+    leaves = ("weight", "bias")
+    places = {f"{ours}.{x}": (f"{theirs}.{x}",) for ours, theirs in modules.items() for x in leaves}
+    return {**names, **places}
+
+
+LAYER_NORM_NAMES = _with_modules(
+    NAMES,
+    {
+        "decoder.norm": "norm",
+        "decoder.head": "lm_head",
+        f"{_LAYER}.attention_norm": "layers.{i}.input_layernorm",
+        f"{_LAYER}.feed_forward_norm": "layers.{i}.post_attention_layernorm",
+    },
+)
+
+
+STARCODER_NAMES = _with_modules(
+    LAYER_NORM_NAMES,
+    {
+        f"{_LAYER}.feed_forward.up": "layers.{i}.mlp.c_fc",
+        f"{_LAYER}.feed_forward.down": "layers.{i}.mlp.c_proj",
+    },
+)
+
+
+PHI_NAMES = _with_modules(
+    LAYER_NORM_NAMES,
+    {
+        "decoder.norm": "final_layernorm",
+        f"{_LAYER}.attention.out": f"{_ATTENTION}.dense",
+        f"{_LAYER}.attention.query_norm": f"{_ATTENTION}.q_layernorm",
+        f"{_LAYER}.attention.key_norm": f"{_ATTENTION}.k_layernorm",
+        f"{_LAYER}.feed_forward.up": "layers.{i}.mlp.fc1",
+        f"{_LAYER}.feed_forward.down": "layers.{i}.mlp.fc2",
+    },
+)
+
+
+NEOX_NAMES = _with_modules(
+    LAYER_NORM_NAMES,
+    {
+        "decoder.embedding": "embed_in",
+        "decoder.norm": "final_layer_norm",
+        f"{_LAYER}.attention.qkv": "layers.{i}.attention.query_key_value",
+        f"{_LAYER}.attention.out": "layers.{i}.attention.dense",
+        f"{_LAYER}.feed_forward.up": "layers.{i}.mlp.dense_h_to_4h",
+        f"{_LAYER}.feed_forward.down": "layers.{i}.mlp.dense_4h_to_h",
+    },
+)
+
+
+GPT2_NAMES = _with_modules(
+    {**NAMES, "decoder.positions": ("wpe.weight",)},
+    {
+        "decoder.embedding": "wte",
+        "decoder.norm": "ln_f",
+        f"{_LAYER}.attention_norm": "h.{i}.ln_1",
+        f"{_LAYER}.attention.qkv": "h.{i}.attn.c_attn",
+        f"{_LAYER}.attention.out": "h.{i}.attn.c_proj",
+        f"{_LAYER}.feed_forward_norm": "h.{i}.ln_2",
+        f"{_LAYER}.feed_forward.up": "h.{i}.mlp.c_fc",
+        f"{_LAYER}.feed_forward.down": "h.{i}.mlp.c_proj",
+    },
+)
+
+
+LFM2_NAMES = {
+    **NAMES,
+    "decoder.norm.weight": ("embedding_norm.weight",),
+    f"{_LAYER}.attention_norm.weight": ("layers.{i}.operator_norm.weight",),
+    f"{_LAYER}.attention.out.weight": (f"{_ATTENTION}.out_proj.weight",),
+    f"{_LAYER}.attention.query_norm.weight": (f"{_ATTENTION}.q_layernorm.weight",),
+    f"{_LAYER}.attention.key_norm.weight": (f"{_ATTENTION}.k_layernorm.weight",),
+    f"{_LAYER}.convolution.in.weight": ("layers.{i}.conv.in_proj.weight",),
+    f"{_LAYER}.convolution.in.bias": ("layers.{i}.conv.in_proj.bias",),
+    f"{_LAYER}.convolution.kernel": ("layers.{i}.conv.conv.weight",),
+    f"{_LAYER}.convolution.bias": ("layers.{i}.conv.conv.bias",),
+    f"{_LAYER}.convolution.out.weight": ("layers.{i}.conv.out_proj.weight",),
+    f"{_LAYER}.convolution.out.bias": ("layers.{i}.conv.out_proj.bias",),
+    f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.ffn_norm.weight",),
+    f"{_LAYER}.feed_forward.gate_up.weight": (
+        "layers.{i}.feed_forward.w1.weight",
+        "layers.{i}.feed_forward.w3.weight",
+    ),
+    f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.feed_forward.w2.weight",),
+}
+
+
+QWEN3_5_NAMES = {
+    **NAMES,
+    f"{_LAYER}.attention.gate.weight": (f"{_ATTENTION}.gate.weight",),
+    f"{_LAYER}.delta.in.weight": tuple(
+        f"layers.{{i}}.linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")
+    ),
+    f"{_LAYER}.delta.kernel": ("layers.{i}.linear_attn.conv1d.weight",),
+    f"{_LAYER}.delta.decay": ("layers.{i}.linear_attn.A_log",),
+    f"{_LAYER}.delta.step_bias": ("layers.{i}.linear_attn.dt_bias",),
+    f"{_LAYER}.delta.norm.weight": ("layers.{i}.linear_attn.norm.weight",),
+    f"{_LAYER}.delta.out.weight": ("layers.{i}.linear_attn.out_proj.weight",),
+}
