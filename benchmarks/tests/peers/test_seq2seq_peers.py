@@ -20,6 +20,8 @@ ROWS, SOURCE, TARGET = 2, 7, 6
 class Silent:
     """A tokenizer to whom every token is an end token without a text."""
 
+    languages = None
+
     def __init__(self, vocab_size, end_tokens):
         self.vocab_size = vocab_size
         self.end_tokens = end_tokens
