@@ -28,6 +28,7 @@ LARK = Path(__file__).parents[1] / "data" / "sum.lark"
 
 LOADED = {
     "--model mine": {"model": "mine"},
+    "--adapter lora --adapter other=0.5": {"adapter": ["lora", "other=0.5"]},
     "--runtime eager": {"runtime": "eager"},
     "--quantize int4": {"quantize": "int4"},
     "--dtype bf16": {"dtype": "bf16"},
@@ -116,9 +117,8 @@ def test_the_walk_below_meets_every_option():
 @pytest.mark.parametrize("words", LOADED)
 def test_each_loading_option_is_one_of_load(words: str, text_model):
     options = ("runtime", "quantize", "dtype", "cache", "threads")
-    before = {"model": "demo-chat", "trust": False, "generation_config": True} | dict.fromkeys(
-        options
-    )
+    before = {"model": "demo-chat", "adapter": [], "trust": False, "generation_config": True}
+    before |= dict.fromkeys(options)
     assert main(["generate", "hello", *words.split()]) == 0
     assert text_model.calls[0] == ("load", before | LOADED[words])
 

@@ -45,6 +45,7 @@ def test_the_model_is_loaded_with_the_options_asked_for(model, recording):
     assert transcribe(recording("a.wav"), *words) == 0
     loading = {"model": "demo", "runtime": "eager", "quantize": "int4", "threads": 3}
     others = {"dtype": None, "cache": None, "trust": False, "generation_config": True}
+    others |= {"adapter": []}
     assert model.calls[0] == ("load", loading | others)
 
 

@@ -18,7 +18,8 @@ from kvcast.cli.console import emit
 from kvcast.errors import UsageError
 from kvcast.options import Bounds, Check, Choice, Declared, Params, seconds_of
 
-_GIVEN = "given_options"
+GIVEN = "given_options"
+"""Where a namespace has the names of options, numbers and switches, that were given."""
 
 SWITCHES = {
     "--condition-on-previous-text": "--no-condition-on-previous-text",
@@ -81,7 +82,7 @@ def keywords(args: argparse.Namespace, params: type[Params]) -> dict[str, Any]:
 
 def left_open(args: argparse.Namespace, names: Collection[str]) -> set[str]:
     """Return those of these options, numbers and switches, that nobody gave."""
-    return {*names} - getattr(args, _GIVEN, frozenset())
+    return {*names} - getattr(args, GIVEN, frozenset())
 
 
 class _Given(argparse.Action):
@@ -96,7 +97,7 @@ class _Given(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, values)
-        setattr(namespace, _GIVEN, getattr(namespace, _GIVEN, frozenset()) | {self.dest})
+        setattr(namespace, GIVEN, getattr(namespace, GIVEN, frozenset()) | {self.dest})
 
 
 class _Switch(_Given):

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvcast.cli import console, recordings
-from kvcast.cli.arguments import keywords
+from kvcast.cli.arguments import GIVEN, keywords
 from kvcast.cli.opening import for_actor
 from kvcast.cli.outputs import Outputs
 from kvcast.cli.progress import Progress, progress
@@ -41,7 +41,7 @@ _MOST_KINDS = 8
 """Extensions that the last line names, of files that were passed over."""
 
 _WITHOUT_EFFECT = frozenset(
-    {"audio", "output_dir", "json", "quiet", "run", "threads", "trust", "given_numbers"}
+    {"audio", "output_dir", "json", "quiet", "run", "threads", "trust", GIVEN}
 )
 """Arguments that a transcript does not depend on, besides those of folders."""
 

@@ -499,8 +499,17 @@ class TextGenerator(ABC):
         # What is understood is the same for all that are texts.
         tokens = [part.tokens for some in parts for part in some]
         each = self.generation.each(tokens, understood[0])
-        whole = (_joined(some, list(islice(each, len(some)))) for some in parts)
-        return map(self.finished, prompts, whole, understood)
+        if len(tokens) > len(prompts):
+            each = _whole(parts, each)
+        return map(self.finished, prompts, each, understood)
+
+
+def _whole(
+    parts: Sequence[Sequence[Part]], each: Iterator[list[TextGeneration]]
+) -> Iterator[list[TextGeneration]]:
+    """Yield the texts of each prompt, from those of all parts in order."""
+    for some in parts:
+        yield _joined(some, list(islice(each, len(some))))
 
 
 def _joined(parts: Sequence[Part], texts: Sequence[list[TextGeneration]]) -> list[TextGeneration]:
