@@ -294,7 +294,10 @@ WITHOUT_GRAPHS = ("lfm2", "qwen 3.5")
 
 # The cache contract holds every feature on ONNX Runtime beside eager, which runs all of these.
 EXPORTED = ("qwen 2",)
+# An operation of each kind; native runs all types, and equals eager in its own tests.
+EAGER = ("gemma 3", "qwen 2 with experts", "gpt oss", "cohere", "gpt 2", "lfm2", "qwen 3.5")
 NOT_QUICK = {
+    "eager": {model: pytest.mark.slow for model in MODELS if model not in EAGER},
     "onnx": {model: pytest.mark.soak for model in MODELS if model not in EXPORTED}
     | dict.fromkeys(("granite", "olmo 3", "starcoder 2"), pytest.mark.slow),
 }
