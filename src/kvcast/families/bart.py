@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.base import Family, PrecisionRoles
 from kvcast.families.blocks import (
     TOKENS,
     attended,
@@ -27,12 +27,12 @@ from kvcast.families.blocks import (
     written,
 )
 from kvcast.families.caches import self_and_cross_caches
-from kvcast.families.programs import (
-    Argument,
-    ProgramSignature,
-    cross_argument,
-    decode_program,
-    encode_program,
+from kvcast.families.sources import (
+    PROBED,
+    SOURCE,
+    SOURCE_LENGTHS,
+    source_probe,
+    source_programs,
 )
 from kvcast.spec.program import Node, Program
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
@@ -40,7 +40,6 @@ from kvcast.spec.writer import ProgramWriter
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 _EPSILON = 1e-5  # of layer norms
-_PROBED_SOURCE = 40
 _SIZES = (
     "vocab_size",
     "width",
@@ -195,37 +194,24 @@ def _stack_shapes(stack: str, dimensions: BartDimensions) -> dict[str, tuple[int
     }
 
 
-_SOURCE, _SOURCE_LENGTHS = Node("source"), Node("source_lengths")
-
-
-def _programs(dimensions: BartDimensions) -> Mapping[str, ProgramSignature]:
-    own, cross = self_and_cross_caches(dimensions)
-    source = Argument(name="source", shape=("batch", "source"), dtype="int64")
-    lengths = Argument(name="source_lengths", shape=("batch",), dtype="int32", example=(5, 3))
-    return {
-        "encode": encode_program(cross, source, lengths),
-        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), lengths),
-    }
-
-
 def _written(dimensions: BartDimensions) -> Mapping[str, Program]:
-    return written(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+    return written(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
     """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
     block = _Block(write, dimensions)
-    positions = write.step("arange", write.size(_SOURCE, 1), dtype="int64")
+    positions = write.step("arange", write.size(SOURCE, 1), dtype="int64")
     own = dimensions.source_vocab_size is not None
     table = "source_embedding.weight" if own else "embedding.weight"
-    x = block.embedded(table, _SOURCE, write.step("unsqueeze", positions, 0), "encoder")
+    x = block.embedded(table, SOURCE, write.step("unsqueeze", positions, 0), "encoder")
     heads = dimensions.encoder_heads
     scale = (dimensions.width // heads) ** -0.5
     for i in range(dimensions.encoder_layers):
         layer = f"encoder.layers.{i}"
         name = f"{layer}.self_attention"
         qkv = write.chunk(write.linear(block.before(x, name), f"{name}.qkv", bias=True), 3)
-        mixed = write.step("encoder_attention", *qkv, heads, scale, _SOURCE_LENGTHS)
+        mixed = write.step("encoder_attention", *qkv, heads, scale, SOURCE_LENGTHS)
         x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
         x = block.fed(x, layer)
     encoded = block.ended(x, "encoder")
@@ -248,7 +234,7 @@ def _decode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
         x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
         name = f"{layer}.cross_attention"
         query = write.linear(block.before(x, name), f"{name}.query", bias=True)
-        cross = (*cache_of("cross", i), scale, _SOURCE_LENGTHS)
+        cross = (*cache_of("cross", i), scale, SOURCE_LENGTHS)
         mixed = write.step("cross_attention", query, *cross)
         x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
         x = block.fed(x, layer)
@@ -307,18 +293,6 @@ def _no_constants(
     return {}
 
 
-def _probe(dimensions: BartDimensions) -> Probe:
-    """Return two sources of different lengths."""
-    generator = np.random.default_rng(0)
-    longest = min(_PROBED_SOURCE, dimensions.source_positions)
-    lengths_b = np.array([longest, max(1, longest // 2)], np.int32)
-    source_bt = generator.integers(0, dimensions.source_tokens, (len(lengths_b), longest))
-    return Probe(
-        prompts=[np.array([dimensions.start_token])] * len(lengths_b),
-        source=(source_bt, lengths_b),
-    )
-
-
 BART = Family(
     name="bart",
     title="BART",
@@ -327,12 +301,14 @@ BART = Family(
     dimensions=BartDimensions,
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
-    programs=_programs,
+    programs=source_programs,
     written=_written,
     constants=_no_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),
-    probe=_probe,
+    probe=lambda dimensions: source_probe(
+        dimensions, dimensions.source_tokens, min(PROBED, dimensions.source_positions)
+    ),
     model_class="kvcast.text.bart:BartModel",
     work_class="kvcast.inspect.work.bart:BartWork",
     facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},

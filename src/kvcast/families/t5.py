@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.base import Family, PrecisionRoles
 from kvcast.families.blocks import (
     LENGTHS,
     TOKENS,
@@ -28,12 +28,12 @@ from kvcast.families.blocks import (
     written,
 )
 from kvcast.families.caches import self_and_cross_caches
-from kvcast.families.programs import (
-    Argument,
-    ProgramSignature,
-    cross_argument,
-    decode_program,
-    encode_program,
+from kvcast.families.sources import (
+    PROBED,
+    SOURCE,
+    SOURCE_LENGTHS,
+    source_probe,
+    source_programs,
 )
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.relative import bucket_of
@@ -43,7 +43,6 @@ from kvcast.spec.writer import ProgramWriter
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 # Relative positions have no limit, but caches and biases need one.
 POSITIONS = 4096
-_PROBED_SOURCE = 40
 _SIZES = (
     "vocab_size",
     "width",
@@ -190,35 +189,22 @@ def _feed_forward_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]
     }
 
 
-def _programs(dimensions: T5Dimensions) -> Mapping[str, ProgramSignature]:
-    own, cross = self_and_cross_caches(dimensions)
-    source = Argument(name="source", shape=("batch", "source"), dtype="int64")
-    lengths = Argument(name="source_lengths", shape=("batch",), dtype="int32", example=(5, 3))
-    return {
-        "encode": encode_program(cross, source, lengths),
-        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), lengths),
-    }
-
-
-_SOURCE, _SOURCE_LENGTHS = Node("source"), Node("source_lengths")
-
-
 def _written(dimensions: T5Dimensions) -> Mapping[str, Program]:
-    return written(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+    return written(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
     """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
-    count = write.size(_SOURCE, 1)
+    count = write.size(SOURCE, 1)
     positions = write.step("unsqueeze", write.step("arange", count, dtype="int64"), 0)
     biases = _biases(write, "encoder", positions, [1, count, count], dimensions)
-    x = write.embedding("embedding.weight", _SOURCE)
+    x = write.embedding("embedding.weight", SOURCE)
     for i in range(dimensions.encoder_layers):
         layer = f"encoder.layers.{i}"
         normed = write.rms_norm(x, f"{layer}.self_attention_norm", dimensions.norm_eps)
         qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv"), 3)
         bias = next(biases)
-        mixed = write.step("encoder_attention", *qkv, dimensions.heads, 1.0, _SOURCE_LENGTHS, bias)
+        mixed = write.step("encoder_attention", *qkv, dimensions.heads, 1.0, SOURCE_LENGTHS, bias)
         x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
         x = _fed(write, x, layer, dimensions)
     encoded = write.rms_norm(x, "encoder.norm", dimensions.norm_eps)
@@ -246,7 +232,7 @@ def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
         x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
         normed = write.rms_norm(x, f"{layer}.cross_attention_norm", dimensions.norm_eps)
         query = write.linear(normed, f"{layer}.cross_attention.query")
-        cross = (*cache_of("cross", i), 1.0, _SOURCE_LENGTHS, *cross_bias)
+        cross = (*cache_of("cross", i), 1.0, SOURCE_LENGTHS, *cross_bias)
         mixed = write.step("cross_attention", query, *cross)
         x = write.linear(mixed, f"{layer}.cross_attention.out", residual=x)
         x = _fed(write, x, layer, dimensions)
@@ -325,17 +311,6 @@ def _constants(
     return tables
 
 
-def _probe(dimensions: T5Dimensions) -> Probe:
-    """Return two sources of different lengths."""
-    generator = np.random.default_rng(0)
-    lengths_b = np.array([_PROBED_SOURCE, _PROBED_SOURCE // 2], np.int32)
-    source_bt = generator.integers(0, dimensions.vocab_size, (len(lengths_b), _PROBED_SOURCE))
-    return Probe(
-        prompts=[np.array([dimensions.start_token])] * len(lengths_b),
-        source=(source_bt, lengths_b),
-    )
-
-
 T5 = Family(
     name="t5",
     title="T5",
@@ -344,12 +319,12 @@ T5 = Family(
     dimensions=T5Dimensions,
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
-    programs=_programs,
+    programs=source_programs,
     written=_written,
     constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(outliers=("gate", "activation")),
-    probe=_probe,
+    probe=lambda dimensions: source_probe(dimensions, dimensions.vocab_size, PROBED),
     model_class="kvcast.text.t5:T5Model",
     work_class="kvcast.inspect.work.t5:T5Work",
     biased=True,

@@ -17,13 +17,10 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from typing_extensions import override
 
-from kvcast.chat.conversation import Message, Tool
-from kvcast.chat.templates import NO_TEMPLATE
-from kvcast.chat.tool_calls import ToolForm
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError
 from kvcast.spec.characters import whole_characters
-from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.huggingface import ids_of
+from kvcast.tokenizers.plain import PlainTokenizer
 from kvcast.tokenizers.stream import TextStream
 from kvcast.tokenizers.word_pieces import WordPieceStream, is_special
 from tokenizers import Tokenizer
@@ -31,7 +28,7 @@ from tokenizers import Tokenizer
 _BEGIN, _END, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
 
 
-class BertTokenizer(TextTokenizer):
+class BertTokenizer(PlainTokenizer):
     """A vocabulary of word pieces."""
 
     decoder = None
@@ -69,22 +66,6 @@ class BertTokenizer(TextTokenizer):
         Special tokens spelt out in the text are treated as plain text.
         """
         return [self._begin, *self._split(whole_characters(text)), self._end]
-
-    @override
-    def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
-    ) -> list[int]:
-        """Raise KvcastError: there is no chat template."""
-        raise KvcastError(NO_TEMPLATE)
-
-    @property
-    @override
-    def tool_form(self) -> ToolForm:
-        raise UsageError(NO_TEMPLATE)
-
-    @override
-    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
-        return {}
 
     @override
     def decode(self, tokens: Sequence[int]) -> str:

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from kvcast.chat.conversation import Message, Tool
-from kvcast.chat.templates import NO_TEMPLATE
-from kvcast.chat.tool_calls import ToolForm
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError
 from kvcast.spec.characters import whole_characters
-from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder
+from kvcast.tokenizers.plain import PlainTokenizer
 from kvcast.tokenizers.sentinels import SENTINEL
 from kvcast.tokenizers.stream import TextStream
 
@@ -24,7 +21,7 @@ _FIRST_SENTINEL = _FIRST_BYTE + 256
 _SENTINELS = 125
 
 
-class ByteTokenizer(TextTokenizer):
+class ByteTokenizer(PlainTokenizer):
     """Bytes as tokens."""
 
     def __init__(self, end_tokens: Sequence[int]) -> None:
@@ -53,22 +50,6 @@ class ByteTokenizer(TextTokenizer):
                 tokens.append(_FIRST_SENTINEL + number)
                 start = match.end()
         return [*tokens, *_bytes(whole[start:]), _END]
-
-    @override
-    def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
-    ) -> list[int]:
-        """Raise KvcastError: there is no chat template."""
-        raise KvcastError(NO_TEMPLATE)
-
-    @property
-    @override
-    def tool_form(self) -> ToolForm:
-        raise UsageError(NO_TEMPLATE)
-
-    @override
-    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
-        return {}
 
     @override
     def decode(self, tokens: Sequence[int]) -> str:

@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
-from kvcast.chat.conversation import Message, Tool
-from kvcast.chat.templates import NO_TEMPLATE
-from kvcast.chat.tool_calls import ToolForm
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError
 from kvcast.spec.characters import whole_characters
-from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
 from kvcast.tokenizers.huggingface import pieces_of
 from kvcast.tokenizers.languages import Languages, codes
+from kvcast.tokenizers.plain import PlainTokenizer
 from kvcast.tokenizers.sentencepiece_model import to_splitter_json
 from kvcast.tokenizers.stream import TextStream
 from tokenizers import Tokenizer
@@ -30,7 +27,7 @@ _MOST_TOKENS = 1 << 24
 _USUAL_LANGUAGE = "en"
 
 
-class MarianTokenizer(TextTokenizer):
+class MarianTokenizer(PlainTokenizer):
     """Pieces of SentencePiece with numbers of their own."""
 
     translates = True
@@ -94,22 +91,6 @@ class MarianTokenizer(TextTokenizer):
         pieces = [*language, *pieces_of(self._splitter, rest), END]
         unknown = self._vocabulary[UNKNOWN]
         return [self._vocabulary.get(piece, unknown) for piece in pieces]
-
-    @override
-    def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
-    ) -> list[int]:
-        """Raise KvcastError: there is no chat template."""
-        raise KvcastError(NO_TEMPLATE)
-
-    @property
-    @override
-    def tool_form(self) -> ToolForm:
-        raise UsageError(NO_TEMPLATE)
-
-    @override
-    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
-        return {}
 
     @override
     def decode(self, tokens: Sequence[int]) -> str:
