@@ -99,17 +99,17 @@ def test_a_folder_of_which_a_node_is_killed(tmp_path, cluster: Nodes):
 
 
 def test_a_file_that_a_machine_does_not_see(tmp_path, cluster: Nodes):
-    folder, out = recordings(tmp_path / "in", 2, 3), tmp_path / "out"
+    folder, out = recordings(tmp_path / "in", 8, 3), tmp_path / "out"
     words = folder_words(folder, out, "--ray", cluster.address, "--actors", "1")
 
-    def remove_one() -> None:
-        until(lambda: (out / ".kvcast").exists())
-        (folder / "more/1.wav").unlink()
+    def remove_last() -> None:
+        until(lambda: journal(out))  # by now the folder is listed, and the last one still waits
+        (folder / "more/7.wav").unlink()
 
-    code, told, err = run(*words, while_running=remove_one)
+    code, told, err = run(*words, while_running=remove_last)
     assert code == 3
     assert "does not see it (No such file or directory): put recordings where all" in err
-    assert json.loads(told)["done"] == 1
+    assert json.loads(told)["done"] == 7
 
 
 def test_a_run_that_is_terminated_is_resumed(tmp_path):
