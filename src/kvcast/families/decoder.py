@@ -360,7 +360,7 @@ def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
         x = write.step("add", x, learned)
     for i in range(dimensions.layers):
         x = _layer(write, x, dimensions, i)
-    normed = _norm(write, flat(write, chosen(write, x)), "decoder.norm", dimensions)
+    normed = _norm(write, flat(write, x), "decoder.norm", dimensions)
     if dimensions.logit_scale != 1:
         normed = write.step("mul", normed, dimensions.logit_scale)
     logits = _head(write, normed, dimensions)
@@ -371,30 +371,45 @@ def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
 
 
 def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int) -> Node:
-    """Add attention and feed-forward to the hidden state."""
+    """Add attention and feed-forward to the hidden state.
+
+    The last layer's result is that of the positions that meet the head, [rows, asked, width]: all
+    that others leave for later tokens is in the caches once their attention is computed.
+    """
     layer = f"decoder.layers.{i}"
     before = _before(write, x, f"{layer}.attention", dimensions)
-    mixed = _mixed(write, x, before, dimensions, i)
+    mixed = _mixed(write, before, dimensions, i)
+    if i == dimensions.layers - 1:
+        x, mixed = chosen(write, x), chosen(write, mixed)
+        before = chosen(write, before) if dimensions.shared_norm else before
+    out = _projected(write, x, mixed, dimensions, i)
     if not dimensions.shared_norm:
-        source = x if dimensions.parallel else mixed
+        source = x if dimensions.parallel else out
         before = _before(write, source, f"{layer}.feed_forward", dimensions)
     if mixtures.is_mixture(dimensions, i):
-        return _experts(write, mixed, before, f"{layer}.feed_forward", dimensions)
-    return _feed_forward(write, mixed, before, f"{layer}.feed_forward", dimensions)
+        return _experts(write, out, before, f"{layer}.feed_forward", dimensions)
+    return _feed_forward(write, out, before, f"{layer}.feed_forward", dimensions)
 
 
-def _mixed(
-    write: ProgramWriter, x: Node, before: Node, dimensions: DecoderDimensions, i: int
+def _mixed(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i: int) -> Node:
+    """Return what attention, or another layer in its place, has before its last product."""
+    if dimensions.mixer(i) == ATTENTION:
+        return _attention(write, before, dimensions, i)
+    if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
+        return dimensions.delta.mixed(write, before, i, dimensions.norm_eps)
+    return convolutions.convolved(write, before, dimensions, i)
+
+
+def _projected(
+    write: ProgramWriter, x: Node, mixed: Node, dimensions: DecoderDimensions, i: int
 ) -> Node:
-    """Add attention, or another layer in its place, to the hidden state."""
+    """Add the last product of attention, or of another layer in its place, to the hidden state."""
     layer = f"decoder.layers.{i}"
     if dimensions.mixer(i) == ATTENTION:
-        mixed = _attention(write, before, dimensions, i)
         return _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
-    if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
-        mixed = dimensions.delta.mixed(write, before, i, dimensions.norm_eps)
+    if dimensions.mixer(i) == DELTA:
         return write.linear(mixed, f"{layer}.delta.out", residual=x)
-    mixed, bias = convolutions.convolved(write, before, dimensions, i), dimensions.convolution_bias
+    bias = dimensions.convolution_bias
     return write.linear(mixed, f"{layer}.convolution.out", bias=bias, residual=x)
 
 

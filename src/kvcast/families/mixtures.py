@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvcast.errors import KvcastError
-from kvcast.families.blocks import TOKENS
 from kvcast.spec.program import Constant, Node
 from kvcast.spec.sizes import require_positive
 from kvcast.spec.writer import ProgramWriter
@@ -123,7 +122,7 @@ def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
 
 
 def mixture(write: ProgramWriter, normed: Node, block: str, sizes: MixtureSizes) -> Node:
-    """Send new tokens [rows, new, width] through their experts."""
+    """Send tokens [rows, n, width] through their experts."""
     tokens = write.step("flatten", normed, 0, -2)
     router = write.linear(tokens, f"{block}.router", bias=sizes.expert_bias)
     matrices = [Constant(f"{block}.{name}") for name in ("gate_up", "down")]
@@ -136,7 +135,7 @@ def mixture(write: ProgramWriter, normed: Node, block: str, sizes: MixtureSizes)
     mixed = write.step("mixture_of_experts", tokens, router, *matrices, each, **options)
     if sizes.shared_inner:
         mixed = write.step("add", mixed, _shared(write, tokens, f"{block}.shared", sizes))
-    return write.step("view", mixed, [write.size(TOKENS, 0), write.size(TOKENS, 1), sizes.width])
+    return write.step("view", mixed, [write.size(normed, 0), write.size(normed, 1), sizes.width])
 
 
 def _shared(write: ProgramWriter, tokens: Node, block: str, sizes: MixtureSizes) -> Node:

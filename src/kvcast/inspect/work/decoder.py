@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from typing_extensions import override
 
 from kvcast.families.convolutions import ATTENTION, CONVOLUTION, DELTA
 from kvcast.families.decoder import DECODER, DecoderDimensions
+from kvcast.families.mixtures import is_mixture
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
 
 
@@ -36,10 +37,10 @@ class DecoderWork(DecoderOnlyWork):
         self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
     ) -> Work:
         sizes, each = self.dimensions, rows * new
-        attending, others = self._layers[ATTENTION], self._other_mixers
-        keys_values = 2 * self._keys * sizes.width
-        attention = (3 if sizes.attention_gate else 2) * self._mixed * sizes.width
-        read = min(sizes.experts, each * sizes.experts_per_token)
+        keys_values = 2 * self._layers[ATTENTION] * self._keys * sizes.width
+        mixers, used = self._mixers, sizes.experts_per_token
+        read = min(sizes.experts, each * used)
+        skipped = rows * (new - asked) * self._behind_the_last_mixer(used)
         seen = sum(
             layers * (pairs(length + new, window) - pairs(length, window))
             for window, layers in self._windows.items()
@@ -49,23 +50,23 @@ class DecoderWork(DecoderOnlyWork):
             for window, layers in self._windows.items()
         )
         return Work(
-            keys_values=2 * each * attending * keys_values,
-            linear=2
-            * each
-            * (attending * attention + others + self._feed_forwards(sizes.experts_per_token)),
+            keys_values=2 * each * keys_values,
+            linear=2 * (each * (mixers + self._feed_forwards(used)) - skipped),
             attention=2 * (2 * rows * self._mixed * seen + 3 * each * self._states),
             head=2 * rows * asked * sizes.vocab_size * sizes.width,
             weights=self._weights(each),
-            matrices=attending * (keys_values + attention) + others + self._feed_forwards(read),
+            matrices=keys_values + mixers + self._feed_forwards(read),
             table=sizes.vocab_size * sizes.width,
             held=rows
             * (2 * self._keys * held + self._inputs(length) + (self._states if length else 0)),
-            written=each * (2 * self._keys * attending + self._channels) + rows * self._states,
+            written=each * (2 * self._keys * self._layers[ATTENTION] + self._channels)
+            + rows * self._states,
         )
 
     @override
     def recompute(self, prompt: int, new: int) -> Work:
-        return self.call(0, prompt + new)
+        whole = prompt + new
+        return replace(self.call(0, whole, asked=whole), head=self.call(0, whole).head)
 
     @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
@@ -130,11 +131,29 @@ class DecoderWork(DecoderOnlyWork):
         return 0 if delta is None else self._layers[DELTA] * delta.values * delta.key_dim
 
     @property
-    def _other_mixers(self) -> int:
-        """Number of weights that mixers other than attention multiply by."""
-        width, delta = self.dimensions.width, self.dimensions.delta
-        deltas = 0 if delta is None else width * (sum(delta.projected) + delta.values)
-        return self._layers[CONVOLUTION] * 4 * width**2 + self._layers[DELTA] * deltas
+    def _mixers(self) -> int:
+        """Number of weights that mixers multiply by, without those of attention's keys and values.
+
+        Their last products are counted as `_mixed_out` says.
+        """
+        width, delta, layers = self.dimensions.width, self.dimensions.delta, self._layers
+        queries = (2 if self.dimensions.attention_gate else 1) * self._mixed * width
+        deltas = 0 if delta is None else width * sum(delta.projected)
+        first = {ATTENTION: queries, CONVOLUTION: 3 * width**2, DELTA: deltas}
+        return sum(layers[mixer] * (first[mixer] + self._mixed_out(mixer)) for mixer in layers)
+
+    def _mixed_out(self, mixer: str) -> int:
+        """Return the number of weights of a mixer's last product."""
+        sizes = self.dimensions
+        values = 0 if sizes.delta is None else sizes.delta.values
+        return (
+            sizes.width * {ATTENTION: self._mixed, CONVOLUTION: sizes.width, DELTA: values}[mixer]
+        )
+
+    def _behind_the_last_mixer(self, experts: int) -> int:
+        """Return the number of weights that positions which do not meet the head are spared."""
+        last = self.dimensions.layers - 1
+        return self._mixed_out(self.dimensions.mixer(last)) + self._feed_forward(last, experts)
 
     @property
     def _mixed(self) -> int:
@@ -154,11 +173,15 @@ class DecoderWork(DecoderOnlyWork):
 
     def _feed_forwards(self, experts: int) -> int:
         """Return the number of weights of all feed-forwards, with so many experts of each."""
+        return sum(self._feed_forward(i, experts) for i in range(self.dimensions.layers))
+
+    def _feed_forward(self, i: int, experts: int) -> int:
         sizes = self.dimensions
+        if not is_mixture(sizes, i):
+            return self._inner(sizes.dense_inner or sizes.inner)
         gate = 1 if sizes.shared_inner else 0
         beside = sizes.width * (sizes.experts + gate) + self._inner(sizes.shared_inner)
-        dense = (sizes.layers - self._mixtures) * self._inner(sizes.dense_inner or sizes.inner)
-        return dense + self._mixtures * (beside + experts * self._inner(sizes.inner))
+        return beside + experts * self._inner(sizes.inner)
 
     def _inner(self, inner: int) -> int:
         """Return the number of weights of one feed-forward: up, down and, in most models, gate."""

@@ -95,11 +95,12 @@ def _weights(squares_i: Tensor) -> Tensor:
 
 @contextmanager
 def _squares(matrices: Mapping[str, nn.Linear]) -> Iterator[dict[str, Tensor]]:
-    """Yield the mean squares of each matrix's inputs in one call of the model, [inputs]."""
+    """Yield the mean squares of each matrix's inputs, [inputs], summed over the model's calls."""
     squares: dict[str, Tensor] = {}
 
     def measure(name: str, hidden: Tensor) -> None:
-        squares[name] = hidden.flatten(0, -2).square().mean(dim=0)
+        mean = hidden.flatten(0, -2).square().mean(dim=0)
+        squares[name] = squares[name] + mean if name in squares else mean
 
     hooks = [
         matrix.register_forward_pre_hook(lambda _, given, name=name: measure(name, *given))

@@ -56,11 +56,11 @@ def write_text(programs: CalibrationModel, tokens: int, seed: int) -> Tensor:
 
 @torch.no_grad()
 def decode_from_the_start(programs: CalibrationModel, tokens_rs: Tensor) -> None:
-    """Decode whole rows in one call."""
-    rows, count = tokens_rs.shape
-    caches = _caches(programs, rows, count)
-    lengths, offsets = torch.zeros(rows, dtype=torch.int32), torch.tensor([0])
-    programs["decode"](tokens_rs, lengths, offsets, *caches)
+    """Decode whole rows, and ask for the logits of all positions: so all meet all matrices."""
+    for tokens_1s in tokens_rs[:, None]:
+        count = tokens_1s.shape[1]
+        caches, lengths = _caches(programs, 1, count), torch.zeros(1, dtype=torch.int32)
+        programs["decode"](tokens_1s, lengths, torch.arange(count), *caches)
 
 
 def _caches(programs: CalibrationModel, rows: int, capacity: int) -> list[Tensor]:
