@@ -51,7 +51,8 @@ def assert_equal(
 @pytest.mark.parametrize(
     ("runtime", "options"),
     [
-        ("onnx", {}),
+        ("native", {}),
+        pytest.param("onnx", {}, marks=pytest.mark.slow),
         pytest.param("onnx", BEAMS | UNTIMED, marks=pytest.mark.slow),
         pytest.param("eager", {}, marks=pytest.mark.soak),
         pytest.param("eager", BEAMS, marks=pytest.mark.soak),
