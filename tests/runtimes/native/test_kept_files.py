@@ -209,7 +209,7 @@ def test_a_billion_weights_open_within_1_3_gb(tmp_path: Path) -> None:
     """The file is mapped and let go of; the process's own memory is limited to what is packed."""
     path, limit = tmp_path / "1b.gguf", 1_300_000_000
     script = Path(__file__).parents[3] / "scripts" / "make_gguf.py"
-    subprocess.run([sys.executable, script, "llama-1b", "Q4_0", path], check=True)
+    subprocess.run([sys.executable, script, "llama-1b", "q4_0", path], check=True)
     program = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (1_000_000_000, 1_000_000_000))\n"
