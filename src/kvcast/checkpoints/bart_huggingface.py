@@ -39,14 +39,6 @@ _COMMON: Mapping[str, Any] = {
     "scale_embedding": False,
     "share_encoder_decoder_embeddings": True,
 }
-_ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
 
 
 def _marian_waves(
@@ -256,12 +248,6 @@ def bart_dimensions(config: Mapping[str, Any], label: str) -> BartDimensions:
     kind = _KINDS[model_type]
     given = {name: value for name, value in config.items() if value is not None}
     fields = Fields(values={**_COMMON, **kind.defaults, **given}, label=label)
-    activation = str(fields.values["activation_function"])
-    if activation not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
-        raise fields.error(
-            f"activation_function {activation!r} is not supported (supported: {supported})"
-        )
     width, vocab = fields.whole("d_model"), fields.whole("vocab_size")
     shares = fields.flag("share_encoder_decoder_embeddings")
     most = {} if kind.waves is None else {"most": _MOST_WAVES}
@@ -282,7 +268,7 @@ def bart_dimensions(config: Mapping[str, Any], label: str) -> BartDimensions:
         target_positions=positions,
         # As in transformers, whose mBARTs name none.
         start_token=fields.whole("decoder_start_token_id", fields.values.get("bos_token_id"), 0),
-        activation=_ACTIVATIONS[activation],
+        activation=fields.activation("activation_function"),
         embedding_scale=width**0.5 if fields.flag("scale_embedding") else 1.0,
         **dict.fromkeys(kind.norms, True),
     )

@@ -13,6 +13,14 @@ from kvcast.errors import KvcastError
 _T = TypeVar("_T")
 # Larger than any real size, and small enough to compute with.
 _MOST = 2**31 - 1
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +67,14 @@ class Fields:
         if type(value) is not bool:
             raise self.error(f"{name} must be true or false")
         return value
+
+    def activation(self, name: str) -> str:
+        """Return kvcast's name of an activation."""
+        value = str(self._value(name, None))
+        if value not in _ACTIVATIONS:
+            supported = ", ".join(_ACTIVATIONS)
+            raise self.error(f"{name} {value!r} is not supported (supported: {supported})")
+        return _ACTIVATIONS[value]
 
     def group(self, name: str) -> "Fields | None":
         """Return an object within this one, None if it is missing."""

@@ -1,9 +1,7 @@
 """BART and its relatives, which read texts and write others, as data: Marian, mBART, NLLB, ...
 
-Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
-one tensor in this order, and so are key and value of cross-attention. Positions are rows of a table
-for each stack, whether they were learned or are waves. Knows no file format, weights, text or
-runtimes.
+Canonical tensors are [out, in], as in torch's Linear. Positions are rows of a table for each stack,
+whether they were learned or are waves. Knows no file format, weights, text or runtimes.
 """
 
 from collections.abc import Mapping
@@ -15,17 +13,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles
-from kvcast.families.blocks import (
-    TOKENS,
-    attended,
-    cache_of,
-    chosen,
-    cross_caches,
-    flat,
-    in_rows,
-    new_positions,
-    written,
-)
+from kvcast.families.blocks import cross_caches, written
 from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.sources import (
     PROBED,
@@ -34,12 +22,11 @@ from kvcast.families.sources import (
     source_probe,
     source_programs,
 )
-from kvcast.spec.program import Node, Program
+from kvcast.families.stacks import ACTIVATIONS, Block, decode, stack_shapes
+from kvcast.spec.program import Program
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 from kvcast.spec.writer import ProgramWriter
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-_EPSILON = 1e-5  # of layer norms
 _SIZES = (
     "vocab_size",
     "width",
@@ -153,54 +140,30 @@ def tensor_shapes(dimensions: BartDimensions) -> dict[str, tuple[int, ...]]:
         shapes["head.weight"] = (vocab, width)
     if dimensions.head_bias:
         shapes[f"{dimensions.head}.bias"] = (vocab,)
-    for stack in ("encoder", "decoder"):
-        shapes |= _stack_shapes(stack, dimensions)
+    stacks = {
+        "encoder": (
+            dimensions.encoder_inner,
+            dimensions.encoder_layers,
+            dimensions.source_positions,
+        ),
+        "decoder": (
+            dimensions.decoder_inner,
+            dimensions.decoder_layers,
+            dimensions.target_positions,
+        ),
+    }
+    for stack, (inner, layers, positions) in stacks.items():
+        shapes |= stack_shapes(stack, dimensions, inner, layers, positions)
     return shapes
 
 
-def _stack_shapes(stack: str, dimensions: BartDimensions) -> dict[str, tuple[int, ...]]:
-    width, is_decoder = dimensions.width, stack == "decoder"
-    inner = dimensions.decoder_inner if is_decoder else dimensions.encoder_inner
-    linears = {
-        "self_attention.qkv": (3 * width, width),
-        "self_attention.out": (width, width),
-        "feed_forward.up": (inner, width),
-        "feed_forward.down": (width, inner),
-    }
-    norms = ["self_attention_norm", "feed_forward_norm"]
-    if is_decoder:
-        linears |= {
-            "cross_attention.query": (width, width),
-            "cross_attention.key_value": (2 * width, width),
-            "cross_attention.out": (width, width),
-        }
-        norms.append("cross_attention_norm")
-    matrices: dict[str, tuple[int, ...]] = linears | dict.fromkeys(norms, (width,))
-    layers = dimensions.decoder_layers if is_decoder else dimensions.encoder_layers
-    named = {
-        f"{stack}.layers.{i}.{name}": shape
-        for i in range(layers)
-        for name, shape in matrices.items()
-    }
-    if dimensions.embedding_norm:
-        named[f"{stack}.embedding_norm"] = (width,)
-    if dimensions.final_norm:
-        named[f"{stack}.norm"] = (width,)
-    positions = dimensions.target_positions if is_decoder else dimensions.source_positions
-    return {
-        f"{stack}.positions": (positions, width),
-        **{f"{name}.weight": shape for name, shape in named.items()},
-        **{f"{name}.bias": shape[:1] for name, shape in named.items()},
-    }
-
-
 def _written(dimensions: BartDimensions) -> Mapping[str, Program]:
-    return written(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+    return written(source_programs(dimensions), dimensions, encode=_encode, decode=decode)
 
 
 def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
     """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
-    block = _Block(write, dimensions)
+    block = Block(write, dimensions)
     positions = write.step("arange", write.size(SOURCE, 1), dtype="int64")
     own = dimensions.source_vocab_size is not None
     table = "source_embedding.weight" if own else "embedding.weight"
@@ -219,71 +182,6 @@ def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
     return write.program(
         **cross_caches(write, encoded, layers, dimensions.decoder_heads, bias=True)
     )
-
-
-def _decode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
-    """Write `decode`: new target tokens to logits."""
-    block = _Block(write, dimensions)
-    x = block.embedded("embedding.weight", TOKENS, new_positions(write), "decoder")
-    scale = dimensions.head_dim**-0.5
-    for i in range(dimensions.decoder_layers):
-        layer = f"decoder.layers.{i}"
-        name = f"{layer}.self_attention"
-        qkv = write.chunk(write.linear(block.before(x, name), f"{name}.qkv", bias=True), 3)
-        mixed = attended(write, i, qkv, scale)
-        x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
-        name = f"{layer}.cross_attention"
-        query = write.linear(block.before(x, name), f"{name}.query", bias=True)
-        cross = (*cache_of("cross", i), scale, SOURCE_LENGTHS)
-        mixed = write.step("cross_attention", query, *cross)
-        x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
-        x = block.fed(x, layer)
-    ended = block.ended(flat(write, chosen(write, x)), "decoder")
-    logits = write.linear(ended, dimensions.head, bias=dimensions.head_bias)
-    return write.program(logits=in_rows(write, logits))
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Writes the parts that differ by where norms are."""
-
-    write: ProgramWriter
-    dimensions: BartDimensions
-
-    def embedded(self, table: str, tokens: Node, positions: Node, stack: str) -> Node:
-        """Embed tokens and their positions."""
-        write, x = self.write, self.write.embedding(table, tokens)
-        if self.dimensions.embedding_scale != 1:
-            x = write.step("mul", x, self.dimensions.embedding_scale)
-        x = write.step("add", x, write.embedding(f"{stack}.positions", positions))
-        if self.dimensions.embedding_norm:
-            x = write.layer_norm(x, f"{stack}.embedding_norm", _EPSILON)
-        return x
-
-    def before(self, x: Node, name: str) -> Node:
-        """Return the input of a part of a layer."""
-        return self._normed(x, name) if self.dimensions.norm_first else x
-
-    def after(self, x: Node, name: str) -> Node:
-        """Return the result of a part of a layer, from its residual sum."""
-        return x if self.dimensions.norm_first else self._normed(x, name)
-
-    def fed(self, x: Node, layer: str) -> Node:
-        """Write a layer's feed-forward."""
-        name, activation = f"{layer}.feed_forward", self.dimensions.activation
-        inner = self.write.linear(
-            self.before(x, name), f"{name}.up", bias=True, activation=activation
-        )
-        return self.after(self.write.linear(inner, f"{name}.down", bias=True, residual=x), name)
-
-    def ended(self, x: Node, stack: str) -> Node:
-        """Return a stack's result."""
-        if not self.dimensions.final_norm:
-            return x
-        return self.write.layer_norm(x, f"{stack}.norm", _EPSILON)
-
-    def _normed(self, x: Node, name: str) -> Node:
-        return self.write.layer_norm(x, f"{name}_norm", _EPSILON)
 
 
 def _no_constants(
