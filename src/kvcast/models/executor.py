@@ -24,9 +24,14 @@ from kvcast.models.ops.attention import (
     packed_self_attention,
     self_attention,
 )
-from kvcast.models.ops.convolution import packed_short_convolution, short_convolution
+from kvcast.models.ops.convolution import (
+    channel_convolution,
+    packed_short_convolution,
+    short_convolution,
+)
 from kvcast.models.ops.delta import delta_rule, packed_delta_rule
 from kvcast.models.ops.experts import mixture_of_experts
+from kvcast.models.ops.relative import relative_scores
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.self_attention import SelfAttention
 
@@ -103,12 +108,16 @@ OPERATIONS: Mapping[str, Operation] = {
     "encoder_attention": encoder_attention,
     "short_convolution": _activated(short_convolution),
     "delta_rule": delta_rule,
+    "channel_convolution": _activated(channel_convolution),
+    "relative_scores": relative_scores,
+    "rewrite": Tensor.copy_,
     "mixture_of_experts": mixture_of_experts,
     "tanh": torch.tanh,
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
     "div": torch.div,
+    "floor_divide": torch.floor_divide,
     "maximum": torch.maximum,
     "clamp": torch.clamp,
     "lt": torch.lt,

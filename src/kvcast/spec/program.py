@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 _VERSION, _READ = 2, (1, 2)  # 1 has no products with gates
-WRITES = frozenset({"self_attention", "short_convolution", "delta_rule"})
+WRITES = frozenset({"self_attention", "short_convolution", "delta_rule", "rewrite"})
 """Operations that write to their arguments, so that they stay although nothing reads them."""
 
 

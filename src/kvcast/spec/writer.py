@@ -50,6 +50,11 @@ class ProgramWriter:
         matrix = Constant(f"{name}.weight", f"{name}.bias")
         return self.step("conv1d", x, matrix, stride, padding, **epilogue)
 
+    def channel_convolution(self, x: Node, name: str, *, stride: int, **epilogue: Any) -> Node:
+        """[batch, positions, bands, channels] to fewer positions and bands by the stride."""
+        kernel, shift = Constant(f"{name}.kernel"), Constant(f"{name}.shift")
+        return self.step("channel_convolution", x, kernel, shift, stride, **epilogue)
+
     def layer_norm(self, x: Node, name: str, epsilon: float) -> Node:
         """[..., width] to the same shape."""
         weight, bias = Constant(f"{name}.weight"), Constant(f"{name}.bias")

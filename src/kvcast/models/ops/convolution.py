@@ -1,14 +1,16 @@
-"""The convolution of each channel with its last inputs, which a cache holds.
+"""Convolutions of each channel by itself.
 
-An input lies in the slot of its position, as keys and values of a ring do, so a row can be cut back
-as long as the inputs before are there. Knows no model.
+Of those with their last inputs, which a cache holds, an input lies in the slot of its position, as
+keys and values of a ring do, so a row can be cut back as long as the inputs before are there. Knows
+no model.
 
 Letters in shapes: r rows, s new positions, n new positions of all rows, c slots, w channels, l
-length of the convolution.
+length of the convolution; b batch, t positions, f bands.
 """
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d
 
 from kvcast.models.ops.attention import blocks_of_rows
 
@@ -75,3 +77,28 @@ def packed_short_convolution(
             block, kernel, bias, past[row_span], lengths[row_span]
         ).flatten(0, 1)
     return mixed
+
+
+def channel_convolution(x: Tensor, kernel: Tensor, bias: Tensor, stride: int) -> Tensor:
+    """Convolve neighbours along two axes, padded with zeros.
+
+    Args:
+        x: [b, t, f, w], or [b, t, f, 1] where all channels are made of one.
+        kernel: [l, k, w], of odd sizes.
+        bias: [w].
+        stride: along both axes.
+
+    Returns:
+        [b, t / stride, f / stride, w], rounded up.
+
+    """
+    length, breadth, _ = kernel.shape
+    convolved = conv2d(
+        x.permute(0, 3, 1, 2),
+        kernel.permute(2, 0, 1)[:, None],
+        bias,
+        stride,
+        (length // 2, breadth // 2),
+        groups=x.shape[-1],
+    )
+    return convolved.permute(0, 2, 3, 1)

@@ -40,6 +40,8 @@ class Operation(IntEnum):
     DTW = 17
     SHORT_CONVOLUTION = 18
     DELTA_RULE = 19
+    CHANNEL_CONVOLUTION = 20
+    RELATIVE_SCORES = 21
 
 
 class Dtype(IntEnum):

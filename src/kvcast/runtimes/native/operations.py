@@ -404,6 +404,61 @@ def _short_convolution(
     return out
 
 
+def _channel_convolution(
+    builder: Builder,
+    x: Value,
+    kernel: NDArray[Any],
+    bias: NDArray[Any],
+    stride: int,
+    *,
+    activation: str = "none",
+) -> Value:
+    _expect(kernel.ndim == len(x.sizes) - 1 == 3, "a convolution's kernel")
+    inputs, positions, bands, given = x.sizes
+    length, breadth, channels = kernel.shape
+    _expect(given in (1, channels) and bias.shape == (channels,), "a convolution's channels")
+    _expect(length % 2 == breadth % 2 == 1 and stride > 0, "a convolution's kernel")
+    for array in (kernel, bias):
+        _expect(array.dtype == np.float32, "a convolution's numbers")
+    out_sizes = (inputs, -(-positions // stride), -(-bands // stride), channels)
+    out = Value.fresh(out_sizes, Dtype.F32)
+    builder.emit(
+        Operation.CHANNEL_CONVOLUTION,
+        inputs=inputs,
+        positions=positions,
+        bands=bands,
+        channels=channels,
+        length=length,
+        breadth=breadth,
+        stride=stride,
+        shared=int(given != channels),
+        x=builder.contiguous(x, Dtype.F32).address,
+        kernel=builder.outer(np.ascontiguousarray(kernel)).address,
+        bias=builder.outer(bias).address,
+        activation=int(Activation[activation.upper()]),
+        out=out.address,
+    )
+    return out
+
+
+def _relative_scores(builder: Builder, query: Value, key: Value, heads: int, scale: float) -> Value:
+    inputs, positions, width = query.sizes
+    _expect(key.sizes == (2, positions, width) and width % heads == 0, "keys of distances")
+    out = Value.fresh((inputs, heads, positions, positions), Dtype.F32)
+    builder.emit(
+        Operation.RELATIVE_SCORES,
+        inputs=inputs,
+        positions=positions,
+        heads=heads,
+        head_dim=width // heads,
+        query=flat(builder.lines(query)),
+        key=flat(builder.lines(key)),
+        scale=float(scale),
+        out=out.address,
+    )
+    return out
+
+
 def _delta_rule(
     builder: Builder,
     x: Value,
@@ -445,6 +500,12 @@ def _delta_rule(
         out=_flat_words(out.address, heads * value_dim),
     )
     return out
+
+
+def _rewrite(builder: Builder, state: Value, x: Value) -> Value:
+    _expect(state.sizes == x.sizes and state.storage.address is not None, "a state")
+    builder.elements(Element.COPY, state, x)
+    return state
 
 
 def _cross_attention(
@@ -725,6 +786,9 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     ),
     "short_convolution": _short_convolution,
     "delta_rule": _delta_rule,
+    "channel_convolution": _channel_convolution,
+    "relative_scores": _relative_scores,
+    "rewrite": _rewrite,
     "cross_attention": _cross_attention,
     "encoder_attention": _encoder_attention,
     "add": _pointwise(Element.ADD),
@@ -732,6 +796,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "mul": _pointwise(Element.MUL),
     "div": _pointwise(Element.DIV, Dtype.F32),
     "maximum": _pointwise(Element.MAXIMUM),
+    "floor_divide": _pointwise(Element.DIV),
     "lt": _pointwise(Element.LT, Dtype.BOOL),
     "ge": _pointwise(Element.GE, Dtype.BOOL),
     "eq": _pointwise(Element.EQ, Dtype.BOOL),

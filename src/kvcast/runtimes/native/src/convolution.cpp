@@ -55,12 +55,48 @@ class Tile {
   float* const out_;
 };
 
+// A position of the results, all bands of it.
+void convolve(const Rows& rows, const ChannelConvolution& w, int input, int position, float* out) {
+  const int bands = parts(w.bands, w.stride);
+  const size_t channels = w.channels, of_x = w.shared ? 1 : channels;
+  for (int band = 0; band < bands; band++, out += channels) {
+    std::memcpy(out, w.bias, channels * sizeof(float));
+    for (int i = 0; i < w.length; i++) {
+      const int t = position * w.stride + i - w.length / 2;
+      if (t < 0 || t >= w.positions) continue;
+      for (int j = 0; j < w.breadth; j++) {
+        const int f = band * w.stride + j - w.breadth / 2;
+        if (f < 0 || f >= w.bands) continue;
+        const float* const x = w.x + ((static_cast<size_t>(input) * w.positions + t) * w.bands + f) * of_x;
+        const float* const factors = w.kernel + (static_cast<size_t>(i) * w.breadth + j) * channels;
+        if (w.shared)
+          for (size_t c = 0; c < channels; c++) out[c] += factors[c] * *x;
+        else
+          for (size_t c = 0; c < channels; c++) out[c] += factors[c] * x[c];
+      }
+    }
+    if (w.activation == Activation::NONE) continue;
+    for (size_t c = 0; c < channels; c += CHANNELS) {
+      const int count = static_cast<int>(std::min<size_t>(CHANNELS, channels - c));
+      rows.gate(w.activation, out + c, ONES.data(), count, out + c);
+    }
+  }
+}
+
 }  // namespace
 
 void short_convolution(Machine& machine, const ShortConvolution& w) {
   const int tiles = parts(w.width, CHANNELS);
   for_rows(machine, w.rows * tiles, w.new_positions * w.length * std::min(CHANNELS, w.width),
            [&](int i) { Tile(machine.with.rows, w, i / tiles, i % tiles * CHANNELS).run(); });
+}
+
+void channel_convolution(Machine& machine, const ChannelConvolution& w) {
+  const int positions = parts(w.positions, w.stride), bands = parts(w.bands, w.stride);
+  const size_t each = static_cast<size_t>(bands) * w.channels;
+  for_rows(machine, w.inputs * positions, static_cast<int>(each) * w.length * w.breadth, [&](int i) {
+    convolve(machine.with.rows, w, i / positions, i % positions, w.out + i * each);
+  });
 }
 
 }  // namespace kvcast

@@ -1,4 +1,4 @@
-// The convolution of each channel with its last inputs.
+// Convolutions of each channel by itself: with its last inputs, and with its neighbours.
 #pragma once
 #include "instructions.hpp"
 #include "machine.hpp"
@@ -7,5 +7,7 @@ namespace kvcast {
 
 // Sums have the same order in a chunk as in steps.
 void short_convolution(Machine&, const ShortConvolution&);
+
+void channel_convolution(Machine&, const ChannelConvolution&);
 
 }  // namespace kvcast

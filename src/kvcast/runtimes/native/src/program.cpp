@@ -12,6 +12,7 @@
 #include "elements.hpp"
 #include "experts.hpp"
 #include "products.hpp"
+#include "relative.hpp"
 #include "rows.hpp"
 
 namespace kvcast {
@@ -176,6 +177,13 @@ void execute(Machine& machine, const DeltaRule& w) {
   if (w.key_heads < 1 || w.value_heads % w.key_heads != 0) throw std::invalid_argument("heads of keys do not fit");
   delta_rule(machine, w);
 }
+
+void execute(Machine& machine, const ChannelConvolution& w) {
+  if (w.stride < 1 || w.length < 1 || w.breadth < 1) throw std::invalid_argument("a convolution without a kernel");
+  channel_convolution(machine, w);
+}
+
+void execute(Machine& machine, const RelativeScores& w) { relative_scores(machine, w); }
 
 void execute(Machine& machine, const MixtureWords& w) {
   if (w.each < 1 || w.each > w.experts) throw std::invalid_argument("a token goes through one expert to all");
