@@ -1,15 +1,20 @@
-"""The log-mel spectrogram against the two implementations that Whisper's users know."""
+"""Log-mel spectrograms against the implementations that models' users know."""
 
 import contextlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import WhisperFeatureExtractor
+from transformers import (
+    CohereAsrFeatureExtractor,
+    ParakeetFeatureExtractor,
+    WhisperFeatureExtractor,
+)
 
 import whisper
 from kvcast.audio.features import open_features
 from kvcast.audio.mel import HOP, N_FFT, SILENCE, log_mel_frames, mel_filters
+from kvcast.audio.normalised_mel import normalised_log_mel
 
 BANDS = pytest.mark.parametrize("n_mels", [80, 128])
 
@@ -64,3 +69,34 @@ def test_every_whole_frame_is_computed_and_none_beyond(length):
     frames = log_mel_frames(np.zeros(length, np.float32), 80)
     assert frames.shape == (1 + (length - 400) // 160, 80)
     assert (frames == SILENCE).all()
+
+
+EXTRACTORS = {
+    "parakeet": lambda n_mels: ParakeetFeatureExtractor(feature_size=n_mels),
+    "cohere": lambda n_mels: CohereAsrFeatureExtractor(feature_size=n_mels, dither=0.0),
+}
+
+
+@BANDS
+@pytest.mark.parametrize("extractor", EXTRACTORS)
+@pytest.mark.parametrize("samples", [47_999, 325])
+def test_normalised_features_are_those_of_hugging_face(speech, extractor, n_mels, samples):
+    clip = speech[:samples]
+    told = EXTRACTORS[extractor](n_mels)(clip, sampling_rate=16_000, return_tensors="np")
+    features = normalised_log_mel(clip, n_mels)
+    assert features.dtype == np.float32
+    assert len(features) == told.attention_mask.sum() == samples // 160
+    expected = told.input_features[0, : len(features)]
+    np.testing.assert_allclose(features, expected, rtol=0, atol=2e-3 if samples < 1000 else 1e-4)
+
+
+def test_noise_that_features_want_is_that_of_the_same_sound_and_small(speech):
+    clip = speech[:48_000]
+    once, again = (normalised_log_mel(clip, 80, noise=1e-5) for _ in range(2))
+    assert (once == again).all()
+    without = normalised_log_mel(clip, 80)
+    assert 0 < np.abs(once - without).mean() < 0.01
+
+
+def test_sound_of_no_frame_has_features():
+    assert np.isfinite(normalised_log_mel(np.zeros(3, np.float32), 80)).all()

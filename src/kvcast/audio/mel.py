@@ -24,7 +24,7 @@ SILENCE: np.float32 = np.log10(_SMALLEST_POWER)
 
 _RANGE = np.float32(8.0)
 _BLOCK = 256  # frames at once: a few hundred kilobytes, which stay in the cache
-_PIECE = 8  # frames of one product, see `_project`
+_PIECE = 8  # frames of one product, see `project`
 
 # float32 throughout, which NumPy 2's rfft keeps. It takes 3.1 ms for 30 s on one core; a product
 # with the 400 x 402 DFT matrix takes 9.1, and 4.5 after using its symmetry twice.
@@ -32,8 +32,8 @@ _WINDOW = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.f
 
 
 @cache
-def mel_filters(n_mels: int) -> NDArray[np.float32]:
-    """Return triangular filters from power spectrum to mel bands, float32 [201, n_mels].
+def mel_filters(n_mels: int, n_fft: int = N_FFT) -> NDArray[np.float32]:
+    """Return triangular filters from power spectrum to mel bands, float32 [n_fft / 2 + 1, n_mels].
 
     The scale of Slaney's Auditory Toolbox, as in librosa: linear below 1 kHz, logarithmic above,
     each triangle with unit area in hertz; from 0 to 8 kHz.
@@ -44,7 +44,7 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
     log_hertz = 1000 * np.exp(log_step * (mels - first_log_mel))
     corners = np.where(mels < first_log_mel, mels * hertz_per_mel, log_hertz)
     lower, centre, upper = corners[:-2], corners[1:-1], corners[2:]
-    bins = np.linspace(0, SAMPLE_RATE / 2, N_FFT // 2 + 1)[:, None]
+    bins = np.linspace(0, SAMPLE_RATE / 2, n_fft // 2 + 1)[:, None]
     rising = (bins - lower) / (centre - lower)
     falling = (upper - bins) / (upper - centre)
     triangles = np.maximum(0, np.minimum(rising, falling)) * (2 / (upper - lower))
@@ -70,12 +70,12 @@ def log_mel_frames(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.floa
     for start in range(0, len(frames), _BLOCK):
         spectrum = np.fft.rfft(frames[start : start + _BLOCK] * _WINDOW)
         power = np.square(spectrum.real) + np.square(spectrum.imag)
-        _project(power, filters, out=log_mel_tm[start : start + _BLOCK])
+        project(power, filters, out=log_mel_tm[start : start + _BLOCK])
     np.maximum(log_mel_tm, _SMALLEST_POWER, out=log_mel_tm)
     return np.log10(log_mel_tm, out=log_mel_tm)
 
 
-def _project(
+def project(
     power_tf: NDArray[np.float32], filters: NDArray[np.float32], out: NDArray[np.float32]
 ) -> None:
     """Multiply in pieces so small that BLAS uses one thread.
