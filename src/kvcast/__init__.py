@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kvcast.errors import KvcastError
     from kvcast.loading.exporting import export_bundle
     from kvcast.loading.opening import load
+    from kvcast.speech.segments import Segment, Word
+    from kvcast.speech.transcription import Transcription
     from kvcast.text.bart import BartModel
     from kvcast.text.model import TextModel, TextSession
     from kvcast.text.t5 import T5Model
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from kvcast.whisper.detection import DetectedLanguage
     from kvcast.whisper.live import LiveTranscription
     from kvcast.whisper.model import WhisperModel
-    from kvcast.whisper.segments import Word
-    from kvcast.whisper.transcription import Segment, Transcription
 
 __version__ = "0.1.0"
 
@@ -71,15 +71,15 @@ _HOMES = {
     "Grammar": "kvcast.decoding.grammar",
     "KvcastError": "kvcast.errors",
     "LiveTranscription": "kvcast.whisper.live",
-    "Segment": "kvcast.whisper.transcription",
+    "Segment": "kvcast.speech.segments",
     "T5Model": "kvcast.text.t5",
     "TextGeneration": "kvcast.text.texts",
     "TextModel": "kvcast.text.model",
     "TextSession": "kvcast.text.model",
-    "Transcription": "kvcast.whisper.transcription",
+    "Transcription": "kvcast.speech.transcription",
     "UnilmModel": "kvcast.text.unilm",
     "WhisperModel": "kvcast.whisper.model",
-    "Word": "kvcast.whisper.segments",
+    "Word": "kvcast.speech.segments",
     "export_bundle": "kvcast.loading.exporting",
     "load": "kvcast.loading.opening",
 }

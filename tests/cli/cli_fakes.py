@@ -16,7 +16,7 @@ from kvcast.decoding.speculation import DraftCounts
 from kvcast.loading import opening as loading
 from kvcast.loading.params import LoadParams
 from kvcast.spec.phases import OnPhase
-from kvcast.whisper.segments import Word
+from kvcast.speech.segments import Word
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from kvcast.cli.other_tools import translated
 from kvcast.cluster.params import ClusterParams
 from kvcast.errors import UsageError
 from kvcast.loading.params import OF_TEXTS, LoadParams
-from kvcast.whisper.params import FolderParams, LiveParams, SubtitleParams, TranscribeParams
+from kvcast.speech.params import FolderParams, LiveParams, SubtitleParams, TranscribeParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMISED = shlex.split("""--model --language --task --beam --best-of --temperature --patience

@@ -17,8 +17,8 @@ from kvcast.loading.params import OF_TEXTS, ExportParams, LoadParams
 from kvcast.options import Params
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, exported
+from kvcast.speech.params import TranscribeParams
 from kvcast.text.params import PromptParams
-from kvcast.whisper.params import TranscribeParams
 
 
 def parsed(command: ModuleType, *words: str) -> argparse.Namespace:
@@ -80,7 +80,7 @@ def test_runtimes_are_those_that_have_code():
 
 
 def test_the_scripted_segment_has_the_real_ones_fields():
-    from kvcast.whisper.transcription import Segment
+    from kvcast.speech.segments import Segment
 
     names = {field.name for field in dataclasses.fields(FakeSegment)}
     assert {field.name for field in dataclasses.fields(Segment)} == names

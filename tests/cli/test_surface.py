@@ -26,6 +26,7 @@ ALLOWED = (
     "kvcast.saving",
     "kvcast.server",
     "kvcast.spec",
+    "kvcast.speech",
     "kvcast.text",
     "kvcast.whisper",
 )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cli.cli_fakes import SEGMENTS, FakeSegment
 from kvcast.audio.timeline import Part
-from kvcast.whisper.params import SubtitleParams
-from kvcast.whisper.segments import Word
+from kvcast.speech.params import SubtitleParams
+from kvcast.speech.segments import Word
 from kvcast.whisper.writers import STREAMED, TranscriptDocument, render
 
 SCHEMA = json.loads(

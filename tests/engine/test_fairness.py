@@ -12,8 +12,8 @@ from kvcast.engine.requests import Prompt, Request
 from kvcast.engine.running import Running
 from kvcast.engine.scheduler import Scheduler
 from kvcast.engine.shares import Pace, in_rounds
+from kvcast.speech.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 from kvcast.text.requests import SampledText
-from kvcast.whisper.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 from text.test_text_scheduler import outcome, run
 from text.test_text_scheduler import request as sampled
 

@@ -12,7 +12,7 @@ from kit.scripted_runtimes import Script, ScriptedRuntime, random_script, window
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
-from kvcast.whisper.strategies import (
+from kvcast.speech.strategies import (
     BeamSearch,
     Candidate,
     Greedy,

@@ -21,12 +21,12 @@ from kvcast.decoding.params import SamplingParams
 from kvcast.engine.callers import RequestList
 from kvcast.engine.requests import Prefix, Prompt, Request, compute
 from kvcast.engine.scheduler import Scheduler
+from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
 from kvcast.text.sources import Source
 from kvcast.text.texts import StoppingCriteria, Stopwatch
 from kvcast.whisper.filters import SuppressBlank
 from kvcast.whisper.requests import Features
-from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
 
 CAPACITY, ROWS = 24, 5
 KINDS: list[dict[str, Any]] = [

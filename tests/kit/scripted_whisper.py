@@ -81,7 +81,7 @@ def place(window_mt: Float32) -> tuple[int, int]:
 
 @dataclass
 class NumberedWindows:
-    """Meets `kvcast.whisper.sound.Windows`."""
+    """Meets `kvcast.speech.sound.Windows`."""
 
     content_frames: int
     notices: tuple[str, ...] = ()

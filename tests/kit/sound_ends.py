@@ -5,7 +5,8 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
-from kvcast.whisper.segments import WINDOW_FRAMES, Span, Word, within
+from kvcast.speech.segments import Word
+from kvcast.whisper.segments import WINDOW_FRAMES, Span, within
 
 
 def ending_with_sound(

@@ -23,8 +23,8 @@ from kvcast.decoding.sampling import Sampler
 from kvcast.decoding.truncation import MinP, TopK, TopP, draw
 from kvcast.engine.requests import Prompt
 from kvcast.errors import KvcastError, UsageError
+from kvcast.speech.strategies import BeamSearch, Greedy, Sampling
 from kvcast.text.preferences import Preferences
-from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling
 
 VOCAB = 700
 LOGITS = arrays(np.float32, st.integers(1, 300), elements=st.floats(-30, 30, width=32), unique=True)

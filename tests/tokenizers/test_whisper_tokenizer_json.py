@@ -7,7 +7,7 @@ import pytest
 
 from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.errors import KvcastError, UsageError
-from kvcast.whisper.languages import LANGUAGES
+from kvcast.speech.languages import LANGUAGES
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
 MULTILINGUAL = 51865

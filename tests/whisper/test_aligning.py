@@ -8,9 +8,9 @@ import pytest
 from kit.recordings import EXAMPLE
 from kvcast.cli import main
 from kvcast.errors import UsageError
+from kvcast.speech.segments import Word
 from kvcast.whisper.aligning import _parts, _share
 from kvcast.whisper.model import WhisperModel
-from kvcast.whisper.segments import Word
 
 USUAL = 0.05
 

@@ -12,8 +12,8 @@ from kvcast.engine.scheduler import Scheduler
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.base import Float32
 from kvcast.runtimes.dtw import dtw
+from kvcast.speech.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 from kvcast.whisper.requests import AlignmentRequest, Features
-from kvcast.whisper.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 
 VOCAB, EOT = 12, 7
 START = [8, 9]

@@ -16,13 +16,15 @@ from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.runtimes.base import Float32
+from kvcast.speech.excerpts import Excerpt, first_excerpt, quiet_frame
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.segments import Segment
+from kvcast.speech.transcription import Transcription
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
-from kvcast.whisper.excerpts import Excerpt, first_excerpt, quiet_frame
-from kvcast.whisper.params import TranscribeParams
+from kvcast.whisper.recordings import WhisperPlan
 from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import Window
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.transcription import Segment, Transcription
 from kvcast.whisper.window_end import QuietEnd
 
 BEGIN = 50363
@@ -84,14 +86,9 @@ def together(
 def transcription(
     decoder: PacedDecoder, opening: Callable[[], Any], batch: int | None, priority: int
 ) -> Transcription:
-    return Transcription(
-        decoder.scheduler,
-        decoder,
-        opening,
-        attempts=ATTEMPTS,
-        params=TranscribeParams(batch=batch),
-        priority=priority,
-    )
+    params = TranscribeParams(batch=batch)
+    plan = WhisperPlan(decoder, ATTEMPTS, params)
+    return Transcription(decoder.scheduler, opening, plan, params=params, priority=priority)
 
 
 def alone(content_frames: int, batch: int | None = 1) -> list[Segment]:

@@ -9,7 +9,7 @@ import soundfile
 import kvcast
 from kit.recordings import Load, Samples
 from kvcast.errors import UsageError
-from kvcast.whisper.params import SubtitleParams
+from kvcast.speech.params import SubtitleParams
 from kvcast.whisper.writers import STREAMED
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from kit.scripted_runtimes import at_once, result_of
 from kvcast.engine.callers import Policy
+from kvcast.speech.params import LanguageParams
 from kvcast.whisper import detection
 from kvcast.whisper.detection import DetectedLanguage
-from kvcast.whisper.params import LanguageParams
 from kvcast.whisper.requests import Features
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvcast.speech.params import TranscribeParams
 from kvcast.whisper.decoding import DecodingResult
 from kvcast.whisper.fallback import is_silence, rejection
-from kvcast.whisper.params import TranscribeParams
 
 
 def result(

@@ -2,8 +2,9 @@
 
 import pytest
 
+from kvcast.speech.segments import Word
 from kvcast.whisper.hallucination import KeptSegments, without_hallucinations
-from kvcast.whisper.segments import Span, Window, Word, end_of_speech
+from kvcast.whisper.segments import Span, Window, end_of_speech
 
 WINDOW = Window(0, 3000)
 

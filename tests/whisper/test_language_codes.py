@@ -3,9 +3,9 @@
 import pytest
 
 from kvcast.errors import UsageError
-from kvcast.whisper.language_names import COUNTRIES, OTHER_NAMES
-from kvcast.whisper.languages import LANGUAGES, language_code
-from kvcast.whisper.params import TranscribeParams
+from kvcast.speech.language_names import COUNTRIES, OTHER_NAMES
+from kvcast.speech.languages import LANGUAGES, language_code
+from kvcast.speech.params import TranscribeParams
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import pytest
 
 from kvcast.errors import UsageError
-from kvcast.whisper.params import TranscribeParams
-from kvcast.whisper.replacing import Replacements
-from kvcast.whisper.segments import Segment, Word
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.replacing import Replacements
+from kvcast.speech.segments import Segment, Word
 
 RULES = ["# terms", "", "cube control => kubectl", "cube => Cube", "new york=>NYC", "um =>"]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kit.scripted_runtimes import Script, ScriptedRuntime, random_script, windows
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
-from kvcast.whisper.strategies import (
+from kvcast.speech.strategies import (
     BeamSearch,
     Candidate,
     Greedy,

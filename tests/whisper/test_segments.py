@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcast.audio.arrays import ArrayAudio
+from kvcast.audio.features import MelWindows
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between
-from kvcast.audio.vad import BLOCK, SpokenWindows, speech_parts
-from kvcast.whisper.segments import Segment, Span, Window, Word, placed, split, within
+from kvcast.audio.vad import BLOCK, speech_parts, spoken
+from kvcast.speech.segments import Segment, Word, placed
+from kvcast.whisper.segments import Span, Window, split, within
 
 BEGIN = 1000
 
@@ -200,6 +202,10 @@ def test_without_padding_a_segment_ends_before_the_silence_all_the_same():
 
     params = VoiceParams(vad=True, speech_pad=0.0)
     everything = [Part(0, BLOCK * 1000)]
-    with SpokenWindows(sound, 80, listener, params, clips=everything) as windows:
+
+    def make(audio):
+        return MelWindows(audio, 80)
+
+    with spoken(sound, make, listener, params, clips=everything) as windows:
         segment = placed(said_at(5.0, 300 * BLOCK / 16_000 + 0.1), windows.timeline)
     assert (segment.start, segment.end) == (5.0, 300 * BLOCK / 16_000)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
-from kvcast.whisper.params import SubtitleParams
-from kvcast.whisper.segments import Word
+from kvcast.speech.params import SubtitleParams
+from kvcast.speech.segments import Word
 from kvcast.whisper.subtitles import write_ass, write_lrc, write_srt, write_vtt
 from whisper import utils
 

@@ -10,8 +10,9 @@ from test_whisper_drafts import shallower
 import kvcast
 from kit.recordings import Load, Samples, told
 from kvcast.decoding.speculation import Ledger
-from kvcast.whisper.params import TranscribeParams
-from kvcast.whisper.transcription import Transcription
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.transcription import Transcription
+from kvcast.whisper.recordings import WhisperPlan
 
 OPTIONS: dict[str, Any] = {"language": "en", "temperature": 0.0}
 LEAST = {"int8": 50, "three layers of four": 5, "ngram": 2}
@@ -107,9 +108,8 @@ def test_on_the_native_runtime_recordings_may_arrive_at_any_time(
             for index in waiting[: rng.integers(1, 4)]:
                 running[index] = Transcription(
                     decoder.scheduler,
-                    decoder.requests,
                     model.opening(several[index], params),
-                    attempts=attempts,
+                    WhisperPlan(decoder.requests, attempts, params),
                     params=params,
                 )
                 waiting.remove(index)

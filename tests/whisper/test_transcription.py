@@ -15,18 +15,19 @@ from kit.scripted_whisper import (
     tokenizer,
 )
 from kvcast.errors import UsageError
+from kvcast.speech.params import LiveParams, TranscribeParams
+from kvcast.speech.transcription import Transcription, clipped_frames
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.long_form import initial_tokens
-from kvcast.whisper.params import LiveParams, TranscribeParams
-from kvcast.whisper.transcription import Transcription, clipped_frames
+from kvcast.whisper.recordings import WhisperPlan
 
 
 def transcription(
     decoder: ScriptedDecoder, windows: NumberedWindows, **changes: Any
 ) -> Transcription:
-    parts = {"attempts": [DecodingOptions()], "params": TranscribeParams()}
-    opened = Transcription(decoder.scheduler, decoder, lambda: windows, **(parts | changes))
-    return opened.open()
+    parts = {"attempts": [DecodingOptions()], "params": TranscribeParams()} | changes
+    plan = WhisperPlan(decoder, parts.pop("attempts"), parts["params"])
+    return Transcription(decoder.scheduler, lambda: windows, plan, **parts).open()
 
 
 def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:

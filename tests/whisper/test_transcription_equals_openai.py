@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-import kvcast.whisper.voice
+import kvcast.speech.voice
 from kit.openai_whisper import openai_tokenizer
 from kit.scripted_whisper import (
     NumberedWindows,
@@ -24,7 +24,7 @@ from kit.scripted_whisper import (
     tokenizer,
 )
 from kit.sound_ends import ending_with_sound
-from kvcast.whisper.transcription import Segment
+from kvcast.speech.segments import Segment
 
 openai_transcribe = importlib.import_module("whisper.transcribe")
 
@@ -40,7 +40,7 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         padded = torch.nn.functional.pad(mel, (0, 3000))
         patch.setattr(openai_transcribe, "log_mel_spectrogram", lambda *_, **__: padded)
         patch.setattr(
-            kvcast.whisper.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
+            kvcast.speech.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
         )
         openai_tokenizer(False)
         their_model = ScriptedWhisper(script)

@@ -18,8 +18,8 @@ from kvcast.audio.params import VoiceParams
 from kvcast.audio.vad import BLOCK, Speech, find_speech
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.whisper import voice
-from kvcast.whisper.voice import voice_listener
+from kvcast.speech import voice
+from kvcast.speech.voice import voice_listener
 
 Samples = NDArray[np.float32]
 

@@ -4,7 +4,7 @@ import pytest
 from test_window_decoder_equals_openai import our_tokenizer
 
 from kvcast.errors import UsageError
-from kvcast.whisper.params import WindowParams
+from kvcast.speech.params import WindowParams
 from kvcast.whisper.window_prompt import WindowPrompt, check_prompt
 
 CONTEXT = 448

@@ -15,7 +15,7 @@ import whisper.decoding as openai
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import kvcast.whisper.voice
+import kvcast.speech.voice
 from kit.openai_whisper import openai_tokenizer
 from kit.scripted_runtimes import at_once
 from kit.scripted_whisper import (
@@ -28,8 +28,8 @@ from kit.scripted_whisper import (
     stands_still,
 )
 from kit.sound_ends import ending_with_sound
+from kvcast.speech.segments import Segment
 from kvcast.whisper.token_times import TokenTimes
-from kvcast.whisper.transcription import Segment
 
 openai_transcribe = importlib.import_module("whisper.transcribe")
 timing = importlib.import_module("whisper.timing")
@@ -118,7 +118,7 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         patch.setattr(openai_transcribe, "add_word_timestamps", watched)
         patch.setattr(timing, "find_alignment", their_alignment)
         patch.setattr(
-            kvcast.whisper.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
+            kvcast.speech.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
         )
         openai_tokenizer(False)
         their_model = PatientWhisper(script)

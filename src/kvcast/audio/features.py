@@ -67,39 +67,25 @@ def refuse_short(duration: float, name: str) -> None:
         )
 
 
-class MelWindows:
-    """A recording as log-mel frames of 10 ms, in windows of 30 s.
+class RecordedSound:
+    """A recording that was read once: its length, where it is silent, and what users should know.
 
-    Made for moving forward: going back by more than two minutes decodes the recording again, unless
-    it is short.
+    Attributes:
+        content_frames: number of whole frames of sound.
+        duration: seconds of the recording.
+        timeline: maps seconds of the sound to seconds of the recording.
+        skipped: parts left out as no speech; None without voice activity detection.
+        silent: whether all of it is silent, so that there is nothing to transcribe; see `notices`.
+        notices: for the user about this recording, one line each.
+        unheard: notices for the user if no speech is recognised in it.
+
     """
 
-    content_frames: int
-    """Number of whole frames of sound."""
-
-    duration: float
-    """Length of the recording in seconds."""
-
-    timeline: Timeline
-    """Maps seconds of the sound to seconds of the recording."""
-
     skipped: tuple[Part, ...] | None = None
-    """Parts left out as no speech; None without voice activity detection."""
 
-    silent: bool
-    """Whether all of it is silent, so that there is nothing to transcribe; see `notices`."""
-
-    notices: tuple[str, ...]
-    """Notices for the user about this recording, one line each."""
-
-    unheard: tuple[str, ...]
-    """Notices for the user if no speech is recognised in it."""
-
-    def __init__(self, audio: AudioSource, n_mels: int) -> None:
+    def __init__(self, audio: AudioSource, checked: "CheckedAudio") -> None:
+        """Take what is known after a complete pass."""
         self._audio = audio
-        self._n_mels = n_mels
-        checked = CheckedAudio(audio)
-        self._loudest, kept = _loudest_and_frames(log_mel_stream(checked.blocks(), n_mels))
         self.content_frames = checked.samples // HOP
         self.duration = checked.samples / SAMPLE_RATE
         self.timeline = Timeline(())
@@ -108,6 +94,24 @@ class MelWindows:
         silence = (f"{audio.name} is silent: there is no speech to transcribe",)
         self.notices = audio.notices + (silence if self.silent else ())
         self.unheard = () if self.silent else audio.unheard
+
+    def is_silent(self, seek: int, end: int) -> bool:
+        """Tell whether no frame from `seek` to `end` exceeds SILENT_RANGE."""
+        return not self._is_loud[seek:end].any()
+
+
+class MelWindows(RecordedSound):
+    """A recording as log-mel frames of 10 ms, in windows of 30 s.
+
+    Made for moving forward: going back by more than two minutes decodes the recording again, unless
+    it is short.
+    """
+
+    def __init__(self, audio: AudioSource, n_mels: int) -> None:
+        self._n_mels = n_mels
+        checked = CheckedAudio(audio)
+        self._loudest, kept = _loudest_and_frames(log_mel_stream(checked.blocks(), n_mels))
+        super().__init__(audio, checked)
         self._replay: Callable[[], Iterator[NDArray[np.float32]]] = (
             (lambda: log_mel_stream(audio.blocks(), n_mels))
             if kept is None
@@ -135,10 +139,6 @@ class MelWindows:
         if stop > seek:
             window_mt[:, : stop - seek] = self._normalised_frames(seek, stop).T
         return window_mt
-
-    def is_silent(self, seek: int, end: int) -> bool:
-        """Tell whether no frame from `seek` to `end` exceeds SILENT_RANGE."""
-        return not self._is_loud[seek:end].any()
 
     def first_window(self) -> NDArray[np.float32]:
         """Return the first 30 s, float32 [n_mels, 3000]; silence follows a shorter recording.

@@ -8,10 +8,10 @@ known here.
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,11 @@ from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioSource
 from kvcast.audio.endpoints import BLOCK, HYSTERESIS, Listener
-from kvcast.audio.features import CheckedAudio, MelWindows
+from kvcast.audio.features import CheckedAudio, RecordedSound
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between, common
+
+Sound = TypeVar("Sound", bound=RecordedSound)
 
 _LEAST_PROBABILITY = 0.01
 """Below this it is never speech, for any threshold."""
@@ -234,41 +236,37 @@ def _closable(pieces: Iterator[NDArray[np.float32]]) -> Generator[NDArray[np.flo
     yield from pieces
 
 
-class SpokenWindows(MelWindows):
-    """The speech of a recording, in windows.
+def spoken(
+    audio: AudioSource,
+    make: Callable[[AudioSource], Sound],
+    listener: Listener,
+    params: VoiceParams,
+    *,
+    clips: Sequence[Part],
+) -> Sound:
+    """Return the speech of a recording, which is read once more than `make` does to find it.
 
-    Without speech `content_frames` is 0, and a notice gives the highest probability.
+    Without speech its `content_frames` is 0, and a notice gives the highest probability.
+
+    Args:
+        audio: the recording; closed when the result is.
+        make: reads the joined parts of a recording.
+        listener: a new one; gives the probability of speech.
+        params: the parameters of the detection.
+        clips: parts of the recording to transcribe, in order and disjoint.
+
+    Raises:
+        InputOutputError: it cannot be decoded, or is not sound.
+
     """
-
-    def __init__(
-        self,
-        audio: AudioSource,
-        n_mels: int,
-        listener: Listener,
-        params: VoiceParams,
-        *,
-        clips: Sequence[Part],
-    ) -> None:
-        """Read the recording three times: to find the speech, and as MelWindows does.
-
-        Args:
-            audio: the recording; closed when this is.
-            n_mels: number of mel bands.
-            listener: a new one; gives the probability of speech.
-            params: the parameters of the detection.
-            clips: parts of the recording to transcribe, in order and disjoint.
-
-        Raises:
-            InputOutputError: it cannot be decoded, or is not sound.
-
-        """
-        speech = find_speech(audio, listener, params)
-        parts = common(speech.parts, clips)
-        super().__init__(SpeechOnly(audio, parts), n_mels)
-        self.duration = speech.samples / SAMPLE_RATE
-        self.timeline = Timeline(parts, slack=max(params.speech_pad, _LEAST_SLACK))
-        self.skipped = common(speech.skipped, clips)
-        self.notices = audio.notices if parts else (*audio.notices, _no_speech(audio.name, speech))
+    speech = find_speech(audio, listener, params)
+    parts = common(speech.parts, clips)
+    sound = make(SpeechOnly(audio, parts))
+    sound.duration = speech.samples / SAMPLE_RATE
+    sound.timeline = Timeline(parts, slack=max(params.speech_pad, _LEAST_SLACK))
+    sound.skipped = common(speech.skipped, clips)
+    sound.notices = audio.notices if parts else (*audio.notices, _no_speech(audio.name, speech))
+    return sound
 
 
 def _no_speech(name: str, speech: Speech) -> str:

@@ -11,7 +11,7 @@ from kvcast.cli.progress import progress
 from kvcast.cli.prompts import read_text
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
-from kvcast.whisper.params import RECOGNITION, SUBTITLES, AlignParams, SubtitleParams
+from kvcast.speech.params import RECOGNITION, SUBTITLES, AlignParams, SubtitleParams
 from kvcast.whisper.writers import TranscriptDocument
 
 EPILOG = """\

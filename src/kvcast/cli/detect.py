@@ -10,7 +10,7 @@ from kvcast.cli.files import shown
 from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
-from kvcast.whisper.params import RECOGNITION, LanguageParams
+from kvcast.speech.params import RECOGNITION, LanguageParams
 
 if TYPE_CHECKING:
     from kvcast.whisper.detection import DetectedLanguage

@@ -26,7 +26,7 @@ from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputMissingError, UsageError
 from kvcast.loading.params import LoadParams
 from kvcast.spec.phases import ignore_phase
-from kvcast.whisper.params import FOLDERS, FolderParams, SubtitleParams, TranscribeParams
+from kvcast.speech.params import FOLDERS, FolderParams, SubtitleParams, TranscribeParams
 from kvcast.whisper.writers import TranscriptDocument
 
 if TYPE_CHECKING:

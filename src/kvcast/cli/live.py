@@ -23,7 +23,7 @@ from kvcast.cli.arguments import Heading, add_options, whole_number
 from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.options import Params
-from kvcast.whisper.params import (
+from kvcast.speech.params import (
     FOLDERS,
     LIVE,
     SUBTITLES,

@@ -17,7 +17,7 @@ from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import read_text
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
-from kvcast.whisper.params import (
+from kvcast.speech.params import (
     FALLBACK,
     FOLDERS,
     LIVE,
@@ -33,8 +33,8 @@ from kvcast.whisper.params import (
 from kvcast.whisper.writers import TranscriptDocument
 
 if TYPE_CHECKING:
-    from kvcast.whisper.channels import AnyTranscription
-    from kvcast.whisper.transcription import Segment
+    from kvcast.speech.channels import AnyTranscription
+    from kvcast.speech.segments import Segment
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.

@@ -21,10 +21,11 @@ from kvcast.server.recordings import Recordings, UploadedRecording
 from kvcast.server.served import Served
 from kvcast.server.state import State
 from kvcast.server.writing import finite
-from kvcast.whisper.languages import LANGUAGES
-from kvcast.whisper.params import SubtitleParams
+from kvcast.speech.languages import LANGUAGES
+from kvcast.speech.params import SubtitleParams
+from kvcast.speech.segments import Segment
+from kvcast.speech.transcription import Transcript
 from kvcast.whisper.subtitles import write_srt, write_vtt
-from kvcast.whisper.transcription import Segment, Transcript
 
 Granularity = Literal["word", "segment"]
 _SEGMENTS = 50

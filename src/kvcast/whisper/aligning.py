@@ -14,12 +14,13 @@ from operator import attrgetter
 
 from kvcast.engine.callers import Policy
 from kvcast.errors import UsageError
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.segments import Segment, Word, compression_ratio
+from kvcast.speech.sound import Windows
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.long_form import LongForm
-from kvcast.whisper.params import TranscribeParams
-from kvcast.whisper.requests import Features, compression_ratio
-from kvcast.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, Word
-from kvcast.whisper.sound import Windows
+from kvcast.whisper.requests import Features
+from kvcast.whisper.segments import WINDOW_FRAMES, Span, Window
 from kvcast.whisper.token_times import FRAMES_PER_SECOND
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.windows import WindowRequests

@@ -12,9 +12,9 @@ from kvcast.decoding.filters import LogitFilter, NoRepeatNgram, RepetitionPenalt
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import UsageError
 from kvcast.options import Bounds, Option
+from kvcast.speech.params import SEARCH, WindowParams
+from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
 from kvcast.whisper.filters import FinishSegments, SuppressBlank, TimestampRules
-from kvcast.whisper.params import SEARCH, WindowParams
-from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling, Strategy
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
 from kvcast.whisper.window_prompt import check_prompt
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvcast.engine.callers import Policy
-from kvcast.whisper.languages import LANGUAGES
-from kvcast.whisper.params import LanguageParams
+from kvcast.speech.languages import LANGUAGES
+from kvcast.speech.params import LanguageParams
+from kvcast.speech.sound import Windows
 from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import WINDOW_FRAMES
-from kvcast.whisper.sound import Windows
 from kvcast.whisper.windows import WindowRequests
 
 

@@ -4,8 +4,8 @@ A text that was stopped because it only repeats itself has failed, too. A thresh
 switched off. Knows no recordings and no decoding.
 """
 
+from kvcast.speech.params import TranscribeParams
 from kvcast.whisper.decoding import DecodingResult
-from kvcast.whisper.params import TranscribeParams
 
 
 def rejection(result: DecodingResult, params: TranscribeParams) -> str | None:

@@ -6,14 +6,8 @@ Follows `hallucination_silence_threshold` in openai/whisper's transcribe.py. Kno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvcast.whisper.segments import (
-    FRAMES_PER_SECOND,
-    WINDOW_FRAMES,
-    Span,
-    Window,
-    Word,
-    end_of_speech,
-)
+from kvcast.speech.segments import FRAMES_PER_SECOND, Word
+from kvcast.whisper.segments import WINDOW_FRAMES, Span, Window, end_of_speech
 
 _MARKS = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 _WORDS_SCORED = 8

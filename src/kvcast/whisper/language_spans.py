@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.engine.callers import Policy
-from kvcast.whisper.excerpts import quiet_frame
+from kvcast.speech.excerpts import quiet_frame
+from kvcast.speech.segments import FRAMES_PER_SECOND
+from kvcast.speech.sound import Sound
 from kvcast.whisper.requests import likeliest
-from kvcast.whisper.segments import FRAMES_PER_SECOND
-from kvcast.whisper.sound import Sound
 
 AHEAD = 46 * FRAMES_PER_SECOND
 """Frames of 10 ms whose language is known ahead: no window's end depends on more."""

@@ -11,15 +11,16 @@ from dataclasses import replace
 
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.engine.callers import Policy
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.segments import Segment
+from kvcast.speech.sound import Sound
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.fallback import is_silence, rejection
 from kvcast.whisper.hallucination import KeptSegments
 from kvcast.whisper.language_spans import LanguageSpan, LanguageSpans
-from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.placing import WindowText, WordPlacing
 from kvcast.whisper.requests import Features
-from kvcast.whisper.segments import WINDOW_FRAMES, Segment, Span, Window, ends_alone, split, within
-from kvcast.whisper.sound import Sound
+from kvcast.whisper.segments import WINDOW_FRAMES, Span, Window, ends_alone, split, within
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.window_end import OpenEnd
 from kvcast.whisper.windows import WindowRequests

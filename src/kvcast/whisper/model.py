@@ -16,12 +16,8 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
-from kvcast.whisper.aligning import Alignment, aligned
-from kvcast.whisper.channels import AnyTranscription, ChannelTranscription
-from kvcast.whisper.decoding import DecodingOptions
-from kvcast.whisper.detection import DetectedLanguage, detect
-from kvcast.whisper.long_form import initial_tokens
-from kvcast.whisper.params import (
+from kvcast.speech.channels import AnyTranscription, ChannelTranscription
+from kvcast.speech.params import (
     SPLIT,
     AlignParams,
     LanguageParams,
@@ -29,8 +25,13 @@ from kvcast.whisper.params import (
     TranscribeParams,
     WindowParams,
 )
+from kvcast.speech.transcription import ServedRecording, Transcription
+from kvcast.whisper.aligning import Alignment, aligned
+from kvcast.whisper.decoding import DecodingOptions
+from kvcast.whisper.detection import DetectedLanguage, detect
+from kvcast.whisper.long_form import initial_tokens
+from kvcast.whisper.recordings import WhisperPlan, WindowCaller
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.transcription import ServedRecording, Transcription, WindowCaller
 from kvcast.whisper.window_prompt import cut_notices
 from kvcast.whisper.windows import WindowDecoder, WindowRequests
 
@@ -165,7 +166,7 @@ class WhisperModel:
         if not self.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
         from kvcast.audio.features import open_features
-        from kvcast.whisper.voice import open_sound
+        from kvcast.speech.voice import open_sound
 
         with open_features(open_sound(audio, params), self.dimensions.n_mels) as recording:
             decoder = self.decoder(DecodingOptions())
@@ -195,7 +196,7 @@ class WhisperModel:
 
         """
         from kvcast.audio.features import open_features
-        from kvcast.whisper.voice import open_sound
+        from kvcast.speech.voice import open_sound
 
         options = TranscribeParams(
             language=language,
@@ -281,11 +282,11 @@ class WhisperModel:
             raise UsageError(
                 f"beam and best_of must be at most {scheduler.rows}, the rows of the engine"
             )
+        decoded = _without_clips(params)
         return ServedRecording(
-            self.requests,
             self.opening(given, params),
-            attempts=attempts,
-            params=_without_clips(params),
+            WhisperPlan(self.requests, attempts, decoded),
+            params=decoded,
             together=scheduler.rows,
             notices=self._notices(params),
         )
@@ -300,7 +301,7 @@ class WhisperModel:
 
         Raises InputMissingError if `vad` needs a package that is not installed.
         """
-        from kvcast.whisper.voice import open_windows, voice_listener
+        from kvcast.speech.voice import open_windows, voice_listener
 
         if params.vad:
             voice_listener()  # raises if it is not installed
@@ -314,15 +315,16 @@ class WhisperModel:
         notices = self._notices(params)
         # Only words tell when a speaker begins who was silent: segments may begin before.
         is_split = params.channels == SPLIT
-        decoded = replace(params, word_timestamps=params.word_timestamps or is_split)
+        decoded = _without_clips(
+            replace(params, word_timestamps=params.word_timestamps or is_split)
+        )
 
         def begun(recording: "AudioInput", priority: int) -> Transcription:
             return Transcription(
                 decoder.scheduler,
-                decoder.requests,
                 self.opening(recording, params),
-                attempts=attempts,
-                params=_without_clips(decoded),
+                WhisperPlan(decoder.requests, attempts, decoded),
+                params=decoded,
                 priority=priority,
                 notices=notices,
             )
@@ -357,8 +359,8 @@ class WhisperModel:
 
         """
         from kvcast.audio.endpoints import Endpoints
+        from kvcast.speech.voice import live_listener
         from kvcast.whisper.live import LiveTranscription
-        from kvcast.whisper.voice import live_listener
 
         listener, notices = (listener, ()) if listener is not None else live_listener()
         decoder = self.decoder(*self.attempts(params), draft=params.draft)
@@ -421,7 +423,7 @@ def _by_channel(
     begun: "Callable[[AudioInput], Transcription]",
 ) -> ChannelTranscription:
     from kvcast.audio.source import ChannelAudio
-    from kvcast.whisper.voice import open_sound
+    from kvcast.speech.voice import open_sound
 
     return ChannelTranscription(
         lambda: open_sound(recording, params),

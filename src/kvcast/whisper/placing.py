@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcast.engine.callers import Policy
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.segments import FRAMES_PER_SECOND
 from kvcast.whisper.decoding import DecodingResult
 from kvcast.whisper.hallucination import KeptSegments, without_hallucinations
-from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.requests import Features
-from kvcast.whisper.segments import FRAMES_PER_SECOND, Span, Window, end_of_speech
+from kvcast.whisper.segments import Span, Window, end_of_speech
 from kvcast.whisper.token_times import TokenTimes
 from kvcast.whisper.windows import WindowRequests
 from kvcast.whisper.words import Punctuation, text_tokens, with_words

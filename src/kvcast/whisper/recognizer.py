@@ -15,11 +15,11 @@ from typing_extensions import override
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.features import window_features
 from kvcast.engine.callers import Policy
+from kvcast.speech.params import TranscribeParams
 from kvcast.whisper.agreement import Place, Unit, units
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.fallback import is_silence, rejection
 from kvcast.whisper.long_form import PROMPT_RESET_TEMPERATURE
-from kvcast.whisper.params import TranscribeParams
 from kvcast.whisper.requests import Features
 from kvcast.whisper.streaming_window import Hypothesis, Recognizer
 from kvcast.whisper.token_times import FRAMES_PER_SECOND, TokenTimes

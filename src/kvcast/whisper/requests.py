@@ -4,7 +4,6 @@ Knows no recordings, no fallback and no scheduler.
 """
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, cast
@@ -16,10 +15,11 @@ from kvcast.decoding.numerics import check_numbers, softmax
 from kvcast.decoding.speculation import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime, TokenProbabilityQuery
+from kvcast.speech.segments import compression_ratio
+from kvcast.speech.strategies import Candidate, MaximumLikelihood, SearchRequest
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.filters import Continued
 from kvcast.whisper.repetition import Repetition, repetition, without_repetition
-from kvcast.whisper.strategies import Candidate, MaximumLikelihood, SearchRequest
 from kvcast.whisper.token_times import TokenTimes
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.window_prompt import WindowPrompt
@@ -237,9 +237,3 @@ class AlignmentRequest(Request):
 def likeliest(probabilities: Mapping[str, float]) -> str:
     """Return the code with the highest probability; of equals the first."""
     return max(probabilities, key=probabilities.__getitem__)
-
-
-def compression_ratio(text: str) -> float:
-    """Return bytes of text over bytes that zlib needs for it."""
-    encoded = text.encode()
-    return len(encoded) / len(zlib.compress(encoded))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from kvcast.errors import UsageError
-from kvcast.whisper.params import WindowParams
+from kvcast.speech.params import WindowParams
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
 

@@ -11,7 +11,8 @@ from typing import Self
 
 import numpy as np
 
-from kvcast.whisper.segments import Span, Window, Word
+from kvcast.speech.segments import Word
+from kvcast.whisper.segments import Span, Window
 from kvcast.whisper.token_times import FRAMES_PER_SECOND, TokenTimes
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.word_split import TokenWord, split_words

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcast.whisper.params import SubtitleParams
+from kvcast.speech.params import SubtitleParams
 from kvcast.whisper.subtitles import (
     AS_SEGMENTS,
     channel_label,
@@ -28,8 +28,7 @@ from kvcast.whisper.subtitles import (
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
     from kvcast.decoding.speculation import DraftCounts
-    from kvcast.whisper.segments import Word
-    from kvcast.whisper.transcription import Segment
+    from kvcast.speech.segments import Segment, Word
 
 JSON_FORMAT = "kvcast.transcript"
 JSON_VERSION = 3

@@ -29,7 +29,7 @@ from kvcast.engine.requests import Input, Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
-from kvcast.whisper.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
+from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
 from runtimes.executorch.small_models import FILE, T5, built
 
 _CLOSE = 1e-3

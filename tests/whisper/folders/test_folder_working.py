@@ -10,11 +10,12 @@ import pytest
 from kit.recordings import CARDS, Load
 from kit.scripted_whisper import NumberedWindows, scripted_model
 from kvcast.errors import UsageError
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.transcription import Transcription
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.folders.finding import RecordingFile
 from kvcast.whisper.folders.working import Outcome, QueuedRecording, transcribe_all
-from kvcast.whisper.params import TranscribeParams
-from kvcast.whisper.transcription import Transcription
+from kvcast.whisper.recordings import WhisperPlan
 
 
 def queue(*names: str) -> list[QueuedRecording]:
@@ -174,9 +175,8 @@ def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
         return [
             Transcription(
                 decoder.scheduler,
-                decoder,
                 partial(opened, source),
-                attempts=[DecodingOptions()],
+                WhisperPlan(decoder, [DecodingOptions()], params),
                 params=params,
                 priority=index,
             )

@@ -18,9 +18,9 @@ from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.realtime.transcribing import PolicyRunner
 from kvcast.server.served import SPEECH, Models
 from kvcast.server.state import State
-from kvcast.whisper.params import LiveParams
+from kvcast.speech.params import LiveParams
+from kvcast.speech.voice import live_listener
 from kvcast.whisper.streaming_window import StreamingWindow
-from kvcast.whisper.voice import live_listener
 
 SUBPROTOCOL = "realtime"
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from kvcast.audio.extensions import EXTENSIONS
 from kvcast.errors import UsageError
-from kvcast.whisper.params import FolderParams
+from kvcast.speech.params import FolderParams
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

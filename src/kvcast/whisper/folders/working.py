@@ -19,9 +19,9 @@ from kvcast.whisper.folders.finding import RecordingFile
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
     from kvcast.decoding.speculation import DraftCounts
-    from kvcast.whisper.channels import AnyTranscription
+    from kvcast.speech.channels import AnyTranscription
+    from kvcast.speech.segments import Segment
     from kvcast.whisper.model import WhisperModel
-    from kvcast.whisper.transcription import Segment
 
 
 @dataclass(frozen=True, kw_only=True)

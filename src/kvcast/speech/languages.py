@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Collection
 
 from kvcast.errors import UsageError
-from kvcast.whisper.language_names import COUNTRIES, OTHER_NAMES
+from kvcast.speech.language_names import COUNTRIES, OTHER_NAMES
 
 LANGUAGES = {
     "en": "english",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.whisper.segments import FRAMES_PER_SECOND
-from kvcast.whisper.sound import Sound
+from kvcast.speech.segments import FRAMES_PER_SECOND
+from kvcast.speech.sound import Sound
 
 _LONGEST = 28 * FRAMES_PER_SECOND
 """Frames of 10 ms. Whisper takes a full window for one that ends within a sentence, and stops

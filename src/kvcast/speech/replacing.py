@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvcast.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvcast.whisper.segments import Segment, Word
+    from kvcast.speech.segments import Segment, Word
 
 _ARROW = "=>"
 

@@ -6,20 +6,24 @@ Knows no text.
 """
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
 from kvcast.audio.endpoints import Listener, Loudness
-from kvcast.audio.features import MelWindows, open_features, refuse_short
-from kvcast.audio.source import ChannelSource
+from kvcast.audio.features import MelWindows, RecordedSound, refuse_short
+from kvcast.audio.samples import SampledSound
+from kvcast.audio.source import AudioSource, ChannelSource
 from kvcast.audio.timeline import Part
-from kvcast.audio.vad import SpokenWindows
+from kvcast.audio.vad import spoken
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError
-from kvcast.whisper.params import SoundParams, TranscribeParams
+from kvcast.speech.params import SoundParams, TranscribeParams
+
+Recorded = TypeVar("Recorded", bound=RecordedSound)
 
 
 def open_sound(source: AudioInput, params: SoundParams) -> ChannelSource:
@@ -36,16 +40,28 @@ def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> M
         UsageError: an array that is not one channel of samples.
 
     """
-    if not params.vad:
-        return open_features(open_sound(source, params), n_mels)
-    listener = voice_listener()
+    return _opened(source, params, partial(MelWindows, n_mels=n_mels))
+
+
+def open_samples(source: AudioInput, params: TranscribeParams) -> SampledSound:
+    """Open a recording as `open_windows` does, for a model that takes samples."""
+    return _opened(source, params, SampledSound)
+
+
+def _opened(
+    source: AudioInput, params: TranscribeParams, make: Callable[[AudioSource], Recorded]
+) -> Recorded:
+    listener = voice_listener() if params.vad else None
     with ExitStack() as on_failure:
         audio = open_sound(source, params)
         on_failure.callback(audio.close)
-        windows = SpokenWindows(audio, n_mels, listener, params, clips=_clips(params))
-        refuse_short(windows.duration, audio.name)
+        if listener is None:
+            sound = make(audio)
+        else:
+            sound = spoken(audio, make, listener, params, clips=_clips(params))
+        refuse_short(sound.duration, audio.name)
         on_failure.pop_all()
-    return windows
+    return sound
 
 
 def _clips(params: TranscribeParams) -> list[Part]:

@@ -20,7 +20,7 @@ from kvcast.decoding.params import (
 )
 from kvcast.errors import UsageError
 from kvcast.options import Bounds, Check, Choice, Option, Params, Text, seconds_of
-from kvcast.whisper.replacing import Replacements
+from kvcast.speech.replacing import Replacements
 
 RECOGNITION = "what to recognise"
 SEARCH = "search"

@@ -1,0 +1,1 @@
+"""Recordings in, segments of text out, for every model that transcribes."""
