@@ -32,6 +32,7 @@ OWN = {
         "checkpoints.tables",
         "checkpoints.gguf",
         "checkpoints.mistral",
+        "*.audio_decoder*",
     ),
     "t5": (
         "families.t5",
@@ -45,6 +46,12 @@ OWN = {
         "inspect.work.bart",
         "text.bart",
         "checkpoints.bart_huggingface",
+    ),
+    "audio_decoder": (
+        "families.audio_decoder",
+        "inspect.work.audio_decoder",
+        "speech.audio_decoder",
+        "checkpoints.audio_decoder_huggingface",
     ),
     "unilm": (
         "families.unilm",

@@ -283,7 +283,7 @@ def _read_whisper(folder: Path, model: ModelFile) -> Checkpoint:
     fields = read_json_object(config) if config.is_file() else {}
     generation = generation_settings(fields, _GENERATION, str(config))
     dimensions = _dimensions(model.variables, generation.get("alignment_heads"), label)
-    check_preprocessor(folder, dimensions)
+    check_preprocessor(folder, dimensions.n_mels)
     stored = _tensors(model.variables, label)
     stored.setdefault(_SOURCE_POSITIONS, sinusoids(dimensions.d_model))
     head = stored.pop(_HEAD, None)

@@ -56,10 +56,10 @@ SIZES = {
 _PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|gpt_neox|transformer)\.)+")
 
 
-_HEAD = "lm_head.weight"
+HEAD = "lm_head.weight"
 
 
-_OTHER_NAMES = {"embed_out.weight": _HEAD}
+_OTHER_NAMES = {"embed_out.weight": HEAD}
 
 
 _ROTATED = re.compile(
@@ -90,33 +90,32 @@ def read_decoder(
     label = str(folder / "config.json")
     kind = _type_of(config, label)
     dimensions = _dimensions(_fields(config, kind, label), kind, config["model_type"])
-    own = kind.prepare(_own_tensors(stored, dimensions, kind))
-    own = in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
+    own = own_tensors(stored, dimensions, kind)
     if dimensions.tied:
-        dimensions = replace(dimensions, tied=_is_tied(own, kind))
+        dimensions = replace(dimensions, tied=is_tied(own, kind))
     tensors = fill_decoder(dimensions, kind.names, own, str(folder), lenient=True)
     unused = [name for name in stored if _PREFIX.sub("", name) in tensors.unused]
     tensors = tensors.beside(unused)
     return Checkpoint(
         dimensions=dimensions,
         tensors=tensors,
-        text=_text(folder, config, _about_unused(folder, unused, dimensions.layers)),
+        text=text_files(folder, config, _about_unused(folder, unused, dimensions.layers)),
         source=f"Hugging Face folder {folder}",
     )
 
 
-def _is_tied(own: dict[str, StoredTensor], kind: DecoderType) -> bool:
+def is_tied(own: dict[str, StoredTensor], kind: DecoderType) -> bool:
     """Tell whether the head is the embedding, as it is meant to be; leaves one name for it.
 
     A head that differs counts, whatever the configuration says.
     """
-    head = own.get(_HEAD)
+    head = own.get(HEAD)
     if head is None:
         return True
     (embedding,) = kind.names["decoder.embedding.weight"]
     tied = same(head, own.setdefault(embedding, head))
     if tied:
-        del own[_HEAD]
+        del own[HEAD]
     return tied
 
 
@@ -225,7 +224,15 @@ def _layer_types(fields: Fields, kind: DecoderType) -> list[str]:
     return kinds
 
 
-def _own_tensors(
+def own_tensors(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
+) -> dict[str, StoredTensor]:
+    """Return the decoder's tensors without name prefixes, in kvcast's order of rotary pairs."""
+    own = kind.prepare(_named(stored, dimensions, kind))
+    return in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
+
+
+def _named(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
 ) -> dict[str, StoredTensor]:
     """Return the decoder's tensors without name prefixes, with norm weights as they multiply."""
@@ -268,8 +275,16 @@ def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
     return weight.astype(np.float32) + np.float32(1)
 
 
-def _text(folder: Path, config: Mapping[str, Any], notices: Sequence[str]) -> dict[str, bytes]:
-    """Return the files that `kvcast.tokenizers.opening.open_text` reads."""
+def text_files(
+    folder: Path,
+    config: Mapping[str, Any],
+    notices: Sequence[str],
+    tokenizer: bytes | None = None,
+) -> dict[str, bytes]:
+    """Return the files that `kvcast.tokenizers.opening.open_text` reads.
+
+    `tokenizer` is a tokenizer.json for a folder without one.
+    """
     settings = tokenizer_settings(folder)
     special = special_tokens(folder, settings, config["model_type"])
     ends = end_tokens(folder, config) or [end_token_by_text(folder, special["eos_token"])]
@@ -277,7 +292,7 @@ def _text(folder: Path, config: Mapping[str, Any], notices: Sequence[str]) -> di
     if notices:
         about["notices"] = notices
     return {
-        "tokenizer.json": read_file(folder / "tokenizer.json"),
+        "tokenizer.json": tokenizer or read_file(folder / "tokenizer.json"),
         "text.json": json.dumps(about).encode(),
         **chat_templates(folder, settings),
     }
@@ -289,7 +304,7 @@ DECODER = HuggingFaceFamily(
     dimensions=decoder_dimensions,
     read=read_decoder,
     codes={"gpt_oss": CODES},
-    heads={_HEAD: ("embed_tokens.weight", "wte.weight")},
+    heads={HEAD: ("embed_tokens.weight", "wte.weight")},
     required={
         "tokenizer.json": "vocab.json and merges.txt alone are not read; "
         "save the tokenizer with transformers' save_pretrained, or copy the base model's"

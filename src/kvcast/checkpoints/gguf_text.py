@@ -35,7 +35,7 @@ _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -98,7 +98,7 @@ class _Words:
 
 
 _LLAMA3_WORDS = _Words(patterns=(_LLAMA3,), whole=True, starts=True)
-_QWEN2_WORDS = _Words(patterns=(_QWEN2,), composed=True)
+_QWEN2_WORDS = _Words(patterns=(QWEN2,), composed=True)
 _WORDS: Mapping[str, _Words] = {
     "default": _Words(patterns=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _Words(patterns=(_GPT2,)),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvcast.checkpoints.audio_decoder_huggingface import AUDIO_DECODER
 from kvcast.checkpoints.bart_huggingface import BART
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_object, require_file
 from kvcast.checkpoints.decoder_huggingface import DECODER
@@ -43,6 +44,7 @@ _OPTIONAL = (
     "source.spm",
     "sentencepiece.bpe.model",
     "target_vocab.json",
+    "tekken.json",
 )
 
 _FAMILIES: Mapping[str, HuggingFaceFamily] = {
@@ -53,6 +55,7 @@ _FAMILIES: Mapping[str, HuggingFaceFamily] = {
         T5,
         UNILM,
         BART,
+        AUDIO_DECODER,
     )
     for model_type in family.model_types
 }

@@ -48,6 +48,7 @@ PUBLISHED: Mapping[str, str] = {
     "qwen2_moe": "Qwen/Qwen1.5-MoE-A2.7B-Chat",
     "qwen3": "Qwen/Qwen3-0.6B",
     "qwen3_5": "Qwen/Qwen3.5-0.8B",
+    "qwen3_asr": "Qwen/Qwen3-ASR-1.7B-hf",
     "qwen3_moe": "Qwen/Qwen3-30B-A3B",
     "smollm3": "HuggingFaceTB/SmolLM3-3B",
     "smolvlm": "HuggingFaceTB/SmolVLM-256M-Instruct",
@@ -55,6 +56,7 @@ PUBLISHED: Mapping[str, str] = {
     "starcoder2": "bigcode/starcoder2-3b",
     "t5": "google/flan-t5-small",
     "umt5": "google/umt5-small",
+    "voxtral": "mistralai/Voxtral-Mini-3B-2507",
     "whisper": "openai/whisper-base",
 }
 """By the model type of configurations."""

@@ -21,7 +21,6 @@ from typing import Any
 
 from kvcast.checkpoints.base import read_file, read_json_object
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.families.whisper import WhisperDimensions
 
 _WHOLE = "tokenizer.json"
 _VOCABULARY, _MERGES = "vocab.json", "merges.txt"
@@ -30,7 +29,8 @@ _LIST, _LINES = "vocabulary.json", "vocabulary.txt"
 _PREPROCESSOR = "preprocessor_config.json"
 _END = "<|endoftext|>"
 # Of every published Whisper; kvcast computes features with these.
-_FEATURES = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160, "chunk_length": 30}
+_FEATURES = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160}
+_WINDOW = {"chunk_length": 30}
 
 
 def optional_files(folder: Path) -> list[Path]:
@@ -48,13 +48,14 @@ def tokenizer_json(folder: Path) -> bytes:
     return _layout(folder).read(folder)
 
 
-def check_preprocessor(folder: Path, dimensions: WhisperDimensions) -> None:
-    """Raise KvcastError if preprocessor_config.json declares other features."""
+def check_preprocessor(folder: Path, n_mels: int, *, windows: bool = True) -> None:
+    """Raise KvcastError if preprocessor_config.json declares other features, or other windows."""
     path = folder / _PREPROCESSOR
     if not path.is_file():
         return
     fields = read_json_object(path)
-    for name, expected in {**_FEATURES, "feature_size": dimensions.n_mels}.items():
+    needed = {**_FEATURES, **(_WINDOW if windows else {}), "feature_size": n_mels}
+    for name, expected in needed.items():
         if fields.get(name, expected) != expected:
             raise KvcastError(
                 f"{path}: {name} is {fields[name]!r}, and this model needs {expected}: it is "
@@ -98,6 +99,21 @@ def _read_parts(folder: Path) -> bytes:
             (specials.add if special else specials.discard)(token)
     texts = {text: token for text, token in vocabulary.items() if token not in added}
     return _joined(texts, _merges(folder / _MERGES), added, specials)
+
+
+def split_tokenizer(folder: Path, pattern: str) -> bytes:
+    """Return vocab.json and merges.txt as a tokenizer.json that splits text by a pattern first."""
+    description = json.loads(_read_parts(folder))
+    byte_level = {**description["pre_tokenizer"], "use_regex": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    description["normalizer"] = {"type": "NFC"}
+    return json.dumps(description, ensure_ascii=False).encode()
 
 
 def _read_list(folder: Path) -> bytes:

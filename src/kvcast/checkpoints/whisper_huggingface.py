@@ -112,7 +112,7 @@ def read_whisper(
     generation = _generation(folder, config)
     named = {"alignment_heads": generation.get("alignment_heads")}
     dimensions = _dimensions({**config, **named}, str(folder / "config.json"))
-    check_preprocessor(folder, dimensions)
+    check_preprocessor(folder, dimensions.n_mels)
     # The prefix depends on the class that saved the model.
     stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     stored.setdefault(_SOURCE_POSITIONS, sinusoids(dimensions.d_model))

@@ -1,4 +1,4 @@
-"""Shared by commands about recordings: their inputs, the Whisper model, their exit code.
+"""Shared by commands about recordings: their inputs, the model, their exit code.
 
 Knows no command.
 """
@@ -18,11 +18,11 @@ from kvcast.errors import InputMissingError, KvcastError, PartialFailureError, U
 from kvcast.spec.phases import OnPhase
 
 if TYPE_CHECKING:
-    from kvcast.whisper.model import WhisperModel
+    from kvcast.whisper.folders.working import Transcriber
 
 MODEL_VARIABLE = "KVCAST_MODEL"
 MODEL_CHOICES = (
-    "a kvcast bundle, a Hugging Face or CTranslate2 Whisper folder, "
+    "a kvcast bundle, a Hugging Face folder of a model of speech, a CTranslate2 Whisper folder, "
     "a hub id org/name[@revision], demo or demo-base"
 )
 
@@ -90,7 +90,7 @@ def present(
     return passing, failures
 
 
-def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[WhisperModel, str]":
+def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[Transcriber, str]":
     """Return the model and the name of its runtime."""
     loaded = opened(args.model, args, on_phase, task="transcribe")
     assert loaded.model.task == "transcribe"

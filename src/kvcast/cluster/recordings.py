@@ -6,18 +6,20 @@ Outcomes arrive as from one machine. Knows neither journal nor formats.
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kvcast.cluster.connection import machine
 from kvcast.cluster.mapping import mapped, portable
 from kvcast.errors import InputOutputError
-from kvcast.whisper.folders.working import Outcome, QueuedRecording, transcribe_all
+from kvcast.whisper.folders.working import (
+    Outcome,
+    QueuedRecording,
+    Transcriber,
+    transcribe_all,
+)
 
-if TYPE_CHECKING:
-    from kvcast.whisper.model import WhisperModel
-
-Opened: TypeAlias = "tuple[WhisperModel, str, Mapping[str, Any]]"
-"""A model, its runtime's name, and the options of `WhisperModel.transcribe`."""
+Opened: TypeAlias = tuple[Transcriber, str, Mapping[str, Any]]
+"""A model, its runtime's name, and the options of its `transcribe`."""
 
 
 def transcribed(

@@ -7,8 +7,14 @@ from typing import Protocol, Self
 from kvcast.errors import KvcastError
 from kvcast.spec.sizes import MOST_POSITIONS, require_one_of, require_positive
 
-_KINDS = ("linear", "ring", "inputs", "state", "cross")
-_PARTS = {"inputs": ("inputs",), "state": ("inputs", "state")}
+_KINDS = ("linear", "ring", "inputs", "state", "cross", "embeddings")
+_PARTS = {
+    "inputs": ("inputs",),
+    "state": ("inputs", "state"),
+    "embeddings": ("embeddings",),
+}
+ENCODED = ("cross", "embeddings")
+"""Kinds that `encode` fills, in slots of inputs."""
 KEY_VALUE = ("key", "value")
 """Names of the tensors of a layer with attention."""
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -21,8 +27,10 @@ class CacheLayers:
     `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window), "inputs"
     (the last inputs of a convolution in one tensor, not keys and values; capacity is its length),
     "state" (a matrix [heads, capacity, head_dim] that each token rewrites, and the last inputs of
-    a convolution before it) or "cross" (filled once by encode). `dtype` is a self cache's dtype,
-    such as "float32". `length` and `channels` are of the convolution before a state.
+    a convolution before it), "cross" (filled once by encode) or "embeddings" (filled by encode too:
+    vectors of `head_dim` numbers that tokens of a prompt stand for, in one tensor). `dtype` is a
+    self cache's dtype, such as "float32". `length` and `channels` are of the convolution before a
+    state.
     """
 
     kind: str

@@ -32,6 +32,7 @@ NORMS = ("rms", "layer")
 _PROMPT, _LONGEST_PROMPT = 4, 600
 _LEAST_FACTOR = 1e-4  # published ones are 0.1 and more
 _POSITIONS, _NO_BIAS = "decoder.positions", "no_bias"
+EMBEDDING = "decoder.embedding.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +330,8 @@ def _up(dimensions: DecoderDimensions) -> str:
     return "gate_up" if dimensions.gated else "up"
 
 
-def _caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
+def caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
+    """Return the layout of the layers' caches, in order."""
     return tuple(
         layer if dimensions.mixer(i) == ATTENTION else _other_cache(dimensions, i)
         for i, layer in enumerate(self_caches(dimensions))
@@ -343,7 +345,7 @@ def _other_cache(dimensions: DecoderDimensions, i: int) -> CacheLayers:
 
 
 def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
-    return {"decode": decode_program(_caches(dimensions), ["logits"])}
+    return {"decode": decode_program(caches(dimensions), ["logits"])}
 
 
 def _written(dimensions: DecoderDimensions) -> Mapping[str, Program]:
@@ -352,7 +354,11 @@ def _written(dimensions: DecoderDimensions) -> Mapping[str, Program]:
 
 def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
     """Write `decode`: new tokens to logits."""
-    x = write.embedding("decoder.embedding.weight", TOKENS)
+    return decoded(write, write.embedding(EMBEDDING, TOKENS), dimensions)
+
+
+def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Program:
+    """Write the rest of `decode`: embeddings of new tokens [rows, new, width] to logits."""
     if dimensions.embedding_scale != 1:
         x = write.step("mul", x, dimensions.embedding_scale)
     if dimensions.learned_positions:
@@ -511,13 +517,18 @@ def _experts(
     return write.step("add", x, mixed)
 
 
+def is_rotary(dimensions: DecoderDimensions) -> bool:
+    """Tell whether any layer rotates queries and keys."""
+    return bool(_rotary_kinds(dimensions))
+
+
 def _rotary_kinds(dimensions: DecoderDimensions) -> list[Rotary]:
     """Return the layers' rotary embeddings, each once."""
     kinds = map(dimensions.rotary_of, range(dimensions.layers))
     return list(dict.fromkeys(kind for kind in kinds if kind is not None))
 
 
-def _constants(
+def constants(
     dimensions: DecoderDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
@@ -561,10 +572,10 @@ DECODER = Family(
     interface="decoder-only",
     dimensions=DecoderDimensions,
     positions=lambda dimensions: dimensions.max_positions,
-    caches=_caches,
+    caches=caches,
     programs=_programs,
     written=_written,
-    constants=_constants,
+    constants=constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(
         outliers=("gate",),
@@ -574,6 +585,6 @@ DECODER = Family(
     probe=_probe,
     model_class="kvcast.text.model:TextModel",
     work_class="kvcast.inspect.work.decoder:DecoderWork",
-    rotary=lambda dimensions: bool(_rotary_kinds(dimensions)),
+    rotary=is_rotary,
     calibration_problem=_calibration_problem,
 )

@@ -12,6 +12,9 @@ from kvcast.families.caches import KEY_VALUE, CacheLayers
 Shape = tuple[int | str, ...]
 """Sizes of a tensor; a name stands for a size that callers vary."""
 
+SOURCE = "source"
+"""The argument of `encode`, [batch, t], that has as many positions as its results, if they vary."""
+
 ALIGNMENT_QUERIES = "alignment_queries"
 """The result of `decode` with the queries of alignment heads, in models with alignment heads."""
 
@@ -117,11 +120,16 @@ def decode_program(
 
 
 def encode_program(cross: CacheLayers, *inputs: Argument) -> ProgramSignature:
-    """Return a program that gives the cross caches of every layer of the decoder."""
-    return ProgramSignature(arguments=inputs, outputs=tuple(cache_names("cross", cross.layers)))
+    """Return a program that gives the cross caches of every layer of the decoder.
+
+    Or embeddings, which the decoder reads before its layers.
+    """
+    names = _part_names("cross", (cross.parts,) * cross.layers)
+    return ProgramSignature(arguments=inputs, outputs=tuple(names))
 
 
 def cross_argument(cross: CacheLayers, positions: int | str) -> CacheArgument:
     """Return the cross caches that `decode` reads, of sources of that many positions."""
     shape = ("batch", cross.heads, positions, cross.head_dim)
-    return CacheArgument(name="cross", shapes=(shape,) * cross.layers)
+    parts = (cross.parts,) * cross.layers
+    return CacheArgument(name="cross", shapes=(shape,) * cross.layers, parts=parts)

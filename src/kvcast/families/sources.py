@@ -10,6 +10,7 @@ import numpy as np
 
 from kvcast.families.base import Probe
 from kvcast.families.caches import EncoderDecoderSizes, self_and_cross_caches
+from kvcast.families.programs import SOURCE as SOURCE_NAME
 from kvcast.families.programs import (
     Argument,
     ProgramSignature,
@@ -19,7 +20,7 @@ from kvcast.families.programs import (
 )
 from kvcast.spec.program import Node
 
-SOURCE, SOURCE_LENGTHS = Node("source"), Node("source_lengths")
+SOURCE, SOURCE_LENGTHS = Node(SOURCE_NAME), Node("source_lengths")
 """Inputs of `encode`: tokens [batch, t] and lengths [batch]; `decode` takes the lengths, too."""
 
 PROBED = 40

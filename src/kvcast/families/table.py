@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcast.errors import KvcastError
+from kvcast.families.audio_decoder import AUDIO_DECODER
 from kvcast.families.bart import BART
 from kvcast.families.base import Family
 from kvcast.families.decoder import DECODER
@@ -19,6 +20,7 @@ FAMILIES: Mapping[str, Family] = {
         T5,
         UNILM,
         BART,
+        AUDIO_DECODER,
     )
 }
 

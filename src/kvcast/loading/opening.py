@@ -39,11 +39,12 @@ from kvcast.spec.phases import OnPhase
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, PrecisionRequest
 
 if TYPE_CHECKING:
+    from kvcast.speech.model import SpeechModel
     from kvcast.text.model import TextModel
     from kvcast.text.sources import SourceTextModel
     from kvcast.whisper.model import WhisperModel
 
-Model: TypeAlias = "WhisperModel | TextModel | SourceTextModel"
+Model: TypeAlias = "WhisperModel | SpeechModel | TextModel | SourceTextModel"
 
 _OTHER_TASK: Mapping[Task, str] = {
     "transcribe": "turns recordings into text and takes no prompt: use kvcast transcribe",
@@ -75,7 +76,7 @@ class OpenedModel:
 def load(model: str | Path, params: LoadParams) -> Model:
     """Open a model, exporting it first if necessary.
 
-    A Whisper model transcribes, any other generates: see its `task`.
+    A model of speech transcribes, any other generates: see its `task`.
 
     Args:
         model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral or bert4keras

@@ -82,6 +82,15 @@ def _conv1d(
     return result if activation is None else _ACTIVATIONS[activation](result)
 
 
+def _conv2d(
+    x: Tensor, matrix: nn.Module, stride: int, padding: int, *, activation: str | None = None
+) -> Tensor:
+    first = x.permute(0, 3, 1, 2)
+    result = functional.conv2d(first, matrix.weight, matrix.bias, (stride,) * 2, (padding,) * 2)  # type: ignore[arg-type]
+    activated = result if activation is None else _ACTIVATIONS[activation](result)
+    return activated.permute(0, 2, 3, 1)
+
+
 def _activated(operation: Operation) -> Operation:
     """Return an operation that may have an activation."""
 
@@ -96,6 +105,7 @@ OPERATIONS: Mapping[str, Operation] = {
     **_ACTIVATIONS,
     "linear": _linear,
     "conv1d": _conv1d,
+    "conv2d": _conv2d,
     "gated": _gated,
     "layer_norm": lambda x, weight, bias, epsilon: functional.layer_norm(
         x, weight.shape, weight, bias, epsilon
@@ -144,7 +154,7 @@ OPERATIONS: Mapping[str, Operation] = {
 """What each operation of a program is in PyTorch; `arange` needs the device, too."""
 
 
-_PRODUCTS = frozenset({"linear", "conv1d"})
+_PRODUCTS = frozenset({"linear", "conv1d", "conv2d"})
 """Operations whose matrix is a layer, with its bias."""
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
+from kvcast.families.caches import ENCODED
 from kvcast.machine.memory import growing_zeros
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
@@ -67,7 +68,7 @@ class BoundRuntime(CachedRuntime):
     def __init__(self, manifest: Manifest, execute: Callable[[Any], object]) -> None:
         """Take the manifest, and a function that runs a bound call."""
         self._execute = execute
-        self._layers = [layer for layer in manifest.cache if layer.kind != "cross"]
+        self._layers = [layer for layer in manifest.cache if layer.kind not in ENCODED]
         self._vocab: int = manifest.dimensions["vocab_size"]
         names = manifest.graph("decode").inputs
         self._past = [name for name in names if name.startswith("past_")]

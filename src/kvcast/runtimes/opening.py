@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, in_one_line
-from kvcast.families.caches import CacheLayers
+from kvcast.families.caches import ENCODED, CacheLayers
 from kvcast.families.programs import ALIGNMENT_QUERIES
 
 Shape = tuple[int | None, ...]
@@ -65,7 +65,7 @@ def check_programs(
         cache: the shape of a layer's keys, and of its values.
 
     """
-    layers = [run for run in manifest.cache if run.kind != "cross" for _ in range(run.layers)]
+    layers = [run for run in manifest.cache if run.kind not in ENCODED for _ in range(run.layers)]
     known = _known(manifest, layers, rows, cache)
     encoded: dict[str, TensorSpec] = {}
     for name in sorted(programs, reverse=True):  # encode before decode, which takes what it gives

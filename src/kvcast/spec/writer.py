@@ -55,6 +55,11 @@ class ProgramWriter:
         kernel, shift = Constant(f"{name}.kernel"), Constant(f"{name}.shift")
         return self.step("channel_convolution", x, kernel, shift, stride, **epilogue)
 
+    def conv2d(self, x: Node, name: str, *, stride: int, padding: int, **epilogue: Any) -> Node:
+        """[batch, rows, columns, channels] to [batch, rows / stride, columns / stride, outputs]."""
+        matrix = Constant(f"{name}.weight", f"{name}.bias")
+        return self.step("conv2d", x, matrix, stride, padding, **epilogue)
+
     def layer_norm(self, x: Node, name: str, epsilon: float) -> Node:
         """[..., width] to the same shape."""
         weight, bias = Constant(f"{name}.weight"), Constant(f"{name}.bias")

@@ -3,7 +3,7 @@
 An excerpt fits into a window of the encoder. Knows no model and no tokens but timestamps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,8 @@ _LONGEST = 28 * FRAMES_PER_SECOND
 """Frames of 10 ms. Whisper takes a full window for one that ends within a sentence, and stops
 before that; two seconds of zeros tell it that no speech follows."""
 
-_SHORTEST = 18 * FRAMES_PER_SECOND
-"""Every excerpt costs the encoder a whole window, so none is cut earlier than this frame."""
+_SHORTEST = 18 / 28
+"""Every excerpt costs Whisper's encoder a whole window, so none is cut earlier than this part."""
 
 _PAUSE_FRAMES = 25
 """Loudness is a mean over so many frames of 10 ms: more than a stop consonant, less than a word."""
@@ -54,15 +54,36 @@ def first_excerpt(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = (
     """
     seek, end = clip
     window_mt = sound.window(seek, end)
-    frames = end - seek
-    if frames > _LONGEST:
-        # What is left must not be too short to be understood.
-        earliest = min(_SHORTEST, max(frames - _LONGEST, _LONGEST // 2))
-        latest = min(_LONGEST, frames - _SHORTEST // 2)
-        near = [frame - seek for frame in joints if earliest <= frame - seek <= latest]
-        frames = near[-1] if near else quiet_frame(window_mt, earliest, latest)
+    near = [frame - seek for frame in joints]
+    frames = frames_of_excerpt(end - seek, near, lambda: window_mt)
+    if frames < end - seek:
         window_mt[:, frames:] = 0
     return Excerpt(sound, seek, seek + frames, window_mt)
+
+
+def frames_of_excerpt(
+    frames: int,
+    joints: Sequence[int],
+    loudness: Callable[[], NDArray[np.float32]],
+    longest: int = _LONGEST,
+) -> int:
+    """Return how many of a sound's frames its first excerpt has.
+
+    Args:
+        frames: of the sound.
+        joints: where sound was left out; best to cut at.
+        loudness: returns that of the first `longest` frames or more, in bands [bands, t].
+        longest: most frames of an excerpt.
+
+    """
+    if frames <= longest:
+        return frames
+    # What is left must not be too short to be understood.
+    shortest = round(longest * _SHORTEST)
+    earliest = min(shortest, max(frames - longest, longest // 2))
+    latest = min(longest, frames - shortest // 2)
+    near = [frame for frame in joints if earliest <= frame <= latest]
+    return near[-1] if near else quiet_frame(loudness(), earliest, latest)
 
 
 def quiet_frame(window_mt: NDArray[np.float32], earliest: int, latest: int) -> int:

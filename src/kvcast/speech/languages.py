@@ -114,6 +114,9 @@ LANGUAGES = {
     "yue": "cantonese",  # since large-v3
 }
 
+WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+"""Codes of languages that seldom put spaces between words; each of their characters is a word."""
+
 CODES_BY_NAME = {name: code for code, name in LANGUAGES.items()} | {
     name: code for code, names in OTHER_NAMES.items() for name in names
 }
@@ -131,7 +134,7 @@ def language_code(language: str, available: Collection[str]) -> str:
     English or in the language's own spelling.
 
     Raises UsageError for an unknown language, suggesting how a name that is only misspelled is
-    written, and for one that the model has no token for.
+    written, and for one that the model does not know.
     """
     wanted = " ".join(language.lower().split())
     code = _of_name(wanted) or _of_tag(wanted)
@@ -141,7 +144,7 @@ def language_code(language: str, available: Collection[str]) -> str:
         name = LANGUAGES[code].title()
         if list(available) == ["en"]:
             raise UsageError(f"this model knows English only, not {name}: use a multilingual one")
-        raise UsageError(f"this model has no token for {name}: use a newer one, such as large-v3")
+        raise UsageError(f"this model does not know {name}: use another one, such as large-v3")
     return code
 
 

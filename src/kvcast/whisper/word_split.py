@@ -7,10 +7,8 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kvcast.speech.languages import WITHOUT_SPACES
 from kvcast.whisper.tokenizer import WhisperTokenizer
-
-WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-"""Codes of languages that seldom put spaces between words; each of their characters is a word."""
 
 _INVALID = "\ufffd"
 

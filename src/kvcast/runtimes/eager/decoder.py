@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_with
 from kvcast.runtimes.base import Float32, Tokens
 from kvcast.runtimes.cache import CacheHandle
-from kvcast.runtimes.eager.runtime import Model, TorchRuntime
-from kvcast.runtimes.memory import Layer, TurningRing, checkpointed_layers
+from kvcast.runtimes.eager.runtime import Model, TorchRuntime, layers_of
+from kvcast.runtimes.memory import Layer
 from kvcast.spec.rows import neighbours
 
 
@@ -100,15 +99,6 @@ def decode_neighbours(
     return torch.cat(logits)
 
 
-def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
-    """Describe the tensors of a layer in a cache for sequences of `capacity` positions."""
-    if layers := checkpointed_layers(run, torch.float32):
-        return layers
-    slots = min(run.capacity if run.kind == "ring" else capacity, capacity)
-    ring = TurningRing(run.capacity, slots) if run.kind == "ring" else None
-    return [Layer((run.heads, slots, run.head_dim), torch.float32, ring)] * 2
-
-
 class EagerDecoderOnly(TorchDecoderOnly):
     """A ring has as many slots as the window."""
 
@@ -118,10 +108,7 @@ class EagerDecoderOnly(TorchDecoderOnly):
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
         dimensions = self._model.dimensions
-        runs = family_with(dimensions).caches(dimensions)
-        return [
-            layer for run in runs for _ in range(run.layers) for layer in _layers(run, capacity)
-        ]
+        return layers_of(family_with(dimensions).caches(dimensions), capacity)
 
     @override
     def decode_packed(self, *arguments: Any) -> Tensor:

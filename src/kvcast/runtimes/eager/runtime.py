@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from kvcast.families.caches import ENCODED, CacheLayers
+from kvcast.families.table import family_with
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
-from kvcast.runtimes.memory import Layer
+from kvcast.runtimes.memory import Layer, TurningRing, checkpointed_layers
 
 
 class Model(Protocol):
@@ -76,8 +78,12 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
         cache.vacate(slots)
         # Copies: a cache keeps lengths, and the caller's arrays may become something else.
         first, *given = (torch.from_numpy(np.array(part, order="C")) for part in source)
-        cache.memory.fill(slots, [*self.encode_source(first, *given), *given])
+        cache.memory.fill(slots, [*self.encode_source(first, *given), *self.kept(given)])
         return cache
+
+    def kept(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the inputs of `encode` after the first that `decode` takes as well."""
+        return given
 
     @override
     @torch.inference_mode()
@@ -128,15 +134,21 @@ class EagerEncoderDecoder(TorchEncoderDecoder):
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._layers = 2 * model.dimensions.decoder_layers
-        self.longest = model.dimensions.target_positions
+        family = family_with(model.dimensions)
+        self._runs = [run for run in family.caches(model.dimensions) if run.kind not in ENCODED]
+        self._tensors = len(self.layers(1))
+        self.longest = family.positions(model.dimensions)
         self.alignment_heads = getattr(model.dimensions, "alignment_heads", ())
 
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
-        dimensions = self._model.dimensions
-        shape = (dimensions.decoder_heads, capacity, dimensions.head_dim)
-        return [Layer(shape, torch.float32)] * self._layers
+        return layers_of(self._runs, capacity)
+
+    @override
+    def kept(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
+        read = set(self._model["decode"].program.inputs)
+        names = self._model["encode"].program.inputs[1:]
+        return [part for name, part in zip(names, given, strict=True) if name in read]
 
     @override
     def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
@@ -153,5 +165,18 @@ class EagerEncoderDecoder(TorchEncoderDecoder):
         encoded: Sequence[Tensor],
     ) -> Sequence[Tensor]:
         results = self._model["decode"](tokens_rs, lengths, offsets, *own, *encoded)
-        kept: Sequence[Tensor] = results[: -self._layers]
+        kept: Sequence[Tensor] = results[: -self._tensors]
         return kept
+
+
+def layers_of(runs: Sequence[CacheLayers], capacity: int) -> list[Layer]:
+    """Describe the tensors of layers in a cache for sequences of `capacity` positions."""
+    return [layer for run in runs for _ in range(run.layers) for layer in _layers(run, capacity)]
+
+
+def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
+    if layers := checkpointed_layers(run, torch.float32):
+        return layers
+    slots = min(run.capacity if run.kind == "ring" else capacity, capacity)
+    ring = TurningRing(run.capacity, slots) if run.kind == "ring" else None
+    return [Layer((run.heads, slots, run.head_dim), torch.float32, ring)] * 2

@@ -64,15 +64,16 @@ def _stored(
     blocks_of: BlocksOf,
 ) -> dict[str, NDArray[Any]]:
     """Return the tensors of programs' constants in the weights' file."""
-    convolved = {name for program in programs.values() for name in program.matrices("conv1d")}
-    chosen = kinds({name: roles_of(program) for name, program in programs.items()}, quantize)
+    roles = {name: roles_of(program) for name, program in programs.items()}
+    convolved = {name for each in roles.values() for name in each.convolutions}
+    chosen = kinds(roles, quantize)
     parts: dict[str, NDArray[Any]] = {}
     for name in sorted(set(_names(programs))):
         array, of = constants[name] if name in constants else tensors[name], blocks_of
         if array.dtype.kind == "f":
             array = np.ascontiguousarray(array, np.float32)
         if name in convolved:  # [outputs, size * channels], as its windows lie in memory
-            array = np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(len(array), -1)
+            array = np.ascontiguousarray(np.moveaxis(array, 1, -1)).reshape(len(array), -1)
             of = no_blocks
         parts |= stored(name, array, chosen.get(name, Kind.EXACT), of)
     return parts

@@ -6,6 +6,7 @@ function here takes the builder and the operation's arguments, as values, number
 returns its result. Sizes are known, so results that need no more are computed here. Knows no model.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -194,6 +195,50 @@ def _conv1d(
         part = out.part(0, i, 1).viewed((count, matrix.outputs), (matrix.outputs, 1))
         _product(builder, lines, matrix, activation, None, part)
     return out.transposed(1, 2)
+
+
+def _conv2d(
+    builder: Builder,
+    x: Value,
+    matrix: Matrix,
+    stride: int,
+    padding: int,
+    *,
+    activation: str = "none",
+) -> Value:
+    """Multiply overlapping squares of one image after the other, gathered so that few lie apart.
+
+    `x` is [images, rows, columns, channels]; `matrix` is [outputs, rows * columns * channels of a
+    square].
+    """
+    images, rows, columns, channels = x.sizes
+    side = math.isqrt(matrix.inputs // max(channels, 1))
+    _expect(side * side * channels == matrix.inputs and stride > 0 <= padding, "a convolution")
+    padded_rows, padded_columns = rows + 2 * padding, columns + 2 * padding
+    counts = [(size - side) // stride + 1 for size in (padded_rows, padded_columns)]
+    _expect(min(counts) > 0, "a convolution")
+    out = Value.fresh((images, *counts, matrix.outputs), Dtype.F32)
+    zero = builder.outer(np.zeros(1, np.float32))
+    line, count = side * channels, counts[0] * counts[1]
+    for i in range(images):
+        padded = Value.fresh((padded_rows, padded_columns, channels), Dtype.F32)
+        builder.elements(Element.COPY, padded, zero)
+        inside = padded.part(0, padding, rows).part(1, padding, columns)
+        builder.elements(Element.COPY, inside, x.part(0, i, 1).viewed(x.sizes[1:], x.strides[1:]))
+        squares = Value.fresh((*counts, side, line), Dtype.F32)
+        steps = (stride * padded_columns * channels, stride * channels, 1)
+        for row in range(side):
+            lines = padded.viewed((*counts, line), steps, row * padded_columns * channels)
+            part = squares.part(2, row, 1)
+            builder.elements(
+                Element.COPY, part.viewed((*counts, line), (*part.strides[:2], 1)), lines
+            )
+        flat_squares = Lines(
+            squares.viewed((count, side * line), (side * line, 1)), count, side * line, side * line
+        )
+        part = out.part(0, i, 1).viewed((count, matrix.outputs), (matrix.outputs, 1))
+        _product(builder, flat_squares, matrix, activation, None, part)
+    return out
 
 
 def _layer_norm(
@@ -776,6 +821,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "linear": _linear,
     "mixture_of_experts": _mixture_of_experts,
     "conv1d": _conv1d,
+    "conv2d": _conv2d,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "gated": _gated,

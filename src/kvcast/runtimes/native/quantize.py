@@ -28,7 +28,7 @@ from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
 from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix, rounded
 from kvcast.spec.program import Node, Program, leaves
 
-_DECODE, _LOGITS = "decode", "logits"
+_DECODE, _ENCODE, _LOGITS = "decode", "encode", "logits"
 _EXPERTS = "mixture_of_experts"
 
 
@@ -52,6 +52,7 @@ class Roles:
         tables: matrices of lookups.
         heads: matrices whose products become logits with nothing but numbers in between.
         routers: matrices whose products choose experts.
+        crosses: whether layers attend to an encoded input.
 
     """
 
@@ -60,16 +61,18 @@ class Roles:
     tables: Set[str]
     heads: Set[str]
     routers: Set[str]
+    crosses: bool
 
 
 def roles_of(program: Program) -> Roles:
     """Return the uses of a program's matrices."""
     return Roles(
         products=program.matrices("linear") | program.matrices(_EXPERTS),
-        convolutions=program.matrices("conv1d"),
+        convolutions=program.matrices("conv1d") | program.matrices("conv2d"),
         tables=program.matrices("embedding"),
         heads=set(_heads(program)),
         routers=set(_routers(program)),
+        crosses=any(step.operation == "cross_attention" for step in program.steps),
     )
 
 
@@ -82,12 +85,15 @@ def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
     matter much. Convolutions run once for a source too, and keep 8 bits.
     """
     # Blocks take some 5% more time and more than halve what int8 costs of a decoder-only model's
-    # perplexity. What they would do for models with an encoder was not measured.
-    int8 = Kind.INT8 if programs.keys() - {_DECODE} else Kind.INT8_BLOCK
+    # perplexity. What they would do for encoders, and decoders that attend to them, was not
+    # measured.
+    hears = _ENCODE in programs and not programs[_DECODE].crosses
+    int8 = Kind.INT8_BLOCK if hears or not programs.keys() - {_DECODE} else Kind.INT8
     whole = {"none": Kind.EXACT, "int8": int8, "int4": Kind.INT4}[quantize]
     chosen_kinds: dict[str, Kind] = {}
     for name, roles in programs.items():
-        chosen = Kind.INT8 if name != _DECODE and whole is Kind.INT4 else whole
+        once = name != _DECODE and whole is not Kind.EXACT
+        chosen = Kind.INT8 if once else whole
         for matrix in roles.products - roles.routers:
             if chosen_kinds.get(matrix) is not Kind.INT4:
                 chosen_kinds[matrix] = chosen

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.families.caches import CacheLayers
-from kvcast.families.programs import ALIGNMENT_QUERIES
+from kvcast.families.caches import ENCODED, CacheLayers
+from kvcast.families.programs import ALIGNMENT_QUERIES, SOURCE
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Float32, Int64, TokenProbabilityQuery, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk
@@ -141,7 +141,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         self.prompts_differ = False  # they are short
         self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
         self._encode = manifest.graph("encode")
-        self._cross = manifest.cache_layers("cross")
+        self._cross = next(layers for layers in manifest.cache if layers.kind in ENCODED)
         self._head_dim = manifest.cache_layers("linear").head_dim
 
     @override
@@ -154,7 +154,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     ) -> CacheHandle:
         cache.vacate(slots)
         memory, given = cache.memory, dict(zip(self._encode.inputs, source, strict=True))
-        size = (self._cross.heads, self._positions(source[0]), _line(self._cross))
+        size = (self._cross.heads, self._positions(given), _line(self._cross))
         shapes = [given[name].shape[1:] if name in given else size for name in self.encoded]
         room = memory.slots.room(slots, shapes)
         if room is None:
@@ -191,9 +191,10 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         outputs = {name: kept[name] for name in self._encode.outputs}
         return Encoding(inputs, outputs, self.interpreter.call("encode", inputs, outputs))
 
-    def _positions(self, source: NDArray[Any]) -> int:
-        """Return how many positions a source takes: tokens, or half its frames."""
-        return self._cross.capacity if source.ndim > 2 else source.shape[1]
+    def _positions(self, given: Mapping[str, NDArray[Any]]) -> int:
+        """Return how many positions an input takes: as many as `source` has, or always the same."""
+        source = given.get(SOURCE)
+        return self._cross.capacity if source is None else source.shape[1]
 
     @override
     def read(

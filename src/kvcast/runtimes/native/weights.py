@@ -49,6 +49,7 @@ _MAKERS: Mapping[str, Callable[[Weights, Machine, Constant], Any]] = {
     "embedding": lambda weights, _, constant: weights.table(constant),
     "linear": lambda weights, machine, constant: weights.matrix(machine, constant),
     "conv1d": lambda weights, machine, constant: weights.convolution(machine, constant),
+    "conv2d": lambda weights, machine, constant: weights.convolution(machine, constant),
     "mixture_of_experts": lambda weights, machine, constant: weights.experts(machine, constant),
 }
 """How the constants of an operation are made."""
@@ -171,7 +172,7 @@ class CheckpointWeights(Weights):
 
     @override
     def convolution(self, machine: Machine, constant: Constant) -> Matrix:
-        windows = self._tensors[constant.name].transpose(0, 2, 1)
+        windows = np.moveaxis(self._tensors[constant.name], 1, -1)
         rows = FileRows.of_numbers(windows.reshape(len(windows), -1))
         return self._packed(machine, constant, rows)
 

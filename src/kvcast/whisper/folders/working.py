@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
     from kvcast.decoding.speculation import DraftCounts
     from kvcast.speech.channels import AnyTranscription
+    from kvcast.speech.model import SpeechModel
     from kvcast.speech.segments import Segment
     from kvcast.whisper.model import WhisperModel
+
+
+Transcriber: TypeAlias = "WhisperModel | SpeechModel"
+"""A loaded model that transcribes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,7 @@ Watch: TypeAlias = Callable[[QueuedRecording, float], None]
 
 
 def transcribe_all(
-    model: "WhisperModel",
+    model: Transcriber,
     queue: Iterable[QueuedRecording],
     workers: int,
     *,
@@ -85,7 +90,7 @@ def transcribe_all(
         queue: consumed by the caller's thread; with `batch` at once, and each is looked at again
             when it is opened.
         workers: recordings that run at once, without `batch`.
-        options: of `WhisperModel.transcribe`, by keyword.
+        options: of its `transcribe`, by keyword.
         watch: takes the progress of each recording.
 
     Raises:
@@ -116,7 +121,7 @@ def transcribe_all(
 
 
 def _in_batch(
-    model: "WhisperModel",
+    model: Transcriber,
     queue: list[QueuedRecording],
     options: Mapping[str, Any],
     watch: Watch,

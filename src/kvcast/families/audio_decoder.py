@@ -1,0 +1,170 @@
+"""Decoder-only models that hear: Qwen3-ASR and Voxtral as data.
+
+An encoder turns sound into embeddings, which lie in a slot; token numbers from the vocabulary's
+size on stand for those of the row's own slot, in order. So a prompt has sound where it wants it,
+and everything behind the embedding is `kvcast.families.decoder`'s. Knows no file format, weights,
+text or runtimes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.errors import KvcastError
+from kvcast.families import audio_encoder, decoder
+from kvcast.families.audio_encoder import MOST_FRAMES, AudioEncoder, batch_of
+from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.blocks import TOKENS, written
+from kvcast.families.caches import CacheLayers
+from kvcast.families.decoder import EMBEDDING, DecoderDimensions
+from kvcast.families.programs import (
+    ProgramSignature,
+    cross_argument,
+    decode_program,
+    encode_program,
+)
+from kvcast.spec.program import Node, Program
+from kvcast.spec.writer import ProgramWriter
+
+_PROBED = 70  # frames of a proof's sound: no whole chunk
+_EMBEDDINGS = "cross_embeddings_0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioDecoderDimensions(DecoderDimensions):
+    """A decoder's dimensions, and its encoder's.
+
+    Attributes:
+        audio: the encoder, whose embeddings are as wide as the decoder's hidden states.
+
+    """
+
+    audio: AudioEncoder
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.audio.output != self.width:
+            raise KvcastError(
+                f"an encoder of embeddings of {self.audio.output} numbers does not fit a decoder "
+                f"of width {self.width}"
+            )
+
+    @classmethod
+    @override
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        try:
+            audio = AudioEncoder(**fields["audio"])
+        except (TypeError, KeyError) as error:
+            raise KvcastError(f"not the dimensions of a decoder that hears: {error}") from None
+        return super().from_json({**fields, "audio": audio})
+
+
+def tensor_shapes(dimensions: AudioDecoderDimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    return {
+        **audio_encoder.tensor_shapes(dimensions.audio),
+        **decoder.tensor_shapes(dimensions),
+    }
+
+
+def _embeddings(dimensions: AudioDecoderDimensions) -> CacheLayers:
+    return CacheLayers(
+        kind="embeddings",
+        layers=1,
+        heads=1,
+        head_dim=dimensions.width,
+        capacity=dimensions.audio.positions,
+    )
+
+
+def _caches(dimensions: AudioDecoderDimensions) -> tuple[CacheLayers, ...]:
+    return (*decoder.caches(dimensions), _embeddings(dimensions))
+
+
+def _programs(dimensions: AudioDecoderDimensions) -> Mapping[str, ProgramSignature]:
+    audio, embeddings = dimensions.audio, _embeddings(dimensions)
+    read = cross_argument(embeddings, "source" if audio.chunk else audio.positions)
+    return {
+        "encode": encode_program(embeddings, *audio.arguments()),
+        "decode": decode_program(decoder.caches(dimensions), ["logits"], read),
+    }
+
+
+def _written(dimensions: AudioDecoderDimensions) -> Mapping[str, Program]:
+    return written(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+
+
+def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
+    return write.program(**{_EMBEDDINGS: audio_encoder.encoded(write, dimensions.audio)})
+
+
+def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
+    """Write `decode`: new tokens, some of which are embeddings of sound, to logits."""
+    vocab, sound = dimensions.vocab_size, Node(_EMBEDDINGS)
+    text = write.embedding(EMBEDDING, write.step("clamp", TOKENS, 0, vocab - 1))
+    slots, count = write.size(sound, 0), write.size(sound, 2)
+    # Neighbouring rows read one slot, so they are one row of all its new tokens.
+    by_slot = write.step("view", TOKENS, [slots, -1])
+    place = write.step("clamp", write.step("sub", by_slot, vocab), 0, dimensions.audio.positions)
+    first = write.step("mul", write.step("arange", slots, dtype="int64"), count)
+    index = write.step("add", place, write.step("unsqueeze", first, 1))
+    rows = write.step(
+        "index_select", write.step("flatten", sound, 0, 2), 0, write.step("flatten", index)
+    )
+    sizes = [write.size(TOKENS, 0), write.size(TOKENS, 1), dimensions.width]
+    heard = write.step("view", rows, sizes)
+    is_text = write.step("unsqueeze", write.step("lt", TOKENS, vocab), -1)
+    return decoder.decoded(write, write.step("where", is_text, text, heard), dimensions)
+
+
+def _constants(
+    dimensions: AudioDecoderDimensions, tensors: Mapping[str, NDArray[np.generic]]
+) -> dict[str, NDArray[np.generic]]:
+    return {
+        **decoder.constants(dimensions, tensors),
+        **audio_encoder.constants(dimensions.audio),
+    }
+
+
+def _probe(dimensions: AudioDecoderDimensions) -> Probe:
+    """Return two inputs of noise, each between two tokens of text."""
+    generator, audio, vocab = np.random.default_rng(0), dimensions.audio, dimensions.vocab_size
+    frames = -(-_PROBED // audio.chunk) * audio.chunk if audio.chunk else MOST_FRAMES
+    features = generator.uniform(-1, 1, (2, frames, audio.n_mels)).astype(np.float32)
+    source: tuple[NDArray[Any], ...] = (features,)
+    heard = min(8, audio.positions)
+    if audio.chunk:
+        layout = audio.layout(_PROBED)
+        whole = len(audio.layout(frames).source)
+        source = (features, *batch_of([layout, layout], whole))
+        heard = len(layout.source)
+    texts = generator.integers(0, vocab, (2, 2))
+    sound = np.arange(vocab, vocab + heard)
+    return Probe(
+        prompts=[np.concatenate([text[:1], sound, text[1:]]) for text in texts], source=source
+    )
+
+
+AUDIO_DECODER = Family(
+    name="audio_decoder",
+    title="a decoder that hears",
+    task="transcribe",
+    interface="encoder-decoder",
+    dimensions=AudioDecoderDimensions,
+    positions=lambda dimensions: dimensions.max_positions,
+    caches=_caches,
+    programs=_programs,
+    written=_written,
+    constants=_constants,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(outliers=("gate",)),
+    probe=_probe,
+    model_class="kvcast.speech.audio_decoder:AudioDecoderModel",
+    work_class="kvcast.inspect.work.audio_decoder:AudioDecoderWork",
+    rotary=decoder.is_rotary,
+)

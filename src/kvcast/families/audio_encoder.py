@@ -1,0 +1,292 @@
+"""Encoders of sound whose results are embeddings of a decoder: Qwen3-ASR's and Voxtral's as data.
+
+Layers are Whisper's. Before them, frames are halved once by convolutions over time, or three times
+by convolutions over time and frequency in chunks that do not see each other; then attention has
+windows. After them, neighbouring positions may be joined, and a projector gives embeddings.
+Canonical tensors are [out, in], kernels [out, in, time, frequency]. Knows no decoder.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.families.programs import SOURCE, Argument
+from kvcast.spec.program import Constant, Node
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+MOST_FRAMES = 3000
+"""Frames of 10 ms in the longest excerpt."""
+
+_EPSILON = 1e-5  # of layer norms
+_CONVOLUTIONS = 3  # in chunks, each halves time and frequency
+_TIMESCALE = 10_000
+_POSITIONS = "encoder.positions"
+_FEATURES, _SOURCE = Node("features"), Node(SOURCE)
+_WINDOWS, _WINDOW_LENGTHS = Node("windows"), Node("window_lengths")
+
+
+class ChunkLayout(NamedTuple):
+    """Where the positions of sound of some frames lie, as `encode` takes it of one input.
+
+    Attributes:
+        source: [t], which of the chunks' positions are of the sound; the others are padding.
+        windows: [windows, span], which of the t positions each window of attention has; padded.
+        window_lengths: [windows].
+
+    """
+
+    source: NDArray[np.int64]
+    windows: NDArray[np.int64]
+    window_lengths: NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioEncoder:
+    """Everything that determines an encoder's tensor shapes and computation.
+
+    Attributes:
+        n_mels: bands of a frame.
+        width: size of a hidden state.
+        inner: inner width of the feed-forward.
+        heads: number of heads.
+        layers: number of layers.
+        activation: of the feed-forward, one of ACTIVATIONS.
+        chunk: frames of a chunk; 0: one convolution halves all frames.
+        channels: of convolutions in chunks; 0 without chunks.
+        window: frames of an attention window, a multiple of `chunk`; 0 without chunks.
+        joined: neighbouring positions that become one embedding.
+        projected: inner width of the projector.
+        projector_activation: in the projector, one of ACTIVATIONS.
+        projector_bias: whether its matrices have biases.
+        output: size of an embedding.
+
+    """
+
+    n_mels: int
+    width: int
+    inner: int
+    heads: int
+    layers: int
+    projected: int
+    output: int
+    activation: str = "gelu"
+    chunk: int = 0
+    channels: int = 0
+    window: int = 0
+    joined: int = 1
+    projector_activation: str = "gelu"
+    projector_bias: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("n_mels", "width", "inner", "heads", "layers", "projected", "output", "joined")
+        require_positive(**{name: getattr(self, name) for name in sizes})
+        require_layers(self.layers)
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("activation", self.projector_activation, ACTIVATIONS)
+        if self.width % self.heads or self.width % 2:
+            raise KvcastError(f"width {self.width} must be even and a multiple of the heads")
+        if max(self.width, self.inner, self.projected, self.n_mels) > MOST_POSITIONS:
+            raise KvcastError("an encoder is larger than any model's")
+        if self.chunk:
+            require_positive(chunk=self.chunk, channels=self.channels, window=self.window)
+            if self.joined > 1 or self.window % self.chunk or self.width < 4:
+                raise KvcastError("windows must be multiples of chunks, whose positions stay apart")
+        elif self.channels or self.window:
+            raise KvcastError("channels and windows are of chunks")
+        elif MOST_FRAMES // 2 % self.joined:
+            raise KvcastError(f"{MOST_FRAMES // 2} positions are not a multiple of {self.joined}")
+
+    @property
+    def positions(self) -> int:
+        """Embeddings of the longest excerpt."""
+        if self.chunk:
+            return len(self.layout(MOST_FRAMES).source)
+        return MOST_FRAMES // 2 // self.joined
+
+    @property
+    def bands(self) -> int:
+        """Bands that convolutions in chunks leave."""
+        return _halved(self.n_mels)
+
+    def layout(self, frames: int) -> ChunkLayout:
+        """Return where the positions of so many frames lie, one or more."""
+        whole, rest = divmod(frames, self.chunk)
+        each = _halved(self.chunk)
+        lengths = [each] * whole + ([_halved(rest)] if rest else [])
+        source = np.concatenate(
+            [i * each + np.arange(length) for i, length in enumerate(lengths)]
+        ).astype(np.int64)
+        count = len(source)
+        span = min(each * (self.window // self.chunk), count)
+        places = np.arange(-(-count // span) * span).reshape(-1, span)
+        held = np.minimum(span, count - places[:, 0]).astype(np.int32)
+        return ChunkLayout(source, np.minimum(places, count - 1), held)
+
+    def arguments(self) -> tuple[Argument, ...]:
+        """Return what `encode` takes."""
+        if not self.chunk:
+            shape = ("batch", MOST_FRAMES, self.n_mels)
+            return (Argument(name=_FEATURES.name, shape=shape, dtype="float32"),)
+        return (
+            Argument(name=_FEATURES.name, shape=("batch", "frames", self.n_mels), dtype="float32"),
+            Argument(name=_SOURCE.name, shape=("batch", "source"), dtype="int64"),
+            Argument(name=_WINDOWS.name, shape=("batch", "windows", "span"), dtype="int64"),
+            Argument(name=_WINDOW_LENGTHS.name, shape=("batch", "windows"), dtype="int32"),
+        )
+
+
+def _halved(size: int) -> int:
+    for _ in range(_CONVOLUTIONS):
+        size = (size + 1) // 2
+    return size
+
+
+def batch_of(layouts: list[ChunkLayout], chunks: int) -> tuple[NDArray[np.generic], ...]:
+    """Return the layouts of equally long inputs as `encode` takes them, after their features.
+
+    Args:
+        layouts: of each.
+        chunks: positions of all chunks of one, padding included.
+
+    """
+    source_bt = np.stack([layout.source + i * chunks for i, layout in enumerate(layouts)])
+    count = source_bt.shape[1]
+    windows = np.stack([layout.windows + i * count for i, layout in enumerate(layouts)])
+    return source_bt, windows, np.stack([layout.window_lengths for layout in layouts])
+
+
+def tensor_shapes(encoder: AudioEncoder) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    width, inner = encoder.width, encoder.inner
+    joined = width * encoder.joined
+    shapes = _stem_shapes(encoder)
+    for i in range(encoder.layers):
+        layer = f"encoder.layers.{i}"
+        matrices = {
+            "attention.qkv": (3 * width, width),
+            "attention.out": (width, width),
+            "feed_forward.up": (inner, width),
+            "feed_forward.down": (width, inner),
+        }
+        for name, shape in matrices.items():
+            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
+        for norm in ("attention_norm", "feed_forward_norm"):
+            shapes |= {f"{layer}.{norm}.{leaf}": (width,) for leaf in ("weight", "bias")}
+    shapes |= {f"encoder.norm.{leaf}": (width,) for leaf in ("weight", "bias")}
+    projector = {"up": (encoder.projected, joined), "down": (encoder.output, encoder.projected)}
+    for name, shape in projector.items():
+        shapes[f"encoder.projector.{name}.weight"] = shape
+        if encoder.projector_bias:
+            shapes[f"encoder.projector.{name}.bias"] = shape[:1]
+    return shapes
+
+
+def _stem_shapes(encoder: AudioEncoder) -> dict[str, tuple[int, ...]]:
+    width, channels = encoder.width, encoder.channels
+    if not encoder.chunk:
+        return {
+            "encoder.conv1.weight": (width, encoder.n_mels, 3),
+            "encoder.conv1.bias": (width,),
+            "encoder.conv2.weight": (width, width, 3),
+            "encoder.conv2.bias": (width,),
+            _POSITIONS: (MOST_FRAMES // 2, width),
+        }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(1, _CONVOLUTIONS + 1):
+        shapes[f"encoder.conv{i}.weight"] = (channels, channels if i > 1 else 1, 3, 3)
+        shapes[f"encoder.conv{i}.bias"] = (channels,)
+    return {**shapes, "encoder.conv_out.weight": (width, encoder.bands * channels)}
+
+
+def constants(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
+    """Return the waves of a chunk's positions [positions, width]."""
+    if not encoder.chunk:
+        return {}
+    half = encoder.width // 2
+    steps = np.exp(-math.log(_TIMESCALE) / (half - 1) * np.arange(half))
+    angles = np.arange(_halved(encoder.chunk))[:, None] * steps
+    waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return {_POSITIONS: waves.astype(np.float32)}
+
+
+def encoded(write: ProgramWriter, encoder: AudioEncoder) -> Node:
+    """Write an encoder: features [batch, frames, mels] to embeddings [batch, 1, t, output]."""
+    x = _chunked(write, encoder) if encoder.chunk else _halved_once(write)
+    for i in range(encoder.layers):
+        x = _layer(write, x, f"encoder.layers.{i}", encoder)
+    x = write.layer_norm(x, "encoder.norm", _EPSILON)
+    if encoder.joined > 1:
+        x = write.step("flatten", write.step("unflatten", x, 1, [-1, encoder.joined]), 2, 3)
+    bias = encoder.projector_bias
+    activation = encoder.projector_activation
+    x = write.linear(x, "encoder.projector.up", bias=bias, activation=activation)
+    x = write.linear(x, "encoder.projector.down", bias=bias)
+    if encoder.chunk:
+        x = write.step("unflatten", x, 0, [write.size(_SOURCE, 0), write.size(_SOURCE, 1)])
+    return write.step("unsqueeze", x, 1)
+
+
+def _halved_once(write: ProgramWriter) -> Node:
+    """Return hidden states [batch, frames / 2, width]."""
+    x = write.step("transpose", _FEATURES, 1, 2)
+    x = write.conv1d(x, "encoder.conv1", stride=1, padding=1, activation="gelu")
+    x = write.conv1d(x, "encoder.conv2", stride=2, padding=1, activation="gelu")
+    return write.step("add", write.step("transpose", x, 1, 2), Constant(_POSITIONS))
+
+
+def _chunked(write: ProgramWriter, encoder: AudioEncoder) -> Node:
+    """Return the hidden states of the sound's positions of all inputs, [batch * t, width]."""
+    chunks = write.step("unflatten", _FEATURES, 1, [-1, encoder.chunk])
+    x = write.step("unsqueeze", write.step("flatten", chunks, 0, 1), -1)
+    for i in range(1, _CONVOLUTIONS + 1):
+        x = write.conv2d(x, f"encoder.conv{i}", stride=2, padding=1, activation="gelu")
+    x = write.linear(write.step("flatten", x, 2, 3), "encoder.conv_out")
+    x = write.step("flatten", write.step("add", x, Constant(_POSITIONS)), 0, 1)
+    return write.step("index_select", x, 0, write.step("flatten", _SOURCE))
+
+
+def _layer(write: ProgramWriter, x: Node, layer: str, encoder: AudioEncoder) -> Node:
+    """Add attention and feed-forward to the hidden state."""
+    normed = write.layer_norm(x, f"{layer}.attention_norm", _EPSILON)
+    qkv = write.chunk(write.linear(normed, f"{layer}.attention.qkv", bias=True), 3)
+    mixed = _in_windows(write, qkv, encoder) if encoder.chunk else _mixed(write, qkv, encoder)
+    x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
+    normed = write.layer_norm(x, f"{layer}.feed_forward_norm", _EPSILON)
+    activation = encoder.activation
+    inner = write.linear(normed, f"{layer}.feed_forward.up", bias=True, activation=activation)
+    return write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
+
+
+def _mixed(
+    write: ProgramWriter, qkv: list[Node], encoder: AudioEncoder, lengths: Node | None = None
+) -> Node:
+    scale = (encoder.width // encoder.heads) ** -0.5
+    given = () if lengths is None else (lengths,)
+    return write.step("encoder_attention", *qkv, encoder.heads, scale, *given)
+
+
+def _in_windows(write: ProgramWriter, qkv: list[Node], encoder: AudioEncoder) -> Node:
+    """Attend within windows: [batch * t, width] each, and so is the result."""
+    windows = write.step("flatten", _WINDOWS, 0, 1)
+    index, span = write.step("flatten", windows), write.size(windows, 1)
+    sizes = [write.size(windows, 0), span]
+    apart = [
+        write.step("unflatten", write.step("index_select", part, 0, index), 0, sizes)
+        for part in qkv
+    ]
+    mixed = _mixed(write, apart, encoder, write.step("flatten", _WINDOW_LENGTHS))
+    # Padding follows the last window's positions.
+    inputs = write.step("unflatten", write.step("flatten", mixed, 0, 1), 0, [_inputs(write), -1])
+    count = write.step("arange", write.size(_SOURCE, 1), dtype="int64")
+    return write.step("flatten", write.step("index_select", inputs, 1, count), 0, 1)
+
+
+def _inputs(write: ProgramWriter) -> Node:
+    return write.size(_SOURCE, 0)

@@ -1,0 +1,72 @@
+"""What differs between models that hear an excerpt and write its text: a `Recognition` of each.
+
+Knows no recording, no scheduler and no runtime.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+from kvcast.engine.requests import Input
+from kvcast.runtimes.base import Float32
+from kvcast.speech.segments import FRAMES_PER_SECOND, Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """What users tell of the speech: code of its language, and text that names and terms are in."""
+
+    language: str | None = None
+    context: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """The text of an excerpt.
+
+    Attributes:
+        text: without surrounding space.
+        language: code of the language, if the model or the user told it.
+        words: with times in seconds from the excerpt's start, from models that give them.
+
+    """
+
+    text: str
+    language: str | None = None
+    words: tuple[Word, ...] | None = None
+
+
+class Recognition(ABC):
+    """How a model hears.
+
+    Attributes:
+        languages: by code, as the model's prompt names them.
+        options: names of further options of `TranscribeParams` that it takes, see
+            `kvcast.speech.model.TAKEN`.
+        longest: frames of 10 ms in an excerpt, at most.
+        most_positions: of an encoded excerpt.
+        most_tokens: of its text, unless the user says otherwise.
+        ends: tokens that end a text, one or more.
+
+    """
+
+    languages: Mapping[str, str] = MappingProxyType({"en": "English"})
+    options: frozenset[str] = frozenset()
+    longest: ClassVar[int] = 28 * FRAMES_PER_SECOND
+    most_tokens: ClassVar[int] = 512
+    most_positions: int
+    ends: Sequence[int]
+
+    @abstractmethod
+    def input(self, samples: Float32) -> Input:
+        """Return the encoder's input for mono samples at 16 kHz [n], of at most `longest`."""
+
+    @abstractmethod
+    def prompt(self, positions: int, hints: Hints) -> list[int]:
+        """Return the tokens before the text of an excerpt of so many encoded positions."""
+
+    @abstractmethod
+    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+        """Return what tokens after the prompt say, without the one that ended them."""

@@ -1,0 +1,176 @@
+"""Logits and texts of decoders that hear equal transformers', read from what it saves."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperFeatureExtractor
+from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
+
+import kvcast
+from kit.audio_decoders import (
+    SOUND,
+    VOCAB,
+    random_audio_decoder,
+    save_audio_decoder,
+    tokenizer_json,
+)
+from kvcast.checkpoints.source import open_checkpoint, read_dimensions
+from kvcast.families.audio_decoder import tensor_shapes
+from kvcast.models.executor import TorchModel
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
+from kvcast.speech.audio_decoder import without_repetitions
+from kvcast.speech.recognition import Hints
+from tokenizers import Tokenizer
+
+SECONDS = (0.4, 1.0, 3.33, 9.1)  # less than a chunk, a chunk, some, more than a window
+SETTINGS = {
+    "windows of 8 seconds": {},
+    "of 1": {"n_window_infer": 100},
+    "of 2": {"n_window_infer": 200, "activation_function": "relu", "encoder_attention_heads": 4},
+    "an own head": {"text": {"tie_word_embeddings": False, "num_key_value_heads": 4}},
+}
+
+
+def sound(seconds: float, seed: int = 0) -> Any:
+    """Noise whose loudness changes."""
+    generator = np.random.default_rng(seed)
+    samples = generator.normal(0, 0.1, round(16_000 * seconds))
+    return (samples * np.abs(np.sin(np.arange(len(samples)) / 3000))).astype(np.float32)
+
+
+def their_features(kind: str, samples: Any) -> dict[str, torch.Tensor]:
+    if kind == "voxtral":
+        extractor = WhisperFeatureExtractor(feature_size=32)
+        given = extractor(samples, sampling_rate=16_000, return_tensors="pt")
+        return {"input_features": given["input_features"]}
+    extractor = Qwen3ASRFeatureExtractor(feature_size=32)
+    given = extractor(samples, sampling_rate=16_000, padding=True)
+    return {
+        "input_features": given["input_features"],
+        "input_features_mask": given["attention_mask"],
+    }
+
+
+def theirs_of(tokens: list[int]) -> torch.Tensor:
+    """A prompt as transformers takes it."""
+    return torch.tensor([[SOUND if token >= VOCAB else token for token in tokens]])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
+    """A model of each type, and where it lies."""
+    models = {kind: random_audio_decoder(kind) for kind in ("qwen3_asr", "voxtral")}
+    return {
+        kind: (model, save_audio_decoder(model, tmp_path_factory.mktemp(kind)))
+        for kind, model in models.items()
+    }
+
+
+def compare(kind: str, theirs: Any, model: Any, runtime: Any) -> None:
+    """Compare the logits of ragged sounds in rows side by side, in chunks and steps."""
+    sounds = [model.recognition.input(sound(seconds, i)) for i, seconds in enumerate(SECONDS)]
+    prompts = [model.recognition.prompt(each.positions, Hints(context="b")) for each in sounds]
+    generator = np.random.default_rng(0)
+    texts = [[*prompt, *generator.integers(0, 500, 6).tolist()] for prompt in prompts]
+    rows = list(range(len(sounds)))
+    cache = runtime.new_cache(len(rows), max(map(len, texts)), len(rows))
+    for row, each in enumerate(sounds):
+        cache = runtime.encode(cache, [row], *type(each).batch([each]))
+    cache = runtime.reset(cache, rows, rows)
+    logits: list[list[Any]] = [[] for _ in rows]
+    for first in range(0, max(map(len, texts)), 17):
+        chunks = {row: np.array(texts[row][first : first + 17]) for row in rows}
+        for size in {len(chunk) for chunk in chunks.values()} - {0}:
+            taking = [row for row in rows if len(chunks[row]) == size]
+            given = [chunks[row] for row in taking]
+            parts, cache = runtime.decode(given, cache, rows=taking, positions=range(size))
+            for row, part in zip(taking, parts, strict=True):
+                logits[row].append(part.copy())
+    for row, seconds in enumerate(SECONDS):
+        features = their_features(kind, sound(seconds, row))
+        with torch.no_grad():
+            expected = theirs(input_ids=theirs_of(texts[row]), **features).logits[0].numpy()
+        assert expected.std() > 0.3
+        np.testing.assert_allclose(np.concatenate(logits[row]), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_logits_after_ragged_sounds_in_chunks(settings: Any, tmp_path: Path):
+    theirs = random_audio_decoder("qwen3_asr", **settings)
+    save_audio_decoder(theirs, tmp_path)
+    model = kvcast.load(tmp_path, runtime="native", quantize="none", threads=1)
+    compare("qwen3_asr", theirs, model, model.runtime)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_asr", "voxtral"])
+def test_eager_gives_these_logits_too(kind: str, folders: Any):
+    theirs, folder = folders[kind]
+    checkpoint = open_checkpoint(folder)
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    assert shapes == tensor_shapes(checkpoint.dimensions)
+    assert replace(read_dimensions(folder), tied=checkpoint.dimensions.tied) == (
+        checkpoint.dimensions
+    )
+    executed = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
+    compare(kind, theirs, model, EagerEncoderDecoder(executed))
+    if kind == "voxtral":
+        compare(kind, theirs, model, model.runtime)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_asr", "voxtral"])
+@pytest.mark.parametrize("language", [None, "en"])
+def test_a_transcription_has_the_tokens_of_generate(kind: str, language: Any, folders: Any):
+    theirs, folder = folders[kind]
+    model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
+    samples = sound(6.2, 3)
+    [segment] = model.transcribe(samples, language=language, max_new_tokens=20) or [None]
+    recognition = model.recognition
+    positions = recognition.input(samples).positions
+    prompt = theirs_of(recognition.prompt(positions, Hints(language=language)))
+    with torch.no_grad():
+        whole = theirs.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            **their_features(kind, samples),
+            max_new_tokens=20,
+            do_sample=False,
+        )
+    expected = whole[0, prompt.shape[1] :].tolist()
+    ends = [i for i, token in enumerate(expected) if token in recognition.ends]
+    assert list(segment.tokens) == expected[: ends[0] if ends else None]
+    assert (segment.start, segment.end) == (0, 6.2)
+
+
+def test_qwens_prompt_is_the_published_one(folders: Any):
+    model = kvcast.load(folders["qwen3_asr"][1], runtime="native", quantize="none", threads=1)
+    tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json()))
+    tokens = model.recognition.prompt(3, Hints(language="de", context="Ahab, Queequeg"))
+    first = tokens.index(VOCAB)
+    assert tokens[first : first + 3] == [VOCAB, VOCAB + 1, VOCAB + 2]
+    before = "<|im_start|>system\nAhab, Queequeg<|im_end|>\n<|im_start|>user\n<|audio_start|>"
+    after = "<|audio_end|><|im_end|>\n<|im_start|>assistant\nlanguage German<asr_text>"
+    assert tokens[:first] == tokenizer.encode(before, add_special_tokens=False).ids
+    assert tokens[first + 3 :] == tokenizer.encode(after, add_special_tokens=False).ids
+
+
+def test_qwens_language_is_read_from_its_answer(folders: Any):
+    model = kvcast.load(folders["qwen3_asr"][1], runtime="native", quantize="none", threads=1)
+    tokens = model.tokenizer.encode_ready("language German<asr_text>Nennt mich Ismael.")
+    heard = model.recognition.read(tokens, Hints())
+    assert (heard.language, heard.text) == ("de", "Nennt mich Ismael.")
+    nothing = model.tokenizer.encode_ready("language None<asr_text>")
+    assert model.recognition.read(nothing, Hints()).text == ""
+    plain = model.recognition.read(model.tokenizer.encode("Ismael"), Hints(language="de"))
+    assert (plain.language, plain.text) == ("de", "Ismael")
+
+
+def test_endless_repetitions_are_one():
+    assert without_repetitions("a" * 30) == "a"
+    assert without_repetitions("so " + "ha " * 40 + "end") == "so ha end"
+    assert without_repetitions("no no no") == "no no no"
