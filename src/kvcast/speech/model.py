@@ -264,6 +264,7 @@ class SpeechModel:
             strategy=partial(_strategy, params, temperature),
             temperature=temperature,
             room=params.max_new_tokens or recognition.most_tokens,
+            positions=self._positions,
             params=params.unclipped() if params.vad else params,
         )
 

@@ -41,6 +41,7 @@ class Manner:
         strategy: makes a search; takes a number that separates excerpts' random numbers.
         temperature: as segments tell it.
         room: most tokens of a text.
+        positions: of the longest sequence, prompt and text.
         params: other options.
 
     """
@@ -50,6 +51,7 @@ class Manner:
     strategy: Callable[[int], Strategy]
     temperature: float
     room: int
+    positions: int
     params: TranscribeParams
 
 
@@ -105,19 +107,20 @@ class Excerpt(Passage):
         recognition, params = manner.recognition, manner.params
         sound = recognition.input(samples)
         prompt = recognition.prompt(sound.positions, manner.hints)
+        room = min(manner.room, manner.positions + 1 - len(prompt))
         request = SearchRequest(
             Prompt(np.array(prompt, np.int64), input=sound),
             strategy=manner.strategy(first),
             filters=list(_filters(params, recognition.ends)),
             eot=recognition.ends[0],
-            max_new_tokens=manner.room,
+            max_new_tokens=room,
         )
         yield request
         best = MaximumLikelihood(params.length_penalty).best(request.search.candidates())
         heard = recognition.read(best.tokens, manner.hints)
         start = first / FRAMES_PER_SECOND
-        if len(best.tokens) == manner.room and params.max_new_tokens is None:
-            self.notices.append((start, f"the text has more than {manner.room} tokens: cut"))
+        if len(best.tokens) == room and params.max_new_tokens is None:
+            self.notices.append((start, f"the text has more than {room} tokens: cut"))
         if heard.text:
             segment = Segment(
                 id=0,
