@@ -51,7 +51,9 @@ AUDIO: dict[str, dict[str, Any]] = {
 }
 
 
-def random_audio_decoder(kind: str, seed: int = 0, text: Any = None, **audio: Any) -> Any:
+def random_audio_decoder(
+    kind: str, seed: int = 3, text: Any = None, *, tied: bool = False, **audio: Any
+) -> Any:
     """Return a model whose texts depend on the sound and end; `text` and `audio` change sizes."""
     torch.manual_seed(seed)
     end = ids()["<|im_end|>"]
@@ -59,6 +61,7 @@ def random_audio_decoder(kind: str, seed: int = 0, text: Any = None, **audio: An
         "audio_config": {**AUDIO[kind], **audio},
         "text_config": {**TEXT, "eos_token_id": end, "pad_token_id": end, **(text or {})},
         "audio_token_id": SOUND,
+        "tie_word_embeddings": tied,
     }
     if kind == "voxtral":
         model: Any = VoxtralForConditionalGeneration(VoxtralConfig(**common))
@@ -71,7 +74,7 @@ def random_audio_decoder(kind: str, seed: int = 0, text: Any = None, **audio: An
                 parameter.normal_(1, 0.2)
             elif "embed_positions" not in name:
                 inputs = parameter[0].numel() if parameter.ndim > 1 else 100
-                parameter.normal_(0, 1 / inputs**0.5)
+                parameter.normal_(0, 1.5 / inputs**0.5)
         model.get_input_embeddings().weight.normal_(0, 1)
     return model.eval()
 

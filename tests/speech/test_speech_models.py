@@ -24,7 +24,7 @@ from kvcast.errors import UsageError
 from server.serving import Server, serving
 
 RATE = 16_000
-QUIET = (20.0, 41.5, 55.0)  # seconds around which nothing is heard
+QUIET = (20.0, 41.5, 58.5)  # seconds around which nothing is heard
 SECONDS = 70.0
 FEW: dict[str, Any] = {"max_new_tokens": 6}
 
