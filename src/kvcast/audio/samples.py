@@ -34,6 +34,8 @@ class SampledSound(RecordedSound):
         super().__init__(audio, checked)
         self._samples = checked.samples
         self._kept = kept
+        self._held, self._first = np.zeros(0, np.float32), 0
+        self._blocks: Iterator[NDArray[np.float32]] = iter(())
         self._rewind()
 
     def samples(self, first: int, end: int) -> NDArray[np.float32]:
@@ -61,6 +63,4 @@ class SampledSound(RecordedSound):
 
     def _rewind(self) -> None:
         self._held, self._first = np.zeros(0, np.float32), 0
-        self._blocks: Iterator[NDArray[np.float32]] = (
-            self._audio.blocks() if self._kept is None else iter(self._kept)
-        )
+        self._blocks = self._audio.blocks() if self._kept is None else iter(self._kept)

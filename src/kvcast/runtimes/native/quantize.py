@@ -52,7 +52,7 @@ class Roles:
         tables: matrices of lookups.
         heads: matrices whose products become logits with nothing but numbers in between.
         routers: matrices whose products choose experts.
-        crosses: whether layers attend to an encoded input.
+        crosses: whether layers may attend to an encoded input.
 
     """
 
@@ -61,7 +61,7 @@ class Roles:
     tables: Set[str]
     heads: Set[str]
     routers: Set[str]
-    crosses: bool
+    crosses: bool = True
 
 
 def roles_of(program: Program) -> Roles:
