@@ -1,17 +1,18 @@
 """Write a Hugging Face folder with random weights of a real model's shape: `… SHAPE FOLDER`.
 
 For measuring how models of that size open and run, where nothing can be downloaded: `mistral-7b` in
-bf16, with the window of v0.1, and `whisper-large-v3-turbo` in fp16. The configurations are those of
-`tests/data/configs`, names and sizes of tensors are what transformers makes of them, and the
-tokenizers are the packaged models', to whose vocabularies the models are fitted. The texts are
+bf16, with the window of v0.1, `gemma-4-e2b` in bf16, and `whisper-large-v3-turbo` in fp16. The
+configurations are those of `tests/data/configs` and of this file, names and sizes of tensors are
+what transformers makes of them, and the tokenizers are the packaged models', to whose vocabularies
+models are fitted, but for those of Gemma, where the vocabulary decides on the size. The texts are
 noise.
 """
 
 import json
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -21,23 +22,55 @@ from torch import Tensor
 from kvcast.checkpoints.source import locate, open_checkpoint
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "data" / "configs"
+GEMMA_4_E2B = {
+    "model_type": "gemma4_text",
+    "vocab_size": 262_144,
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    "sliding_window": 512,
+    "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
+    "final_logit_softcapping": 30.0,
+}
 SHAPES = {
+    "gemma-4-e2b": ("Gemma4ForCausalLM", torch.bfloat16, "demo-chat"),
     "mistral-7b": ("MistralForCausalLM", torch.bfloat16, "demo-chat"),
     "whisper-large-v3-turbo": ("WhisperForConditionalGeneration", torch.float16, "demo-base"),
 }
-SHARD = 40  # tensors in a file
+SHARD = 2**30  # bytes of a file, but for the last of its tensors
 POOL = 2**24  # numbers that are drawn; tensors take them by turns
 
 
 def tensors(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield a model's tensors: matrices keep activations' size, vectors are ones."""
     pool = torch.randn(POOL, generator=torch.Generator().manual_seed(0)).to(dtype)
+    tied = {"proj_out.weight"} | ({"lm_head.weight"} if model.config.tie_word_embeddings else set())
     for name, tensor in model.state_dict().items():
         if tensor.ndim == 1:
             yield name, torch.ones_like(tensor, dtype=dtype, device="cpu")
-        elif name != "proj_out.weight":  # tied
+        elif name not in tied:
             numbers = pool.repeat(-(-tensor.numel() // POOL))[: tensor.numel()]
-            yield name, numbers.view(tensor.shape) * tensor[0].numel() ** -0.5
+            yield name, numbers.mul_(tensor[0].numel() ** -0.5).view(tensor.shape)
+
+
+def shards(each: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of each file."""
+    shard: dict[str, Tensor] = {}
+    for name, tensor in each:
+        shard[name] = tensor
+        if sum(part.nbytes for part in shard.values()) >= SHARD:
+            yield shard
+            shard = {}
+    if shard:
+        yield shard
 
 
 def main() -> None:
@@ -47,8 +80,11 @@ def main() -> None:
     shape, folder = sys.argv[1], Path(sys.argv[2])
     architecture, dtype, packaged = SHAPES[shape]
     checkpoint = open_checkpoint(locate(packaged))
-    config = json.loads((CONFIGS / shape / "config.json").read_text(encoding="utf-8"))
-    config |= {"vocab_size": checkpoint.dimensions.vocab_size, "architectures": [architecture]}
+    config: dict[str, Any] = dict(GEMMA_4_E2B)
+    if shape != "gemma-4-e2b":
+        config = json.loads((CONFIGS / shape / "config.json").read_text(encoding="utf-8"))
+        config["vocab_size"] = checkpoint.dimensions.vocab_size
+    config["architectures"] = [architecture]
     if "d_model" in config:  # a Whisper, of which kvcast's tests leave out what follows from that
         config |= {f"{part}_ffn_dim": 4 * config["d_model"] for part in ("encoder", "decoder")}
     else:
@@ -59,9 +95,8 @@ def main() -> None:
     made = transformers.AutoConfig.for_model(**config)
     with torch.device("meta"):
         model = getattr(transformers, architecture)(made)
-    every, index, number = tensors(model, dtype), dict[str, str](), 0
-    while part := dict(islice(every, SHARD)):
-        number += 1
+    index: dict[str, str] = {}
+    for number, part in enumerate(shards(tensors(model, dtype)), 1):
         file = f"model-{number:05}.safetensors"
         save_file(part, folder / file)
         index |= dict.fromkeys(part, file)

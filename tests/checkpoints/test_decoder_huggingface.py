@@ -21,8 +21,9 @@ from checkpoints.tiny_decoders import (
 )
 from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
+from kvcast.checkpoints.decoder_types import TYPES
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
-from kvcast.families.decoder import DecoderDimensions, tensor_shapes
+from kvcast.families.decoder import DECODER, DecoderDimensions, tensor_shapes
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.spec.rotary import Rotary
 
@@ -94,6 +95,26 @@ DIMENSIONS = {
         tied=True,
     ),
     "gemma3_text": DecoderDimensions(architecture="gemma3_text", **GEMMA),
+    "gemma4_text": DecoderDimensions(
+        architecture="gemma4_text",
+        **{**COMMON, "attention_scale": 1.0},
+        windows=(7, None, 7, None),
+        rotary=Rotary(base=1_000_000.0, scaling="proportional", partial=0.25),
+        window_rotary=Rotary(base=10_000.0),
+        activation="gelu_tanh",
+        query_key_norm=True,
+        post_norms=True,
+        embedding_scale=math.sqrt(24),
+        logit_softcap=30.0,
+        tied=True,
+        layer_head_dims=(8, 12, 8, 12),
+        layer_kv_heads=(2, 2, 2, 2),
+        layer_inners=(20, 20, 20, 40),
+        sources=(0, 1, 2, 1),
+        value_norm=True,
+        layer_embedding=6,
+        layer_scales=True,
+    ),
     "lfm2": DecoderDimensions(
         architecture="lfm2",
         # 20 * 2 / 3 * 1.3, in whole numbers at each step, and of these the next multiple of 4.
@@ -448,6 +469,95 @@ def test_lfm2s_sizes_follow_from_several_fields(fields, expected):
     )
 
 
+_FULL = {"head_dim": 12, "num_key_value_heads": 1}
+GEMMA_4S = [
+    ({"global_head_dim": 12}, {"layer_head_dims": (8, 8, 12), "sources": (0, 1, 2)}),
+    (
+        {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 12},
+        {"layer_kv_heads": (2, 2, 1), "keys_as_values": (2,)},
+    ),
+    ({"num_global_key_value_heads": 1}, {"layer_kv_heads": (2, 2, 2), "keys_as_values": ()}),
+    ({"per_layer_config": {"02": _FULL}}, {"layer_head_dims": (8, 8, 12)}),
+    ({"per_layer_config": {}}, {"layer_head_dims": (8, 8, 8), "layer_kv_heads": (2, 2, 2)}),
+    ({"layer_types": None, "num_hidden_layers": 7}, {"windows": (7,) * 5 + (None,) * 2}),
+    ({"layer_types": ["sliding_attention"] * 3}, {"windows": (7, 7, None)}),
+    ({"sliding_window": 64}, {"windows": (64, 64, None)}),
+    ({"hidden_size_per_layer_input": 0}, {"layer_embedding": 0}),
+    ({"use_double_wide_mlp": True}, {"layer_inners": (20, 20, 20)}),
+    (
+        {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 1,
+            "use_double_wide_mlp": True,
+        },
+        {"layer_inners": (20, 20, 40), "sources": (0, 1, 0), "reading": 2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), GEMMA_4S, ids=str)
+def test_what_differs_from_layer_to_layer_of_a_gemma_4(fields, expected):
+    """In the spelling of published models and in that of transformers 5, as its class reads it."""
+    settings = {
+        **SIZES,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 7,
+        "vocab_size_per_layer_input": 19,
+        **fields,
+    }
+    dimensions = decoder_dimensions({"model_type": "gemma4_text", **settings}, "config.json")
+    assert {name: getattr(dimensions, name) for name in expected} == expected
+    config = transformers.Gemma4TextConfig(**settings)
+    layers = config.per_layer_config
+    assert [layer.head_dim for layer in layers] == [*dimensions.layer_head_dims]
+    assert [layer.num_key_value_heads for layer in layers] == [*dimensions.layer_kv_heads]
+    assert [kind == "full_attention" for kind in config.layer_types] == [
+        window is None for window in dimensions.windows
+    ]
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_unified_text"])
+def test_what_a_configuration_of_gemma_4_leaves_out_is_transformers_default(name):
+    config, defaults = transformers.AutoConfig.for_model(name), dict(TYPES[name].defaults)
+    for field in ("rope_theta", "rope_local_base_freq"):
+        del defaults[field]  # `rope_parameters` has them
+    assert {layer.head_dim for layer in config.per_layer_config} == {
+        defaults.pop("head_dim"),
+        defaults.pop("global_head_dim"),
+    }
+    absent = {"hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block"}
+    for field in defaults.keys() - (absent if "unified" in name else set()):
+        assert getattr(config, field) == defaults[field], field
+
+
+def test_gemma_4_e2bs_caches_are_those_of_its_own_layers():
+    """Its configuration, the defaults left out as published."""
+    config = {
+        **{"model_type": "gemma4", "hidden_size": 1536, "intermediate_size": 6144},
+        **{"num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20},
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        **{"use_double_wide_mlp": True, "final_logit_softcapping": 30.0},
+    }
+    dimensions = decoder_dimensions(config, "config.json")
+    assert dimensions.sources[13:21] == (13, 14, 13, 13, 13, 13, 14, 13)
+    assert (dimensions.inner_of(14), dimensions.inner_of(15)) == (6144, 12288)
+    caches = DECODER.caches(dimensions)
+    kinds = [(layer.kind, layer.heads, layer.head_dim, layer.capacity) for layer in caches]
+    ring, linear = ("ring", 1, 256, 512), ("linear", 1, 512, 131_072)
+    shared = ("linear", 1, 256, 131_072)  # its window is that of those that read it, later
+    assert kinds == [*[ring] * 4, linear, *[ring] * 4, linear, *[ring] * 3, shared, linear]
+
+
+def test_keys_of_layers_that_read_those_of_others_are_no_cause_for_a_notice(tmp_path):
+    folder = save_decoder(random_decoder("gemma4_text"), tmp_path / "model")
+    names = [f"model.layers.3.self_attn.{name}_proj.weight" for name in "kv"]
+    rewrite_weights(folder, lambda t: {**t, **{name: torch.zeros(24, 24) for name in names}})
+    checkpoint = open_checkpoint(folder)
+    assert sorted(checkpoint.tensors.unused) == names
+    assert "notices" not in json.loads(checkpoint.text["text.json"])
+
+
 def test_gemmas_published_spelling_means_the_same(gemma):
     new = open_checkpoint(gemma).dimensions
     spelling = {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 3}
@@ -460,8 +570,6 @@ def test_gemmas_published_spelling_means_the_same(gemma):
 def test_what_gemmas_published_configuration_leaves_out_is_transformers_default(tmp_path):
     """The 4B's text_config has six fields; any other wrong default would give a wrong shape."""
     from transformers import Gemma3TextConfig
-
-    from kvcast.checkpoints.decoder_types import TYPES
 
     config = Gemma3TextConfig()
     for field, value in TYPES["gemma3"].defaults.items():

@@ -37,6 +37,16 @@ SETTINGS = {
         "final_logit_softcapping": 30.0,
         "sliding_window_pattern": 3,
     },
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True,
+        "sliding_window": 7,
+        "global_head_dim": 12,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 19,
+        "final_logit_softcapping": 30.0,
+    },
     "lfm2": {
         "layer_types": ["conv", "conv", "full_attention", "conv"],
         "conv_L_cache": 5,
@@ -57,6 +67,19 @@ _RENAMED = {
     ".feed_forward.w1.": ".mlp.gate_proj.",
     ".feed_forward.w3.": ".mlp.up_proj.",
     ".feed_forward.w2.": ".mlp.down_proj.",
+}
+
+
+# Gemma 4's.
+_OF_ALL_LAYERS = {
+    "layer_embedding.weight": "embed_tokens_per_layer",
+    "layer_projection.weight": "per_layer_model_projection",
+    "layer_projection_norm.weight": "per_layer_projection_norm",
+}
+_OF_A_LAYER = {
+    "layer_input.gate.weight": "per_layer_input_gate",
+    "layer_input.out.weight": "per_layer_projection",
+    "layer_input_norm.weight": "post_per_layer_input_norm",
 }
 
 
@@ -132,12 +155,15 @@ def _usual(name):
 def tensors_by_our_names(model, prefix="model"):
     """Rearrange transformers' state dict, in which experts are already stacked."""
     state = {_usual(name): tensor.float() for name, tensor in model.state_dict().items()}
-    gemma = model.config.get_text_config().model_type == "gemma3_text"
-    more = 1 if gemma else 0
+    kind = model.config.get_text_config().model_type
+    gemma, more = kind.startswith("gemma"), 1 if kind == "gemma3_text" else 0
     ours = {
         "embedding.weight": state[f"{prefix}.embed_tokens.weight"],
         "norm.weight": state[f"{prefix}.norm.weight"] + more,
     }
+    if f"{prefix}.embed_tokens_per_layer.weight" in state:
+        for name, own in _OF_ALL_LAYERS.items():
+            ours[name] = state[f"{prefix}.{own}.weight"]
     if not model.config.tie_word_embeddings:
         ours["head.weight"] = state["lm_head.weight"]
     for i in range(model.config.get_text_config().num_hidden_layers):
@@ -157,21 +183,28 @@ def tensors_by_our_names(model, prefix="model"):
             }
         for leaf in ("weight", "bias"):
             if f"self_attn.q_proj.{leaf}" in at:
-                parts = [at[f"self_attn.{part}_proj.{leaf}"] for part in "qkv"]
+                names = [f"self_attn.{part}_proj.{leaf}" for part in "qkv"]
+                parts = [at[name] for name in names if name in at]
                 layer_tensors[f"attention.qkv.{leaf}"] = torch.cat(parts)
         if "self_attn.o_proj.bias" in at:
             layer_tensors["attention.out.bias"] = at["self_attn.o_proj.bias"]
         if "self_attn.q_norm.weight" in at:
             layer_tensors["attention.query_norm.weight"] = at["self_attn.q_norm.weight"] + more
-            layer_tensors["attention.key_norm.weight"] = at["self_attn.k_norm.weight"] + more
+            if "self_attn.k_norm.weight" in at:
+                layer_tensors["attention.key_norm.weight"] = at["self_attn.k_norm.weight"] + more
         if gemma:
-            layer_tensors["attention_post_norm.weight"] = at["post_attention_layernorm.weight"] + 1
-            layer_tensors["feed_forward_norm.weight"] = at["pre_feedforward_layernorm.weight"] + 1
-            layer_tensors["feed_forward_post_norm.weight"] = (
-                at["post_feedforward_layernorm.weight"] + 1
-            )
+            for name, own in (
+                ("attention_post_norm", "post_attention_layernorm"),
+                ("feed_forward_norm", "pre_feedforward_layernorm"),
+                ("feed_forward_post_norm", "post_feedforward_layernorm"),
+            ):
+                layer_tensors[f"{name}.weight"] = at[f"{own}.weight"] + more
         else:
             layer_tensors["feed_forward_norm.weight"] = at["post_attention_layernorm.weight"]
+        if "layer_scalar" in at:
+            layer_tensors["scale"] = at["layer_scalar"]
+            for name, own in _OF_A_LAYER.items():
+                layer_tensors[name] = at[f"{own}.weight"]
         if "mlp.gate.weight" in at:
             layer_tensors["feed_forward.router.weight"] = at["mlp.gate.weight"]
             layer_tensors["feed_forward.gate_up"] = at["mlp.experts.gate_up_proj"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.dimensions import GEMMA3, LFM2, LLAMA, MISTRAL, QWEN3_5, ROFORMER, SMALL_T5
+from kit.dimensions import GEMMA3, GEMMA4, LFM2, LLAMA, MISTRAL, QWEN3_5, ROFORMER, SMALL_T5
 from kit.text_models import model, prompt
 from kvcast import Engine
 from kvcast.text.caller import TextDelta
@@ -51,7 +51,7 @@ def conversations() -> list[tuple[list[int], dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("dimensions", "runtime"),
     [
-        *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA3, LFM2, QWEN3_5)),
+        *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA4, LFM2, QWEN3_5)),
         (MISTRAL, "onnx"),
         *(
             pytest.param(dimensions, "onnx", marks=pytest.mark.slow)
@@ -131,7 +131,7 @@ ARRIVALS = st.lists(
 )
 
 
-@pytest.mark.parametrize("dimensions", [LFM2, QWEN3_5], ids=["lfm2", "qwen 3.5"])
+@pytest.mark.parametrize("dimensions", [LFM2, QWEN3_5, GEMMA4], ids=lambda d: d.architecture)
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(arrivals=ARRIVALS, rows=st.integers(3, 5), chunk=st.sampled_from([3, 16, 64]))
 def test_prompts_go_on_from_checkpoints_whoever_comes_drafts_and_leaves(

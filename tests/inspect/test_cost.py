@@ -173,6 +173,32 @@ def test_a_convolution_reads_its_earlier_inputs_and_holds_no_more():
     assert inputs.numbers == 2 * 24 * 3
 
 
+def test_layers_that_read_the_caches_of_others_compute_the_asked_positions_alone():
+    sizes = decoder(
+        windows=(None, 3, None, 3),
+        sources=(0, 1, 0, 1),
+        layer_head_dims=(8, 6, 8, 6),
+        layer_inners=(40, 40, 80, 80),
+        layer_embedding=4,
+    )
+    model = DecoderWork(dimensions=sizes)
+    work = model.call(5, 7, rows=2)
+    early = late = 0
+    for name, shape in tensor_shapes(sizes).items():
+        last_of_all = name == "decoder.layers.1.attention.qkv.weight"
+        if last_of_all or name.startswith(("decoder.layers.0.", "decoder.layer_projection.w")):
+            early += prod(shape) if len(shape) == 2 else 0
+        elif name.startswith("decoder.layers."):
+            late += prod(shape) if len(shape) == 2 else 0
+    assert work.keys_values + work.linear == 2 * 2 * (7 * early + late)
+    assert work.written == 2 * 7 * 2 * 2 * (8 + 6)
+    seen = 8 * sum(range(6, 13)) + 6 * 7 * 3, 8 * 12 + 6 * 3
+    assert work.attention == 2 * 2 * 2 * 4 * sum(seen)
+    # A window's cache that is read again is no ring.
+    (linear,) = model.cache(50)
+    assert (linear.kind, linear.layers, linear.numbers) == ("linear", 2, 50 * 2 * 2 * (8 + 6))
+
+
 def test_a_tiny_whisper_counts_as_by_hand():
     model = WhisperWork(dimensions=TINY_EN)
     d2 = 384 * 384

@@ -209,6 +209,30 @@ QWEN3_5 = replace(
     attention_gate=True,
 )
 
+GEMMA4 = replace(
+    GEMMA3,
+    architecture="gemma4_text",
+    windows=(5, None, 5, None, 5),
+    rotary=Rotary(base=10000.0, scaling="proportional", partial=0.5),
+    layer_head_dims=(16, 32, 16, 32, 16),
+    layer_kv_heads=(2, 1, 2, 1, 2),
+    layer_inners=(96, 96, 96, 128, 128),
+    sources=(0, 1, 2, 1, 2),
+    keys_as_values=(1,),
+    value_norm=True,
+    layer_embedding=8,
+    layer_scales=True,
+)
+GEMMA4_EXPERTS = replace(
+    GEMMA3,
+    architecture="gemma4_text",
+    value_norm=True,
+    layer_scales=True,
+    experts=4,
+    experts_per_token=2,
+    expert_inner=32,
+)
+
 ROFORMER = UnilmDimensions(
     architecture="roformer",
     vocab_size=160,

@@ -45,12 +45,15 @@ def family_name(dimensions: Any) -> str:
     return family_with(dimensions).name
 
 
+_AROUND_1 = ("norm.weight", ".scale", ".scales")
+
+
 def random_tensors(dimensions: Any, seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """Weights large enough that every part of the model moves the logits."""
     generator = np.random.default_rng(seed)
     shapes = family_with(dimensions).tensor_shapes(dimensions)
     tensors = {
-        name: generator.normal(name.endswith("norm.weight"), 0.2, shape).astype(np.float32)
+        name: generator.normal(name.endswith(_AROUND_1), 0.2, shape).astype(np.float32)
         for name, shape in shapes.items()
     }
     # In a T5 distances matter as much as contents.

@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 
 import kvcast
-from kit.dimensions import LFM2, LLAMA, MISTRAL
+from kit.dimensions import GEMMA4, GEMMA4_EXPERTS, LFM2, LLAMA, MISTRAL
 from kit.models import bundle, lazy_tensors, own_cache
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate
 from kvcast.errors import InputOutputError, UsageError
+from kvcast.families.decoder import DecoderDimensions
 from kvcast.loading import opening as loading
 from kvcast.loading.exporting import _check_layers
 from kvcast.loading.params import LoadParams
@@ -36,11 +38,23 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     return written
 
 
-def test_a_model_with_other_layers_than_attention_is_refused_where_they_do_not_run() -> None:
-    checkpoint = Checkpoint(dimensions=LFM2, tensors=lazy_tensors({}), text={}, source="")
+@pytest.mark.parametrize(
+    ("dimensions", "problem"),
+    [
+        (LFM2, "other layers than attention, as lfm2"),
+        (GEMMA4, "whose layers have heads of several sizes, as gemma4_text"),
+        (replace(LLAMA, sources=(0, 0)), "whose layers share caches, as llama"),
+        (GEMMA4_EXPERTS, "with experts beside feed-forwards, as gemma4_text"),
+    ],
+    ids=["convolutions", "sizes", "caches", "experts"],
+)
+def test_a_model_with_layers_that_a_runtime_does_not_have_is_refused(
+    dimensions: DecoderDimensions, problem: str
+) -> None:
+    checkpoint = Checkpoint(dimensions=dimensions, tensors=lazy_tensors({}), text={}, source="")
     _check_layers("native", checkpoint)
     for runtime in ("onnx", "aoti", "executorch"):
-        with pytest.raises(UsageError, match="attention, as lfm2, does not run on"):
+        with pytest.raises(UsageError, match=f"{problem}, does not run on"):
             _check_layers(runtime, checkpoint)
 
 

@@ -61,7 +61,32 @@ _YARN = {
     "original_max_position_embeddings": 32,
 }
 _TWO = {"num_hidden_layers": 2}
-_GPT2_NORMS = ("ln_1.weight", "ln_2.weight", "ln_f.weight")
+_GEMMA_4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": WINDOW,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 0,
+    "rms_norm_eps": 0.01,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 500.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+# Which experts are chosen hangs on little, and more so behind more layers.
+_OF_TWO = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+_DELTA_NETS = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 _GPT2 = {"num_hidden_layers": 2, "hidden_size": 64, "num_key_value_heads": 4}
 MODELS = {
     "mistral with its window": ("mistral", {"sliding_window": WINDOW}),
@@ -278,24 +303,75 @@ MODELS = {
     ),
     "qwen 3.5": (
         "qwen3_5_text",
+        _DELTA_NETS,
+    ),
+    "gemma 4 whose layers share caches": (
+        "gemma4_text",
         {
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            "linear_conv_kernel_dim": 3,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 12,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
+            **_GEMMA_4,
+            "num_hidden_layers": 5,
+            "layer_types": [
+                "sliding_attention",
+                *(["sliding_attention", "full_attention"] * 2),
+            ],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 5.0,
         },
+    ),
+    "gemma 4 whose keys are values": (
+        "gemma4_text",
+        {
+            **_GEMMA_4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "attention_bias": True,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
+    "gemma 4 unified": ("gemma4_unified_text", {**_GEMMA_4, "num_kv_shared_layers": 1}),
+    "gemma 4 with experts": (
+        "gemma4_text",
+        {
+            **_GEMMA_4,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "qwen 3 next": (
+        "qwen3_next",
+        {
+            **_DELTA_NETS,
+            **_OF_TWO,
+            **EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+    ),
+    "qwen 3.5 with experts": (
+        "qwen3_5_moe_text",
+        {**_DELTA_NETS, **_OF_TWO, **EXPERTS, "shared_expert_intermediate_size": 40},
     ),
 }
 # Of these there are no graphs.
-WITHOUT_GRAPHS = ("lfm2", "qwen 3.5")
+WITHOUT_GRAPHS = (
+    *("lfm2", "qwen 3.5", "gemma 4 whose layers share caches", "gemma 4 whose keys are values"),
+    *("gemma 4 with experts", "gemma 4 unified", "qwen 3 next", "qwen 3.5 with experts"),
+)
 
 
 # The cache contract holds every feature on ONNX Runtime beside eager, which runs all of these.
 EXPORTED = ("qwen 2",)
 # An operation of each kind; native runs all types, and equals eager in its own tests.
-EAGER = ("gemma 3", "qwen 2 with experts", "gpt oss", "cohere", "gpt 2", "lfm2", "qwen 3.5")
+EAGER = (
+    *("gemma 3", "qwen 2 with experts", "gpt oss", "cohere", "gpt 2", "lfm2", "qwen 3.5"),
+    "gemma 4 whose layers share caches",
+)
 NOT_QUICK = {
     "eager": {model: pytest.mark.slow for model in MODELS if model not in EAGER},
     "onnx": {model: pytest.mark.soak for model in MODELS if model not in EXPORTED}
@@ -313,6 +389,16 @@ PAIRS = [
 ]
 
 
+_LESS_ONE = (
+    *("gemma", "gemma2", "gemma3_text"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+)
+_WHOLE = (
+    *("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight"),
+    *("layernorm_1.weight", "layernorm_2.weight", "router.scale", "per_expert_scale"),
+)
+
+
 def oracle_and_checkpoint(model, folder):
     """Return transformers' model with random weights, and what is read of what it writes."""
     kind, settings = MODELS[model]
@@ -324,9 +410,12 @@ def oracle_and_checkpoint(model, folder):
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
             # Gemma and Qwen 3.5 keep their norms' weights less one.
-            less_one = kind.startswith(("gemma", "qwen3_5")) and "linear_attn" not in name
-            is_whole = name.endswith(("norm.weight", *_GPT2_NORMS)) and not less_one
+            less_one = kind in _LESS_ONE and "linear_attn" not in name
+            is_whole = name.endswith(_WHOLE) and not less_one
             parameter.normal_(mean=float(is_whole), std=0.15)
+        for name, buffer in oracle.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(mean=1.0, std=0.15)
     oracle.save_pretrained(folder / "checkpoint")
     (folder / "checkpoint" / "tokenizer.json").write_text("{}")
     about = json.loads((folder / "checkpoint" / "config.json").read_text("utf-8"))

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kit.dimensions import BLOCKS, DECODERS, GEMMA3, LFM2, LLAMA, MISTRAL, MIXTRAL, QWEN3_5
+from kit.dimensions import BLOCKS, DECODERS, GEMMA3, GEMMA4, LFM2, LLAMA, MISTRAL, MIXTRAL, QWEN3_5
 from kit.models import opened
 from kvcast.errors import KvcastError
 from kvcast.runtimes.onnx.runtime import OnnxRuntime
@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 SUBJECTS = [(dimensions, "eager") for dimensions in DECODERS]
 # Of the others' graphs, Qwen 2's biases are held against transformers; Qwen 3's norms are Gemma's.
 SUBJECTS += [(dimensions, "onnx") for dimensions in (LLAMA, MISTRAL, GEMMA3, MIXTRAL)]
-SUBJECTS += [(GEMMA3, "native"), *product((LFM2, QWEN3_5), ("eager", "native"))]
+SUBJECTS += [(GEMMA3, "native"), *product((LFM2, QWEN3_5, GEMMA4), ("eager", "native"))]
 SUBJECTS += [
     pytest.param(subject, marks=pytest.mark.slow)
     for subject in (*product(DECODERS, ("onnx", "native")), *product(BLOCKS, ("eager", "native")))

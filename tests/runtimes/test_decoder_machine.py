@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kit.dimensions import GEMMA3, LFM2, QWEN3_5
+from kit.dimensions import GEMMA3, GEMMA4, LFM2, QWEN3_5
 from kit.models import opened
 from kvcast.runtimes.base import Runtime
 from runtimes.examples import EXAMPLES, EXAMPLES_OF_INT8
@@ -131,6 +131,7 @@ class DecoderMachine(RuleBasedStateMachine):
         (GEMMA3, "native"),
         (LFM2, "native"),
         (QWEN3_5, "native"),
+        (GEMMA4, "native"),
     ],
     ids=lambda part: getattr(part, "architecture", part),
 )

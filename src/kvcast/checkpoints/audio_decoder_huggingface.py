@@ -25,6 +25,7 @@ from kvcast.checkpoints.decoder_huggingface import (
     HEAD,
     decoder_dimensions,
     is_tied,
+    names_in,
     own_tensors,
     text_files,
 )
@@ -281,7 +282,8 @@ def _read(
     own = own_tensors(text, dimensions, text_kind)
     if dimensions.tied:
         dimensions = replace(dimensions, tied=is_tied(own, text_kind))
-    of_text = fill_decoder(dimensions, text_kind.names, own, str(folder), lenient=True)
+    names = names_in(own, text_kind)
+    of_text = fill_decoder(dimensions, names, own, str(folder), lenient=True)
     shapes = audio_encoder.tensor_shapes(dimensions.audio)
     prepared = kind.prepare(sound, dimensions.audio)
     model = f"the encoder of a {dimensions.architecture} model"

@@ -73,6 +73,10 @@ _CONV1D = re.compile(r"\.c_(?:attn|proj|fc)\.weight$")
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 
 
+# Layers that read those of others may have them in files.
+_KEYS_VALUES = re.compile(r"\.self_attn\.[kv]_(?:proj|norm)\.")
+
+
 # Old models store them, but they follow from the configuration.
 _TABLES = (".inv_freq", ".cos_cached", ".sin_cached", ".attention.bias", ".attention.masked_bias")
 
@@ -93,13 +97,13 @@ def read_decoder(
     own = own_tensors(stored, dimensions, kind)
     if dimensions.tied:
         dimensions = replace(dimensions, tied=is_tied(own, kind))
-    tensors = fill_decoder(dimensions, kind.names, own, str(folder), lenient=True)
+    tensors = fill_decoder(dimensions, names_in(own, kind), own, str(folder), lenient=True)
     unused = [name for name in stored if _PREFIX.sub("", name) in tensors.unused]
     tensors = tensors.beside(unused)
     return Checkpoint(
         dimensions=dimensions,
         tensors=tensors,
-        text=text_files(folder, config, _about_unused(folder, unused, dimensions.layers)),
+        text=text_files(folder, config, _about_unused(folder, unused, dimensions)),
         source=f"Hugging Face folder {folder}",
     )
 
@@ -119,14 +123,15 @@ def is_tied(own: dict[str, StoredTensor], kind: DecoderType) -> bool:
     return tied
 
 
-def _about_unused(folder: Path, unused: Sequence[str], layers: int) -> list[str]:
+def _about_unused(folder: Path, unused: Sequence[str], dimensions: DecoderDimensions) -> list[str]:
     """Return a notice of tensors that have no place in layers of the model, if there are any."""
     inside = [
         name
         for name in unused
         if (layer := _LAYER_NUMBER.search(name))
-        and int(layer[1]) < layers
+        and int(layer[1]) < dimensions.layers
         and not name.endswith(_TABLES)
+        and not (int(layer[1]) >= dimensions.reading and _KEYS_VALUES.search(name))
     ]
     if not inside:
         return []
@@ -178,11 +183,11 @@ def _dimensions(fields: Fields, kind: DecoderType, architecture: str) -> Decoder
     if kind.inner_per_width:
         usual["inner"] = kind.inner_per_width * width
     whole = {ours: fields.whole(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
-    kinds = _layer_types(fields, kind)
+    kinds, particulars = _layer_types(fields, kind), kind.particulars(fields)
     sizes = {
         "architecture": architecture,
         **whole,
-        "windows": _windows(fields, kinds),
+        "windows": _windows(fields, kinds, told_apart="window_rotary" in particulars),
         "mixers": _mixers(kinds, kind),
         "rotary": read_rotary(fields, FULL, "rope_theta", kind.rotary),
         "norm_eps": fields.positive(kind.epsilon),
@@ -190,14 +195,19 @@ def _dimensions(fields: Fields, kind: DecoderType, architecture: str) -> Decoder
         "activation": activation_of(fields),
         "tied": fields.flag("tie_word_embeddings"),
     }
-    return fields.make(DecoderDimensions, **{**sizes, **kind.particulars(fields)})
+    return fields.make(DecoderDimensions, **{**sizes, **particulars})
 
 
-def _windows(fields: Fields, kinds: Sequence[str]) -> tuple[int | None, ...]:
-    """Return each layer's window; as in transformers, it includes the query's own position."""
+def _windows(fields: Fields, kinds: Sequence[str], *, told_apart: bool) -> tuple[int | None, ...]:
+    """Return each layer's window; as in transformers, it includes the query's own position.
+
+    `told_apart`: layers with a window have a rotary embedding of their own.
+    """
     window = fields.whole("sliding_window") if SLIDING in kinds else None
-    if window is not None and window >= fields.whole(SIZES["max_positions"]):
-        window = None  # Phi 4 mini's is twice as long as its longest sequence
+    longest = fields.whole(SIZES["max_positions"])
+    if window is not None and window >= longest:
+        # Phi 4 mini's is twice as long as its longest sequence.
+        window = longest if told_apart else None
     return tuple(window if layer_type == SLIDING else None for layer_type in kinds)
 
 
@@ -228,8 +238,15 @@ def own_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
 ) -> dict[str, StoredTensor]:
     """Return the decoder's tensors without name prefixes, in kvcast's order of rotary pairs."""
-    own = kind.prepare(_named(stored, dimensions, kind))
+    own = kind.prepare(_named(stored, dimensions, kind), dimensions)
     return in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
+
+
+def names_in(own: Mapping[str, StoredTensor], kind: DecoderType) -> Mapping[str, Sequence[str]]:
+    """Return the table of names for the tensors that there are."""
+    spelled = {_LAYER_NUMBER.sub("layers.{i}.", name) for name in own}
+    instead = {ours: names for ours, names in kind.names_instead.items() if spelled >= {*names}}
+    return {**kind.names, **instead}
 
 
 def _named(

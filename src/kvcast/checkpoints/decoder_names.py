@@ -47,6 +47,26 @@ GEMMA_NAMES = {
 }
 
 
+GEMMA_4_NAMES = {
+    **GEMMA_NAMES,
+    "decoder.layer_embedding.weight": ("embed_tokens_per_layer.weight",),
+    "decoder.layer_projection.weight": ("per_layer_model_projection.weight",),
+    "decoder.layer_projection_norm.weight": ("per_layer_projection_norm.weight",),
+    f"{_LAYER}.layer_input.gate.weight": ("layers.{i}.per_layer_input_gate.weight",),
+    f"{_LAYER}.layer_input.out.weight": ("layers.{i}.per_layer_projection.weight",),
+    f"{_LAYER}.layer_input_norm.weight": ("layers.{i}.post_per_layer_input_norm.weight",),
+    f"{_LAYER}.scale": ("layers.{i}.layer_scalar",),
+    f"{_LAYER}.feed_forward_own_norm.weight": ("layers.{i}.post_feedforward_layernorm_1.weight",),
+    f"{_LAYER}.experts_norm.weight": ("layers.{i}.pre_feedforward_layernorm_2.weight",),
+    f"{_LAYER}.experts_post_norm.weight": ("layers.{i}.post_feedforward_layernorm_2.weight",),
+    f"{_LAYER}.experts.router.weight": ("layers.{i}.router.proj.weight",),
+    f"{_LAYER}.experts.router_norm.weight": ("layers.{i}.router.scale",),
+    f"{_LAYER}.experts.scales": ("layers.{i}.router.per_expert_scale",),
+    f"{_LAYER}.experts.gate_up": ("layers.{i}.experts.gate_up_proj",),
+    f"{_LAYER}.experts.down": ("layers.{i}.experts.down_proj",),
+}
+
+
 FUSED_NAMES = {
     **NAMES,
     f"{_LAYER}.attention.qkv.weight": (f"{_ATTENTION}.qkv_proj.weight",),
@@ -211,4 +231,16 @@ QWEN3_5_NAMES = {
     f"{_LAYER}.delta.step_bias": ("layers.{i}.linear_attn.dt_bias",),
     f"{_LAYER}.delta.norm.weight": ("layers.{i}.linear_attn.norm.weight",),
     f"{_LAYER}.delta.out.weight": ("layers.{i}.linear_attn.out_proj.weight",),
+}
+
+
+QWEN3_5_EXPERT_NAMES = {
+    **QWEN_EXPERT_NAMES,
+    **{name: QWEN3_5_NAMES[name] for name in QWEN3_5_NAMES.keys() - NAMES.keys()},
+}
+
+
+QWEN_STACKED_NAMES = {
+    f"{_LAYER}.feed_forward.gate_up": (f"{_QWEN_FEED_FORWARD}.experts.gate_up_proj",),
+    f"{_LAYER}.feed_forward.down": (f"{_QWEN_FEED_FORWARD}.experts.down_proj",),
 }

@@ -7,14 +7,15 @@ dimensions. Knows no files.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.decoder_names import (
     FUSED_NAMES,
+    GEMMA_4_NAMES,
     GEMMA_NAMES,
     GLM_NAMES,
     GPT2_NAMES,
@@ -25,16 +26,18 @@ from kvcast.checkpoints.decoder_names import (
     NAMES,
     NEOX_NAMES,
     PHI_NAMES,
+    QWEN3_5_EXPERT_NAMES,
     QWEN3_5_NAMES,
     QWEN_EXPERT_NAMES,
+    QWEN_STACKED_NAMES,
     STARCODER_NAMES,
 )
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gpt_oss import experts_by_rows
 from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
-from kvcast.checkpoints.tables import changed
+from kvcast.checkpoints.tables import changed, picked
 from kvcast.families.convolutions import CONVOLUTION, DELTA
-from kvcast.families.decoder import scaled_residuals
+from kvcast.families.decoder import DecoderDimensions, scaled_residuals
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -59,7 +62,7 @@ _CONVOLUTION, _DELTA = "conv", "linear_attention"
 _LARGEST = 2**31
 IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.")
 _QUERY, _GATE = "self_attn.q_proj.weight", "self_attn.gate.weight"
-_QUERY_NORM = "self_attn.q_norm.weight"
+_DELTA_IN = "linear_attn.in_proj_{}.weight"
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
@@ -108,6 +111,110 @@ def _gemma3(fields: Fields) -> dict[str, Any]:
         "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
         "query_key_norm": True,
     }
+
+
+def _gemma4_restated(fields: Fields) -> dict[str, Any]:
+    """Return layer types, of which the last is always full attention, and layers' own fields."""
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        kinds = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.error(f"layer_types must list {layers} layers")
+    kinds = [*kinds[:-1], FULL]
+    own = fields.group("per_layer_config")
+    if own is None:
+        own = replace(fields, values=_full_attention(fields, kinds))
+    return {"layer_types": kinds, "per_layer_config": own.values}
+
+
+def _full_attention(fields: Fields, kinds: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of layers with full attention that published configurations have."""
+    own = {"head_dim": fields.whole("global_head_dim")}
+    if fields.flag("attention_k_eq_v") and fields.values.get("num_global_key_value_heads"):
+        own["num_key_value_heads"] = fields.whole("num_global_key_value_heads")
+    return {str(i): own for i, kind in enumerate(kinds) if kind == FULL}
+
+
+def _gemma4(fields: Fields) -> dict[str, Any]:
+    if fields.values.get("use_bidirectional_attention") not in (None, "vision"):
+        raise fields.error(
+            "use_bidirectional_attention is not supported: it makes the model an encoder"
+        )
+    kinds = fields.values["layer_types"]
+    cap, embedding = "final_logit_softcapping", "hidden_size_per_layer_input"
+    sources, shared = _gemma4_sources(fields, kinds), fields.flag("use_double_wide_mlp")
+    inner = fields.whole("intermediate_size")
+    width = fields.whole(embedding, least=0) if fields.values[embedding] is not None else 0
+    if width and fields.whole("vocab_size_per_layer_input") != fields.whole("vocab_size"):
+        raise fields.error("vocab_size_per_layer_input must be vocab_size")
+    doubled = [inner << (shared and source != i) for i, source in enumerate(sources)]
+    as_values = fields.flag("attention_k_eq_v")
+    return _configured_biases(fields) | {
+        "embedding_scale": math.sqrt(fields.whole("hidden_size")),
+        "attention_scale": 1.0,
+        "logit_softcap": fields.positive(cap) if fields.values[cap] is not None else 0.0,
+        "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
+        "query_key_norm": True,
+        "value_norm": True,
+        "post_norms": True,
+        "layer_head_dims": _own_sizes(fields, "head_dim"),
+        "layer_kv_heads": _own_sizes(fields, "num_key_value_heads"),
+        "layer_inners": tuple(doubled),
+        "sources": sources,
+        "keys_as_values": tuple(i for i, kind in enumerate(kinds) if as_values and kind == FULL),
+        "layer_embedding": width,
+        "layer_scales": True,
+        **(_gemma4_experts(fields) if fields.flag("enable_moe_block") else {}),
+    }
+
+
+def _gemma4_experts(fields: Fields) -> dict[str, int]:
+    return {
+        "experts": fields.whole("num_experts"),
+        "experts_per_token": fields.whole("top_k_experts"),
+        "expert_inner": fields.whole("moe_intermediate_size"),
+    }
+
+
+def _routers_scaled(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Divide the weights of norms before routers by the root of the width, as Gemma 4 does."""
+
+    def scaled(weight: NDArray[Any]) -> NDArray[np.float32]:
+        return weight.astype(np.float32) * np.float32(dimensions.width**-0.5)
+
+    return {
+        name: changed(tensor, scaled) if name.endswith(".router.scale") else tensor
+        for name, tensor in own.items()
+    }
+
+
+def _gemma4_sources(fields: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
+    """Return the layer whose keys and values each layer reads: the last of its type with such."""
+    shared = fields.whole("num_kv_shared_layers", least=0, most=len(kinds))
+    own = kinds[: len(kinds) - shared]
+    if shared and not set(kinds) <= set(own):
+        raise fields.error(f"{shared} num_kv_shared_layers leave a type of layers without any")
+    last = {kind: i for i, kind in enumerate(own)}
+    return (*range(len(own)), *(last[kind] for kind in kinds[len(own) :]))
+
+
+def _own_sizes(fields: Fields, name: str) -> tuple[int, ...]:
+    """Return a size of each layer, which `per_layer_config` may have for some of them."""
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    sizes, known = [fields.whole(name)] * layers, ("head_dim", "num_key_value_heads")
+    own = fields.group("per_layer_config") or replace(fields, values={})
+    for number, layer in own.values.items():
+        at = replace(own, label=f"{own.label} of layer {number[:9]!r}")
+        if not (number.isascii() and number.isdigit() and len(number) < 6 and int(number) < layers):
+            raise at.error(f"there are {layers} layers")
+        if not isinstance(layer, dict) or not layer.keys() <= set(known):
+            raise at.error(f"only {' and '.join(known)} may differ from layer to layer")
+        if name in layer:
+            sizes[int(number)] = replace(at, values=layer).whole(name)
+    return tuple(sizes)
 
 
 def _granite(fields: Fields) -> dict[str, Any]:
@@ -296,26 +403,55 @@ def _lfm2(fields: Fields) -> dict[str, Any]:
     return {"query_key_norm": True, "convolution": length, "convolution_bias": biases}
 
 
-def _gates_apart(own: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Divide projections whose rows are, of each head, a query's and then its gate's."""
+def _parts_apart(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Divide projections whose rows are, of each head, several parts one after the other.
+
+    Those are a query and its gate, and of delta nets, in Qwen 3 Next, all that belongs to a head of
+    keys.
+    """
+    size = dimensions.head_dim
+    layouts: dict[str, tuple[int, Mapping[str, Sequence[int]]]] = {
+        _QUERY: (dimensions.heads, {_QUERY: (size,), _GATE: (size,)})
+    }
+    if delta := dimensions.delta:
+        each = delta.value_heads // delta.key_heads
+        values, keys = each * delta.value_dim, delta.key_dim
+        layouts |= {
+            _DELTA_IN.format("qkvz"): (
+                delta.key_heads,
+                {_DELTA_IN.format("qkv"): (keys, keys, values), _DELTA_IN.format("z"): (values,)},
+            ),
+            _DELTA_IN.format("ba"): (
+                delta.key_heads,
+                {_DELTA_IN.format("b"): (each,), _DELTA_IN.format("a"): (each,)},
+            ),
+        }
     apart = dict(own)
     for name, tensor in own.items():
-        layer = name.removesuffix(_QUERY)
-        norm = own.get(layer + _QUERY_NORM)
-        if layer == name or norm is None or tensor.shape[0] % (2 * norm.shape[0]):
-            continue
-        for i, part in enumerate((_QUERY, _GATE)):
-            apart[layer + part] = replace(
-                changed(tensor, partial(_every_second, i, norm.shape[0])),
-                shape=(tensor.shape[0] // 2, *tensor.shape[1:]),
-                nbytes=tensor.nbytes // 2,
-            )
+        for whole, (heads, parts) in layouts.items():
+            if name.endswith(whole):
+                del apart[name]
+                layer = name.removesuffix(whole)
+                apart |= {layer + part: x for part, x in _by_part(tensor, heads, parts).items()}
     return apart
 
 
-def _every_second(first: int, size: int, weight: NDArray[Any]) -> NDArray[Any]:
-    blocks = weight.reshape(-1, 2, size, *weight.shape[1:])
-    return blocks[:, first].reshape(-1, *weight.shape[1:])
+def _by_part(
+    tensor: StoredTensor, heads: int, parts: Mapping[str, Sequence[int]]
+) -> dict[str, StoredTensor]:
+    """Return rows by the names of parts; a part has the rows of all heads for each of its sizes."""
+    each = sum(sum(sizes) for sizes in parts.values())
+    if tensor.shape[0] != heads * each:
+        return dict.fromkeys(parts, tensor)  # of a shape that no configuration asks for
+    rows, first, divided = np.arange(heads * each).reshape(heads, each), 0, {}
+    for name, sizes in parts.items():
+        ends = first + np.cumsum(sizes)
+        spans = np.split(rows[:, first : ends[-1]], (ends - first)[:-1], axis=1)
+        divided[name] = picked(tensor, np.concatenate([span.reshape(-1) for span in spans]))
+        first = int(ends[-1])
+    return divided
 
 
 def _qwen3_5_restated(fields: Fields) -> dict[str, Any]:
@@ -347,6 +483,21 @@ def _qwen3_5(fields: Fields) -> dict[str, Any]:
     return own
 
 
+def _qwen3_5_experts(fields: Fields) -> dict[str, Any]:
+    shared = {"shared_inner": fields.whole("shared_expert_intermediate_size")}
+    return _qwen3_5(fields) | _qwen_experts(fields) | shared
+
+
+def _qwen3_5_experts_restated(fields: Fields) -> dict[str, Any]:
+    """Return what is the same in all models, beside layer types."""
+    return _qwen3_5_restated(fields) | {
+        "intermediate_size": fields.whole("moe_intermediate_size"),
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+    }
+
+
 def _always_windowed(fields: Fields, _layer: int) -> bool:
     return fields.values.get("sliding_window") is not None
 
@@ -369,6 +520,11 @@ def _windowed_but_every_nth(fields: Fields, layer: int) -> bool:
     return (layer + 1) % fields.whole("sliding_window_pattern") != 0
 
 
+_Prepare: TypeAlias = Callable[
+    [Mapping[str, StoredTensor], DecoderDimensions], dict[str, StoredTensor]
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderType:
     """Properties of a model type beyond its configuration.
@@ -389,6 +545,7 @@ class DecoderType:
     `rotary`: settings of rotary embeddings that other types do not have.
     `neighbours`: whether rotary pairs are neighbouring rows, not halves of what turns.
     `prepare`: changes tensors that a table of names cannot describe.
+    `names_instead`: names that files may have in place of others.
     `foreign`: name prefixes of parts that are not read.
     """
 
@@ -407,9 +564,10 @@ class DecoderType:
     norms_less_one: bool = False
     rotary: tuple[str, ...] = ()
     neighbours: bool = False
-    prepare: Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]] = dict
+    prepare: _Prepare = lambda own, _dimensions: dict(own)
     whole_norms: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    names_instead: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 _DEFAULTS = {
@@ -526,6 +684,55 @@ _GEMMA = DecoderType(
 )
 
 
+_GEMMA_4 = DecoderType(
+    defaults={
+        "vocab_size": 262_144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "rope_parameters": {
+            FULL: {"rope_type": "proportional", SHARE: 0.25, "rope_theta": 1_000_000.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+        "sliding_window": 512,
+        "final_logit_softcapping": None,
+        "attention_bias": False,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "enable_moe_block": False,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
+        "tie_word_embeddings": True,
+    },
+    restated=_gemma4_restated,
+    particulars=_gemma4,
+    names=GEMMA_4_NAMES,
+    prepare=_routers_scaled,
+    foreign=(*IMAGES, "audio_tower.", "embed_vision.", "embed_audio."),
+)
+
+
+_GEMMA_4_UNIFIED = replace(
+    _GEMMA_4,
+    defaults={
+        **_GEMMA_4.defaults,
+        "max_position_embeddings": 262_144,
+        "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    },
+)
+
+
 _GLM = DecoderType(
     defaults={**_DEFAULTS, "rms_norm_eps": 1.5625e-7, SHARE: 0.5, "attention_bias": True},
     particulars=_glm,
@@ -557,9 +764,26 @@ _QWEN3_5 = DecoderType(
     norms_less_one=True,
     whole_norms=("linear_attn.norm.weight",),
     rotary=(SHARE,),
-    prepare=_gates_apart,
+    prepare=_parts_apart,
     foreign=("visual.", "mtp."),
 )
+
+
+_QWEN3_NEXT = replace(
+    _QWEN3_5,
+    defaults={
+        **_QWEN3_5.defaults,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+    },
+    particulars=_qwen3_5_experts,
+    names=QWEN3_5_EXPERT_NAMES,
+    names_instead=QWEN_STACKED_NAMES,
+)
+
+
+_QWEN3_5_EXPERTS = replace(_QWEN3_NEXT, restated=_qwen3_5_experts_restated)
 
 
 _GRANITE = DecoderType(
@@ -600,12 +824,14 @@ TYPES: Mapping[str, DecoderType] = {
         windowed=_windowed_in_turns_up_to_a_layer,
         particulars=_qwen2_experts,
         names=QWEN_EXPERT_NAMES,
+        names_instead=QWEN_STACKED_NAMES,
     ),
     "qwen3_moe": DecoderType(
         defaults=_QWEN_EXPERTS_DEFAULTS,
         windowed=_windowed_if_used,
         particulars=_qwen3_experts,
         names=QWEN_EXPERT_NAMES,
+        names_instead=QWEN_STACKED_NAMES,
     ),
     "gpt_oss": DecoderType(
         defaults={
@@ -809,8 +1035,15 @@ TYPES: Mapping[str, DecoderType] = {
     ),
     "gemma3_text": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma4_text": _GEMMA_4,
+    "gemma4": _GEMMA_4,
+    "gemma4_unified_text": _GEMMA_4_UNIFIED,
+    "gemma4_unified": _GEMMA_4_UNIFIED,
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5": _QWEN3_5,
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5_moe_text": _QWEN3_5_EXPERTS,
+    "qwen3_5_moe": _QWEN3_5_EXPERTS,
     "lfm2": DecoderType(
         defaults={
             "intermediate_size": 12_288,

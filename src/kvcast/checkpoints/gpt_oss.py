@@ -24,7 +24,7 @@ _IN_TURNS = ".gate_up_proj"
 _BLOCK = 32
 
 
-def experts_by_rows(own: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def experts_by_rows(own: Mapping[str, StoredTensor], _: object) -> dict[str, StoredTensor]:
     """Return tensors by name, those of experts in kvcast's order; codes lose their suffixes."""
     tensors = {}
     for name, tensor in own.items():

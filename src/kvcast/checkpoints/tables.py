@@ -141,6 +141,13 @@ def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]
     )
 
 
+def picked(tensor: StoredTensor, index: NDArray[np.intp]) -> StoredTensor:
+    """Return some rows of a tensor, those of its codes as well."""
+    part = reordered(tensor, lambda rows: rows[index])
+    nbytes = tensor.nbytes * len(index) // tensor.shape[0]
+    return replace(part, shape=(len(index), *tensor.shape[1:]), nbytes=nbytes)
+
+
 def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTensor:
     def read() -> NDArray[Any]:
         arrays = [part.read() for part in parts]
@@ -190,9 +197,10 @@ def _decoder_parts(
     per_expert = "{e}" in names[0]
     rows, *rest = shape[1:] if per_expert else shape
     counts: tuple[int, ...] = (rows,)
-    if ".qkv." in canonical:
-        keys = dimensions.kv_heads * dimensions.head_dim
-        counts = (rows - 2 * keys, keys, keys)
+    if ".qkv." in canonical and (layer := _LAYER.search(canonical)):
+        counts = dimensions.projected(int(layer[0]))
+        if len(names) > 1:
+            names = names[: len(counts)]  # a layer may read keys and values of another's
     elif ".gate_up" in canonical:
         counts = (rows // 2, rows // 2)
     elif ".delta.in." in canonical and dimensions.delta is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvcast.families.programs import ProgramSignature, cache_names
 from kvcast.spec.program import Node, Program
-from kvcast.spec.self_attention import SelfAttention
+from kvcast.spec.self_attention import SelfAttention, SharedAttention
 from kvcast.spec.writer import ProgramWriter
 
 Write = Callable[[ProgramWriter, Any], Program]
@@ -38,6 +38,17 @@ def attended(
     query, key, value = qkv
     call = SelfAttention(query, key, value, *cache_of("past", layer), LENGTHS, scale, **options)
     return write.self_attention(call)
+
+
+def attended_elsewhere(
+    write: ProgramWriter, layer: int, query: Node, scale: float, **options: Any
+) -> Node:
+    """Attend at `offsets`, [rows, asked, width], over the cache that an earlier layer has written.
+
+    Options are those of `SharedAttention`.
+    """
+    call = SharedAttention(query, *cache_of("past", layer), LENGTHS, OFFSETS, scale, **options)
+    return write.step("shared_attention", *call)
 
 
 def new_positions(write: ProgramWriter, dtype: str = "int64") -> Node:

@@ -60,24 +60,22 @@ class CacheLayers:
         return self if self.kind in _PARTS else replace(self, dtype=dtype)
 
 
-class DecoderOnlySizes(Protocol):
-    """The dimensions of a model without an encoder that determine its caches."""
+@dataclass(frozen=True, kw_only=True)
+class KeysAndValues:
+    """Keys and values of a layer.
 
-    @property
-    def windows(self) -> Sequence[int | None]:
-        """How many positions a query of each layer sees; None: all of them."""
+    Attributes:
+        heads: number of their heads.
+        head_dim: size of a head.
+        window: how many positions a query sees, its own included; None: all.
+        source: number of an earlier layer whose cache is read instead; None: the layer has its own.
 
-    @property
-    def kv_heads(self) -> int:
-        """Number of key and value heads."""
+    """
 
-    @property
-    def head_dim(self) -> int:
-        """Size of a head."""
-
-    @property
-    def max_positions(self) -> int:
-        """Length of the longest sequence."""
+    heads: int
+    head_dim: int
+    window: int | None
+    source: int | None = None
 
 
 class EncoderDecoderSizes(Protocol):
@@ -104,20 +102,23 @@ class EncoderDecoderSizes(Protocol):
         """Length of the longest target."""
 
 
-def self_caches(dimensions: DecoderOnlySizes) -> tuple[CacheLayers, ...]:
-    """Describe self caches, one entry per layer, in order.
+def self_caches(layers: Sequence[KeysAndValues], max_positions: int) -> tuple[CacheLayers, ...]:
+    """Describe self caches, one entry for each layer that has its own, in order.
 
-    A ring's capacity is its window, the smallest possible.
+    A ring's capacity is its window, the smallest possible. What later layers read is no ring: a
+    chunk displaces positions that its own queries see, and these layers come when it is written.
     """
+    read = {layer.source for layer in layers}
     return tuple(
         CacheLayers(
-            kind="ring" if window else "linear",
+            kind="ring" if layer.window and i not in read else "linear",
             layers=1,
-            heads=dimensions.kv_heads,
-            head_dim=dimensions.head_dim,
-            capacity=window or dimensions.max_positions,
+            heads=layer.heads,
+            head_dim=layer.head_dim,
+            capacity=layer.window if layer.window and i not in read else max_positions,
         )
-        for window in dimensions.windows
+        for i, layer in enumerate(layers)
+        if layer.source is None
     )
 
 

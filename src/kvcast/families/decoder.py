@@ -6,7 +6,7 @@ minus one). Rotary pairs are in halves of a head. Knows no file format, weights,
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -14,10 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.families import convolutions, mixtures
+from kvcast.families import convolutions, layer_embeddings, mixtures
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
-from kvcast.families.blocks import TOKENS, attended, chosen, flat, in_rows, positions, written
-from kvcast.families.caches import CacheLayers, self_caches
+from kvcast.families.blocks import (
+    TOKENS,
+    attended,
+    attended_elsewhere,
+    chosen,
+    flat,
+    in_rows,
+    positions,
+    written,
+)
+from kvcast.families.caches import CacheLayers, KeysAndValues, self_caches
 from kvcast.families.convolutions import ATTENTION, DELTA
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.programs import ProgramSignature, decode_program
@@ -31,8 +40,13 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 NORMS = ("rms", "layer")
 _PROMPT, _LONGEST_PROMPT = 4, 600
 _LEAST_FACTOR = 1e-4  # published ones are 0.1 and more
-_POSITIONS, _NO_BIAS = "decoder.positions", "no_bias"
+_POSITIONS, _NO_BIAS, _NO_WEIGHT = "decoder.positions", "no_bias", "no_weight_{}"
 EMBEDDING = "decoder.embedding.weight"
+_OF_LAYERS = (
+    *("unrotated", "dense_layers", "layer_head_dims", "layer_kv_heads", "layer_inners"),
+    *("sources", "keys_as_values"),
+)
+"""Fields of lists of layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +97,8 @@ class DecoderDimensions:
         dense_layers: numbers of layers that have one feed-forward instead of experts.
         dense_inner: inner width of their feed-forward.
         expert_bias: whether the router and the experts' matrices have biases (GPT-OSS).
+        expert_inner: inner width of an expert, where layers have experts beside a feed-forward
+            (Gemma 4); 0: experts are in its place.
         swiglu_limit: of experts' gates and, on both sides, of what they multiply, to which 1 is
             added (GPT-OSS); 0: none.
         swiglu_alpha: with a limit, factor on gates in their sigmoid.
@@ -93,6 +109,15 @@ class DecoderDimensions:
         convolution_bias: whether convolutions and their projections have biases.
         delta: sizes of layers with delta nets (Qwen 3.5).
         attention_gate: whether attention is multiplied by the sigmoid of a projection (Qwen 3.5).
+        layer_head_dims: size of a head of each layer, where layers differ (Gemma 4).
+        layer_kv_heads: number of key and value heads of each layer, where layers differ.
+        layer_inners: inner width of each layer's feed-forward, where layers differ.
+        sources: of each layer the layer whose keys and values it reads, itself or an earlier one;
+            empty: its own. Layers that read those of others come last.
+        keys_as_values: numbers of layers whose values are their keys before norm and rotation.
+        value_norm: whether heads of values are normed, without a weight.
+        layer_embedding: width of the embeddings that tokens have for each layer; 0: none.
+        layer_scales: whether the result of each layer is multiplied by a number of its own.
 
     """
 
@@ -140,26 +165,30 @@ class DecoderDimensions:
     swiglu_limit: float = 0.0
     swiglu_alpha: float = 0.0
     sinks: bool = False
+    expert_inner: int = 0
     mixers: tuple[str, ...] = ()
     convolution: int = 0
     convolution_bias: bool = False
     delta: DeltaNet | None = None
     attention_gate: bool = False
+    layer_head_dims: tuple[int, ...] = ()
+    layer_kv_heads: tuple[int, ...] = ()
+    layer_inners: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+    keys_as_values: tuple[int, ...] = ()
+    value_norm: bool = False
+    layer_embedding: int = 0
+    layer_scales: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
         require_positive(**{name: getattr(self, name) for name in sizes})
-        if self.heads % self.kv_heads:
-            raise KvcastError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
         if self.max_positions > MOST_POSITIONS:
             raise KvcastError(f"max_positions {self.max_positions} is more than any model has")
-        if self.head_dim % 2:
-            raise KvcastError(f"head_dim must be even, not {self.head_dim}")
-        for rotary in filter(None, (self.rotary, self.window_rotary)):
-            rotary.check(self.head_dim)
         require_layers(self.layers)
         if not self.windows or not all(map(_is_window, self.windows)):
             raise KvcastError("windows must have one or more layers, each None or 1 or more")
+        self._check_heads()
         if not all(type(i) is int and 0 <= i < self.layers for i in self.unrotated):
             raise KvcastError(f"layers without rotation must be some of {self.layers} layers")
         require_one_of("activation", self.activation, ACTIVATIONS)
@@ -170,14 +199,60 @@ class DecoderDimensions:
                 raise KvcastError(f"{name} must be a finite number above 0")
         mixtures.check(self)
         convolutions.check(self)
+        self._check_sources()
         if self.experts and (self.feed_forward_bias or not self.gated):
             raise KvcastError("experts with biases or without gates are not supported")
+
+    def _check_heads(self) -> None:
+        for name in ("layer_head_dims", "layer_kv_heads", "layer_inners"):
+            sizes = getattr(self, name)
+            if len(sizes) not in (0, self.layers):
+                raise KvcastError(f"{len(sizes)} {name} are not one for each layer")
+            for i, size in enumerate(sizes):
+                require_positive(**{f"{name} of layer {i}": size})
+        for kv_heads in {self.kv_heads, *self.layer_kv_heads}:
+            if self.heads % kv_heads:
+                raise KvcastError(f"{self.heads} heads are not a multiple of {kv_heads} kv_heads")
+        for head_dim in {self.head_dim, *self.layer_head_dims}:
+            if head_dim % 2:
+                raise KvcastError(f"head_dim must be even, not {head_dim}")
+        for i in range(self.layers):
+            if rotary := self.rotary_of(i):
+                rotary.check(self.head_dim_of(i))
+        if not all(type(i) is int and 0 <= i < self.layers for i in self.keys_as_values):
+            raise KvcastError(f"keys are values in some of {self.layers} layers")
+        if not 0 <= self.layer_embedding <= MOST_POSITIONS:
+            raise KvcastError(f"embeddings of {self.layer_embedding} for each layer: not possible")
+
+    def _check_sources(self) -> None:
+        if len(self.sources) not in (0, self.layers):
+            raise KvcastError(f"{len(self.sources)} sources are not one for each layer")
+        for i, source in enumerate(self.sources):
+            if type(source) is not int or not 0 <= source <= i or self.sources[source] != source:
+                raise KvcastError(f"layer {i} cannot read the keys and values of layer {source}")
+            if source == i and i > self.reading:
+                raise KvcastError("layers that read the keys and values of others come last")
+            if self.mixer(i) != ATTENTION and (source != i or i in self.sources[i + 1 :]):
+                raise KvcastError("only attention has keys and values")
+            if self._attends(i) != self._attends(source):
+                raise KvcastError(f"layer {i} attends otherwise than layer {source}")
+        rotaries = filter(None, (self.rotary, self.window_rotary))
+        if self.reading < self.layers and any(rotary.query_beta for rotary in rotaries):
+            raise KvcastError("factors on queries are not supported where layers share caches")
+
+    def _attends(self, layer: int) -> tuple[Any, ...]:
+        sizes = self.head_dim_of(layer), self.kv_heads_of(layer)
+        return *sizes, self.windows[layer], self.rotary_of(layer)
 
     def _check_norms(self) -> None:
         if self.norm_bias and self.norm == "rms":
             raise KvcastError("RMS norms with biases are not supported")
         if self.query_key_norm and self.norm == "layer" and not self.norm_bias:
             raise KvcastError("layer norms of queries and keys without biases are not supported")
+        if self.norm != "rms" and (self.value_norm or self.layer_embedding):
+            raise KvcastError("only models with RMS norms norm values, or have layer embeddings")
+        if self.expert_inner and not (self.norm == "rms" and self.pre_norms and self.post_norms):
+            raise KvcastError("experts beside a feed-forward have RMS norms before and after")
         if not (self.pre_norms or self.post_norms):
             raise KvcastError("a layer without norms is not supported")
         if self.shared_norm and not (self.parallel and self.pre_norms):
@@ -191,6 +266,42 @@ class DecoderDimensions:
     def mixer(self, layer: int) -> str:
         """Return how a layer mixes positions, one of `convolutions.MIXERS`."""
         return self.mixers[layer] if self.mixers else ATTENTION
+
+    def head_dim_of(self, layer: int) -> int:
+        """Return the size of a head of a layer."""
+        return self.layer_head_dims[layer] if self.layer_head_dims else self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Return the number of a layer's key and value heads."""
+        return self.layer_kv_heads[layer] if self.layer_kv_heads else self.kv_heads
+
+    def inner_of(self, layer: int) -> int:
+        """Return the inner width of a layer's feed-forward without experts."""
+        return self.layer_inners[layer] if self.layer_inners else self.dense_inner or self.inner
+
+    def keys_and_values(self, layer: int) -> KeysAndValues:
+        """Return what a layer's attention reads."""
+        source = self.sources[layer] if self.sources else layer
+        return KeysAndValues(
+            heads=self.kv_heads_of(layer),
+            head_dim=self.head_dim_of(layer),
+            window=self.windows[layer],
+            source=None if source == layer else source,
+        )
+
+    def projected(self, layer: int) -> tuple[int, ...]:
+        """Return the outputs of a layer's projection: queries, and keys and values of its own."""
+        reads, size = self.keys_and_values(layer), self.head_dim_of(layer)
+        keys = reads.heads * size
+        if reads.source is not None:
+            return (self.heads * size,)
+        return self.heads * size, *([keys] if layer in self.keys_as_values else [keys, keys])
+
+    @property
+    def reading(self) -> int:
+        """Number of the first layer that reads another's keys and values, as all later ones do."""
+        shared = (i for i, source in enumerate(self.sources) if source != i)
+        return next(shared, self.layers)
 
     def rotary_of(self, layer: int) -> Rotary | None:
         """Return the rotary embedding of a layer; None where there is none."""
@@ -209,8 +320,7 @@ class DecoderDimensions:
                 "windows": tuple(fields["windows"]),
                 "mixers": tuple(fields.get("mixers", ())),
                 "delta": (sizes := fields.get("delta")) and DeltaNet(**sizes),
-                "dense_layers": tuple(fields.get("dense_layers", ())),
-                "unrotated": tuple(fields.get("unrotated", ())),
+                **{name: tuple(fields.get(name, ())) for name in _OF_LAYERS},
                 **{name: part and Rotary(**part) for name, part in rotaries.items()},
             }
             return cls(**rebuilt)
@@ -250,10 +360,18 @@ def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
         shapes["head.weight"] = (dimensions.vocab_size, dimensions.width)
     if dimensions.head_bias:
         shapes["head.bias"] = (dimensions.vocab_size,)
+    shapes = {f"decoder.{name}": shape for name, shape in shapes.items()}
+    if width := dimensions.layer_embedding:
+        shapes |= layer_embeddings.shapes(
+            width,
+            layers=dimensions.layers,
+            vocab_size=dimensions.vocab_size,
+            hidden=dimensions.width,
+        )
     for i in range(dimensions.layers):
         layer = _layer_shapes(dimensions, i)
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    return {f"decoder.{name}": shape for name, shape in shapes.items()}
+        shapes |= {f"decoder.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
 
 
 def _layer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
@@ -267,6 +385,15 @@ def _layer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int,
         shapes |= matrices
         if dimensions.post_norms:
             shapes |= _norm_shapes(dimensions, f"{block}_post_norm", dimensions.width)
+    if mixtures.has_experts_beside(dimensions, i):
+        norms = ("feed_forward_own_norm", "experts_norm", "experts_post_norm")
+        shapes |= {f"{name}.weight": (dimensions.width,) for name in norms}
+        experts = mixtures.mixture_shapes(dimensions)
+        shapes |= {f"experts.{name}": shape for name, shape in experts.items()}
+    if width := dimensions.layer_embedding:
+        shapes |= layer_embeddings.layer_shapes(width, hidden=dimensions.width)
+    if dimensions.layer_scales:
+        shapes["scale"] = (1,)
     return shapes
 
 
@@ -280,16 +407,17 @@ def _norm_shapes(
 def _mixer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
     """Return the tensors of what mixes positions: attention or another layer in its place."""
     if dimensions.mixer(i) == ATTENTION:
-        return _attention_shapes(dimensions)
+        return _attention_shapes(dimensions, i)
     if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
         return dimensions.delta.shapes(dimensions.width)
     return convolutions.shapes(dimensions)
 
 
-def _attention_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
-    width, head_dim = dimensions.width, dimensions.head_dim
+def _attention_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
+    width, head_dim = dimensions.width, dimensions.head_dim_of(i)
+    reads = dimensions.keys_and_values(i)
     mixed = dimensions.heads * head_dim
-    projected = mixed + 2 * dimensions.kv_heads * head_dim
+    projected = sum(dimensions.projected(i))
     shapes: dict[str, tuple[int, ...]] = {
         "attention.qkv.weight": (projected, width),
         "attention.out.weight": (width, mixed),
@@ -302,7 +430,10 @@ def _attention_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...
         shapes["attention.gate.weight"] = (mixed, width)
     if dimensions.query_key_norm:
         whole = dimensions.whole_query_key_norm
-        for name, heads in (("query", dimensions.heads), ("key", dimensions.kv_heads)):
+        normed_heads = {"query": dimensions.heads}
+        if reads.source is None:
+            normed_heads["key"] = reads.heads
+        for name, heads in normed_heads.items():
             normed = head_dim * (heads if whole else 1)
             shapes |= _norm_shapes(dimensions, f"attention.{name}_norm", normed)
     if dimensions.sinks:
@@ -314,7 +445,7 @@ def _feed_forward_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tup
     if mixtures.is_mixture(dimensions, i):
         of_experts = mixtures.mixture_shapes(dimensions)
         return {f"feed_forward.{name}": shape for name, shape in of_experts.items()}
-    width, inner, up = dimensions.width, dimensions.dense_inner or dimensions.inner, _up(dimensions)
+    width, inner, up = dimensions.width, dimensions.inner_of(i), _up(dimensions)
     rows = (2 if dimensions.gated else 1) * inner
     shapes: dict[str, tuple[int, ...]] = {
         f"feed_forward.{up}.weight": (rows, width),
@@ -332,9 +463,10 @@ def _up(dimensions: DecoderDimensions) -> str:
 
 def caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
     """Return the layout of the layers' caches, in order."""
+    layers = list(map(dimensions.keys_and_values, range(dimensions.layers)))
     return tuple(
         layer if dimensions.mixer(i) == ATTENTION else _other_cache(dimensions, i)
-        for i, layer in enumerate(self_caches(dimensions))
+        for i, layer in enumerate(self_caches(layers, dimensions.max_positions))
     )
 
 
@@ -364,8 +496,7 @@ def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Pro
     if dimensions.learned_positions:
         learned = _at_positions(write, Constant(_POSITIONS), dimensions.width)
         x = write.step("add", x, learned)
-    for i in range(dimensions.layers):
-        x = _layer(write, x, dimensions, i)
+    x = _layers(write, x, dimensions)
     normed = _norm(write, flat(write, x), "decoder.norm", dimensions)
     if dimensions.logit_scale != 1:
         normed = write.step("mul", normed, dimensions.logit_scale)
@@ -376,16 +507,48 @@ def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Pro
     return write.program(logits=in_rows(write, logits))
 
 
+def _layers(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
+    """Send embeddings through all layers; return the hidden states at `offsets`."""
+    inputs = _layer_inputs(write, x, dimensions)
+    for i in range(dimensions.layers):
+        x = _layer(write, x, dimensions, i)
+        if inputs:
+            of: dict[str, Any] = {
+                "activation": dimensions.activation,
+                "epsilon": dimensions.norm_eps,
+            }
+            x = layer_embeddings.added(write, x, inputs[i], i, **of)
+        if dimensions.layer_scales:
+            x = write.step("mul", x, Constant(f"decoder.layers.{i}.scale"))
+    return x
+
+
+def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> list[Node]:
+    """Return the embeddings of each layer that tokens have beside `x`; none in most models."""
+    width, all_new = dimensions.layer_embedding, dimensions.reading - 1
+    if not width:
+        return []
+    epsilon = dimensions.norm_eps
+    whole = layer_embeddings.embedded(write, x, width, hidden=dimensions.width, epsilon=epsilon)
+    of_chosen = dimensions.layers - all_new
+    if not all_new:
+        return write.split(chosen(write, whole), [width] * of_chosen)
+    early, late = write.split(whole, [width * all_new, width * of_chosen])
+    late = chosen(write, late)
+    return write.split(early, [width] * all_new) + write.split(late, [width] * of_chosen)
+
+
 def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int) -> Node:
     """Add attention and feed-forward to the hidden state.
 
-    The last layer's result is that of the positions that meet the head, [rows, asked, width]: all
-    that others leave for later tokens is in the caches once their attention is computed.
+    The result of the last layer with a cache is that of the positions that meet the head,
+    [rows, asked, width], and so are those of layers that read the caches of others: all that other
+    positions leave for later tokens is in the caches by then.
     """
     layer = f"decoder.layers.{i}"
     before = _before(write, x, f"{layer}.attention", dimensions)
     mixed = _mixed(write, before, dimensions, i)
-    if i == dimensions.layers - 1:
+    if i == dimensions.reading - 1:
         x, mixed = chosen(write, x), chosen(write, mixed)
         before = chosen(write, before) if dimensions.shared_norm else before
     out = _projected(write, x, mixed, dimensions, i)
@@ -394,6 +557,8 @@ def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int)
         before = _before(write, source, f"{layer}.feed_forward", dimensions)
     if mixtures.is_mixture(dimensions, i):
         return _experts(write, out, before, f"{layer}.feed_forward", dimensions)
+    if mixtures.has_experts_beside(dimensions, i):
+        return _feed_forward_and_experts(write, out, before, layer, dimensions)
     return _feed_forward(write, out, before, f"{layer}.feed_forward", dimensions)
 
 
@@ -438,30 +603,46 @@ def _head(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
 
 
 def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions, i: int) -> Node:
-    layer, size = f"decoder.layers.{i}.attention", dimensions.head_dim
+    layer, source = f"decoder.layers.{i}.attention", dimensions.keys_and_values(i).source
     projected = write.linear(normed, f"{layer}.qkv", bias=dimensions.qkv_bias)
-    keys = dimensions.kv_heads * size
-    query, key, value = write.split(projected, [dimensions.heads * size, keys, keys])
+    query, *own = write.split(projected, dimensions.projected(i))
     if dimensions.query_key_norm:
-        query = _normed_heads(write, query, f"{layer}.query_norm", dimensions)
-        key = _normed_heads(write, key, f"{layer}.key_norm", dimensions)
+        query = _normed_heads(write, query, f"{layer}.query_norm", dimensions, i)
     tables = _rotary_tables(dimensions, i)
     if scales := tables.pop("query_scales", None):
         query = write.step("mul", query, _at_positions(write, scales, 1))
-    mixed = attended(
-        write,
-        i,
-        (query, key, value),
-        dimensions.attention_scale,
-        window=dimensions.windows[i] or 0,
-        softcap=dimensions.attention_softcap,
+    options: dict[str, Any] = {
+        "window": dimensions.windows[i] or 0,
+        "softcap": dimensions.attention_softcap,
         **tables,
-        sinks=Constant(f"{layer}.sinks") if dimensions.sinks else None,
-    )
+        "sinks": Constant(f"{layer}.sinks") if dimensions.sinks else None,
+    }
+    if source is None:
+        given = query, *_keys_and_values(write, own, dimensions, i)
+        mixed = attended(write, i, given, dimensions.attention_scale, **options)
+    else:
+        mixed = attended_elsewhere(write, source, query, dimensions.attention_scale, **options)
     if not dimensions.attention_gate:
         return mixed
     gate = write.linear(normed, f"{layer}.gate")
     return write.step("gated", gate, mixed, activation="sigmoid")
+
+
+def _keys_and_values(
+    write: ProgramWriter, own: Sequence[Node], dimensions: DecoderDimensions, i: int
+) -> tuple[Node, Node]:
+    """Return the keys and the values of a layer, normed in models that norm them."""
+    key, value = own[0], own[-1]
+    if dimensions.query_key_norm:
+        name = f"decoder.layers.{i}.attention.key_norm"
+        key = _normed_heads(write, key, name, dimensions, i)
+    if dimensions.value_norm:
+        size = dimensions.head_dim_of(i)
+        heads = write.step("unflatten", value, -1, [-1, size])
+        weight = Constant(_NO_WEIGHT.format(size))
+        normed = write.step("rms_norm", heads, weight, dimensions.norm_eps)
+        value = write.step("flatten", normed, -2)
+    return key, value
 
 
 def _at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
@@ -470,10 +651,12 @@ def _at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
     return write.step("view", rows, [write.size(TOKENS, 0), write.size(TOKENS, 1), width])
 
 
-def _normed_heads(write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimensions) -> Node:
+def _normed_heads(
+    write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimensions, i: int
+) -> Node:
     if dimensions.whole_query_key_norm:
         return _norm(write, x, name, dimensions)
-    heads = write.step("unflatten", x, -1, [-1, dimensions.head_dim])
+    heads = write.step("unflatten", x, -1, [-1, dimensions.head_dim_of(i)])
     return write.step("flatten", _norm(write, heads, name, dimensions), -2)
 
 
@@ -482,7 +665,7 @@ def _rotary_tables(dimensions: DecoderDimensions, i: int) -> dict[str, Constant]
     rotary = dimensions.rotary_of(i)
     if rotary is None:
         return {}
-    kind = _rotary_kinds(dimensions).index(rotary)
+    kind = _rotary_kinds(dimensions).index((rotary, dimensions.head_dim_of(i)))
     names = ["cosines", "sines", *(["query_scales"] if rotary.query_beta else [])]
     return {name: Constant(f"{name}_{kind}") for name in names}
 
@@ -491,10 +674,29 @@ def _feed_forward(
     write: ProgramWriter, x: Node, before: Node, block: str, dimensions: DecoderDimensions
 ) -> Node:
     """Add the feed-forward of `before` to `x`."""
+    return _added(write, x, _inner(write, before, block, dimensions), block, "down", dimensions)
+
+
+def _inner(write: ProgramWriter, before: Node, block: str, dimensions: DecoderDimensions) -> Node:
     up, bias = f"{block}.{_up(dimensions)}", dimensions.feed_forward_bias
     epilogue = {"gate" if dimensions.gated else "activation": dimensions.activation}
-    inner = write.linear(before, up, bias=bias, **epilogue)
-    return _added(write, x, inner, block, "down", dimensions)
+    return write.linear(before, up, bias=bias, **epilogue)
+
+
+def _feed_forward_and_experts(
+    write: ProgramWriter, x: Node, before: Node, layer: str, dimensions: DecoderDimensions
+) -> Node:
+    """Add a feed-forward of `before` and experts of `x` to `x`, each with norms of its own."""
+    block, experts = f"{layer}.feed_forward", f"{layer}.experts"
+    inner, bias = _inner(write, before, block, dimensions), dimensions.feed_forward_bias
+    product = write.linear(inner, f"{block}.down", bias=bias)
+    product = _norm(write, product, f"{block}_own_norm", dimensions)
+    routed = _norm(write, x, f"{experts}.router_norm", dimensions)
+    normed = _norm(write, x, f"{experts}_norm", dimensions)
+    mixed = mixtures.mixture(write, normed, experts, dimensions, routed)
+    mixed = _norm(write, mixed, f"{experts}_post_norm", dimensions)
+    whole = _norm(write, write.step("add", product, mixed), f"{block}_post_norm", dimensions)
+    return write.step("add", x, whole)
 
 
 def _added(
@@ -522,25 +724,28 @@ def is_rotary(dimensions: DecoderDimensions) -> bool:
     return bool(_rotary_kinds(dimensions))
 
 
-def _rotary_kinds(dimensions: DecoderDimensions) -> list[Rotary]:
-    """Return the layers' rotary embeddings, each once."""
-    kinds = map(dimensions.rotary_of, range(dimensions.layers))
-    return list(dict.fromkeys(kind for kind in kinds if kind is not None))
+def _rotary_kinds(dimensions: DecoderDimensions) -> list[tuple[Rotary, int]]:
+    """Return the layers' rotary embeddings with the sizes of their heads, each once."""
+    kinds = [(dimensions.rotary_of(i), dimensions.head_dim_of(i)) for i in range(dimensions.layers)]
+    return list(dict.fromkeys((rotary, size) for rotary, size in kinds if rotary is not None))
 
 
 def constants(
     dimensions: DecoderDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the tables of angles, of factors on queries, and the bias of norms without one."""
+    """Return the tables of angles, of factors on queries, and what norms without weights have."""
     tables: dict[str, NDArray[np.generic]] = {}
-    for i, rotary in enumerate(_rotary_kinds(dimensions)):
-        cosines, sines = rotary.tables(dimensions.max_positions, dimensions.head_dim)
+    for i, (rotary, size) in enumerate(_rotary_kinds(dimensions)):
+        cosines, sines = rotary.tables(dimensions.max_positions, size)
         tables |= {f"cosines_{i}": cosines, f"sines_{i}": sines}
         if rotary.query_beta:
             tables[f"query_scales_{i}"] = rotary.query_scales(dimensions.max_positions)
     if dimensions.norm == "layer" and not dimensions.norm_bias:
         tables[_NO_BIAS] = np.zeros(dimensions.width, np.float32)
+    if dimensions.value_norm:
+        for size in {dimensions.head_dim_of(i) for i in range(dimensions.reading)}:
+            tables[_NO_WEIGHT.format(size)] = np.ones(size, np.float32)
     return tables
 
 
@@ -562,6 +767,8 @@ def _calibration_problem(dimensions: DecoderDimensions) -> str:
         return f"mixtures of experts have no {CALIBRATED}"
     if dimensions.attention_gate or set(dimensions.mixers) - {ATTENTION}:
         return f"models with other layers than attention have no {CALIBRATED}"
+    if dimensions.layer_head_dims or dimensions.layer_kv_heads or dimensions.sources:
+        return f"models whose layers differ have no {CALIBRATED}"
     return ""
 
 

@@ -3,7 +3,8 @@
 Tensors of a block: `router.weight` [experts, width]; `gate_up` [experts, 2 * inner, width] and
 `down` [experts, width, inner], a matrix for each expert; perhaps biases of these; of a shared
 expert `shared.gate_up`, `shared.down`, and `shared.gate.weight` [1, width], a token's share of it
-before a sigmoid.
+before a sigmoid. Experts beside a feed-forward (Gemma 4) have a norm before their router and
+`scales` [experts], factors on their shares.
 """
 
 import math
@@ -64,6 +65,10 @@ class MixtureSizes(Protocol):
         """Factor on gates in their sigmoid, with a limit."""
 
     @property
+    def expert_inner(self) -> int:
+        """Inner width of an expert beside the feed-forward; 0: experts are in its place."""
+
+    @property
     def dense_layers(self) -> Sequence[int]:
         """Numbers of the layers that have one feed-forward instead."""
 
@@ -77,13 +82,18 @@ def check(sizes: MixtureSizes) -> None:
     each, experts, dense = sizes.experts_per_token, sizes.experts, sizes.dense_layers
     if not 0 <= each <= experts or bool(experts) != bool(each):
         raise KvcastError(f"{each} of {experts} experts is not possible")
-    if experts and sizes.activation != "silu":
+    beside = sizes.expert_inner
+    if beside and (not experts or sizes.shared_inner or sizes.expert_bias or sizes.swiglu_limit):
+        raise KvcastError("experts beside a feed-forward are none that others have")
+    if experts and not beside and sizes.activation != "silu":
         raise KvcastError(f"experts with {sizes.activation} instead of silu are not supported")
     if not experts and (dense or sizes.shared_inner or sizes.expert_bias or sizes.swiglu_limit):
         raise KvcastError("layers are dense, or share an expert, in mixtures of experts alone")
     factors = (sizes.swiglu_limit, sizes.swiglu_alpha)
     if not all(0 <= factor < math.inf for factor in factors) or (factors[0] and not factors[1]):
         raise KvcastError(f"a gate with the limit and factor {factors} is not possible")
+    if beside:
+        require_positive(expert_inner=beside)
     if sizes.shared_inner:
         require_positive(shared_inner=sizes.shared_inner)
     if dense:
@@ -94,13 +104,19 @@ def check(sizes: MixtureSizes) -> None:
 
 
 def is_mixture(sizes: MixtureSizes, layer: int) -> bool:
-    """Tell whether a layer has experts."""
-    return bool(sizes.experts) and layer not in sizes.dense_layers
+    """Tell whether a layer has experts in place of a feed-forward."""
+    return bool(sizes.experts) and not sizes.expert_inner and layer not in sizes.dense_layers
+
+
+def has_experts_beside(sizes: MixtureSizes, layer: int) -> bool:
+    """Tell whether a layer has experts beside its feed-forward."""
+    return bool(sizes.expert_inner) and layer not in sizes.dense_layers
 
 
 def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
     """Return the names within a block with their shapes."""
-    width, inner, experts, shared = sizes.width, sizes.inner, sizes.experts, sizes.shared_inner
+    width, experts, shared = sizes.width, sizes.experts, sizes.shared_inner
+    inner = sizes.expert_inner or sizes.inner
     shapes: dict[str, tuple[int, ...]] = {
         "router.weight": (experts, width),
         "gate_up": (experts, 2 * inner, width),
@@ -112,6 +128,8 @@ def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
             "gate_up_bias": (experts, 2 * inner),
             "down_bias": (experts, width),
         }
+    if sizes.expert_inner:
+        shapes |= {"router_norm.weight": (width,), "scales": (experts,)}
     if shared:
         shapes |= {
             "shared.gate_up.weight": (2 * shared, width),
@@ -121,16 +139,28 @@ def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def mixture(write: ProgramWriter, normed: Node, block: str, sizes: MixtureSizes) -> Node:
-    """Send tokens [rows, n, width] through their experts."""
+def mixture(
+    write: ProgramWriter,
+    normed: Node,
+    block: str,
+    sizes: MixtureSizes,
+    routed: Node | None = None,
+) -> Node:
+    """Send tokens [rows, n, width] through their experts.
+
+    `routed` is what the router reads; None: the same.
+    """
     tokens = write.step("flatten", normed, 0, -2)
-    router = write.linear(tokens, f"{block}.router", bias=sizes.expert_bias)
+    read = tokens if routed is None else write.step("flatten", routed, 0, -2)
+    router = write.linear(read, f"{block}.router", bias=sizes.expert_bias)
     matrices = [Constant(f"{block}.{name}") for name in ("gate_up", "down")]
     options: dict[str, Any] = {} if sizes.experts_normalised else {"normalised": False}
     if sizes.swiglu_limit:
         options |= {"alpha": sizes.swiglu_alpha, "limit": sizes.swiglu_limit}
     if sizes.expert_bias:
         options |= {name: Constant(f"{block}.{name}") for name in ("gate_up_bias", "down_bias")}
+    if sizes.expert_inner:
+        options |= {"activation": sizes.activation, "scales": Constant(f"{block}.scales")}
     each = sizes.experts_per_token
     mixed = write.step("mixture_of_experts", tokens, router, *matrices, each, **options)
     if sizes.shared_inner:

@@ -26,7 +26,7 @@ from kvcast.families.blocks import (
     new_positions,
     written,
 )
-from kvcast.families.caches import self_caches
+from kvcast.families.caches import CacheLayers, KeysAndValues, self_caches
 from kvcast.families.programs import Argument, ProgramSignature, decode_program
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
@@ -152,8 +152,13 @@ def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _caches(dimensions: UnilmDimensions) -> tuple[CacheLayers, ...]:
+    layer = KeysAndValues(heads=dimensions.heads, head_dim=dimensions.head_dim, window=None)
+    return self_caches([layer] * dimensions.layers, dimensions.max_positions)
+
+
 def _programs(dimensions: UnilmDimensions) -> Mapping[str, ProgramSignature]:
-    programs = {"decode": decode_program(self_caches(dimensions), ["logits", "hidden"])}
+    programs = {"decode": decode_program(_caches(dimensions), ["logits", "hidden"])}
     if dimensions.pooled:
         hidden = Argument(name="hidden", shape=("n", dimensions.width), dtype="float32")
         programs["pool"] = ProgramSignature(arguments=(hidden,), outputs=("pooled",))
@@ -267,7 +272,7 @@ UNILM = Family(
     interface="prefix",
     dimensions=UnilmDimensions,
     positions=lambda dimensions: dimensions.max_positions,
-    caches=self_caches,
+    caches=_caches,
     programs=_programs,
     written=_written,
     whole=_whole,

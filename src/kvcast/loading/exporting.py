@@ -176,12 +176,25 @@ def _check_room(output: Path, checkpoint: Checkpoint, precision: BundlePrecision
 
 def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
     """Raise UsageError for a model with layers that a runtime does not have."""
-    layers = family_of(checkpoint.family).caches(checkpoint.dimensions)
-    if RUNTIMES[runtime].other_layers or all(layer.parts == KEY_VALUE for layer in layers):
+    if RUNTIMES[runtime].other_layers:
+        return
+    dimensions, family = checkpoint.dimensions, family_of(checkpoint.family)
+    layers = [layer for layer in family.caches(dimensions) if layer.kind != "cross"]
+    programs = family.written(dimensions).values()
+    steps = [step for program in programs for step in program.steps]
+    if any(layer.parts != KEY_VALUE for layer in layers):
+        problem = "a model with other layers than attention"
+    elif len({(layer.heads, layer.head_dim) for layer in layers}) > 1:
+        problem = "a model whose layers have heads of several sizes"
+    elif any(step.operation == "shared_attention" for step in steps):
+        problem = "a model whose layers share caches"
+    elif any("scales" in step.keywords for step in steps):
+        problem = "a model with experts beside feed-forwards"
+    else:
         return
     raise UsageError(
-        f"a model with other layers than attention, as {checkpoint.dimensions.architecture}, does "
-        f"not run on {RUNTIMES[runtime].title}: use --runtime native"
+        f"{problem}, as {dimensions.architecture}, does not run on {RUNTIMES[runtime].title}: "
+        "use --runtime native"
     )
 
 

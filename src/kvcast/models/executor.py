@@ -23,6 +23,7 @@ from kvcast.models.ops.attention import (
     encoder_attention,
     packed_self_attention,
     self_attention,
+    shared_attention,
 )
 from kvcast.models.ops.convolution import (
     channel_convolution,
@@ -33,7 +34,7 @@ from kvcast.models.ops.delta import delta_rule, packed_delta_rule
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.models.ops.relative import relative_scores
 from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.self_attention import SelfAttention
+from kvcast.spec.self_attention import SelfAttention, SharedAttention
 
 Operation = Callable[..., Any]
 
@@ -114,6 +115,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "embedding": lambda table, ids: functional.embedding(ids, table),
     "index_select": torch.index_select,
     "self_attention": self_attention,
+    "shared_attention": shared_attention,
     "cross_attention": cross_attention,
     "encoder_attention": encoder_attention,
     "short_convolution": _activated(short_convolution),
@@ -302,6 +304,23 @@ class TorchProgram(nn.Module):
             )
             return mixed_nx[None]
 
+        def attend_elsewhere(*arguments: Any) -> Tensor:
+            call, first = SharedAttention[Any](*arguments), 0
+            mixed = torch.empty_like(call.query)
+            for row, count in zip(rows, counts, strict=True):
+                own = (offsets >= first) & (offsets < first + count)
+                part = call._replace(
+                    query=call.query[:, own],
+                    key_cache=call.key_cache[row : row + 1],
+                    value_cache=call.value_cache[row : row + 1],
+                    lengths=lengths[row : row + 1],
+                    offsets=offsets[own] - first,
+                )
+                if len(part.offsets):
+                    mixed[:, own] = shared_attention(*part)
+                first += count
+            return mixed
+
         def positions(*_: Tensor) -> Tensor:
             each = [
                 lengths[row].long() + torch.arange(count, device=lengths.device)
@@ -332,6 +351,7 @@ class TorchProgram(nn.Module):
 
         given = (tokens_n[None], lengths[:1], offsets, *caches)
         others: dict[str, Operation] = {
+            "shared_attention": attend_elsewhere,
             "short_convolution": convolve,
             "delta_rule": correct,
             "positions": positions,

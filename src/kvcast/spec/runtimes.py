@@ -70,7 +70,8 @@ class RuntimeInfo:
         quantized_dtype: the default dtype if matrices are quantised.
         caches: dtypes of self caches, the default first; empty if they follow `dtypes`.
         quantized_cache: the default dtype of caches if matrices are quantised; empty: the same.
-        other_layers: whether layers may be other than attention, such as convolutions.
+        other_layers: whether layers may be other than attention, such as convolutions, or have
+            heads of several sizes, or share caches.
 
     """
 

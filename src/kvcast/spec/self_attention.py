@@ -1,4 +1,4 @@
-"""The arguments of self-attention over a cache, as one record for all runtimes.
+"""The arguments of self-attention over a cache, as records for all runtimes.
 
 `kvcast.models.ops.attention` defines the operator. A runtime's own form of it takes this record, of
 tensors, of values of an interpreter, or of nodes of a graph. Knows no tensor library.
@@ -45,4 +45,35 @@ class SelfAttention(NamedTuple, Generic[T]):
     sines: T | None = None
     bias: T | None = None
     causal: bool = True
+    sinks: T | None = None
+
+
+class SharedAttention(NamedTuple, Generic[T]):
+    """A call of attention over a cache that an earlier layer has written in the same call.
+
+    Attributes:
+        query: [r, a, h * d], of some of the new positions.
+        key_cache: [r, kv_heads, c, d], linear: no new position has displaced another.
+        value_cache: like `key_cache`.
+        lengths: as of `SelfAttention`.
+        offsets: int64 [a], the new positions that queries are of, of every row.
+        scale: as of `SelfAttention`, and so are the others.
+        window: positions that a query sees; 0: all.
+        softcap: of the scaled products.
+        cosines: for rotary embeddings of queries.
+        sines: like `cosines`.
+        sinks: [h].
+
+    """
+
+    query: T
+    key_cache: T
+    value_cache: T
+    lengths: T
+    offsets: T
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    cosines: T | None = None
+    sines: T | None = None
     sinks: T | None = None

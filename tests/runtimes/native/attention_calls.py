@@ -190,12 +190,30 @@ class SelfCall(Brief):
         bias = None if self.bias is None else guarded(self.bias)
         words = [rows, new, heads, key_heads, head_dim, self.capacity]
         words += [*_flat(query), *_flat(key), *_flat(value), *_heads(keys), *_heads(values)]
-        words += [lengths.ctypes.data, bits(self.scale), bits(self.softcap), self.window]
+        words += [lengths.ctypes.data, 0, bits(self.scale), bits(self.softcap), self.window]
         sinks = None if self.sinks is None else guarded(self.sinks)
         words += [int(self.causal), int(self.prompt), *map(_pointer, (*tables, sinks))]
         words += [*_bias(bias), *_flat(out)]
         run(machine(threads, instructions), Operation.SELF_ATTENTION, words)
         return out.reshape(self.query.shape).copy(), keys, values
+
+    def again(
+        self, offsets: list[int], keys: Array, values: Array, threads: int, instructions: str
+    ) -> Array:
+        """Return the results [r, offsets, h, d] of some queries, over caches after the call."""
+        rows, _, heads, head_dim = self.query.shape
+        asked, width = len(offsets), heads * head_dim
+        query = strided(self.query[:, offsets].reshape(rows * asked, width), width + self.gap)
+        out = strided(np.full((rows * asked, width), np.nan), width + self.gap)
+        lengths, at = guarded(self.lengths), guarded(np.array(offsets, np.int64))
+        tables = [None if table is None else guarded(table) for table in (self.cosines, self.sines)]
+        sinks = None if self.sinks is None else guarded(self.sinks)
+        words = [rows, asked, heads, self.key.shape[2], head_dim, self.capacity]
+        words += [*_flat(query), 0, 0, 0, 0, *_heads(keys), *_heads(values)]
+        words += [lengths.ctypes.data, at.ctypes.data, bits(self.scale), bits(self.softcap)]
+        words += [self.window, 1, 0, *map(_pointer, (*tables, sinks)), *_bias(None), *_flat(out)]
+        run(machine(threads, instructions), Operation.SELF_ATTENTION, words)
+        return out.reshape(rows, asked, heads, head_dim).copy()
 
     def expected(self) -> Array:
         rows, new, heads, _ = self.query.shape

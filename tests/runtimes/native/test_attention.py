@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvcast.errors import KvcastError
 from kvcast.runtimes.native.instructions import Operation
 from kvcast.runtimes.native.library import instruction_sets
 from runtimes.native.attention_calls import (
@@ -130,6 +131,44 @@ def test_a_linear_cache(call: SelfCall, threads: int, instructions: str) -> None
 @given(call=self_calls(ring=True), threads=st.integers(1, 3))
 def test_a_ring(call: SelfCall, threads: int, instructions: str) -> None:
     check_self(call, threads, instructions)
+
+
+@each_set
+@few
+@given(call=self_calls(), threads=st.integers(1, 3), draw=st.data())
+def test_a_cache_that_is_written_gives_queries_in_any_order_what_they_had(
+    call: SelfCall, threads: int, draw: st.DataObject, instructions: str
+) -> None:
+    call = replace(call, causal=True, prompt=False, bias=None)
+    offsets = draw.draw(st.lists(st.integers(0, call.query.shape[1] - 1), min_size=1, max_size=20))
+    out, keys, values = call.run(1, instructions)
+    caches = guarded(keys), guarded(values)
+    again = call.again(offsets, *caches, threads, instructions)
+    np.testing.assert_array_equal(again, out[:, offsets])
+    for after, before in zip(caches, (keys, values), strict=True):
+        np.testing.assert_array_equal(after, before)
+
+
+@each_set
+def test_queries_past_a_written_cache_are_refused(instructions: str) -> None:
+    rng = np.random.default_rng(0)
+    heads = [normal(rng, 1, 3, 2, 8) for _ in range(3)]
+    past = [[normal(rng, 2, 2, 8)] for _ in range(2)]
+    kinds = {"key_number": np.float32, "value_number": np.float32}
+    call = SelfCall(
+        query=heads[0],
+        key=heads[1],
+        value=heads[2],
+        past_keys=past[0],
+        past_values=past[1],
+        capacity=5,
+        **kinds,
+    )
+    _, keys, values = call.run(1, instructions)
+    call = replace(call, query=np.repeat(call.query, 2, axis=1))
+    for offset in (-1, 3):
+        with pytest.raises(KvcastError, match="past its cache"):
+            call.again([offset], keys, values, 1, instructions)
 
 
 @each_set

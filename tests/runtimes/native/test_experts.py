@@ -1,5 +1,7 @@
 """Mixtures of experts: each token's are products that are tested elsewhere, and its alone."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,7 @@ def mixed(
     of_all: bool = False,
     clamp: tuple[float, float] = (0.0, 0.0),
     biases: tuple[Floats, Floats] | None = None,
+    scales: Floats | None = None,
 ) -> Floats:
     chosen = set(np.argsort(-logits, axis=-1, kind="stable")[:, :each].ravel().tolist())
     tiles = [stack.packed(runner, chosen) for stack in stacks]
@@ -68,7 +71,8 @@ def mixed(
         words += [stack.format, *stack.sizes, address(of)]
     words += [*flat(floats), address(codes.data if codes else None), Activation.SILU, of_all]
     kept = [None, None] if biases is None else [guarded(bias) for bias in biases]
-    words += [*map(bits, clamp), *map(address, kept), *flat(out)]
+    scales = None if scales is None else guarded(scales)
+    words += [*map(bits, clamp), *map(address, kept), address(scales), *flat(out)]
     call(runner, Operation.MIXTURE, *words)
     assert not pad or untouched(out)
     return out.copy()
@@ -126,15 +130,17 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
         Stack(rng, kinds[0], experts, 2 * inner, width),
         Stack(rng, kinds[1], experts, width, inner),
     )
+    scales = rng.normal(size=experts).astype(np.float32) if data.draw(st.booleans()) else None
     for name in all_instructions():
         runner = machine(1, name)
-        actual = mixed(runner, x, logits, stacks, each, pad, of_all=of_all)
-        others = mixed(machine(3, name), x, logits, stacks, each, of_all=of_all)
+        options: dict[str, Any] = {"of_all": of_all, "scales": scales}
+        actual = mixed(runner, x, logits, stacks, each, pad, **options)
+        others = mixed(machine(3, name), x, logits, stacks, each, **options)
         np.testing.assert_array_equal(others, actual)
         token = data.draw(st.integers(0, tokens - 1))
         row = x[token : token + 1]
         own = logits[token : token + 1]
-        alone = mixed(machine(2, name), row, own, stacks, each, of_all=of_all)
+        alone = mixed(machine(2, name), row, own, stacks, each, **options)
         np.testing.assert_array_equal(alone[0], actual[token])
         best = np.argsort(-logits[token], kind="stable")[:each]
         shares = np.exp(logits[token, best] - logits[token, best[0]])
@@ -142,7 +148,8 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
             [answer(runner, stacks[0].matrices[i], stacks[1].matrices[i], row) for i in best]
         )
         total = np.exp(own - logits[token, best[0]]).sum() if of_all else shares.sum()
-        expected = (shares / total) @ answers
+        factors = 1 if scales is None else scales[best]
+        expected = (shares / total * factors) @ answers
         error = 1e-5 * np.abs(answers).max(initial=1e-6)
         np.testing.assert_allclose(actual[token], expected, atol=error, rtol=1e-5)
 

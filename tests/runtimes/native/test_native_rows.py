@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.dimensions import CROSS_BIASED_T5, GEMMA3, LFM2, LLAMA, MIXTRAL, QWEN3_5, SMALL, SMALL_T5
+from kit.dimensions import (
+    CROSS_BIASED_T5,
+    GEMMA3,
+    GEMMA4,
+    LFM2,
+    LLAMA,
+    MIXTRAL,
+    QWEN3_5,
+    SMALL,
+    SMALL_T5,
+)
 from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
@@ -24,6 +34,7 @@ each_decoder = pytest.mark.parametrize(
         "mixtral",
         "lfm2",
         "qwen 3.5",
+        "gemma 4",
     ],
 )
 SOURCES = {SMALL: speech, SMALL_T5: text}
@@ -34,6 +45,7 @@ DECODERS = {
     "mixtral": MIXTRAL,
     "lfm2": LFM2,
     "qwen 3.5": QWEN3_5,
+    "gemma 4": GEMMA4,
 }
 
 

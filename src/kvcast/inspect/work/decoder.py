@@ -1,16 +1,43 @@
 """Work of a decoder-only model. Knows neither bytes nor rates."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
+from typing import NamedTuple
 
 from typing_extensions import override
 
+from kvcast.families.caches import KEY_VALUE
 from kvcast.families.convolutions import ATTENTION, CONVOLUTION, DELTA
 from kvcast.families.decoder import DECODER, DecoderDimensions
-from kvcast.families.mixtures import is_mixture
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
+
+_MATRIX = re.compile(r"decoder\.layers\.(\d+)\.(?!.*(?:kernel|bias)$)")
+"""Names of layers' matrices and of smaller tensors, but not of what no product is made with."""
+_BEFORE_MIXING = (
+    *(".attention.qkv.weight", ".attention.gate.weight"),
+    *(".convolution.in.weight", ".delta.in.weight"),
+)
+
+
+class _Matrices(NamedTuple):
+    """Numbers of weights of a layer's matrices.
+
+    Attributes:
+        keys_values: of the projections to keys and values.
+        mixing: of other projections before positions are mixed.
+        others: of all others, but for experts that a token is routed to.
+        expert: of one of these.
+
+    """
+
+    keys_values: int
+    mixing: int
+    others: int
+    expert: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,31 +63,35 @@ class DecoderWork(DecoderOnlyWork):
     def call(
         self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
     ) -> Work:
-        sizes, each = self.dimensions, rows * new
-        keys_values = 2 * self._layers[ATTENTION] * self._keys * sizes.width
-        mixers, used = self._mixers, sizes.experts_per_token
+        sizes, each, end = self.dimensions, rows * new, length + new
+        # What follows the last cache that is written is computed of the asked positions alone.
+        mixed = [new if i < sizes.reading else asked for i in range(sizes.layers)]
+        computed = [*mixed[1:], asked]
+        used = sizes.experts_per_token
         read = min(sizes.experts, each * used)
-        skipped = rows * (new - asked) * self._behind_the_last_mixer(used)
-        seen = sum(
-            layers * (pairs(length + new, window) - pairs(length, window))
-            for window, layers in self._windows.items()
-        )
-        held = sum(
-            layers * min(length, window - 1 if window else length)
-            for window, layers in self._windows.items()
+        attention = held = 0
+        for i, keys in self._keys.items():
+            window = sizes.windows[i]
+            seen = pairs(end, window) - pairs(end - mixed[i], window)
+            attention += sizes.heads * sizes.head_dim_of(i) * seen
+            held += 2 * keys * min(length, window - 1 if window else length)
+        multiplied = sum(
+            before * of.mixing + after * (of.others + used * of.expert)
+            for of, before, after in zip(self._matrices, mixed, computed, strict=True)
         )
         return Work(
-            keys_values=2 * each * keys_values,
-            linear=2 * (each * (mixers + self._feed_forwards(used)) - skipped),
-            attention=2 * (2 * rows * self._mixed * seen + 3 * each * self._states),
+            keys_values=2 * each * sum(of.keys_values for of in self._matrices),
+            linear=2 * (each * self._projection + rows * multiplied),
+            attention=2 * (2 * rows * attention + 3 * each * self._states),
             head=2 * rows * asked * sizes.vocab_size * sizes.width,
             weights=self._weights(each),
-            matrices=keys_values + mixers + self._feed_forwards(read),
+            matrices=self._projection
+            + sum(
+                of.keys_values + of.mixing + of.others + read * of.expert for of in self._matrices
+            ),
             table=sizes.vocab_size * sizes.width,
-            held=rows
-            * (2 * self._keys * held + self._inputs(length) + (self._states if length else 0)),
-            written=each * (2 * self._keys * self._layers[ATTENTION] + self._channels)
-            + rows * self._states,
+            held=rows * (held + self._inputs(length) + (self._states if length else 0)),
+            written=each * (2 * self._written_keys + self._channels) + rows * self._states,
         )
 
     @override
@@ -71,16 +102,14 @@ class DecoderWork(DecoderOnlyWork):
     @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
         kinds, layers_of = [], self._layers
-        for window, layers in self._windows.items():
-            held = min(window or positions, positions)
-            kinds.append(
-                CacheKind(
-                    kind="ring" if window else "linear",
-                    layers=layers,
-                    positions=held,
-                    numbers=layers * 2 * self._keys * held,
-                )
-            )
+        attending = [layer for layer in DECODER.caches(self.dimensions) if layer.parts == KEY_VALUE]
+        for kind, capacity in dict.fromkeys((layer.kind, layer.capacity) for layer in attending):
+            alike = [
+                layer for layer in attending if (layer.kind, layer.capacity) == (kind, capacity)
+            ]
+            held = min(capacity, positions)
+            numbers = 2 * held * sum(layer.heads * layer.head_dim for layer in alike)
+            kinds.append(CacheKind(kind=kind, layers=len(alike), positions=held, numbers=numbers))
         if layers := layers_of[CONVOLUTION] + layers_of[DELTA]:
             held = min(positions, max(length for _, _, length in self._convolved) - 1)
             numbers = self._inputs(positions)
@@ -91,10 +120,41 @@ class DecoderWork(DecoderOnlyWork):
         return tuple(kinds)
 
     @cached_property
-    def _windows(self) -> Mapping[int | None, int]:
-        """Number of layers with attention by window."""
-        windows = enumerate(self.dimensions.windows)
-        return Counter(window for i, window in windows if self.dimensions.mixer(i) == ATTENTION)
+    def _keys(self) -> Mapping[int, int]:
+        """Size of the keys of a position that each layer with attention reads."""
+        sizes, layers = self.dimensions, range(self.dimensions.layers)
+        attending = (i for i in layers if sizes.mixer(i) == ATTENTION)
+        return {i: sizes.kv_heads_of(i) * sizes.head_dim_of(i) for i in attending}
+
+    @property
+    def _written_keys(self) -> int:
+        """Size of the keys of a position that all layers write."""
+        return sum(keys for i, keys in self._keys.items() if i < self.dimensions.reading)
+
+    @cached_property
+    def _matrices(self) -> list[_Matrices]:
+        """Numbers of weights of each layer."""
+        sizes = self.dimensions
+        mixing, others, experts = ([0] * sizes.layers for _ in range(3))
+        for name, shape in self.shapes.items():
+            if (layer := _MATRIX.match(name)) is None:
+                continue
+            if len(shape) == 2:
+                kind = mixing if name.endswith(_BEFORE_MIXING) else others
+                kind[int(layer[1])] += prod(shape)
+            elif len(shape) == 3:
+                experts[int(layer[1])] += prod(shape[1:])
+        own = [sum(sizes.projected(i)[1:]) if i in self._keys else 0 for i in range(sizes.layers)]
+        return [
+            _Matrices(keys * sizes.width, before - keys * sizes.width, *after)
+            for keys, before, *after in zip(own, mixing, others, experts, strict=True)
+        ]
+
+    @property
+    def _projection(self) -> int:
+        """Number of weights of what gives all layers embeddings."""
+        sizes = self.dimensions
+        return sizes.layers * sizes.layer_embedding * sizes.width
 
     @cached_property
     def _layers(self) -> Counter[str]:
@@ -130,67 +190,10 @@ class DecoderWork(DecoderOnlyWork):
         delta = self.dimensions.delta
         return 0 if delta is None else self._layers[DELTA] * delta.values * delta.key_dim
 
-    @property
-    def _mixers(self) -> int:
-        """Number of weights that mixers multiply by, without those of attention's keys and values.
-
-        Their last products are counted as `_mixed_out` says.
-        """
-        width, delta, layers = self.dimensions.width, self.dimensions.delta, self._layers
-        queries = (2 if self.dimensions.attention_gate else 1) * self._mixed * width
-        deltas = 0 if delta is None else width * sum(delta.projected)
-        first = {ATTENTION: queries, CONVOLUTION: 3 * width**2, DELTA: deltas}
-        return sum(layers[mixer] * (first[mixer] + self._mixed_out(mixer)) for mixer in layers)
-
-    def _mixed_out(self, mixer: str) -> int:
-        """Return the number of weights of a mixer's last product."""
-        sizes = self.dimensions
-        values = 0 if sizes.delta is None else sizes.delta.values
-        return (
-            sizes.width * {ATTENTION: self._mixed, CONVOLUTION: sizes.width, DELTA: values}[mixer]
-        )
-
-    def _behind_the_last_mixer(self, experts: int) -> int:
-        """Return the number of weights that positions which do not meet the head are spared."""
-        last = self.dimensions.layers - 1
-        return self._mixed_out(self.dimensions.mixer(last)) + self._feed_forward(last, experts)
-
-    @property
-    def _mixed(self) -> int:
-        """Size of all heads together."""
-        return self.dimensions.heads * self.dimensions.head_dim
-
-    @property
-    def _keys(self) -> int:
-        """Size of one position's keys in one layer."""
-        return self.dimensions.kv_heads * self.dimensions.head_dim
-
-    @property
-    def _mixtures(self) -> int:
-        """Number of layers with experts."""
-        sizes = self.dimensions
-        return sizes.layers - len(sizes.dense_layers) if sizes.experts else 0
-
-    def _feed_forwards(self, experts: int) -> int:
-        """Return the number of weights of all feed-forwards, with so many experts of each."""
-        return sum(self._feed_forward(i, experts) for i in range(self.dimensions.layers))
-
-    def _feed_forward(self, i: int, experts: int) -> int:
-        sizes = self.dimensions
-        if not is_mixture(sizes, i):
-            return self._inner(sizes.dense_inner or sizes.inner)
-        gate = 1 if sizes.shared_inner else 0
-        beside = sizes.width * (sizes.experts + gate) + self._inner(sizes.shared_inner)
-        return beside + experts * self._inner(sizes.inner)
-
-    def _inner(self, inner: int) -> int:
-        """Return the number of weights of one feed-forward: up, down and, in most models, gate."""
-        matrices = 3 if self.dimensions.gated else 2
-        return matrices * self.dimensions.width * inner
-
     def _weights(self, tokens: int) -> int:
         sizes = self.dimensions
         rows = 0 if sizes.tied else sizes.vocab_size
         looked_up = (rows + sizes.learned_positions * sizes.max_positions) * sizes.width
+        looked_up += sizes.vocab_size * sizes.layers * sizes.layer_embedding
         idle = sizes.experts - min(sizes.experts, tokens * sizes.experts_per_token)
-        return self.parameters - looked_up - self._mixtures * idle * self._inner(sizes.inner)
+        return self.parameters - looked_up - idle * sum(of.expert for of in self._matrices)

@@ -252,6 +252,49 @@ def softmax_beside(logits_rhsc: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat([logits_rhsc, beside], -1).softmax(-1)[..., :-1]
 
 
+@torch.library.custom_op("kvcast::shared_attention", mutates_args=())
+def shared_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend to a cache that holds this call's new positions already.
+
+    Args:
+        query: [r, a, heads * d], of some of the new positions.
+        key_cache: [r, kv_heads, c, d], position p in slot p.
+        value_cache: like `key_cache`.
+        lengths: int32 [r], positions in each row's cache before this call.
+        offsets: int64 [a], the new positions that queries are of.
+        scale: as in `self_attention`.
+        window: as in `self_attention`.
+        softcap: as in `self_attention`.
+        cosines: as in `self_attention`.
+        sines: as in `self_attention`.
+        sinks: as in `self_attention`.
+
+    Returns:
+        [r, a, heads * d].
+
+    """
+    query = split_heads(query, key_cache.shape[-1]).transpose(1, 2)
+    positions_ra = lengths[:, None].long() + offsets
+    if cosines is not None and sines is not None:
+        query = rotated(query, cosines[positions_ra][:, None], sines[positions_ra][:, None])
+    held = min(int(positions_ra.max()) + 1, key_cache.shape[2])
+    keys, values = key_cache[:, :, :held], value_cache[:, :, :held]
+    mask = visible(positions_ra, torch.arange(held, device=query.device)[None], window)
+    return _attend(query, keys, values, mask, scale, softcap, sinks).transpose(1, 2).flatten(2)
+
+
 @torch.library.custom_op("kvcast::cross_attention", mutates_args=())
 def cross_attention(
     query: Tensor,
@@ -331,7 +374,13 @@ def _like_query(query: Tensor, *_arguments: Any, **_options: Any) -> Tensor:
     return torch.empty_like(query)
 
 
-for _operator in (self_attention, packed_self_attention, cross_attention, encoder_attention):
+for _operator in (
+    self_attention,
+    packed_self_attention,
+    shared_attention,
+    cross_attention,
+    encoder_attention,
+):
     _operator.register_fake(_like_query)
 
 

@@ -3,9 +3,17 @@
 Knows no model. Letters in shapes: n tokens, e experts, x width, i inner width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+}
 
 
 @torch.library.custom_op("kvcast::mixture_of_experts", mutates_args=())
@@ -20,6 +28,8 @@ def mixture_of_experts(
     limit: float = 0.0,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    activation: str = "silu",
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Send each token through its best experts and return the weighted sum of their outputs.
 
@@ -34,6 +44,8 @@ def mixture_of_experts(
         limit: above 0, of gates, and of up on both sides, to which 1 is added.
         gate_up_bias: [e, 2 * i].
         down_bias: [e, x].
+        activation: of gates, "silu", "gelu" or "gelu_tanh".
+        scales: [e], factors on experts' weights; None: 1.
 
     Returns:
         [n, x].
@@ -43,24 +55,26 @@ def mixture_of_experts(
     weights_nk = logits_nk.softmax(dim=-1)
     if not normalised:
         weights_nk = router_logits.softmax(dim=-1).gather(-1, chosen_nk)
+    if scales is not None:
+        weights_nk = weights_nk * scales[chosen_nk]
     mixed = torch.zeros_like(hidden)
     for expert in chosen_nk.unique().tolist():
         tokens, place = (chosen_nk == expert).nonzero(as_tuple=True)
         product = hidden[tokens] @ gate_up[expert].T
         if gate_up_bias is not None:
             product = product + gate_up_bias[expert]
-        answer = gated(product, alpha, limit) @ down[expert].T
+        answer = gated(product, alpha, limit, activation) @ down[expert].T
         if down_bias is not None:
             answer = answer + down_bias[expert]
         mixed.index_add_(0, tokens, answer * weights_nk[tokens, place, None])
     return mixed
 
 
-def gated(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    """Return SwiGLU [..., i] of [..., 2 * i]; with a limit, GPT-OSS's."""
+def gated(gate_up: Tensor, alpha: float, limit: float, activation: str = "silu") -> Tensor:
+    """Return gates times what they multiply [..., i] of [..., 2 * i]; with a limit, GPT-OSS's."""
     gate, up = gate_up.chunk(2, dim=-1)
     if not limit:
-        return silu(gate) * up
+        return _ACTIVATIONS[activation](gate) * up
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
@@ -77,5 +91,7 @@ def _(
     limit: float = 0.0,  # noqa: ARG001
     gate_up_bias: Tensor | None = None,  # noqa: ARG001
     down_bias: Tensor | None = None,  # noqa: ARG001
+    activation: str = "silu",  # noqa: ARG001
+    scales: Tensor | None = None,  # noqa: ARG001
 ) -> Tensor:
     return torch.empty_like(hidden)

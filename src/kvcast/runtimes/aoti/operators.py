@@ -282,17 +282,21 @@ def _mixture_of_experts(
     limit: float = 0.0,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    activation: str = "silu",
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Run every expert on every token, since the routing depends on data."""
     logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
     weights_nk = logits_nk.softmax(dim=-1)
     if not normalised:
         weights_nk = router_logits.softmax(dim=-1).gather(-1, chosen_nk)
+    if scales is not None:
+        weights_nk = weights_nk * scales[chosen_nk]
     weights_ne = torch.zeros_like(router_logits).scatter(-1, chosen_nk, weights_nk)
     mixed = torch.zeros_like(hidden)
     for expert in range(gate_up.shape[0]):
         biases = [None if b is None else b[expert] for b in (gate_up_bias, down_bias)]
-        inner = gated(linear(hidden, gate_up[expert], biases[0]), alpha, limit)
+        inner = gated(linear(hidden, gate_up[expert], biases[0]), alpha, limit, activation)
         answer = linear(inner, down[expert], biases[1])
         mixed = mixed + weights_ne[:, expert, None] * answer
     return mixed

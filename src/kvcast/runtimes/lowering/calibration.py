@@ -19,7 +19,7 @@ class CalibrationModel(Protocol):
 
     @property
     def dimensions(self) -> Any:
-        """Sizes, with those of `kvcast.families.caches.DecoderOnlySizes`."""
+        """Sizes of a model whose layers are alike: `windows`, `kv_heads`, `head_dim`."""
 
     def __getitem__(self, name: str, /) -> Any:
         """Return a program; `decode` gives logits before anything else."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import Graph, Manifest
-from kvcast.checkpoints.base import Checkpoint
+from kvcast.checkpoints.base import Checkpoint, LazyTensors
+from kvcast.checkpoints.safetensors_files import read_safetensors
 from kvcast.errors import KvcastError
 from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_of
@@ -38,7 +39,9 @@ def open_bundle(
     machine = Machine(threads, instructions)
     path = next(iter(paths.values())).parent / WEIGHTS
     with naming(path):
-        constants = packed_constants(machine, list(programs.values()), BundleWeights(path))
+        tensors = LazyTensors({name: [part] for name, part in read_safetensors(path).items()})
+        weights = BundleWeights(path, tensors.rows_of)
+        constants = packed_constants(machine, list(programs.values()), weights)
     exact = manifest.quantize == "none"
     return Interpreter(machine, programs, constants, paths.__getitem__, exact=exact)
 

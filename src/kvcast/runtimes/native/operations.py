@@ -27,7 +27,7 @@ from kvcast.runtimes.native.instructions import (
 from kvcast.runtimes.native.library import TILE, Format
 from kvcast.runtimes.native.values import Lines, Value
 from kvcast.spec.file_rows import FileRows
-from kvcast.spec.self_attention import SelfAttention
+from kvcast.spec.self_attention import SelfAttention, SharedAttention
 
 _DTYPES = {"float32": Dtype.F32, "float16": Dtype.F16, "int32": Dtype.I32, "int64": Dtype.I64}
 _ALL = 1 << 62
@@ -131,6 +131,8 @@ def _mixture_of_experts(
     limit: float = 0.0,
     gate_up_bias: NDArray[Any] | None = None,
     down_bias: NDArray[Any] | None = None,
+    activation: str = "silu",
+    scales: NDArray[Any] | None = None,
 ) -> Value:
     tokens, width = x.sizes
     up, last, experts = gate_up.matrices[0], down.matrices[0], len(gate_up.matrices)
@@ -149,19 +151,20 @@ def _mixture_of_experts(
         gate_up=gate_up.words,
         down=down.words,
         **factors(builder, builder.lines(x), up),
-        activation=int(Activation.SILU),
+        activation=int(Activation[activation.upper()]),
         shares_of_all=int(not normalised),
         alpha=float(alpha),
         limit=float(limit),
         gate_up_bias=_expert_bias(builder, gate_up_bias, (experts, up.outputs)),
         down_bias=_expert_bias(builder, down_bias, (experts, width)),
+        scales=_expert_bias(builder, scales, (experts,)),
         out=out.address,
         out_stride=width,
     )
     return out
 
 
-def _expert_bias(builder: Builder, bias: NDArray[Any] | None, sizes: tuple[int, int]) -> Word:
+def _expert_bias(builder: Builder, bias: NDArray[Any] | None, sizes: tuple[int, ...]) -> Word:
     if bias is None:
         return NOTHING
     _expect(bias.shape == sizes and bias.dtype == np.float32, "experts' biases")
@@ -366,21 +369,11 @@ def _gather(builder: Builder, x: Value, axis: int, index: Value, count: int) -> 
 
 def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
     rows, new, width = call.query.sizes
-    held, key_heads, capacity, head_dim = _cache_sizes(call.key_cache)
-    _expect(
-        _cache_sizes(call.value_cache) == _cache_sizes(call.key_cache) and held == rows, "caches"
-    )
-    _expect(width % (key_heads * head_dim) == 0, "heads of queries")
+    key_heads, capacity, head_dim = _expect_self_caches(call)
     _expect(
         call.key.sizes == call.value.sizes == (rows, new, key_heads * head_dim), "heads of keys"
     )
-    _expect(_is_cache(call.key_cache) and _is_cache(call.value_cache), "caches")
-    _expect_lengths(call.lengths, rows)
-    _expect_angles(call.cosines, call.sines, head_dim // 2)
     _expect_bias(call.bias, (rows, width // head_dim, new, capacity))
-    sinks = call.sinks
-    has_sinks = sinks is None or (sinks.dtype == np.float32 and sinks.shape == (width // head_dim,))
-    _expect(has_sinks, "sinks")
     out = Value.fresh(call.query.sizes, Dtype.F32)
     builder.emit(
         Operation.SELF_ATTENTION,
@@ -396,6 +389,7 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
         key_cache=_heads(call.key_cache),
         value_cache=_heads(call.value_cache),
         lengths=call.lengths.address,
+        offsets=NOTHING,
         scale=float(call.scale),
         softcap=float(call.softcap),
         window=call.window,
@@ -403,11 +397,60 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
         prompt=int(builder.prompt),
         cosines=NOTHING if call.cosines is None else builder.outer(call.cosines).address,
         sines=NOTHING if call.sines is None else builder.outer(call.sines).address,
-        sinks=NOTHING if sinks is None else builder.outer(sinks).address,
+        sinks=NOTHING if call.sinks is None else builder.outer(call.sinks).address,
         bias=_bias(builder, call.bias),
         out=_flat_words(out.address, width),
     )
     return out
+
+
+def _shared_attention(builder: Builder, call: SharedAttention[Any]) -> Value:
+    rows, asked, width = call.query.sizes
+    key_heads, capacity, head_dim = _expect_self_caches(call)
+    _expect(call.offsets.sizes == (asked,), "positions of queries")
+    out = Value.fresh(call.query.sizes, Dtype.F32)
+    builder.emit(
+        Operation.SELF_ATTENTION,
+        rows=rows,
+        new_positions=asked,
+        heads=width // head_dim,
+        key_heads=key_heads,
+        head_dim=head_dim,
+        capacity=capacity,
+        query=flat(builder.lines(call.query)),
+        key=_flat_words(NOTHING, 0),
+        value=_flat_words(NOTHING, 0),
+        key_cache=_heads(call.key_cache),
+        value_cache=_heads(call.value_cache),
+        lengths=call.lengths.address,
+        offsets=builder.contiguous(call.offsets, Dtype.I64).address,
+        scale=float(call.scale),
+        softcap=float(call.softcap),
+        window=call.window,
+        causal=1,
+        prompt=0,  # few queries: packing keys for them would take longer
+        cosines=NOTHING if call.cosines is None else builder.outer(call.cosines).address,
+        sines=NOTHING if call.sines is None else builder.outer(call.sines).address,
+        sinks=NOTHING if call.sinks is None else builder.outer(call.sinks).address,
+        bias=_bias(builder, None),
+        out=_flat_words(out.address, width),
+    )
+    return out
+
+
+def _expect_self_caches(call: SelfAttention[Any] | SharedAttention[Any]) -> tuple[int, int, int]:
+    """Return heads, capacity and numbers of a head of caches that fit a call; else ValueError."""
+    rows, _, width = call.query.sizes
+    sizes, sinks = _cache_sizes(call.key_cache), call.sinks
+    held, key_heads, capacity, head_dim = sizes
+    _expect(_cache_sizes(call.value_cache) == sizes and held == rows, "caches")
+    _expect(width % (key_heads * head_dim) == 0, "heads of queries")
+    _expect(_is_cache(call.key_cache) and _is_cache(call.value_cache), "caches")
+    _expect_lengths(call.lengths, rows)
+    _expect_angles(call.cosines, call.sines, head_dim // 2)
+    has_sinks = sinks is None or (sinks.dtype == np.float32 and sinks.shape == (width // head_dim,))
+    _expect(has_sinks, "sinks")
+    return key_heads, capacity, head_dim
 
 
 def _short_convolution(
@@ -829,6 +872,9 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "index_select": _index_select,
     "self_attention": lambda builder, *arguments, **options: _self_attention(
         builder, SelfAttention(*arguments, **options)
+    ),
+    "shared_attention": lambda builder, *arguments, **options: _shared_attention(
+        builder, SharedAttention(*arguments, **options)
     ),
     "short_convolution": _short_convolution,
     "delta_rule": _delta_rule,

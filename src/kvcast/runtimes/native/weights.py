@@ -80,11 +80,15 @@ def packed_constants(
 
 
 class BundleWeights(Weights):
-    """The tensors of a bundle's file, which is mapped."""
+    """The tensors of a bundle's file, which is mapped.
 
-    def __init__(self, path: Path) -> None:
+    `rows_of` tells where the rows of a table lie in it, which may be larger than all else.
+    """
+
+    def __init__(self, path: Path, rows_of: RowsOf = lambda _: None) -> None:
         from safetensors import safe_open
 
+        self._rows_of = rows_of
         self._file = safe_open(path, framework="numpy")
         self._names = set(self._file.keys())  # type: ignore[no-untyped-call]
 
@@ -108,8 +112,9 @@ class BundleWeights(Weights):
         return packed_experts(machine, self._parts(constant), constant.name)
 
     @override
-    def table(self, constant: Constant) -> NDArray[Any]:
-        return self.array(constant.name)
+    def table(self, constant: Constant) -> FileRows | NDArray[Any]:
+        rows = self._rows_of(constant.name)
+        return self.array(constant.name) if rows is None else rows
 
     def _parts(self, constant: Constant) -> dict[str, NDArray[Any]]:
         names = [constant.name + part for part in ("", CODES, SCALES, LEAST)]

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
 namespace kvcast {
 namespace {
@@ -59,6 +60,7 @@ struct Source {
   virtual float* out(int group, int query) const = 0;
   virtual void write(int group, const Range& positions, float* space) const {}  // the new ones among them
   virtual Range written(int group) const { return {0, 0}; }               // the new positions
+  virtual bool in_order() const { return true; }  // whether later queries see no earlier positions
   virtual float softcap() const { return 0; }
   virtual float sink(int group, int query) const { return -INFINITY; }    // a logit whose share gives nothing
   virtual const PromptAttention* prompt_attention() const { return nullptr; }  // null: `Attention`
@@ -152,10 +154,9 @@ class Attending {
     return {tile * at_once_, std::min((tile + 1) * at_once_, source_.queries)};
   }
 
-  // The positions that at least one of a tile's queries sees.
-  Range seen(int group, int tile) const {
+  // The positions that at least one of some queries sees.
+  Range seen(int group, const Range& range) const {
     Range all = {0, 0};
-    const Range range = queries(tile);
     for (int j = range.first; j < range.last; j++) {
       const Range sees = source_.sees(group, j);
       if (sees.count() == 0) continue;
@@ -169,8 +170,11 @@ class Attending {
     return range.count() ? Range{range.first / PART, parts(range.last, PART)} : Range{0, 0};
   }
 
-  // The positions that at least one query sees: later ones see no earlier positions.
+  Range seen(int group, int tile) const { return seen(group, queries(tile)); }
+
+  // The positions that at least one query sees.
   Range seen(int group) const {
+    if (!source_.in_order()) return seen(group, Range{0, source_.queries});
     const Range first = source_.sees(group, 0), last = source_.sees(group, source_.queries - 1);
     return {std::min(first.first, last.first), std::max(first.last, last.last)};
   }
@@ -363,7 +367,12 @@ struct SelfSource final : Source {
   int shared() const { return of.heads / of.key_heads; }
   int row(int group) const { return group / of.key_heads; }
   int key_head(int group) const { return group % of.key_heads; }
-  int new_position(int query) const { return fresh.first + query / shared(); }
+  // A query's line, and its position among the new ones.
+  int new_line(int query) const { return fresh.first + query / shared(); }
+  int new_position(int query) const {
+    const int s = new_line(query);
+    return of.offsets == nullptr ? s : static_cast<int>(of.offsets[s]);
+  }
   int head(int group, int query) const { return key_head(group) * shared() + query % shared(); }
   size_t line(int group, int position) const { return static_cast<size_t>(row(group)) * of.new_positions + position; }
 
@@ -387,10 +396,9 @@ struct SelfSource final : Source {
   }
 
   void pack(int group, int query, float* to) const override {
-    const int s = new_position(query);
-    const float* x =
-        of.query.data + line(group, s) * of.query.stride + static_cast<size_t>(head(group, query)) * head_dim;
-    rotate(x, of.lengths[row(group)] + s, to);
+    const float* x = of.query.data + line(group, new_line(query)) * of.query.stride +
+                     static_cast<size_t>(head(group, query)) * head_dim;
+    rotate(x, of.lengths[row(group)] + new_position(query), to);
     scaled(to, head_dim, of.scale, to);
   }
 
@@ -399,10 +407,11 @@ struct SelfSource final : Source {
   }
 
   float* out(int group, int query) const override {
-    return of.out.data + line(group, new_position(query)) * of.out.stride +
+    return of.out.data + line(group, new_line(query)) * of.out.stride +
            static_cast<size_t>(head(group, query)) * head_dim;
   }
 
+  bool in_order() const override { return of.offsets == nullptr; }
   float softcap() const override { return of.softcap; }
   float sink(int group, int query) const override { return of.sinks ? of.sinks[head(group, query)] : -INFINITY; }
 
@@ -413,6 +422,7 @@ struct SelfSource final : Source {
   }
 
   Range written(int group) const override {
+    if (of.offsets != nullptr) return {0, 0};
     const int length = of.lengths[row(group)];
     return {length + fresh.first, length + fresh.last};
   }
@@ -578,6 +588,12 @@ void whole_in_tiles(Machine& machine, const WholeAttention& of) {
 void self_attention(Machine& machine, const SelfAttention& of) {
   if (of.rows == 0 || of.new_positions == 0) return;
   const int longest = *std::max_element(of.lengths, of.lengths + of.rows);
+  if (of.offsets != nullptr) {
+    for (int s = 0; s < of.new_positions; s++)
+      if (of.offsets[s] < 0 || of.offsets[s] >= of.capacity - longest) throw std::out_of_range("a query is past its cache");
+    Attending(machine, SelfSource(of, machine.with, {0, of.new_positions})).run();
+    return;
+  }
   // Position p displaces p - capacity. Where a query of this call still sees that, as many new positions are
   // taken at once as displace nothing that one of them sees.
   const bool all_fit = !of.causal || of.capacity >= of.window + of.new_positions - 1 ||

@@ -96,13 +96,14 @@ void line_of(Element operation, int64_t size, const Array& out, int64_t at, cons
   }
 }
 
-// The frequent ones, over contiguous floats.
+// The frequent ones, over contiguous floats and one number.
 bool fast_line(const Attention& with, Element operation, int64_t size, const Array& out, int64_t at,
                const Array* inputs, const int64_t* froms, int count) {
   const auto contiguous = [](const Array& array) {
     return array.dtype == Dtype::F32 && array.strides[DIMS - 1] == 1;
   };
-  if (!std::all_of(inputs, inputs + count, contiguous)) return false;
+  const bool by_number = count == 2 && inputs[1].dtype == Dtype::F32 && inputs[1].strides[DIMS - 1] == 0;
+  if (!std::all_of(inputs, inputs + count - by_number, contiguous)) return false;
   const float* a = static_cast<const float*>(inputs[0].data) + froms[0];
   if (operation == Element::COPY && out.dtype == Dtype::F16 && out.strides[DIMS - 1] == 1) {
     with.store(a, static_cast<int>(size), Number::F16, static_cast<uint16_t*>(out.data) + at);
@@ -116,7 +117,11 @@ bool fast_line(const Attention& with, Element operation, int64_t size, const Arr
   }
   if (count != 2) return false;
   const float* b = static_cast<const float*>(inputs[1].data) + froms[1];
-  if (operation == Element::ADD)
+  if (by_number && operation == Element::MUL)
+    std::transform(a, a + size, to, [factor = *b](float x) { return x * factor; });
+  else if (by_number)
+    return false;
+  else if (operation == Element::ADD)
     for (int64_t i = 0; i < size; i++) to[i] = a[i] + b[i];
   else if (operation == Element::MUL)
     for (int64_t i = 0; i < size; i++) to[i] = a[i] * b[i];

@@ -49,7 +49,7 @@ struct Routes {
       total = 0;
       for (int expert = 0; expert < of.experts; expert++) total += std::exp(logits[expert] - logits[chosen[0]]);
     }
-    for (int i = 0; i < of.each; i++) share[i] /= total;
+    for (int i = 0; i < of.each; i++) share[i] *= (of.scales ? of.scales[chosen[i]] : 1) / total;
   }
 };
 

@@ -30,6 +30,7 @@ struct Mixture {
   float alpha, limit;  // above 0: gates up to the limit, times a sigmoid of alpha times them; up within it, and 1 more
   const float* gate_up_bias;  // [experts, 2 * inner]; null: none
   const float* down_bias;     // [experts, k]; null: none
+  const float* scales;        // [experts], factors on shares; null: none
   float* out;  // [tokens, k]
   size_t out_stride;
 };

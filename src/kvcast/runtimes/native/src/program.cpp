@@ -204,6 +204,7 @@ void execute(Machine& machine, const MixtureWords& w) {
   mixture.limit = w.limit;
   mixture.gate_up_bias = w.gate_up_bias;
   mixture.down_bias = w.down_bias;
+  mixture.scales = w.scales;
   mixture.out = w.out;
   mixture.out_stride = w.out_stride;
   mix_experts(machine, mixture);
