@@ -8,23 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import WhisperFeatureExtractor
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Tokenizer, WhisperFeatureExtractor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
 import kvcast
 from kit.audio_decoders import (
     SOUND,
     VOCAB,
+    ids,
     random_audio_decoder,
     save_audio_decoder,
     tokenizer_json,
 )
+from kit.small_tokenizers import PROSE
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
 from kvcast.families.audio_decoder import tensor_shapes
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.speech.audio_decoder import without_repetitions
 from kvcast.speech.recognition import Hints
+from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer
 
 SECONDS = (0.4, 1.0, 3.33, 9.1)  # less than a chunk, a chunk, some, more than a window
@@ -174,3 +178,51 @@ def test_endless_repetitions_are_one():
     assert without_repetitions("a" * 30) == "a"
     assert without_repetitions("so " + "ha " * 40 + "end") == "so ha end"
     assert without_repetitions("no no no") == "no no no"
+
+
+def as_published(folder: Path, to: Path) -> Path:
+    """Write a model as Qwen's own files have it: under `thinker`, its tokenizer in parts."""
+    names = {
+        "model.language_model.": "thinker.model.",
+        "model.multi_modal_projector.linear_": "thinker.audio_tower.proj",
+        "model.audio_tower.": "thinker.audio_tower.",
+        "lm_head.": "thinker.lm_head.",
+    }
+    tensors = load_file(folder / "model.safetensors")
+    for old, new in names.items():
+        tensors = {
+            new + name.removeprefix(old) if name.startswith(old) else name: tensor
+            for name, tensor in tensors.items()
+        }
+    save_file(tensors, to / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    parts = {name: config.pop(name) for name in ("audio_config", "text_config")}
+    parts["text_config"]["model_type"] = "qwen3_asr_text"
+    parts["text_config"]["rope_scaling"] = {"mrope_section": [4, 2, 2], "rope_type": "default"}
+    (to / "config.json").write_text(json.dumps({**config, "thinker_config": parts}))
+    description = tokenizer_json()
+    (to / "vocab.json").write_text(json.dumps(description["model"]["vocab"]))
+    merges = [" ".join(pair) for pair in description["model"]["merges"]]
+    (to / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    added = {str(token.pop("id")): token for token in description["added_tokens"]}
+    settings = {"eos_token": "<|im_end|>", "added_tokens_decoder": added}
+    (to / "tokenizer_config.json").write_text(json.dumps(settings))
+    (to / "generation_config.json").write_bytes((folder / "generation_config.json").read_bytes())
+    return to
+
+
+def test_qwens_own_files_are_the_same_model(folders: Any, tmp_path: Path):
+    folder = folders["qwen3_asr"][1]
+    converted, published = open_checkpoint(folder), open_checkpoint(as_published(folder, tmp_path))
+    assert published.dimensions == converted.dimensions
+    assert set(published.tensors) == set(converted.tensors)
+    for name in converted.tensors:
+        np.testing.assert_array_equal(published.tensors[name], converted.tensors[name])
+    ours = open_text(published.text)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    merges = [tuple(line.split()) for line in (tmp_path / "merges.txt").read_text().split("\n")[1:]]
+    theirs = Qwen2Tokenizer(vocab=vocabulary, merges=merges)
+    for text in PROSE:
+        assert ours.encode(text) == theirs.encode(text)
+    assert ours.end_tokens == open_text(converted.text).end_tokens
+    assert ours.encode_ready("<|im_end|><asr_text>") == [ids()["<|im_end|>"], ids()["<asr_text>"]]

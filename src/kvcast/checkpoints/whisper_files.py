@@ -104,6 +104,8 @@ def _read_parts(folder: Path) -> bytes:
 def split_tokenizer(folder: Path, pattern: str) -> bytes:
     """Return vocab.json and merges.txt as a tokenizer.json that splits text by a pattern first."""
     description = json.loads(_read_parts(folder))
+    # An added token has its number from there, if it is in the vocabulary.
+    description["model"]["vocab"] = read_json_object(folder / _VOCABULARY)
     byte_level = {**description["pre_tokenizer"], "use_regex": False}
     split = {
         "type": "Split",
