@@ -14,6 +14,7 @@ from checkpoints.tiny_decoders import (
     SETTINGS,
     SIZES,
     random_decoder,
+    random_gemma_4_that_sees_and_hears,
     random_gemma_with_images,
     random_mistral_with_images,
     save_decoder,
@@ -206,6 +207,14 @@ def test_of_a_gemma_with_images_the_text_model_is_read(renaming, tmp_path):
     assert_same_tensors(checkpoint.tensors, expected)
     # Only text_config names an end token.
     assert json.loads(checkpoint.text["text.json"])["end_tokens"] == [1]
+
+
+def test_of_a_gemma_4_that_sees_and_hears_the_text_model_is_read(tmp_path):
+    model = random_gemma_4_that_sees_and_hears()
+    checkpoint = open_checkpoint(save_decoder(model, tmp_path / "model"))
+    assert checkpoint.dimensions == replace(DIMENSIONS["gemma4_text"], architecture="gemma4")
+    assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model, "model.language_model"))
+    assert checkpoint.tensors.unused == ()
 
 
 def test_of_a_mistral_with_images_the_text_model_is_read(tmp_path):

@@ -110,6 +110,19 @@ def random_gemma_with_images():
     return _randomised(transformers.Gemma3ForConditionalGeneration(config))
 
 
+def random_gemma_4_that_sees_and_hears():
+    """Gemma 4 as published with towers for images and sound, which are not read."""
+    torch.manual_seed(0)
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    image = {"intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 4, "patch_size": 2}
+    config = transformers.Gemma4Config(
+        text_config={**SIZES, **SETTINGS["gemma4_text"]},
+        vision_config={**small, **image, "position_embedding_size": 16},
+        audio_config={**small, "output_proj_dims": 8, "subsampling_conv_channels": [4, 4]},
+    )
+    return _randomised(transformers.Gemma4ForConditionalGeneration(config))
+
+
 def random_mistral_with_images():
     """Mistral 3 with a Ministral as its decoder and a vision tower, which is not read."""
     torch.manual_seed(0)
