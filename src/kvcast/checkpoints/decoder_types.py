@@ -37,7 +37,7 @@ from kvcast.checkpoints.gpt_oss import experts_by_rows
 from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
 from kvcast.checkpoints.tables import changed, picked
 from kvcast.families.convolutions import CONVOLUTION, DELTA
-from kvcast.families.decoder import DecoderDimensions, scaled_residuals
+from kvcast.families.decoder import DecoderDimensions, scaled_residuals, sources_of_types
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -192,13 +192,8 @@ def _routers_scaled(
 
 
 def _gemma4_sources(fields: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
-    """Return the layer whose keys and values each layer reads: the last of its type with such."""
     shared = fields.whole("num_kv_shared_layers", least=0, most=len(kinds))
-    own = kinds[: len(kinds) - shared]
-    if shared and not set(kinds) <= set(own):
-        raise fields.error(f"{shared} num_kv_shared_layers leave a type of layers without any")
-    last = {kind: i for i, kind in enumerate(own)}
-    return (*range(len(own)), *(last[kind] for kind in kinds[len(own) :]))
+    return fields.make(sources_of_types, kinds=kinds, shared=shared)
 
 
 def _own_sizes(fields: Fields, name: str) -> tuple[int, ...]:

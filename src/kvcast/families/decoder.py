@@ -6,7 +6,7 @@ minus one). Rotary pairs are in halves of a head. Knows no file format, weights,
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -346,6 +346,18 @@ def scaled_residuals(*, residual: float, embedding: float, epsilon: float) -> di
     if not _LEAST_FACTOR <= residual <= 1 / _LEAST_FACTOR:
         raise KvcastError(f"a factor of {residual} on each block's result is out of range")
     return {"embedding_scale": embedding / residual, "norm_eps": epsilon / residual**2}
+
+
+def sources_of_types(*, kinds: Sequence[Hashable], shared: int) -> tuple[int, ...]:
+    """Return `sources` of layers of which the last `shared` read those of others (Gemma 4).
+
+    Each reads the keys and values of the last layer of its kind that has any.
+    """
+    own = kinds[: len(kinds) - shared]
+    if not set(kinds) <= set(own):
+        raise KvcastError(f"{shared} layers that share caches leave a kind of layers without any")
+    last = {kind: i for i, kind in enumerate(own)}
+    return (*range(len(own)), *(last[kind] for kind in kinds[len(own) :]))
 
 
 def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
