@@ -26,6 +26,7 @@ from kvcast.checkpoints.decoder_types import TYPES
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.families.decoder import DECODER, DecoderDimensions, tensor_shapes
 from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.state_spaces import StateSpace
 from kvcast.spec.rotary import Rotary
 
 COMMON = {
@@ -265,6 +266,30 @@ PUBLISHED = {
             ),
             "head_dim": 256, "kv_heads": 2, "tied": True, "query_key_norm": True,
             "rotary": Rotary(base=10_000_000.0, partial=0.25),
+        },
+    ),
+    "ibm-granite/granite-4.0-h-tiny": (
+        {
+            "model_type": "granitemoehybrid", "vocab_size": 100_352, "hidden_size": 1536,
+            "intermediate_size": 512, "shared_intermediate_size": 1024, "num_hidden_layers": 40,
+            "num_attention_heads": 12, "num_key_value_heads": 4, "num_local_experts": 64,
+            "num_experts_per_tok": 6, "hidden_act": "silu", "max_position_embeddings": 131_072,
+            "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4,
+            "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+            "mamba_n_heads": 48, "mamba_proj_bias": False, "embedding_multiplier": 12,
+            "attention_multiplier": 0.0078125, "residual_multiplier": 0.22, "logits_scaling": 6,
+            "position_embedding_type": "nope", "rms_norm_eps": 1e-5, "rope_theta": 10_000,
+            "tie_word_embeddings": True, "attention_bias": False,
+            "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 4] * 4,
+        },
+        {
+            "mixers": (*("state_space",) * 5, "attention", *("state_space",) * 4) * 4,
+            "state_space": StateSpace(
+                key_heads=1, value_heads=48, key_dim=128, value_dim=64, convolution=4,
+                norm_eps=1e-5,
+            ),
+            "rotary": None, "inner": 512, "experts": 64, "experts_per_token": 6,
+            "shared_inner": 1024, "shared_gated": False, "head_dim": 128, "tied": True,
         },
     ),
     "microsoft/Phi-4-mini-instruct": (

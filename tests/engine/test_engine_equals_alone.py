@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.dimensions import GEMMA3, GEMMA4, LFM2, LLAMA, MISTRAL, QWEN3_5, ROFORMER, SMALL_T5
+from kit.dimensions import (
+    GEMMA3,
+    GEMMA4,
+    GRANITE4,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    QWEN3_5,
+    ROFORMER,
+    SMALL_T5,
+)
 from kit.text_models import model, prompt
 from kvcast import Engine
 from kvcast.text.caller import TextDelta
@@ -131,7 +141,11 @@ ARRIVALS = st.lists(
 )
 
 
-@pytest.mark.parametrize("dimensions", [LFM2, QWEN3_5, GEMMA4], ids=lambda d: d.architecture)
+@pytest.mark.parametrize(
+    "dimensions",
+    [LFM2, QWEN3_5, GEMMA4, pytest.param(GRANITE4, marks=pytest.mark.slow)],
+    ids=lambda d: d.architecture,
+)
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(arrivals=ARRIVALS, rows=st.integers(3, 5), chunk=st.sampled_from([3, 16, 64]))
 def test_prompts_go_on_from_checkpoints_whoever_comes_drafts_and_leaves(

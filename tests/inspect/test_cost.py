@@ -15,6 +15,7 @@ from kit.dimensions import LLAMA, TINY_EN
 from kvcast.errors import UsageError
 from kvcast.families.decoder import DecoderDimensions, tensor_shapes
 from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.state_spaces import StateSpace
 from kvcast.inspect.cost import CostQuery, document, render
 from kvcast.inspect.machine import MachineRates
 from kvcast.inspect.sizes import counted
@@ -91,11 +92,19 @@ def test_attention_counts_each_pair_that_is_seen_and_a_step_reads_what_was_there
     assert work.cached == 2 * 2 * 8 * len(old)
 
 
-DELTA = DeltaNet(key_heads=2, value_heads=4, key_dim=8, value_dim=5, convolution=4)
+STATE = {"key_heads": 2, "value_heads": 4, "key_dim": 8, "value_dim": 5, "convolution": 4}
 OTHERS: list[dict[str, Any]] = [
     {},
     {"mixers": ("convolution", "attention", "attention"), "convolution": 4},
-    {"mixers": ("delta", "attention", "attention"), "delta": DELTA, "attention_gate": True},
+    {
+        "mixers": ("delta", "attention", "attention"),
+        "delta": DeltaNet(**STATE),
+        "attention_gate": True,
+    },
+    {
+        "mixers": ("state_space", "attention", "attention"),
+        "state_space": StateSpace(**STATE, norm_eps=1e-5),
+    },
 ]
 
 
@@ -112,8 +121,8 @@ def test_products_are_those_of_every_matrix_with_every_token(others: dict[str, A
     assert work.keys_values + work.linear == 2 * 7 * sum(matrices.values())
     attending = 2 if others else 3
     assert work.keys_values == 2 * 7 * attending * (2 * 2 * 8 * 24)
-    # A convolution's inputs, or those of a delta net and its matrices, which are written once.
-    channels, matrices = (2 * 16 + 20, 4 * 8 * 5) if sizes.delta else ((3 - attending) * 24, 0)
+    # A convolution's inputs, or those of a layer with matrices, which are written once.
+    channels, matrices = (2 * 16 + 20, 4 * 8 * 5) if sizes.state(0) else ((3 - attending) * 24, 0)
     assert work.written == 7 * (2 * attending * 2 * 8 + channels) + matrices
     # The last token alone meets the head, and so what lies between it and the last cache.
     last = model.call(0, 7)

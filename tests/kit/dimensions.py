@@ -10,6 +10,7 @@ from typing import Any
 from kvcast.families.bart import BartDimensions
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.state_spaces import StateSpace
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.families.whisper import WhisperDimensions
@@ -207,6 +208,18 @@ QWEN3_5 = replace(
     mixers=("delta", "attention", "delta"),
     delta=DeltaNet(key_heads=2, value_heads=4, key_dim=8, value_dim=40, convolution=4),
     attention_gate=True,
+)
+GRANITE4 = replace(
+    MIXTRAL,
+    architecture="granitemoehybrid",
+    windows=(None,) * 3,
+    mixers=("state_space", "attention", "state_space"),
+    state_space=StateSpace(
+        key_heads=2, value_heads=4, key_dim=8, value_dim=40, convolution=4, norm_eps=1e-5, bias=True
+    ),
+    rotary=None,
+    shared_inner=24,
+    shared_gated=False,
 )
 
 GEMMA4 = replace(

@@ -87,6 +87,17 @@ _DELTA_NETS = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+_GRANITE_4 = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
+    "rms_norm_eps": 0.02,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 3,
+}
 _GPT2 = {"num_hidden_layers": 2, "hidden_size": 64, "num_key_value_heads": 4}
 MODELS = {
     "mistral with its window": ("mistral", {"sliding_window": WINDOW}),
@@ -357,11 +368,37 @@ MODELS = {
         "qwen3_5_moe_text",
         {**_DELTA_NETS, **_OF_TWO, **EXPERTS, "shared_expert_intermediate_size": 40},
     ),
+    "granite 4": (
+        "granitemoehybrid",
+        {
+            **_GRANITE_4,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_hidden_layers": 3,
+            "num_local_experts": 0,
+            "mamba_n_groups": 2,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "granite 4 with experts": (
+        "granitemoehybrid",
+        {
+            **_GRANITE_4,
+            **_TWO,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 # Of these there are no graphs.
 WITHOUT_GRAPHS = (
     *("lfm2", "qwen 3.5", "gemma 4 whose layers share caches", "gemma 4 whose keys are values"),
     *("gemma 4 with experts", "gemma 4 unified", "qwen 3 next", "qwen 3.5 with experts"),
+    *("granite 4", "granite 4 with experts"),
 )
 
 

@@ -116,6 +116,30 @@ GRANITE_EXPERT_NAMES = {
 }
 
 
+GRANITE_HYBRID_NAMES = {
+    **GRANITE_EXPERT_NAMES,
+    f"{_LAYER}.feed_forward.gate_up.weight": ("layers.{i}.shared_mlp.input_linear.weight",),
+    f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.shared_mlp.output_linear.weight",),
+    f"{_LAYER}.feed_forward.shared.gate_up.weight": ("layers.{i}.shared_mlp.input_linear.weight",),
+    f"{_LAYER}.feed_forward.shared.down.weight": ("layers.{i}.shared_mlp.output_linear.weight",),
+    **{
+        f"{_LAYER}.state_space.{ours}": (f"layers.{{i}}.mamba.{theirs}",)
+        for ours, theirs in {
+            "in.weight": "in_proj.weight",
+            "in.bias": "in_proj.bias",
+            "kernel": "conv1d.weight",
+            "kernel_bias": "conv1d.bias",
+            "decay": "A_log",
+            "step_bias": "dt_bias",
+            "skip": "D",
+            "norm.weight": "norm.weight",
+            "out.weight": "out_proj.weight",
+            "out.bias": "out_proj.bias",
+        }.items()
+    },
+}
+
+
 GPT_OSS_NAMES = {
     **NAMES,
     f"{_LAYER}.attention.sinks": (f"{_ATTENTION}.sinks",),

@@ -7,6 +7,8 @@ dimensions. Knows no files.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +23,7 @@ from kvcast.checkpoints.decoder_names import (
     GPT2_NAMES,
     GPT_OSS_NAMES,
     GRANITE_EXPERT_NAMES,
+    GRANITE_HYBRID_NAMES,
     LAYER_NORM_NAMES,
     LFM2_NAMES,
     NAMES,
@@ -35,10 +38,11 @@ from kvcast.checkpoints.decoder_names import (
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gpt_oss import experts_by_rows
 from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
-from kvcast.checkpoints.tables import changed, picked
-from kvcast.families.convolutions import CONVOLUTION, DELTA
+from kvcast.checkpoints.tables import changed, picked, reordered
+from kvcast.families.convolutions import CONVOLUTION, DELTA, STATE_SPACE
 from kvcast.families.decoder import DecoderDimensions, scaled_residuals, sources_of_types
 from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.state_spaces import StateSpace
 from kvcast.spec.sizes import MOST_LAYERS
 
 _ACTIVATIONS = {
@@ -58,11 +62,14 @@ def activation_of(fields: Fields) -> str:
     return _ACTIVATIONS[activation]
 
 
-_CONVOLUTION, _DELTA = "conv", "linear_attention"
+_CONVOLUTION, _STATE = "conv", "linear_attention"
 _LARGEST = 2**31
 IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.")
 _QUERY, _GATE = "self_attn.q_proj.weight", "self_attn.gate.weight"
 _DELTA_IN = "linear_attn.in_proj_{}.weight"
+# As files of others and those of transformers 5 have it.
+_UNLIMITED = ([0, math.inf], [0, {"__float__": "Infinity"}])
+_MAMBA_CONVOLUTION = "mamba.conv1d.weight"
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
@@ -455,7 +462,7 @@ def _qwen3_5_restated(fields: Fields) -> dict[str, Any]:
         return {}
     interval = fields.whole("full_attention_interval")
     layers = range(1, fields.whole("num_hidden_layers", most=MOST_LAYERS) + 1)
-    return {"layer_types": [_DELTA if i % interval else FULL for i in layers]}
+    return {"layer_types": [_STATE if i % interval else FULL for i in layers]}
 
 
 def _qwen3_5(fields: Fields) -> dict[str, Any]:
@@ -464,7 +471,7 @@ def _qwen3_5(fields: Fields) -> dict[str, Any]:
     if activation_of(fields) != "silu":
         raise fields.error("hidden_act must be silu: other models are not supported")
     own: dict[str, Any] = {"query_key_norm": True, "attention_gate": True}
-    if _DELTA in fields.values["layer_types"]:
+    if _STATE in fields.values["layer_types"]:
         own["delta"] = fields.make(
             DeltaNet,
             key_heads=fields.whole("linear_num_key_heads"),
@@ -491,6 +498,89 @@ def _qwen3_5_experts_restated(fields: Fields) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "norm_topk_prob": True,
     }
+
+
+def _granite_hybrid_restated(fields: Fields) -> dict[str, Any]:
+    """Return layer types by the names that transformers 5 has for them."""
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        kinds = [_STATE] * fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise fields.error("layer_types must be a list of names")
+    usual = {"mamba": _STATE, "attention": FULL}
+    return {"layer_types": [usual.get(kind, kind) for kind in kinds]}
+
+
+def _granite_hybrid(fields: Fields) -> dict[str, Any]:
+    own = _granite(fields) | _shared_experts(fields)
+    rotation = fields.values.get("position_embedding_type")
+    if rotation not in (None, "nope", "rope"):
+        raise fields.error(f"position_embedding_type {str(rotation)[:40]!r} is not supported")
+    if rotation != "rope":
+        own["rotary"] = None
+    if _STATE in fields.values["layer_types"]:
+        own["state_space"] = _state_space(fields)
+    return own
+
+
+def _shared_experts(fields: Fields) -> dict[str, Any]:
+    """Return sizes of feed-forwards, which all tokens go through and perhaps experts beside."""
+    shared = fields.whole("shared_intermediate_size")
+    if fields.whole("num_local_experts", least=0) == 0:
+        return {"inner": shared}
+    return _experts(fields) | {"shared_inner": shared, "shared_gated": False}
+
+
+def _state_space(fields: Fields) -> StateSpace:
+    if activation_of(fields) != "silu":
+        raise fields.error("hidden_act must be silu: other models are not supported")
+    if fields.values.get("time_step_limit") not in (None, *_UNLIMITED):
+        raise fields.error("time_step_limit is not supported: steps must have none")
+    heads = fields.whole("mamba_n_heads")
+    values = fields.whole("mamba_expand") * fields.whole("hidden_size")
+    size = fields.values.get("mamba_d_head")
+    head_dim = values // heads if size == "auto" else fields.whole("mamba_d_head")
+    if heads * head_dim != values:
+        raise fields.error(
+            f"mamba_n_heads {heads} of mamba_d_head {head_dim} are not mamba_expand times "
+            "hidden_size"
+        )
+    return fields.make(
+        StateSpace,
+        key_heads=fields.whole("mamba_n_groups"),
+        value_heads=heads,
+        key_dim=fields.whole("mamba_d_state"),
+        value_dim=head_dim,
+        convolution=fields.whole("mamba_d_conv"),
+        convolution_bias=fields.flag("mamba_conv_bias"),
+        bias=fields.flag("mamba_proj_bias"),
+        norm_eps=fields.positive("rms_norm_eps"),
+    )
+
+
+def _keys_first(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Reorder Mamba's channels, which are values, keys and queries after a gate, as delta nets'."""
+    space = dimensions.state_space
+    if space is None:
+        return dict(own)
+    values, keys, channels = space.values, space.keys, space.channels
+    order = np.r_[values + keys : channels, values : values + keys, :values]
+    whole = np.r_[values + order, :values, values + channels : sum(space.projected)]
+    moves: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+        "mamba.in_proj.weight": itemgetter(whole),
+        "mamba.in_proj.bias": itemgetter(whole),
+        "mamba.conv1d.bias": itemgetter(order),
+        _MAMBA_CONVOLUTION: partial(np.take, indices=order, axis=1),
+    }
+    moved = dict(own)
+    for name, tensor in own.items():
+        for end, move in moves.items():
+            if name.endswith(end):
+                change = changed if end == _MAMBA_CONVOLUTION else reordered
+                moved[name] = change(tensor, move)
+    return moved
 
 
 def _always_windowed(fields: Fields, _layer: int) -> bool:
@@ -754,7 +844,7 @@ _QWEN3_5 = DecoderType(
     particulars=_qwen3_5,
     restated=_qwen3_5_restated,
     names=QWEN3_5_NAMES,
-    mixers={_DELTA: DELTA},
+    mixers={_STATE: DELTA},
     kernels=("linear_attn.conv1d.weight",),
     norms_less_one=True,
     whole_norms=("linear_attn.norm.weight",),
@@ -892,6 +982,31 @@ TYPES: Mapping[str, DecoderType] = {
         _GRANITE,
         particulars=lambda fields: _granite(fields) | _experts(fields),
         names=GRANITE_EXPERT_NAMES,
+    ),
+    "granitemoehybrid": replace(
+        _GRANITE,
+        defaults={
+            **_GRANITE.defaults,
+            "intermediate_size": 11_008,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+        particulars=_granite_hybrid,
+        names=GRANITE_HYBRID_NAMES,
+        spelling={"layers_block_type": "layer_types"},
+        restated=_granite_hybrid_restated,
+        mixers={_STATE: STATE_SPACE},
+        kernels=(_MAMBA_CONVOLUTION,),
+        prepare=_keys_first,
     ),
     "smollm3": DecoderType(
         defaults={

@@ -11,11 +11,17 @@ from kvcast.errors import KvcastError
 from kvcast.families.blocks import LENGTHS
 from kvcast.families.caches import CacheLayers
 from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.state_spaces import StateSpace
 from kvcast.spec.program import Constant, Node
 from kvcast.spec.sizes import require_one_of
 from kvcast.spec.writer import ProgramWriter
 
-ATTENTION, CONVOLUTION, DELTA = MIXERS = ("attention", "convolution", "delta")
+ATTENTION, CONVOLUTION, DELTA, STATE_SPACE = MIXERS = (
+    "attention",
+    "convolution",
+    "delta",
+    "state_space",
+)
 """How positions of a layer are mixed."""
 _LONGEST = 1024
 
@@ -44,6 +50,10 @@ class ConvolvingSizes(Protocol):
         """Sizes of layers with delta nets."""
 
     @property
+    def state_space(self) -> StateSpace | None:
+        """Sizes of layers with state spaces."""
+
+    @property
     def convolution(self) -> int:
         """Length of a convolution."""
 
@@ -60,8 +70,9 @@ def check(sizes: ConvolvingSizes) -> None:
         require_one_of("a layer's mixer", mixer, MIXERS)
         if window and mixer != ATTENTION:
             raise KvcastError("only attention has windows")
-    if (DELTA in sizes.mixers) != (sizes.delta is not None):
-        raise KvcastError("layers with delta nets have sizes, and others have none")
+    for mixer, sizes_of_it in ((DELTA, sizes.delta), (STATE_SPACE, sizes.state_space)):
+        if (mixer in sizes.mixers) != (sizes_of_it is not None):
+            raise KvcastError("layers with states have sizes, and others have none")
     if sizes.post_norms and set(sizes.mixers) - {ATTENTION}:
         raise KvcastError("only attention has norms after it")
     if CONVOLUTION not in sizes.mixers:

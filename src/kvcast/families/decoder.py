@@ -27,9 +27,10 @@ from kvcast.families.blocks import (
     written,
 )
 from kvcast.families.caches import CacheLayers, KeysAndValues, self_caches
-from kvcast.families.convolutions import ATTENTION, DELTA
+from kvcast.families.convolutions import ATTENTION, DELTA, STATE_SPACE
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.programs import ProgramSignature, decode_program
+from kvcast.families.state_spaces import StateSpace
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.runtimes import CALIBRATED
@@ -94,6 +95,7 @@ class DecoderDimensions:
         experts_normalised: whether the shares of a token's experts sum to 1 (Mixtral), and not
             those of all (Qwen 2).
         shared_inner: inner width of an expert that all tokens go through (Qwen 2); 0: none.
+        shared_gated: whether each token has a share of it (not Granite 4).
         dense_layers: numbers of layers that have one feed-forward instead of experts.
         dense_inner: inner width of their feed-forward.
         expert_bias: whether the router and the experts' matrices have biases (GPT-OSS).
@@ -108,6 +110,7 @@ class DecoderDimensions:
         convolution: length of a convolution, its own position included; 0: there is none.
         convolution_bias: whether convolutions and their projections have biases.
         delta: sizes of layers with delta nets (Qwen 3.5).
+        state_space: sizes of layers with state spaces (Granite 4).
         attention_gate: whether attention is multiplied by the sigmoid of a projection (Qwen 3.5).
         layer_head_dims: size of a head of each layer, where layers differ (Gemma 4).
         layer_kv_heads: number of key and value heads of each layer, where layers differ.
@@ -159,6 +162,7 @@ class DecoderDimensions:
     experts_per_token: int = 0
     experts_normalised: bool = True
     shared_inner: int = 0
+    shared_gated: bool = True
     dense_layers: tuple[int, ...] = ()
     dense_inner: int = 0
     expert_bias: bool = False
@@ -170,6 +174,7 @@ class DecoderDimensions:
     convolution: int = 0
     convolution_bias: bool = False
     delta: DeltaNet | None = None
+    state_space: StateSpace | None = None
     attention_gate: bool = False
     layer_head_dims: tuple[int, ...] = ()
     layer_kv_heads: tuple[int, ...] = ()
@@ -303,6 +308,11 @@ class DecoderDimensions:
         shared = (i for i, source in enumerate(self.sources) if source != i)
         return next(shared, self.layers)
 
+    def state(self, layer: int) -> DeltaNet | StateSpace | None:
+        """Return the sizes of a layer's state; None where it has none."""
+        states = {DELTA: self.delta, STATE_SPACE: self.state_space}
+        return states.get(self.mixer(layer))
+
     def rotary_of(self, layer: int) -> Rotary | None:
         """Return the rotary embedding of a layer; None where there is none."""
         if layer in self.unrotated:
@@ -320,6 +330,7 @@ class DecoderDimensions:
                 "windows": tuple(fields["windows"]),
                 "mixers": tuple(fields.get("mixers", ())),
                 "delta": (sizes := fields.get("delta")) and DeltaNet(**sizes),
+                "state_space": (sizes := fields.get("state_space")) and StateSpace(**sizes),
                 **{name: tuple(fields.get(name, ())) for name in _OF_LAYERS},
                 **{name: part and Rotary(**part) for name, part in rotaries.items()},
             }
@@ -420,8 +431,8 @@ def _mixer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int,
     """Return the tensors of what mixes positions: attention or another layer in its place."""
     if dimensions.mixer(i) == ATTENTION:
         return _attention_shapes(dimensions, i)
-    if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
-        return dimensions.delta.shapes(dimensions.width)
+    if state := dimensions.state(i):
+        return state.shapes(dimensions.width)
     return convolutions.shapes(dimensions)
 
 
@@ -483,9 +494,8 @@ def caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
 
 
 def _other_cache(dimensions: DecoderDimensions, i: int) -> CacheLayers:
-    if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
-        return dimensions.delta.cache()
-    return convolutions.inputs_cache(dimensions)
+    state = dimensions.state(i)
+    return state.cache() if state else convolutions.inputs_cache(dimensions)
 
 
 def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
@@ -578,8 +588,11 @@ def _mixed(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i:
     """Return what attention, or another layer in its place, has before its last product."""
     if dimensions.mixer(i) == ATTENTION:
         return _attention(write, before, dimensions, i)
-    if dimensions.mixer(i) == DELTA and dimensions.delta is not None:
-        return dimensions.delta.mixed(write, before, i, dimensions.norm_eps)
+    match dimensions.state(i):
+        case DeltaNet() as net:
+            return net.mixed(write, before, i, dimensions.norm_eps)
+        case StateSpace() as space:
+            return space.mixed(write, before, i)
     return convolutions.convolved(write, before, dimensions, i)
 
 
@@ -590,8 +603,12 @@ def _projected(
     layer = f"decoder.layers.{i}"
     if dimensions.mixer(i) == ATTENTION:
         return _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
-    if dimensions.mixer(i) == DELTA:
-        return write.linear(mixed, f"{layer}.delta.out", residual=x)
+    match dimensions.state(i):
+        case DeltaNet():
+            return write.linear(mixed, f"{layer}.delta.out", residual=x)
+        case StateSpace() as space:
+            out = f"{layer}.state_space.out"
+            return write.linear(mixed, out, bias=space.bias, residual=x)
     bias = dimensions.convolution_bias
     return write.linear(mixed, f"{layer}.convolution.out", bias=bias, residual=x)
 
@@ -758,6 +775,8 @@ def constants(
     if dimensions.value_norm:
         for size in {dimensions.head_dim_of(i) for i in range(dimensions.reading)}:
             tables[_NO_WEIGHT.format(size)] = np.ones(size, np.float32)
+    if space := dimensions.state_space:
+        tables |= space.constants()
     return tables
 
 

@@ -1,66 +1,24 @@
-"""Layers of decoders whose memory is a matrix that each token rewrites: delta nets (Qwen 3.5).
+"""Layers with gated delta nets (Qwen 3.5).
 
-Queries, keys and values are convolved with those before, as the inputs of
-`kvcast.families.convolutions` are; the result of each head is normed and multiplied by a gate.
-Knows no other layers.
+A matrix of each head decays, and is then corrected so that it gives a position's value for its key;
+the result of each head is normed and multiplied by a gate. Knows no other layers.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from kvcast.errors import KvcastError
 from kvcast.families.blocks import LENGTHS
-from kvcast.families.caches import CacheLayers
+from kvcast.families.states import StateSizes
 from kvcast.spec.program import Constant, Node
-from kvcast.spec.sizes import require_positive
 from kvcast.spec.writer import ProgramWriter
-
-_LONGEST_CONVOLUTION, _LARGEST_HEAD = 1024, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaNet:
-    """Sizes of such layers.
+class DeltaNet(StateSizes):
+    """Sizes of such layers."""
 
-    Attributes:
-        key_heads: number of heads of queries and keys.
-        value_heads: number of heads of values, and of matrices; a multiple.
-        key_dim: size of a head of queries and keys.
-        value_dim: size of a head of values.
-        convolution: length of the convolution, its own position included.
-
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    convolution: int
-
-    def __post_init__(self) -> None:
-        require_positive(**vars(self))
-        if self.value_heads % self.key_heads:
-            raise KvcastError(
-                f"{self.value_heads} heads of values are not a multiple of {self.key_heads} of keys"
-            )
-        if self.convolution > _LONGEST_CONVOLUTION:
-            raise KvcastError(f"a convolution of {self.convolution} positions is not possible")
-        if max(self.key_dim, self.value_dim) > _LARGEST_HEAD:
-            raise KvcastError("a delta net's heads are larger than any model's")
-
-    @property
-    def keys(self) -> int:
-        """Size of a position's keys, and of its queries."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        """Size of a position's values."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Number of channels that are convolved: queries, keys and values."""
-        return 2 * self.keys + self.values
+    products: ClassVar[int] = 3
+    """Products of a position with each number of a matrix."""
 
     @property
     def projected(self) -> tuple[int, ...]:
@@ -77,18 +35,6 @@ class DeltaNet:
             "delta.norm.weight": (self.value_dim,),
             "delta.out.weight": (width, self.values),
         }
-
-    def cache(self) -> CacheLayers:
-        """Describe the cache of a layer."""
-        return CacheLayers(
-            kind="state",
-            layers=1,
-            heads=self.value_heads,
-            capacity=self.key_dim,
-            head_dim=self.value_dim,
-            length=self.convolution,
-            channels=self.channels,
-        )
 
     def mixed(self, write: ProgramWriter, normed: Node, i: int, epsilon: float) -> Node:
         """Mix the positions of layer i, [rows, new, width], before its last projection."""

@@ -2,8 +2,8 @@
 
 Tensors of a block: `router.weight` [experts, width]; `gate_up` [experts, 2 * inner, width] and
 `down` [experts, width, inner], a matrix for each expert; perhaps biases of these; of a shared
-expert `shared.gate_up`, `shared.down`, and `shared.gate.weight` [1, width], a token's share of it
-before a sigmoid. Experts beside a feed-forward (Gemma 4) have a norm before their router and
+expert `shared.gate_up`, `shared.down`, and perhaps `shared.gate.weight` [1, width], a token's share
+of it before a sigmoid. Experts beside a feed-forward (Gemma 4) have a norm before their router and
 `scales` [experts], factors on their shares.
 """
 
@@ -51,6 +51,10 @@ class MixtureSizes(Protocol):
     @property
     def shared_inner(self) -> int:
         """Inner width of an expert that all tokens go through; 0: none."""
+
+    @property
+    def shared_gated(self) -> bool:
+        """Whether each token has a share of that expert."""
 
     @property
     def expert_bias(self) -> bool:
@@ -134,8 +138,9 @@ def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
         shapes |= {
             "shared.gate_up.weight": (2 * shared, width),
             "shared.down.weight": (width, shared),
-            "shared.gate.weight": (1, width),
         }
+        if sizes.shared_gated:
+            shapes["shared.gate.weight"] = (1, width)
     return shapes
 
 
@@ -164,13 +169,18 @@ def mixture(
     each = sizes.experts_per_token
     mixed = write.step("mixture_of_experts", tokens, router, *matrices, each, **options)
     if sizes.shared_inner:
-        mixed = write.step("add", mixed, _shared(write, tokens, f"{block}.shared", sizes))
+        mixed = _shared(write, mixed, tokens, f"{block}.shared", sizes)
     return write.step("view", mixed, [write.size(normed, 0), write.size(normed, 1), sizes.width])
 
 
-def _shared(write: ProgramWriter, tokens: Node, block: str, sizes: MixtureSizes) -> Node:
-    """Send all tokens through the expert that they share, times a sigmoid of its gate."""
+def _shared(
+    write: ProgramWriter, mixed: Node, tokens: Node, block: str, sizes: MixtureSizes
+) -> Node:
+    """Add the expert that all tokens share, which may be multiplied by a sigmoid of its gate."""
     inner = write.linear(tokens, f"{block}.gate_up", gate=sizes.activation)
+    if not sizes.shared_gated:
+        return write.linear(inner, f"{block}.down", residual=mixed)
     half = write.step("mul", write.linear(tokens, f"{block}.gate"), 0.5)
     share = write.step("mul", write.step("add", write.step("tanh", half), 1.0), 0.5)
-    return write.step("mul", write.linear(inner, f"{block}.down"), share)
+    shared = write.step("mul", write.linear(inner, f"{block}.down"), share)
+    return write.step("add", mixed, shared)

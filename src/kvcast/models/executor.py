@@ -30,9 +30,9 @@ from kvcast.models.ops.convolution import (
     packed_short_convolution,
     short_convolution,
 )
-from kvcast.models.ops.delta import delta_rule, packed_delta_rule
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.models.ops.relative import relative_scores
+from kvcast.models.ops.states import delta_rule, packed_states, selective_scan
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.self_attention import SelfAttention, SharedAttention
 
@@ -123,6 +123,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "channel_convolution": _activated(channel_convolution),
     "relative_scores": relative_scores,
     "rewrite": Tensor.copy_,
+    "selective_scan": selective_scan,
     "mixture_of_experts": mixture_of_experts,
     "tanh": torch.tanh,
     "add": torch.add,
@@ -334,26 +335,21 @@ class TorchProgram(nn.Module):
         ) -> Tensor:
             return packed_short_convolution(x[0], kernel, bias, past, rows, counts, lengths)[None]
 
-        def correct(
-            x: Tensor,
-            share: Tensor,
-            step: Tensor,
-            decay: Tensor,
-            bias: Tensor,
-            state: Tensor,
-            _: Tensor,
-            heads: int,
-        ) -> Tensor:
-            of_positions = x[0], share[0], step[0]
-            return packed_delta_rule(
-                *of_positions, decay, bias, state, rows, counts, lengths, heads
-            )[None]
+        def rewriting(operation: Operation, of_positions: int) -> Operation:
+            def rewrite(*arguments: Any) -> Tensor:
+                *given, state, _, heads = arguments
+                parts = [part[0] for part in given[:of_positions]]
+                held = state, rows, counts, lengths, heads
+                return packed_states(operation, parts, given[of_positions:], *held)[None]
+
+            return rewrite
 
         given = (tokens_n[None], lengths[:1], offsets, *caches)
         others: dict[str, Operation] = {
             "shared_attention": attend_elsewhere,
             "short_convolution": convolve,
-            "delta_rule": correct,
+            "delta_rule": rewriting(delta_rule, 3),
+            "selective_scan": rewriting(selective_scan, 2),
             "positions": positions,
         }
         return self.run(given, self_attention=attend, **others)[0][0]

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 _VERSION, _READ = 2, (1, 2)  # 1 has no products with gates
-WRITES = frozenset({"self_attention", "short_convolution", "delta_rule", "rewrite"})
+WRITES = frozenset(
+    {"self_attention", "short_convolution", "delta_rule", "selective_scan", "rewrite"}
+)
 """Operations that write to their arguments, so that they stay although nothing reads them."""
 
 

@@ -158,8 +158,56 @@ void hold_rows(const Instructions& with, Random& random) {
   with.rows.gate(activation, x.data(), bias.data(), width, out.data());
   plain.rows.gate(activation, x.data(), bias.data(), width, expected.data());
   check(1e-5f);
+  const float* const inputs[] = {gain.data(), bias.data()};
+  with.rows.convolve(inputs, 2, x.data(), 0, biases, width, out.data());
+  plain.rows.convolve(inputs, 2, x.data(), 0, biases, width, expected.data());
+  check(1e-4f);
+  with.rows.gate(activation, x.data(), bias.data(), width, out.data());
   with.rows.gate(activation, x.data(), bias.data(), width, x.data());
   CHECK(same_bits(x.data(), out.data(), width * sizeof(float)));
+}
+
+// Positions together have the bits of positions that come one after the other.
+void hold_states(const Instructions& with, Random& random) {
+  const int positions = 1 + below(random, 6), key_dim = 1 + below(random, 20), columns = 1 + below(random, STATE_COLUMNS);
+  const size_t stride = 2 * key_dim + 1, state_stride = columns + below(random, 3);
+  Floats keys((positions - 1) * stride + 2 * key_dim), value(positions * columns), gates(2 * positions);
+  Floats state((key_dim - 1) * state_stride + columns), expected_state(state.size()), alone_state(state.size());
+  Floats out(positions * columns), expected(positions * columns), alone(positions * columns);
+  fill(random, keys, 0.2f);
+  fill(random, value);
+  fill(random, gates);
+  fill(random, state);
+  std::copy_n(state.data(), state.size(), expected_state.data());
+  std::copy_n(state.data(), state.size(), alone_state.data());
+  StateColumns w{};
+  w.positions = positions;
+  w.key_dim = key_dim;
+  w.columns = columns;
+  w.corrects = below(random, 2);
+  w.skip = below(random, 2) ? number(random) : 0;
+  w.query = keys.data();
+  w.key = keys.data() + key_dim;
+  w.stride = stride;
+  w.value = value.data();
+  w.value_stride = w.out_stride = columns;
+  w.kept = gates.data();
+  w.share = gates.data() + positions;
+  w.state = state.data();
+  w.state_stride = state_stride;
+  w.out = out.data();
+  with.rows.state(w);
+  w.state = expected_state.data();
+  w.out = expected.data();
+  plain.rows.state(w);
+  for (int i = 0; i < positions * columns; i++) CHECK(near(out[i], expected[i], 1e-4f));
+  w.state = alone_state.data();
+  w.out = alone.data();
+  w.positions = 1;
+  for (int s = 0; s < positions; s++, w.query += stride, w.key += stride, w.value += columns, w.kept++, w.share++, w.out += columns)
+    with.rows.state(w);
+  CHECK(same_bits(alone.data(), out.data(), out.size() * sizeof(float)));
+  CHECK(same_bits(alone_state.data(), state.data(), state.size() * sizeof(float)));
 }
 
 void hold_rotations(const Instructions& with, Random& random) {
@@ -525,7 +573,7 @@ int main(int, char** words) {
   const int trials = std::atoi(words[2]);
   for (const Instructions* with : sets()) {
     for (int i = 0; i < trials; i++)
-      for (const auto hold : {hold_products, hold_endings, hold_rows, hold_rotations, hold_codes, hold_attention,
+      for (const auto hold : {hold_products, hold_endings, hold_rows, hold_states, hold_rotations, hold_codes, hold_attention,
                               hold_encoder_attention, hold_scores, hold_tiles}) {
         hold(*with, random);
         check_released();

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.dimensions import CROSS_BIASED_T5, DECODERS, GEMMA4, LFM2, QWEN3_5, SMALL, SMALL_T5, UNILMS
+from kit.dimensions import (
+    CROSS_BIASED_T5,
+    DECODERS,
+    GEMMA4,
+    GRANITE4,
+    LFM2,
+    QWEN3_5,
+    SMALL,
+    SMALL_T5,
+    UNILMS,
+)
 from kit.models import lazy_tensors, random_programs, random_tensors, write
 from kit.tiny_gguf import tiny_llama
 from kvcast.bundle.manifest import read_bundle
@@ -26,7 +36,7 @@ from kvcast.spec.file_rows import FileRows
 from kvcast.spec.runtimes import BundlePrecision
 from runtimes.native.native_calls import looked_up
 
-MODELS = [SMALL, SMALL_T5, CROSS_BIASED_T5, *DECODERS, LFM2, QWEN3_5, GEMMA4, *UNILMS]
+MODELS = [SMALL, SMALL_T5, CROSS_BIASED_T5, *DECODERS, LFM2, QWEN3_5, GEMMA4, GRANITE4, *UNILMS]
 
 
 def checkpoint_of(dimensions: Any) -> Checkpoint:

@@ -89,9 +89,10 @@ def answer(runner: Machine, up: Matrix, down: Matrix, row: Floats) -> Floats:
     """Return one expert's result for a token."""
     hidden, inner = product(runner, up, row), down.shape[1]
     gated = np.empty((1, inner), np.float32)
-    words = (address(hidden), address(hidden[:, inner:]), 2 * inner, 1, inner, Activation.SILU)
+    halves = (address(hidden), 2 * inner, address(hidden[:, inner:]), 2 * inner)
     codes = Rounded(1, inner)
-    call(runner, Operation.GATED, *words, *flat(gated), address(codes.data))
+    words = (*halves, 1, inner, Activation.SILU, *flat(gated), address(codes.data))
+    call(runner, Operation.GATED, *words)
     out = np.empty((1, down.shape[0]), np.float32)
     given = gated if down.format == Format.F32 else codes
     multiply(runner, down, down.packed(runner), given, out=out)

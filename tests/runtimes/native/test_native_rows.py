@@ -10,6 +10,7 @@ from kit.dimensions import (
     CROSS_BIASED_T5,
     GEMMA3,
     GEMMA4,
+    GRANITE4,
     LFM2,
     LLAMA,
     MIXTRAL,
@@ -35,6 +36,7 @@ each_decoder = pytest.mark.parametrize(
         "lfm2",
         "qwen 3.5",
         "gemma 4",
+        "granite 4",
     ],
 )
 SOURCES = {SMALL: speech, SMALL_T5: text}
@@ -46,6 +48,7 @@ DECODERS = {
     "lfm2": LFM2,
     "qwen 3.5": QWEN3_5,
     "gemma 4": GEMMA4,
+    "granite 4": GRANITE4,
 }
 
 

@@ -116,8 +116,8 @@ def test_a_gate_after_a_product_is_one_of_its_own(
         both = np.zeros((rows, 2 * inner), np.float32)
         multiply(runner, matrix, packed, given_x, out=both)
         expected, codes = np.zeros((rows, inner), np.float32), Rounded(rows, inner)
-        words = [address(both), address(both) + 4 * inner, 2 * inner, rows, inner, activation]
-        call(runner, Operation.GATED, *words, *flat(expected), address(codes.data))
+        words = [address(both), 2 * inner, address(both) + 4 * inner, 2 * inner, rows, inner]
+        call(runner, Operation.GATED, *words, activation, *flat(expected), address(codes.data))
         out, to = strided(np.zeros_like(expected), inner + pad), Rounded(rows, inner)
         multiply(runner, matrix, packed, given_x, activation=activation, gated=True, out=out, to=to)
         assert np.array_equal(out, expected)

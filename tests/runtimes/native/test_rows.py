@@ -114,10 +114,10 @@ def test_gates(seed: int, shape: tuple[int, int], pad: int, activation: Activati
     ups = rng.uniform(-1, 1, width).astype(np.float32)
 
     def run(runner: Machine, rows: Floats, out: Floats | None, to: Rounded | None) -> None:
-        up = strided(np.tile(ups, (len(rows), 1)), rows.strides[0] // 4)
+        up = strided(np.tile(ups, (len(rows), 1)), width + 3)
         call(
-            runner, Operation.GATED, address(rows), address(up), rows.strides[0] // 4,
-            *rows.shape, activation, *flat(out), address(to.data if to else None),
+            runner, Operation.GATED, *flat(rows), *flat(up), *rows.shape, activation, *flat(out),
+            address(to.data if to else None),
         )  # fmt: skip
 
     check(run, gate, pad, activated(activation, gate.astype(np.float64)) * ups)

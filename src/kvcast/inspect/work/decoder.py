@@ -11,15 +11,17 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from kvcast.families.caches import KEY_VALUE
-from kvcast.families.convolutions import ATTENTION, CONVOLUTION, DELTA
+from kvcast.families.convolutions import ATTENTION, CONVOLUTION
 from kvcast.families.decoder import DECODER, DecoderDimensions
+from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.state_spaces import StateSpace
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
 
 _MATRIX = re.compile(r"decoder\.layers\.(\d+)\.(?!.*(?:kernel|bias)$)")
 """Names of layers' matrices and of smaller tensors, but not of what no product is made with."""
 _BEFORE_MIXING = (
     *(".attention.qkv.weight", ".attention.gate.weight"),
-    *(".convolution.in.weight", ".delta.in.weight"),
+    *(".convolution.in.weight", ".delta.in.weight", ".state_space.in.weight"),
 )
 
 
@@ -82,7 +84,7 @@ class DecoderWork(DecoderOnlyWork):
         return Work(
             keys_values=2 * each * sum(of.keys_values for of in self._matrices),
             linear=2 * (each * self._projection + rows * multiplied),
-            attention=2 * (2 * rows * attention + 3 * each * self._states),
+            attention=2 * (2 * rows * attention + each * self._rewriting),
             head=2 * rows * asked * sizes.vocab_size * sizes.width,
             weights=self._weights(each),
             matrices=self._projection
@@ -110,11 +112,11 @@ class DecoderWork(DecoderOnlyWork):
             held = min(capacity, positions)
             numbers = 2 * held * sum(layer.heads * layer.head_dim for layer in alike)
             kinds.append(CacheKind(kind=kind, layers=len(alike), positions=held, numbers=numbers))
-        if layers := layers_of[CONVOLUTION] + layers_of[DELTA]:
+        if layers := layers_of[CONVOLUTION] + len(self._state_layers):
             held = min(positions, max(length for _, _, length in self._convolved) - 1)
             numbers = self._inputs(positions)
             kinds.append(CacheKind(kind="inputs", layers=layers, positions=held, numbers=numbers))
-        if layers := layers_of[DELTA]:
+        if layers := len(self._state_layers):
             states = CacheKind(kind="state", layers=layers, positions=1, numbers=self._states)
             kinds.append(states)
         return tuple(kinds)
@@ -166,10 +168,13 @@ class DecoderWork(DecoderOnlyWork):
         """Layers with convolutions, channels of each, and the convolutions' lengths."""
         sizes = self.dimensions
         convolved = [(self._layers[CONVOLUTION], sizes.width, sizes.convolution)]
-        if sizes.delta is not None:
-            delta = sizes.delta
-            convolved.append((self._layers[DELTA], delta.channels, delta.convolution))
-        return convolved
+        return convolved + [(1, state.channels, state.convolution) for state in self._state_layers]
+
+    @cached_property
+    def _state_layers(self) -> list[DeltaNet | StateSpace]:
+        """Sizes of each layer with a state."""
+        states = map(self.dimensions.state, range(self.dimensions.layers))
+        return [state for state in states if state is not None]
 
     @property
     def _channels(self) -> int:
@@ -186,9 +191,13 @@ class DecoderWork(DecoderOnlyWork):
 
     @property
     def _states(self) -> int:
-        """Numbers of all delta nets' matrices."""
-        delta = self.dimensions.delta
-        return 0 if delta is None else self._layers[DELTA] * delta.values * delta.key_dim
+        """Numbers of all states."""
+        return sum(state.values * state.key_dim for state in self._state_layers)
+
+    @property
+    def _rewriting(self) -> int:
+        """Number of products that a position has with all states."""
+        return sum(state.products * state.values * state.key_dim for state in self._state_layers)
 
     def _weights(self, tokens: int) -> int:
         sizes = self.dimensions

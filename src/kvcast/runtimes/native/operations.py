@@ -287,14 +287,13 @@ def _norm(
 def _gated(builder: Builder, gate: Value, up: Value, *, activation: str) -> Value:
     _expect(gate.sizes == up.sizes, "a gate")
     gates, ups = builder.lines(gate), builder.lines(up)
-    if gates.stride != ups.stride:
-        gates, ups = (builder.lines(builder.copied(half, Dtype.F32)) for half in (gate, up))
     out = Value.fresh(gate.sizes, Dtype.F32)
     builder.emit(
         Operation.GATED,
         gate=gates.value.address,
-        up=ups.value.address,
         stride=gates.stride,
+        up=ups.value.address,
+        up_stride=ups.stride,
         rows=gates.rows,
         width=gates.width,
         activation=int(Activation[activation.upper()]),
@@ -558,19 +557,53 @@ def _delta_rule(
     lengths: Value,
     key_heads: int,
 ) -> Value:
+    given = decay, bias, state, lengths, key_heads
+    return _rewritten(builder, x, share, step, *given, skip=None)
+
+
+def _selective_scan(
+    builder: Builder,
+    x: Value,
+    step: Value,
+    decay: NDArray[Any],
+    bias: NDArray[Any],
+    skip: NDArray[Any],
+    state: Value,
+    lengths: Value,
+    key_heads: int,
+) -> Value:
+    given = decay, bias, state, lengths, key_heads
+    return _rewritten(builder, x, None, step, *given, skip=skip)
+
+
+def _rewritten(
+    builder: Builder,
+    x: Value,
+    share: Value | None,
+    step: Value,
+    decay: NDArray[Any],
+    bias: NDArray[Any],
+    state: Value,
+    lengths: Value,
+    key_heads: int,
+    *,
+    skip: NDArray[Any] | None,
+) -> Value:
     rows, new, width = x.sizes
     held, heads, key_dim, value_dim = state.sizes
     _expect(held == rows and key_heads > 0 and heads % key_heads == 0, "heads of a state")
     _expect(width == 2 * key_heads * key_dim + heads * value_dim, "heads of a state")
     _expect(_is_cache(state) and state.dtype == Dtype.F32, "a state")
     _expect(state.strides[1] == key_dim * value_dim, "a state")
-    _expect(share.sizes == step.sizes == (rows, new, heads), "gates of a state")
-    for array in (decay, bias):
-        _expect(array.shape == (heads,) and array.dtype == np.float32, "gates of a state")
+    for gate in filter(None, (share, step)):
+        _expect(gate.sizes == (rows, new, heads), "gates of a state")
+    for array in (decay, bias, skip):
+        fits = array is None or (array.shape == (heads,) and array.dtype == np.float32)
+        _expect(fits, "gates of a state")
     _expect_lengths(lengths, rows)
     out = Value.fresh((rows, new, heads * value_dim), Dtype.F32)
     builder.emit(
-        Operation.DELTA_RULE,
+        Operation.REWRITE_STATES,
         rows=rows,
         new_positions=new,
         key_heads=key_heads,
@@ -578,10 +611,11 @@ def _delta_rule(
         key_dim=key_dim,
         value_dim=value_dim,
         x=flat(builder.lines(x)),
-        share=flat(builder.lines(share)),
+        share=_flat_words(NOTHING, 0) if share is None else flat(builder.lines(share)),
         step=flat(builder.lines(step)),
         decay=builder.outer(decay).address,
         bias=builder.outer(bias).address,
+        skip=NOTHING if skip is None else builder.outer(skip).address,
         state=state.address,
         state_stride=state.strides[0],
         lengths=lengths.address,
@@ -881,6 +915,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "channel_convolution": _channel_convolution,
     "relative_scores": _relative_scores,
     "rewrite": _rewrite,
+    "selective_scan": _selective_scan,
     "cross_attention": _cross_attention,
     "encoder_attention": _encoder_attention,
     "add": _pointwise(Element.ADD),

@@ -48,7 +48,8 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
   });
 }
 
-#include "delta_columns.hpp"
+#include "convolved_channels.hpp"
+#include "state_columns.hpp"
 
 }  // namespace
 
@@ -56,7 +57,7 @@ AVX2_END
 
 }  // namespace with_avx2
 
-const Rows avx2_rows = {with_avx2::layer_norm, with_avx2::rms_norm, with_avx2::gate, with_avx2::delta_columns};
+const Rows avx2_rows = {with_avx2::layer_norm, with_avx2::rms_norm, with_avx2::gate, with_avx2::state_columns, with_avx2::convolve};
 
 }  // namespace kvcast
 #endif

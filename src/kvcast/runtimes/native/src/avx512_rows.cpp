@@ -54,13 +54,21 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
   });
 }
 
-#include "delta_columns.hpp"
+constexpr int FLOATS = 16;  // of a Vector
+
+INLINE Vector load(const float* from) { return _mm512_loadu_ps(from); }
+INLINE Vector load(const float* from, int count) { return _mm512_maskz_loadu_ps(first(count), from); }
+INLINE void store(float* to, Vector x) { _mm512_storeu_ps(to, x); }
+INLINE void store(float* to, int count, Vector x) { _mm512_mask_storeu_ps(to, first(count), x); }
+
+#include "convolved_channels.hpp"
+#include "state_columns.hpp"
 
 }  // namespace
 
 AVX512_END
 
-const Rows avx512_rows = {layer_norm, rms_norm, gate, delta_columns};
+const Rows avx512_rows = {layer_norm, rms_norm, gate, state_columns, convolve};
 
 }  // namespace kvcast
 #endif

@@ -149,7 +149,7 @@ void mix_experts(Machine& machine, const Mixture& of) {
     float* floats = gated_lines.floats(0);
     const size_t stride = 2 * static_cast<size_t>(inner), out_stride = inner;
     const RowRange gate = {hidden, stride, count, inner, floats, out_stride, floats ? nullptr : &codes};
-    gated(machine, gate, hidden + inner, of.activation);
+    gated(machine, gate, hidden + inner, stride, of.activation);
     product(machine, matrix_of(of.down, expert), count, gated_lines, 0, answers.floats(first));
   }
   for_rows(machine, of.tokens, width, [&](int token) {

@@ -94,19 +94,20 @@ struct Products {
   const Tiles& of(Format format) const { return tiles[static_cast<int>(format)]; }
 };
 
-constexpr int DELTA_COLUMNS = 32;  // of a matrix that stays in the first cache
+constexpr int STATE_COLUMNS = 32;  // of a matrix that stays in the first cache
 
 // Some columns of the matrix of a head of a row, for new positions. Strides in numbers, from position to position.
-struct DeltaColumns {
+struct StateColumns {
   int positions, key_dim, columns;
-  const float* query;  // [key_dim], of unit length and scaled; likewise key
+  bool corrects;       // whether the share is of what the matrix lacks for its key, and not of the value
+  float skip;          // share of the value that is added to a position's result
+  const float* query;  // [key_dim]; likewise key
   const float* key;
   size_t stride;
   const float* value;  // [columns]
   size_t value_stride;
-  const float* kept;   // what the matrix is multiplied by, and the share of what it lacks that is added
+  const float* kept;   // of each position what the matrix is multiplied by, and the share that is added
   const float* share;
-  size_t gate_stride;
   float* state;  // [key_dim, columns]
   size_t state_stride;
   float* out;  // [columns]
@@ -122,8 +123,14 @@ struct Rows {
   // The activation of gate [count] times up [count]; out may be one of them.
   void (*gate)(Activation, const float* gate, const float* up, int count, float* out);
 
-  // The gated delta rule: matrix *= kept; matrix += key x (value - key matrix) * share; out = query matrix.
-  void (*delta)(const DeltaColumns&);
+  // The gated delta rule: matrix *= kept; matrix += key x (value - key matrix) * share; out = query matrix + skip value.
+  // The selective scan is the same without - key matrix. A position has the same results as alone.
+  void (*state)(const StateColumns&);
+
+  // A short convolution at one position: out [count] = bias + the sum of kernel [length, count] * x [length], each of
+  // `count` channels. Lines of the kernel are `stride` numbers apart; bias null: zeros.
+  void (*convolve)(const float* const* x, int length, const float* kernel, size_t stride, const float* bias, int count,
+                   float* out);
 };
 
 // Bytes of a position of a cache.

@@ -52,12 +52,13 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
   });
 }
 
-#include "delta_columns.hpp"
+#include "convolved_channels.hpp"
+#include "state_columns.hpp"
 
 }  // namespace
 }  // namespace with_neon
 
-const Rows neon_rows = {with_neon::layer_norm, with_neon::rms_norm, with_neon::gate, with_neon::delta_columns};
+const Rows neon_rows = {with_neon::layer_norm, with_neon::rms_norm, with_neon::gate, with_neon::state_columns, with_neon::convolve};
 
 }  // namespace kvcast
 #endif

@@ -40,10 +40,22 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
   for (int i = 0; i < count; i++) out[i] = activated(activation, gate[i]) * up[i];
 }
 
-#include "delta_columns.hpp"
+using Vector = float;
+constexpr int FLOATS = 1;  // of a Vector
+
+inline float all(float x) { return x; }
+inline float load(const float* from, int = 1) { return *from; }
+inline void store(float* to, float x) { *to = x; }
+inline void store(float* to, int, float x) { *to = x; }
+inline float multiply(float a, float b) { return a * b; }
+inline float subtract(float a, float b) { return a - b; }
+inline float multiply_add(float a, float b, float c) { return a * b + c; }
+
+#include "convolved_channels.hpp"
+#include "state_columns.hpp"
 
 }  // namespace
 
-const Rows plain_rows = {layer_norm, rms_norm, gate, delta_columns};
+const Rows plain_rows = {layer_norm, rms_norm, gate, state_columns, convolve};
 
 }  // namespace kvcast

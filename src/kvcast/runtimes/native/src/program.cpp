@@ -8,12 +8,12 @@
 #include "alignment.hpp"
 #include "attention.hpp"
 #include "convolution.hpp"
-#include "delta.hpp"
 #include "elements.hpp"
 #include "experts.hpp"
 #include "products.hpp"
 #include "relative.hpp"
 #include "rows.hpp"
+#include "states.hpp"
 
 namespace kvcast {
 namespace {
@@ -139,7 +139,7 @@ void execute(Machine& machine, const RmsNormWords& w) {
 
 void execute(Machine& machine, const GatedWords& w) {
   const MaybeRounded to(w.rounded_out, w.rows, w.width);
-  gated(machine, {w.gate, w.stride, w.rows, w.width, w.out, w.out_stride, to.pointer()}, w.up, w.activation);
+  gated(machine, {w.gate, w.stride, w.rows, w.width, w.out, w.out_stride, to.pointer()}, w.up, w.up_stride, w.activation);
 }
 
 void execute(Machine& machine, const EmbeddingWords& w) {
@@ -173,9 +173,9 @@ void execute(Machine& machine, const ShortConvolution& w) {
   short_convolution(machine, w);
 }
 
-void execute(Machine& machine, const DeltaRule& w) {
+void execute(Machine& machine, const RewriteStates& w) {
   if (w.key_heads < 1 || w.value_heads % w.key_heads != 0) throw std::invalid_argument("heads of keys do not fit");
-  delta_rule(machine, w);
+  rewrite_states(machine, w);
 }
 
 void execute(Machine& machine, const ChannelConvolution& w) {

@@ -5,7 +5,7 @@
 namespace kvcast {
 namespace {
 
-// Calls work(x, row) for each row, where `row` is the row's place in out, or one that is kept for the
+// Calls work(m, row) for each row m, where `row` is the row's place in out, or one that is kept for the
 // thread; then rounds it.
 template <class Work>
 void write_rows(Machine& machine, const RowRange& of, Work&& work) {
@@ -13,7 +13,7 @@ void write_rows(Machine& machine, const RowRange& of, Work&& work) {
     thread_local std::vector<float> space;
     if (of.out == nullptr && space.size() < static_cast<size_t>(of.width)) space.resize(of.width);
     float* row = of.out ? of.out + m * of.out_stride : space.data();
-    work(of.x + m * of.stride, row);
+    work(m, row);
     if (of.to) round_row(machine.with, row, of.width, of.to->row(m));
   });
 }
@@ -26,20 +26,20 @@ void round_row(const Instructions& with, const float* x, int width, const Rounde
 }
 
 void layer_norm(Machine& machine, const RowRange& of, const float* gain, const float* bias, float epsilon) {
-  write_rows(machine, of, [&](const float* x, float* row) {
-    machine.with.rows.layer_norm(x, gain, bias, epsilon, of.width, row);
+  write_rows(machine, of, [&](int m, float* row) {
+    machine.with.rows.layer_norm(of.x + m * of.stride, gain, bias, epsilon, of.width, row);
   });
 }
 
 void rms_norm(Machine& machine, const RowRange& of, const float* gain, float epsilon) {
-  write_rows(machine, of, [&](const float* x, float* row) {
-    machine.with.rows.rms_norm(x, gain, epsilon, of.width, row);
+  write_rows(machine, of, [&](int m, float* row) {
+    machine.with.rows.rms_norm(of.x + m * of.stride, gain, epsilon, of.width, row);
   });
 }
 
-void gated(Machine& machine, const RowRange& gate, const float* up, Activation activation) {
-  write_rows(machine, gate, [&](const float* x, float* row) {
-    machine.with.rows.gate(activation, x, up + (x - gate.x), gate.width, row);
+void gated(Machine& machine, const RowRange& gate, const float* up, size_t up_stride, Activation activation) {
+  write_rows(machine, gate, [&](int m, float* row) {
+    machine.with.rows.gate(activation, gate.x + m * gate.stride, up + m * up_stride, gate.width, row);
   });
 }
 

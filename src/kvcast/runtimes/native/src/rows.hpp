@@ -42,7 +42,7 @@ struct RowRange {
 void layer_norm(Machine&, const RowRange&, const float* gain, const float* bias, float epsilon);
 void rms_norm(Machine&, const RowRange&, const float* gain, float epsilon);
 
-// activation(gate) * up; both have the same stride.
-void gated(Machine&, const RowRange& gate, const float* up, Activation);
+// activation(gate) * up.
+void gated(Machine&, const RowRange& gate, const float* up, size_t up_stride, Activation);
 
 }  // namespace kvcast

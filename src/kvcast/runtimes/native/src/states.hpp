@@ -1,4 +1,4 @@
-// The gated delta rule.
+// Matrices that every position rewrites: the gated delta rule and the selective scan.
 #pragma once
 #include "instructions.hpp"
 #include "machine.hpp"
@@ -6,6 +6,6 @@
 namespace kvcast {
 
 // Positions follow one another, in a chunk as in steps, so the results are the same numbers.
-void delta_rule(Machine&, const DeltaRule&);
+void rewrite_states(Machine&, const RewriteStates&);
 
 }  // namespace kvcast
