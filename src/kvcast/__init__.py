@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvcast.text.bart import BartModel
     from kvcast.text.model import TextModel, TextSession
     from kvcast.text.t5 import T5Model
+    from kvcast.text.t5gemma import T5GemmaModel
     from kvcast.text.texts import TextGeneration
     from kvcast.text.unilm import UnilmModel
     from kvcast.whisper.detection import DetectedLanguage
@@ -51,6 +52,7 @@ __all__ = [
     "KvcastError",
     "LiveTranscription",
     "Segment",
+    "T5GemmaModel",
     "T5Model",
     "TextGeneration",
     "TextModel",
@@ -72,6 +74,7 @@ _HOMES = {
     "KvcastError": "kvcast.errors",
     "LiveTranscription": "kvcast.whisper.live",
     "Segment": "kvcast.speech.segments",
+    "T5GemmaModel": "kvcast.text.t5gemma",
     "T5Model": "kvcast.text.t5",
     "TextGeneration": "kvcast.text.texts",
     "TextModel": "kvcast.text.model",

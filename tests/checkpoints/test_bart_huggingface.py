@@ -11,9 +11,10 @@ from checkpoints.tiny_whisper import edit_json
 from kit.random_barts import END, KINDS, random_bart, save_bart
 from kvcast.checkpoints.bart_huggingface import bart_dimensions
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.t5gemma_huggingface import t5gemma_dimensions
 from kvcast.errors import KvcastError
 
-TYPES = sorted({model_type for model_type, _ in KINDS.values()})
+TYPES = sorted({model_type for model_type, _ in KINDS.values()} - {"t5gemma"})
 LIES = [
     {"d_model": -1},
     {"d_model": 1000001},
@@ -34,6 +35,47 @@ def test_a_configuration_that_lies_is_one_line(model_type: str, lie: dict):
     with pytest.raises(KvcastError, match=r"config\.json: ") as caught:
         bart_dimensions({"model_type": model_type, **lie}, "config.json")
     assert "\n" not in str(caught.value)
+
+
+GEMMA_LIES = [
+    {"hidden_size": -1},
+    {"num_hidden_layers": 10**9},
+    {"num_key_value_heads": 3},
+    {"head_dim": 7},
+    {"max_position_embeddings": 2**40},
+    {"layer_types": ["full_attention"]},
+    {"layer_types": ["conv"] * 26},
+    {"sliding_window": 0},
+    {"query_pre_attn_scalar": 0},
+    {"attn_logit_softcapping": -1.0},
+    {"attention_bias": "yes"},
+    {"hidden_activation": "tanh"},
+    {"rope_parameters": {"rope_type": "odd"}},
+    {"rms_norm_eps": 0},
+    {"vocab_size": 2**40},
+]
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+@pytest.mark.parametrize("lie", GEMMA_LIES, ids=str)
+def test_a_stack_that_lies_is_one_line(stack: str, lie: dict):
+    with pytest.raises(KvcastError, match=r"config\.json: ") as caught:
+        t5gemma_dimensions({"model_type": "t5gemma", stack: lie}, "config.json")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"decoder_start_token_id": 10**6},
+        {"encoder": 3},
+        {"decoder": {"final_logit_softcapping": 0}},
+    ],
+    ids=str,
+)
+def test_a_pair_of_stacks_that_lies_is_one_line(lie: dict):
+    with pytest.raises(KvcastError, match=r"config\.json: "):
+        t5gemma_dimensions({"model_type": "t5gemma", **lie}, "config.json")
 
 
 @pytest.fixture

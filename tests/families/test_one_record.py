@@ -53,6 +53,12 @@ OWN = {
         "speech.audio_decoder",
         "checkpoints.audio_decoder_huggingface",
     ),
+    "t5gemma": (
+        "families.t5gemma",
+        "inspect.work.t5gemma",
+        "text.t5gemma",
+        "checkpoints.t5gemma_huggingface",
+    ),
     "unilm": (
         "families.unilm",
         "inspect.work.unilm",

@@ -12,6 +12,7 @@ from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
 from kvcast.families.t5 import T5Dimensions
+from kvcast.families.t5gemma import GemmaStack, T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.spec.rotary import Rotary
@@ -82,6 +83,30 @@ NLLB = replace(
     embedding_scale=1.0,
     tied=False,
     head_bias=False,
+)
+
+T5GEMMA_DECODER = GemmaStack(
+    width=64,
+    inner=96,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    windows=(5, None),
+    positions=64,
+    rotary=Rotary(base=100.0),
+    norm_eps=1e-5,
+    activation="gelu_tanh",
+    attention_scale=0.3,
+    attention_softcap=5.0,
+)
+T5GEMMA = T5GemmaDimensions(
+    architecture="t5gemma",
+    vocab_size=160,
+    source_vocab_size=170,
+    encoder=replace(T5GEMMA_DECODER, width=48, heads=2, kv_heads=1, windows=(7,)),
+    decoder=T5GEMMA_DECODER,
+    start_token=2,
+    logit_softcap=20.0,
 )
 
 LLAMA = DecoderDimensions(

@@ -1,5 +1,7 @@
 """Random models of transformers that read a source and write a target, as folders on disk.
 
+BART, its relatives and T5Gemma.
+
 Every field that changes a result has another value in one of KINDS.
 """
 
@@ -30,6 +32,34 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": END,
     "forced_eos_token_id": None,
 }
+_GEMMA_DECODER: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": POSITIONS,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 7,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 10.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    "rms_norm_eps": 0.01,
+    "bos_token_id": START,
+    "pad_token_id": PAD,
+    "eos_token_id": END,
+}
+_GEMMA_ENCODER: dict[str, Any] = {
+    **_GEMMA_DECODER,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "head_dim": 8,
+    "sliding_window": 5,
+    "attention_bias": True,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("bart", {}),
     "bart-scaled": ("bart", {"scale_embedding": True, "activation_function": "relu"}),
@@ -42,6 +72,21 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "pegasus": ("pegasus", {"activation_function": "relu"}),
     "m2m_100": ("m2m_100", {"scale_embedding": False, "pad_token_id": PAD}),
     "blenderbot": ("blenderbot", {"encoder_layers": 1}),
+    "t5gemma": ("t5gemma", {"encoder": _GEMMA_ENCODER, "decoder": _GEMMA_DECODER}),
+    "t5gemma-plain": (
+        "t5gemma",
+        {
+            "encoder": {**_GEMMA_ENCODER, "attn_logit_softcapping": None},
+            "decoder": {
+                **_GEMMA_DECODER,
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": None,
+                "attention_bias": True,
+                "hidden_activation": "silu",
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
@@ -49,12 +94,14 @@ def random_bart(kind: str, seed: int = 0) -> Any:
     """One of KINDS, every weight random and large enough to move the logits."""
     model_type, settings = KINDS[kind]
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **_SIZES | settings)
+    sizes = {} if "encoder" in settings else _SIZES
+    config = AutoConfig.for_model(model_type, **sizes | settings)
     model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name and name.endswith("weight"):
-                parameter.normal_(1, 0.2)
+                # T5Gemma keeps its norms' weights less one.
+                parameter.normal_(float(model_type != "t5gemma"), 0.2)
             elif parameter.requires_grad:  # waves are what they are
                 # Attention that moves texts, and biases that do not decide them alone.
                 mixes = "out_proj" in name or "fc2" in name

@@ -22,10 +22,12 @@ from kit.small_tokenizers import bert_files, spiece_files, spiece_model, text_fi
 from kvcast.families.bart import BartDimensions
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.t5 import T5Dimensions
+from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.text.bart import BartModel
 from kvcast.text.model import TextModel
 from kvcast.text.t5 import T5Model
+from kvcast.text.t5gemma import T5GemmaModel
 from kvcast.text.unilm import UnilmModel
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.byt5 import ByteTokenizer
@@ -62,6 +64,7 @@ _KINDS: dict[type, type] = {
     BartDimensions: BartModel,
     DecoderDimensions: TextModel,
     T5Dimensions: T5Model,
+    T5GemmaDimensions: T5GemmaModel,
     UnilmDimensions: UnilmModel,
 }
 

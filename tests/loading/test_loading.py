@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 import kvcast
-from kit.dimensions import GEMMA4, GEMMA4_EXPERTS, LFM2, LLAMA, MISTRAL
+from kit.dimensions import GEMMA4, GEMMA4_EXPERTS, LFM2, LLAMA, MISTRAL, T5GEMMA
 from kit.models import bundle, lazy_tensors, own_cache
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate
 from kvcast.errors import InputOutputError, UsageError
-from kvcast.families.decoder import DecoderDimensions
 from kvcast.loading import opening as loading
 from kvcast.loading.exporting import _check_layers
 from kvcast.loading.params import LoadParams
@@ -44,12 +43,13 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         (LFM2, "other layers than attention, as lfm2"),
         (GEMMA4, "whose layers have heads of several sizes, as gemma4_text"),
         (replace(LLAMA, sources=(0, 0)), "whose layers share caches, as llama"),
+        (T5GEMMA, "whose encoder has windows or rotation, as t5gemma"),
         (GEMMA4_EXPERTS, "with experts beside feed-forwards, as gemma4_text"),
     ],
-    ids=["convolutions", "sizes", "caches", "experts"],
+    ids=["convolutions", "sizes", "caches", "encoders", "experts"],
 )
 def test_a_model_with_layers_that_a_runtime_does_not_have_is_refused(
-    dimensions: DecoderDimensions, problem: str
+    dimensions: Any, problem: str
 ) -> None:
     checkpoint = Checkpoint(dimensions=dimensions, tensors=lazy_tensors({}), text={}, source="")
     _check_layers("native", checkpoint)

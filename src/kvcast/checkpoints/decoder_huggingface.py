@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
@@ -25,6 +24,7 @@ from kvcast.checkpoints.tables import (
     changed,
     fill_decoder,
     in_halves,
+    one_more,
     reordered,
     same,
     transposed,
@@ -266,7 +266,7 @@ def _named(
             continue
         whole = name.endswith(kind.whole_norms)
         if kind.norms_less_one and name.endswith("norm.weight") and not whole:
-            tensor = changed(tensor, _one_more)
+            tensor = changed(tensor, one_more)
         elif kind.transposed and _CONV1D.search(name):
             tensor = transposed(tensor)
         elif kind.by_head and ".query_key_value." in name:
@@ -285,11 +285,6 @@ def _by_position(kernel: StoredTensor) -> StoredTensor:
     return replace(
         changed(kernel, lambda numbers: numbers.reshape(width, length).T), shape=(length, width)
     )
-
-
-def _one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
-    # Added in float32, as transformers does: half precision would round small weights away.
-    return weight.astype(np.float32) + np.float32(1)
 
 
 def text_files(

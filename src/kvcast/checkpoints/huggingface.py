@@ -17,6 +17,7 @@ from kvcast.checkpoints.merging import Adapter, merged
 from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.t5_huggingface import T5
+from kvcast.checkpoints.t5gemma_huggingface import T5GEMMA
 from kvcast.checkpoints.unilm_huggingface import UNILM
 from kvcast.checkpoints.whisper_huggingface import WHISPER
 from kvcast.errors import InputMissingError, KvcastError
@@ -56,6 +57,7 @@ _FAMILIES: Mapping[str, HuggingFaceFamily] = {
         UNILM,
         BART,
         AUDIO_DECODER,
+        T5GEMMA,
     )
     for model_type in family.model_types
 }

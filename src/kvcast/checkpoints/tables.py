@@ -122,6 +122,12 @@ def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]
     return replace(tensor, read=lambda: change(tensor.read()), blocks=None, rows=None)
 
 
+def one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a norm's weight that is stored minus one."""
+    # Added in float32, as transformers does: half precision would round small weights away.
+    return weight.astype(np.float32) + np.float32(1)
+
+
 def transposed(tensor: StoredTensor) -> StoredTensor:
     """Return a matrix whose columns are the rows of the file's."""
 

@@ -9,6 +9,7 @@ from kvcast.families.bart import BART
 from kvcast.families.base import Family
 from kvcast.families.decoder import DECODER
 from kvcast.families.t5 import T5
+from kvcast.families.t5gemma import T5GEMMA
 from kvcast.families.unilm import UNILM
 from kvcast.families.whisper import WHISPER
 
@@ -21,6 +22,7 @@ FAMILIES: Mapping[str, Family] = {
         UNILM,
         BART,
         AUDIO_DECODER,
+        T5GEMMA,
     )
 }
 

@@ -188,6 +188,8 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
         problem = "a model whose layers have heads of several sizes"
     elif any(step.operation == "shared_attention" for step in steps):
         problem = "a model whose layers share caches"
+    elif any(step.operation == "source_attention" for step in steps):
+        problem = "a model whose encoder has windows or rotation"
     elif any("scales" in step.keywords for step in steps):
         problem = "a model with experts beside feed-forwards"
     else:

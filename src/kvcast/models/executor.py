@@ -24,6 +24,7 @@ from kvcast.models.ops.attention import (
     packed_self_attention,
     self_attention,
     shared_attention,
+    source_attention,
 )
 from kvcast.models.ops.convolution import (
     channel_convolution,
@@ -118,6 +119,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "shared_attention": shared_attention,
     "cross_attention": cross_attention,
     "encoder_attention": encoder_attention,
+    "source_attention": source_attention,
     "short_convolution": _activated(short_convolution),
     "delta_rule": delta_rule,
     "channel_convolution": _activated(channel_convolution),

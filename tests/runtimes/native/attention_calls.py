@@ -279,6 +279,7 @@ class CrossCall(Brief):
     lengths: Array | None
     bias: Array | None = None  # [r, h, s, t]
     scale: float = 0.3
+    softcap: float = 0.0
     gap: int = 0
 
     def inputs(self, first: int, last: int) -> Self:
@@ -301,9 +302,9 @@ class CrossCall(Brief):
         key, value = guarded(self.key), guarded(self.value)
         lengths = None if self.lengths is None else guarded(self.lengths)
         bias = None if self.bias is None else guarded(self.bias)
-        words = [inputs, rows // inputs * new, heads, head_dim, positions]
+        words = [inputs, rows // inputs * new, heads, key.shape[1], head_dim, positions]
         words += [*_flat(query), *_heads(key), *_heads(value), _pointer(lengths)]
-        words += [bits(self.scale), *_bias(bias), new, *_flat(out)]
+        words += [bits(self.scale), bits(self.softcap), *_bias(bias), new, *_flat(out)]
         run(machine(threads, instructions), Operation.CROSS_ATTENTION, words)
         return out.reshape(self.query.shape).copy()
 
@@ -314,8 +315,10 @@ class CrossCall(Brief):
             of = row // (rows // len(self.key))
             length = self.key.shape[2] if self.lengths is None else self.lengths[of]
             bias = None if self.bias is None else self.bias[row, head, s, :length]
-            keys, values = (numbers(x[of, head, :length]) for x in (self.key, self.value))
-            out[row, s, head] = attended(self.query[row, s, head], keys, values, self.scale, bias)
+            g = head // (heads // self.key.shape[1])
+            keys, values = (numbers(x[of, g, :length]) for x in (self.key, self.value))
+            given = self.scale, bias, self.softcap
+            out[row, s, head] = attended(self.query[row, s, head], keys, values, *given)
         return out
 
 
@@ -324,11 +327,14 @@ class WholeCall(Brief):
     """A call without a cache; keys and values are NaN past their input's length."""
 
     query: Array  # [b, t, h, d]
-    key: Array
+    key: Array  # [b, t, g, d]
     value: Array
     lengths: Array | None
     bias: Array | None = None  # [b or 1, h, t, t]
     scale: float = 0.3
+    softcap: float = 0.0
+    reach: int = 0
+    angles: Array | None = None  # [t, d / 2]
     exact: bool = True
     gaps: tuple[int, int, int] = field(default=(0, 0, 0))
 
@@ -343,18 +349,29 @@ class WholeCall(Brief):
             bias=bias if bias is None or len(bias) == 1 else bias[first:last],
         )
 
+    def turned(self, x: Array) -> Array:
+        if self.angles is None:
+            return x
+        cosines, sines = (f(self.angles)[:, None] for f in (np.cos, np.sin))
+        a, b = np.split(x, 2, axis=-1)
+        return np.concatenate([a * cosines - b * sines, b * cosines + a * sines], -1)
+
     def run(self, threads: int, instructions: str) -> Array:
         inputs, positions, heads, head_dim = self.query.shape
-        width = heads * head_dim
+        width, key_heads = heads * head_dim, self.key.shape[2]
         lines = [
-            strided(x.reshape(inputs * positions, width), width + gap)
+            strided(x.reshape(inputs * positions, -1), x[0, 0].size + gap)
             for x, gap in zip((self.query, self.key, self.value), self.gaps, strict=True)
         ]
+        tables = [] if self.angles is None else [np.cos(self.angles), np.sin(self.angles)]
+        tables = [guarded(table) for table in tables]
         out = strided(np.full((inputs * positions, width), np.nan), width + self.gaps[0])
         lengths = None if self.lengths is None else guarded(self.lengths)
         bias = None if self.bias is None else guarded(self.bias)
-        words = [inputs, positions, heads, head_dim, *_flat(lines[0]), *_flat(lines[1])]
-        words += [*_flat(lines[2]), _pointer(lengths), bits(self.scale), *_bias(bias)]
+        words = [inputs, positions, heads, key_heads, head_dim, self.reach]
+        words += [word for rows in lines for word in _flat(rows)]
+        words += [_pointer(lengths), bits(self.scale), bits(self.softcap)]
+        words += [*(map(_pointer, tables) if tables else (0, 0)), *_bias(bias)]
         run(
             machine(threads, instructions),
             Operation.WHOLE_ATTENTION,
@@ -365,6 +382,7 @@ class WholeCall(Brief):
     def expected(self) -> Array:
         """Results for positions past an input's length are zeros."""
         inputs, positions, heads, _ = self.query.shape
+        query, key = self.turned(self.query), self.turned(self.key)
         out = np.zeros(self.query.shape)
         for b, t, head in np.ndindex(inputs, positions, heads):
             length = positions if self.lengths is None else self.lengths[b]
@@ -373,8 +391,11 @@ class WholeCall(Brief):
             bias = None
             if self.bias is not None:
                 bias = self.bias[b if len(self.bias) > 1 else 0, head, t, :length]
-            keys, values = self.key[b, :length, head], self.value[b, :length, head]
-            out[b, t, head] = attended(self.query[b, t, head], keys, values, self.scale, bias)
+            g = head // (heads // self.key.shape[2])
+            seen = slice(max(0, t - self.reach), t + self.reach + 1) if self.reach else slice(None)
+            keys, values = key[b, :length, g][seen], self.value[b, :length, g][seen]
+            given = self.scale, bias if bias is None else bias[seen], self.softcap
+            out[b, t, head] = attended(query[b, t, head], keys, values, *given)
         return out
 
 

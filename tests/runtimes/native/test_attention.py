@@ -266,14 +266,18 @@ def test_what_a_prompts_query_sees_and_is_not_finite_is_told_and_nothing_else_is
     assert not np.isfinite(of_finite_keys[30:]).all(-1).any()
 
 
+SHARED, CAPS = st.sampled_from([1, 1, 3]), st.sampled_from([0.0, 0.0, 2.0])
+
+
 @st.composite
 def cross_calls(draw: st.DrawFn) -> CrossCall:
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     inputs, each = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 5, 9]))
-    new, heads = draw(st.sampled_from([1, 4])), draw(st.integers(1, 3))
+    new, key_heads = draw(st.sampled_from([1, 4])), draw(st.integers(1, 3))
+    heads = key_heads * draw(SHARED)
     head_dim, positions = draw(DIMS), draw(st.sampled_from([1, 7, 256, 300, 700]))
     key, value = (
-        stored(normal(rng, inputs, heads, positions, head_dim), draw(NUMBERS)) for _ in range(2)
+        stored(normal(rng, inputs, key_heads, positions, head_dim), draw(NUMBERS)) for _ in range(2)
     )
     bias = normal(rng, inputs * each, heads, new, positions) if draw(st.booleans()) else None
     lengths = None
@@ -285,8 +289,10 @@ def cross_calls(draw: st.DrawFn) -> CrossCall:
             if bias is not None:
                 bias[row * each : (row + 1) * each, ..., length:] = np.nan
     query = 3 * normal(rng, inputs * each, new, heads, head_dim)
-    gap = draw(st.sampled_from([0, 5]))
-    return CrossCall(query=query, key=key, value=value, lengths=lengths, bias=bias, gap=gap)
+    return CrossCall(
+        query=query, key=key, value=value, lengths=lengths, bias=bias,
+        softcap=draw(CAPS), gap=draw(st.sampled_from([0, 5])),
+    )  # fmt: skip
 
 
 @each_set
@@ -306,9 +312,11 @@ def test_inputs_with_lengths_and_bias(call: CrossCall, instructions: str) -> Non
 @st.composite
 def whole_calls(draw: st.DrawFn, *, exact: bool) -> WholeCall:
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
-    inputs, heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    inputs, key_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     head_dim, positions = draw(DIMS), draw(st.sampled_from([1, 7, 30, 65, 130, 300]))
-    query, key, value = (normal(rng, inputs, positions, heads, head_dim) for _ in range(3))
+    heads = key_heads * (draw(SHARED) if exact else 1)
+    query = normal(rng, inputs, positions, heads, head_dim)
+    key, value = (normal(rng, inputs, positions, key_heads, head_dim) for _ in range(2))
     bias = None
     if exact and draw(st.booleans()):
         bias = normal(rng, draw(st.sampled_from([1, inputs])), heads, positions, positions)
@@ -323,8 +331,13 @@ def whole_calls(draw: st.DrawFn, *, exact: bool) -> WholeCall:
     call = WholeCall(
         query=query, key=key, value=value, lengths=lengths, bias=bias, exact=exact, gaps=gaps
     )
-    # What a score loses by rounding grows with it: rough calls are scaled as models scale.
-    return call if exact else replace(call, scale=head_dim**-0.5)
+    if not exact:
+        # What a score loses by rounding grows with it: rough calls are scaled as models scale.
+        return replace(call, scale=head_dim**-0.5)
+    rotates = head_dim % 2 == 0 and draw(st.booleans())
+    angles = rng.uniform(0, 6, (positions, head_dim // 2)).astype(np.float32) if rotates else None
+    reach = draw(st.sampled_from([0, 0, 1, 5, 80]))
+    return replace(call, softcap=draw(CAPS), reach=reach, angles=angles)
 
 
 @each_set

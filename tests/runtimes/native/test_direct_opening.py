@@ -22,6 +22,7 @@ from kit.dimensions import (
     QWEN3_5,
     SMALL,
     SMALL_T5,
+    T5GEMMA,
     UNILMS,
 )
 from kit.models import lazy_tensors, random_programs, random_tensors, write
@@ -36,7 +37,18 @@ from kvcast.spec.file_rows import FileRows
 from kvcast.spec.runtimes import BundlePrecision
 from runtimes.native.native_calls import looked_up
 
-MODELS = [SMALL, SMALL_T5, CROSS_BIASED_T5, *DECODERS, LFM2, QWEN3_5, GEMMA4, GRANITE4, *UNILMS]
+MODELS = [
+    SMALL,
+    SMALL_T5,
+    CROSS_BIASED_T5,
+    *DECODERS,
+    LFM2,
+    QWEN3_5,
+    GEMMA4,
+    GRANITE4,
+    T5GEMMA,
+    *UNILMS,
+]
 
 
 def checkpoint_of(dimensions: Any) -> Checkpoint:

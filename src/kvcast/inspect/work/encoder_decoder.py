@@ -23,6 +23,7 @@ class FamilySizes:
         feed_forward: number of weights of one feed-forward.
         encoder_weights: number of weights that encoding reads.
         step_weights: number of weights that a call of the decoder reads.
+        keys: size of all heads of keys together; 0: `mixed`.
         columns: number of outputs of a decoder layer's matrices, if int8 has a scale for each.
 
     """
@@ -33,7 +34,13 @@ class FamilySizes:
     feed_forward: int
     encoder_weights: int
     step_weights: int
+    keys: int = 0
     columns: int = 0
+
+    @property
+    def held(self) -> int:
+        """Size of a position's keys in caches."""
+        return self.keys or self.mixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +68,8 @@ class EncoderDecoderWork(Counted):
     @override
     def encode(self, inputs: int = 1) -> Work:
         sizes, layers = self.sizes, self.dimensions.encoder_layers
-        matrices = layers * (4 * sizes.mixed * sizes.width + sizes.feed_forward)
+        heads = 2 * (sizes.mixed + sizes.held)
+        matrices = layers * (heads * sizes.width + sizes.feed_forward)
         return Work(
             encoder=2 * inputs * sizes.source * matrices,
             encoder_attention=2 * 2 * inputs * layers * sizes.source**2 * sizes.mixed,
@@ -72,7 +80,7 @@ class EncoderDecoderWork(Counted):
     @override
     def project(self, inputs: int = 1) -> Work:
         sizes = self.sizes
-        matrices = self.dimensions.decoder_layers * 2 * sizes.mixed * sizes.width
+        matrices = self.dimensions.decoder_layers * 2 * sizes.held * sizes.width
         return Work(
             cross_keys_values=2 * inputs * sizes.source * matrices,
             weights=self.cross_weights,
@@ -84,10 +92,10 @@ class EncoderDecoderWork(Counted):
         self, length: int, new: int, *, rows: int = 1, inputs: int = 1, asked: int = 1
     ) -> Work:
         sizes, layers, each = self.sizes, self.dimensions.decoder_layers, rows * new
-        t, mixed, width = sizes.source, sizes.mixed, sizes.width
+        t, mixed, width, keys = sizes.source, sizes.mixed, sizes.width, sizes.held
         table = self.dimensions.vocab_size * width
         seen = pairs(length + new, None) - pairs(length, None) + new * t
-        keys_values = layers * 2 * mixed * width
+        keys_values = layers * 2 * keys * width
         # Query and output of both attentions, and the feed-forward.
         linear = layers * (4 * mixed * width + sizes.feed_forward)
         return Work(
@@ -99,9 +107,9 @@ class EncoderDecoderWork(Counted):
             matrices=keys_values + linear,
             table=table,
             columns=layers * sizes.columns,
-            held=rows * layers * 2 * mixed * length,
-            written=each * layers * 2 * mixed,
-            cross=inputs * layers * 2 * mixed * t,
+            held=rows * layers * 2 * keys * length,
+            written=each * layers * 2 * keys,
+            cross=inputs * layers * 2 * keys * t,
         )
 
     @override
@@ -117,7 +125,7 @@ class EncoderDecoderWork(Counted):
                 kind=kind,
                 layers=layers,
                 positions=held,
-                numbers=layers * 2 * sizes.mixed * held,
+                numbers=layers * 2 * sizes.held * held,
             )
             for kind, held in (("linear", positions), ("cross", sizes.source))
         )

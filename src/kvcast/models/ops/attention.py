@@ -303,6 +303,7 @@ def cross_attention(
     scale: float,
     lengths: Tensor | None = None,
     bias: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attend to complete keys and values, all of which every query sees.
 
@@ -311,25 +312,30 @@ def cross_attention(
 
     Args:
         query: [r, s, h * d], row i reading input i // (r // b).
-        key: [b, h, t, d].
-        value: [b, h, t, d].
+        key: [b, kv_heads, t, d]; h is a multiple of kv_heads.
+        value: like `key`.
         scale: factor on the products of queries and keys.
         lengths: int32 [b], how many of an input's t positions are valid; None: all.
         bias: [r, h, s, t], added to the scaled products.
+        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
 
     Returns:
         [r, s, h * d].
 
     """
-    batch, heads, _, head_dim = key.shape
+    batch, key_heads, _, head_dim = key.shape
+    heads = query.shape[-1] // head_dim
     folded_bqhd = split_heads(query, head_dim).reshape(batch, -1, heads, head_dim)
     mask = padding_mask(key, lengths)
     if bias is not None:
         folded_bhqt = bias.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         mask = folded_bhqt if mask is None else torch.where(mask, folded_bhqt, -torch.inf)
-    mixed = scaled_dot_product_attention(
-        folded_bqhd.transpose(1, 2), key, value, attn_mask=mask, scale=scale
-    )
+    folded_bhqd = folded_bqhd.transpose(1, 2)
+    if softcap or heads != key_heads:
+        seen = torch.ones((), dtype=torch.bool) if mask is None else mask
+        mixed = _attend(folded_bhqd, key, value, seen, scale, softcap)
+    else:
+        mixed = scaled_dot_product_attention(folded_bhqd, key, value, attn_mask=mask, scale=scale)
     return mixed.transpose(1, 2).reshape(query.shape)
 
 
@@ -366,6 +372,53 @@ def encoder_attention(
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def source_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    lengths: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    *,
+    reach: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attend from every position to those around it, with rotary embeddings and no cache.
+
+    Args:
+        query: [b, t, heads * d].
+        key: [b, t, kv_heads * d]; heads is a multiple of kv_heads.
+        value: like `key`.
+        heads: number of heads of queries.
+        scale: factor on the products of queries and keys.
+        lengths: int32 [b], 1 or more: how many of an input's t positions are valid. The results for
+            the others are meaningless.
+        cosines: [t or more, d / 2].
+        sines: like `cosines`.
+        reach: how far a position sees on both sides; 0: everywhere.
+        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
+
+    Returns:
+        [b, t, heads * d].
+
+    """
+    head_dim, count = query.shape[-1] // heads, query.shape[1]
+    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
+    angles = cosines[:count], sines[:count]
+    query, key = rotated(query, *angles), rotated(key, *angles)
+    positions_t = torch.arange(count, device=query.device)
+    mask = (positions_t < lengths[:, None])[:, None, None]
+    if reach:
+        near_tt = (positions_t[:, None] - positions_t).abs() <= reach
+        # A position that is not valid sees itself, as no softmax is of nothing.
+        own_tt = torch.eye(count, dtype=torch.bool, device=query.device)
+        mask = mask & near_tt | own_tt
+    mixed = _attend(query, key, value, mask, scale, softcap)
     return mixed.transpose(1, 2).flatten(2)
 
 

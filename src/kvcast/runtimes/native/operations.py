@@ -638,10 +638,13 @@ def _cross_attention(
     scale: float,
     lengths: Value | None = None,
     bias: Value | None = None,
+    *,
+    softcap: float = 0.0,
 ) -> Value:
     rows, new, width = query.sizes
-    inputs, heads, positions, head_dim = _cache_sizes(key)
-    fits = _cache_sizes(value) == _cache_sizes(key) and width == heads * head_dim
+    inputs, key_heads, positions, head_dim = _cache_sizes(key)
+    heads = width // head_dim
+    fits = _cache_sizes(value) == _cache_sizes(key) and width % (key_heads * head_dim) == 0
     _expect(fits, "keys of an input")
     _expect(_is_cache(key) and _is_cache(value) and rows % inputs == 0, "keys of an input")
     _expect_lengths(lengths, inputs)
@@ -652,6 +655,7 @@ def _cross_attention(
         inputs=inputs,
         queries_each=rows // inputs * new,
         heads=heads,
+        key_heads=key_heads,
         head_dim=head_dim,
         positions=positions,
         query=flat(builder.lines(query)),
@@ -659,6 +663,7 @@ def _cross_attention(
         value=_heads(value),
         lengths=_or_none(lengths),
         scale=float(scale),
+        softcap=float(softcap),
         bias=_bias(builder, bias),
         new_positions=new,
         out=_flat_words(out.address, width),
@@ -678,24 +683,78 @@ def _encoder_attention(
     *,
     exact: bool | None = None,  # in the programs of earlier bundles
 ) -> Value:
+    _expect(key.sizes == query.sizes, "heads")
+    exact = builder.exact if exact is None else exact
+    given = query, key, value, heads, scale, lengths
+    return _whole_attention(builder, *given, bias=bias, exact=exact)
+
+
+def _source_attention(
+    builder: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    heads: int,
+    scale: float,
+    lengths: Value,
+    cosines: NDArray[Any],
+    sines: NDArray[Any],
+    *,
+    reach: int = 0,
+    softcap: float = 0.0,
+) -> Value:
+    _expect_angles(cosines, sines, query.sizes[-1] // heads // 2)
+    _expect(len(cosines) >= query.sizes[1] and reach >= 0, "positions")
+    given = query, key, value, heads, scale, lengths
+    angles = cosines, sines
+    return _whole_attention(builder, *given, reach=reach, softcap=softcap, angles=angles)
+
+
+def _whole_attention(
+    builder: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    heads: int,
+    scale: float,
+    lengths: Value | None,
+    *,
+    bias: Value | None = None,
+    reach: int = 0,
+    softcap: float = 0.0,
+    angles: tuple[NDArray[Any], NDArray[Any]] | None = None,
+    exact: bool = True,
+) -> Value:
     inputs, positions, width = query.sizes
-    _expect(key.sizes == value.sizes == query.sizes and width % heads == 0, "heads")
+    _expect(width % heads == 0 and key.sizes[-1] > 0, "heads")
+    head_dim = width // heads
+    key_heads = key.sizes[-1] // head_dim
+    _expect(key.sizes == value.sizes == (inputs, positions, key_heads * head_dim), "heads")
+    _expect(key_heads > 0 and heads % key_heads == 0, "heads")
     _expect_lengths(lengths, inputs)
     _expect_bias(bias, (inputs, heads, positions, positions))
+    tables = (
+        (NOTHING, NOTHING) if angles is None else [builder.outer(part).address for part in angles]
+    )
     out = Value.fresh(query.sizes, Dtype.F32)
     builder.emit(
         Operation.WHOLE_ATTENTION,
         inputs=inputs,
         positions=positions,
         heads=heads,
-        head_dim=width // heads,
+        key_heads=key_heads,
+        head_dim=head_dim,
+        reach=reach,
         query=flat(builder.lines(query)),
         key=flat(builder.lines(key)),
         value=flat(builder.lines(value)),
         lengths=_or_none(lengths),
         scale=float(scale),
+        softcap=float(softcap),
+        cosines=tables[0],
+        sines=tables[1],
         bias=_bias(builder, bias),
-        exact=int(builder.exact if exact is None else exact),
+        exact=int(exact),
         out=_flat_words(out.address, width),
     )
     return out
@@ -918,6 +977,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "selective_scan": _selective_scan,
     "cross_attention": _cross_attention,
     "encoder_attention": _encoder_attention,
+    "source_attention": _source_attention,
     "add": _pointwise(Element.ADD),
     "sub": _pointwise(Element.SUB),
     "mul": _pointwise(Element.MUL),

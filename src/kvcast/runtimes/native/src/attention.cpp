@@ -349,6 +349,16 @@ class Attending {
   std::atomic<int>* left_ = nullptr;
 };
 
+// x [d] as it is at a position, by tables [positions, d / 2] or, without them, not rotated.
+void rotate(const Attention& with, const float* x, int head_dim, const float* cosines, const float* sines, int position,
+            float* to) {
+  const size_t at = static_cast<size_t>(position) * (head_dim / 2);
+  if (cosines == nullptr)
+    std::memcpy(to, x, head_dim * sizeof(float));
+  else
+    with.rotate(x, cosines + at, sines + at, head_dim / 2, to);
+}
+
 // New positions first .. last of each row. They displace nothing that one of them sees.
 struct SelfSource final : Source {
   const SelfAttention& of;
@@ -385,20 +395,10 @@ struct SelfSource final : Source {
     return {of.window ? std::max(0, last - of.window) : 0, last};
   }
 
-  // x, rotated as befits its position.
-  void rotate(const float* x, int position, float* to) const {
-    const int half = head_dim / 2;
-    if (of.cosines == nullptr)
-      std::memcpy(to, x, head_dim * sizeof(float));
-    else
-      with.rotate(x, of.cosines + static_cast<size_t>(position) * half,
-                  of.sines + static_cast<size_t>(position) * half, half, to);
-  }
-
   void pack(int group, int query, float* to) const override {
     const float* x = of.query.data + line(group, new_line(query)) * of.query.stride +
                      static_cast<size_t>(head(group, query)) * head_dim;
-    rotate(x, of.lengths[row(group)] + new_position(query), to);
+    rotate(with, x, head_dim, of.cosines, of.sines, of.lengths[row(group)] + new_position(query), to);
     scaled(to, head_dim, of.scale, to);
   }
 
@@ -431,7 +431,7 @@ struct SelfSource final : Source {
     for (int p = positions.first; p < positions.last; p++) {
       const size_t from = line(group, p - of.lengths[row(group)]);
       const size_t offset = static_cast<size_t>(key_head(group)) * head_dim;
-      rotate(of.key.data + from * of.key.stride + offset, p, space);
+      rotate(with, of.key.data + from * of.key.stride + offset, head_dim, of.cosines, of.sines, p, space);
       put(space, keys(group), p % capacity);
       put(of.value.data + from * of.value.stride + offset, values(group), p % capacity);
     }
@@ -446,55 +446,65 @@ struct CrossSource final : Source {
   const CrossAttention& of;
 
   explicit CrossSource(const CrossAttention& cross) : of(cross) {
-    groups = of.inputs * of.heads;
-    queries = of.queries_each;
+    groups = of.inputs * of.key_heads;
+    queries = of.queries_each * shared();
     head_dim = of.head_dim;
     capacity = std::max(1, of.positions);
   }
 
-  int input(int group) const { return group / of.heads; }
-  int head(int group) const { return group % of.heads; }
-  size_t line(int group, int query) const { return static_cast<size_t>(input(group)) * of.queries_each + query; }
-  size_t offset(int group) const { return static_cast<size_t>(head(group)) * head_dim; }
+  int shared() const { return of.heads / of.key_heads; }
+  int input(int group) const { return group / of.key_heads; }
+  int key_head(int group) const { return group % of.key_heads; }
+  int head(int group, int query) const { return key_head(group) * shared() + query % shared(); }
+  size_t line(int group, int query) const {
+    return static_cast<size_t>(input(group)) * of.queries_each + query / shared();
+  }
+  size_t offset(int group, int query) const { return static_cast<size_t>(head(group, query)) * head_dim; }
 
-  HeadLines keys(int group) const override { return head_of(of.key, input(group), head(group)); }
-  HeadLines values(int group) const override { return head_of(of.value, input(group), head(group)); }
+  HeadLines keys(int group) const override { return head_of(of.key, input(group), key_head(group)); }
+  HeadLines values(int group) const override { return head_of(of.value, input(group), key_head(group)); }
 
   Range sees(int group, int) const override {
     return {0, of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input(group)], of.positions)};
   }
 
   void pack(int group, int query, float* to) const override {
-    scaled(of.query.data + line(group, query) * of.query.stride + offset(group), head_dim, of.scale, to);
+    scaled(of.query.data + line(group, query) * of.query.stride + offset(group, query), head_dim, of.scale, to);
   }
 
   const float* bias(int group, int query) const override {
     const size_t at = line(group, query);
-    return bias_of(of.bias, at / of.new_positions, head(group), at % of.new_positions);
+    return bias_of(of.bias, at / of.new_positions, head(group, query), at % of.new_positions);
   }
 
   float* out(int group, int query) const override {
-    return of.out.data + line(group, query) * of.out.stride + offset(group);
+    return of.out.data + line(group, query) * of.out.stride + offset(group, query);
   }
+
+  float softcap() const override { return of.softcap; }
 };
 
-// Keys and values were copied to [b, h, t, d].
+// Keys and values were copied to [b, g, t, d].
 struct WholeSource final : Source {
   const WholeAttention& of;
+  const Attention& with;
   const float *key, *value;
 
-  WholeSource(const WholeAttention& whole, const float* key, const float* value)
-      : of(whole), key(key), value(value) {
-    groups = of.inputs * of.heads;
-    queries = of.positions;
+  WholeSource(const WholeAttention& whole, const Attention& with, const float* key, const float* value)
+      : of(whole), with(with), key(key), value(value) {
+    groups = of.inputs * of.key_heads;
+    queries = of.positions * shared();
     head_dim = of.head_dim;
     capacity = of.positions;
   }
 
-  int input(int group) const { return group / of.heads; }
-  int head(int group) const { return group % of.heads; }
-  size_t line(int group, int query) const { return static_cast<size_t>(input(group)) * of.positions + query; }
-  size_t offset(int group) const { return static_cast<size_t>(head(group)) * head_dim; }
+  int shared() const { return of.heads / of.key_heads; }
+  int input(int group) const { return group / of.key_heads; }
+  int key_head(int group) const { return group % of.key_heads; }
+  int position(int query) const { return query / shared(); }
+  int head(int group, int query) const { return key_head(group) * shared() + query % shared(); }
+  size_t line(int group, int position) const { return static_cast<size_t>(input(group)) * of.positions + position; }
+  size_t offset(int group, int query) const { return static_cast<size_t>(head(group, query)) * head_dim; }
   size_t part(int group) const { return static_cast<size_t>(group) * of.positions * head_dim; }
 
   HeadLines keys(int group) const override { return {key + part(group), Number::F32}; }
@@ -504,45 +514,53 @@ struct WholeSource final : Source {
     return of.lengths == nullptr ? of.positions : std::min<int>(of.lengths[input(group)], of.positions);
   }
 
-  // Positions past the length see nothing.
-  Range sees(int group, int query) const override { return {0, query < length(group) ? length(group) : 0}; }
+  // Positions past the length see nothing, after all that others see.
+  Range sees(int group, int query) const override {
+    const int at = position(query), end = length(group);
+    if (at >= end) return {end, end};
+    return of.reach ? Range{std::max(0, at - of.reach), std::min(end, at + of.reach + 1)} : Range{0, end};
+  }
 
   void pack(int group, int query, float* to) const override {
-    scaled(of.query.data + line(group, query) * of.query.stride + offset(group), head_dim, of.scale, to);
+    const float* const x = of.query.data + line(group, position(query)) * of.query.stride + offset(group, query);
+    rotate(with, x, head_dim, of.cosines, of.sines, position(query), to);
+    scaled(to, head_dim, of.scale, to);
   }
 
   const float* bias(int group, int query) const override {
-    return bias_of(of.bias, input(group), head(group), query);
+    return bias_of(of.bias, input(group), head(group, query), position(query));
   }
 
   float* out(int group, int query) const override {
-    return of.out.data + line(group, query) * of.out.stride + offset(group);
+    return of.out.data + line(group, position(query)) * of.out.stride + offset(group, query);
   }
+
+  float softcap() const override { return of.softcap; }
 };
 
 void whole_exact(Machine& machine, const WholeAttention& of) {
-  const size_t numbers = static_cast<size_t>(of.inputs) * of.heads * of.positions * of.head_dim;
+  const size_t numbers = static_cast<size_t>(of.inputs) * of.key_heads * of.positions * of.head_dim;
   // Their own space: the runs of parts may want the machine's.
   static thread_local Space space;
   float* key = reinterpret_cast<float*>(space.of(2 * numbers * sizeof(float)));
-  const WholeSource source(of, key, key + numbers);
+  const WholeSource source(of, machine.with.attention, key, key + numbers);
   const int pieces = parts(of.positions, COPIED_AT_ONCE);
   machine.threads.run(of.inputs * pieces, [&](int unit) {
     const int input = unit / pieces, first = unit % pieces * COPIED_AT_ONCE;
-    const int last = std::min(first + COPIED_AT_ONCE, source.length(input * of.heads));
+    const int last = std::min(first + COPIED_AT_ONCE, source.length(input * of.key_heads));
     for (int t = first; t < last; t++)
-      for (int head = 0; head < of.heads; head++) {
-        const int group = input * of.heads + head;
+      for (int head = 0; head < of.key_heads; head++) {
+        const int group = input * of.key_heads + head;
         const size_t from = source.line(group, t), to = source.part(group) + static_cast<size_t>(t) * of.head_dim;
-        std::memcpy(key + to, of.key.data + from * of.key.stride + source.offset(group), of.head_dim * sizeof(float));
-        std::memcpy(key + numbers + to, of.value.data + from * of.value.stride + source.offset(group),
-                    of.head_dim * sizeof(float));
+        const size_t offset = static_cast<size_t>(head) * of.head_dim;
+        rotate(machine.with.attention, of.key.data + from * of.key.stride + offset, of.head_dim, of.cosines, of.sines, t, key + to);
+        std::memcpy(key + numbers + to, of.value.data + from * of.value.stride + offset, of.head_dim * sizeof(float));
       }
   });
   Attending(machine, source).run();
 }
 
-// With the tiles for many positions: query, key and value lie alike, and there is no bias.
+// With the tiles for many positions: query, key and value lie alike, all see all, and nothing is added or rotated.
 void whole_in_tiles(Machine& machine, const WholeAttention& of) {
   const EncoderAttention& with = machine.with.encoder_attention;
   const int d = of.head_dim, groups = of.inputs * of.heads;
@@ -624,8 +642,9 @@ void cross_attention(Machine& machine, const CrossAttention& of) {
 
 void whole_attention(Machine& machine, const WholeAttention& of) {
   if (of.inputs == 0 || of.positions == 0) return;
-  const bool alike = of.query.stride == of.key.stride && of.query.stride == of.value.stride;
-  if (!of.exact && of.bias.data == nullptr && alike && of.head_dim <= WIDEST_HEAD)
+  const bool alike = of.query.stride == of.key.stride && of.query.stride == of.value.stride && of.heads == of.key_heads;
+  const bool plain = of.bias.data == nullptr && of.reach == 0 && of.softcap == 0 && of.cosines == nullptr;
+  if (!of.exact && plain && alike && of.head_dim <= WIDEST_HEAD)
     whole_in_tiles(machine, of);
   else
     whole_exact(machine, of);
