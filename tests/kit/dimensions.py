@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvcast.families.audio_decoder import AudioDecoderDimensions
+from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.bart import BartDimensions
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
@@ -352,4 +354,42 @@ T5_SMALL = T5Dimensions(
     encoder_layers=6,
     decoder_layers=6,
     logit_scale=512**-0.5,
+)
+
+QWEN3_ASR = AudioDecoderDimensions(
+    architecture="qwen3_asr",
+    vocab_size=320,
+    width=64,
+    inner=96,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    windows=(None, None),
+    max_positions=128,
+    rotary=Rotary(base=1e6),
+    norm_eps=1e-6,
+    attention_scale=0.25,
+    query_key_norm=True,
+    audio=AudioEncoder(
+        n_mels=32,
+        width=64,
+        inner=96,
+        heads=4,
+        layers=1,
+        chunk=100,
+        channels=8,
+        window=200,
+        projected=64,
+        projector_bias=True,
+        output=64,
+    ),
+)
+VOXTRAL = replace(
+    QWEN3_ASR,
+    architecture="voxtral",
+    query_key_norm=False,
+    tied=False,
+    audio=AudioEncoder(
+        n_mels=32, width=32, inner=128, heads=2, layers=1, joined=4, projected=64, output=64
+    ),
 )

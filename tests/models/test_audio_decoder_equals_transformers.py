@@ -226,3 +226,28 @@ def test_qwens_own_files_are_the_same_model(folders: Any, tmp_path: Path):
         assert ours.encode(text) == theirs.encode(text)
     assert ours.end_tokens == open_text(converted.text).end_tokens
     assert ours.encode_ready("<|im_end|><asr_text>") == [ids()["<|im_end|>"], ids()["<asr_text>"]]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_asr", "voxtral"])
+def test_rows_read_the_sound_of_their_own_slots(kind: str, folders: Any):
+    """Rows lie in no order; each sound is read by another number of them, as beams do."""
+    model = kvcast.load(folders[kind][1], runtime="native", quantize="none", threads=1)
+    runtime, recognition = model.runtime, model.recognition
+    sounds = [recognition.input(sound(seconds, 7)) for seconds in (0.5, 2.0, 1.2)]
+    prompts = [np.array(recognition.prompt(each.positions, Hints())) for each in sounds]
+    alone = []
+    for each, prompt in zip(sounds, prompts, strict=True):
+        cache = runtime.encode(runtime.new_cache(1, 500, 1), [0], *type(each).batch([each]))
+        alone.append(runtime.decode([prompt], runtime.reset(cache, [0], [0]))[0][0, 0].copy())
+    assert np.abs(alone[0] - alone[1]).max() > 0.1
+    reads = [2, 0, 1, 2, 0, 2]
+    cache = runtime.new_cache(len(reads), 500, len(sounds))
+    for slot, each in enumerate(sounds):
+        cache = runtime.encode(cache, [slot], *type(each).batch([each]))
+    cache = runtime.reset(cache, range(len(reads)), reads)
+    logits, cache = runtime.decode([prompts[slot] for slot in reads], cache)
+    for row, slot in enumerate(reads):
+        np.testing.assert_allclose(logits[row, 0], alone[slot], atol=1e-4)
+    cache = runtime.reset(runtime.reset(cache, [1, 4]), [1], [2])
+    again, _ = runtime.decode([prompts[2]], cache, rows=[1])
+    np.testing.assert_allclose(again[0, 0], alone[2], atol=1e-4)

@@ -20,10 +20,12 @@ from kit.dimensions import (
     GRANITE4,
     LFM2,
     QWEN3_5,
+    QWEN3_ASR,
     SMALL,
     SMALL_T5,
     T5GEMMA,
     UNILMS,
+    VOXTRAL,
 )
 from kit.models import lazy_tensors, random_programs, random_tensors, write
 from kit.tiny_gguf import tiny_llama
@@ -48,6 +50,8 @@ MODELS = [
     GRANITE4,
     T5GEMMA,
     *UNILMS,
+    QWEN3_ASR,
+    VOXTRAL,
 ]
 
 
