@@ -19,10 +19,7 @@ from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
 
 _MATRIX = re.compile(r"decoder\.layers\.(\d+)\.(?!.*(?:kernel|bias)$)")
 """Names of layers' matrices and of smaller tensors, but not of what no product is made with."""
-_BEFORE_MIXING = (
-    *(".attention.qkv.weight", ".attention.gate.weight"),
-    *(".convolution.in.weight", ".delta.in.weight", ".state_space.in.weight"),
-)
+_BEFORE_MIXING = (".attention.qkv.weight", ".attention.gate.weight", ".in.weight", ".input.weight")
 
 
 class _Matrices(NamedTuple):
