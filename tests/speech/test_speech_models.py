@@ -23,6 +23,7 @@ from kvcast.cli import main
 from kvcast.errors import UsageError
 from server.serving import Server, serving
 
+ROOT = Path(__file__).parents[2]
 RATE = 16_000
 QUIET = (20.0, 41.5, 58.5)  # seconds around which nothing is heard
 SECONDS = 70.0
@@ -183,3 +184,13 @@ def test_the_server_transcribes(server: Server, model: Any):
     refused = post(server, "translations")
     assert refused.status_code == 400
     assert "does not translate" in refused.json()["error"]["message"]
+
+
+def test_what_is_no_speech_is_left_out(model: Any):
+    spoken, _ = soundfile.read(ROOT / "examples/sense-and-sensibility.flac", dtype="float32")
+    samples = np.concatenate([np.zeros(4 * RATE, np.float32), spoken[: 6 * RATE]])
+    transcription = model.transcribe(samples, vad=True, **FEW)
+    segments = list(transcription)
+    assert 3.5 < segments[0].start < 4.5
+    assert transcription.skipped[0].start == 0
+    assert transcription.duration == 10.0
