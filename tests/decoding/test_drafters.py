@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kit.letters import VOCAB
 from kit.scripted_runtimes import RecomputingRuntime, random_model
-from kvcast.decoding.drafters import ModelDrafting, PromptLookup
+from kvcast.decoding.drafters import FormerText, ModelDrafting, PromptLookup
 from kvcast.decoding.filters import SuppressTokens
 from kvcast.engine.requests import Prompt, compute
 
@@ -33,6 +33,17 @@ def test_a_text_in_a_loop_goes_on_in_it():
 @pytest.mark.parametrize("history", [[], [1], [1, 2], [1, 2, 3, 2], [1, 1]])
 def test_no_guess_without_two_tokens_that_occurred_before(history):
     assert guessed(history) == []
+
+
+def test_a_text_that_is_written_anew_goes_on_as_it_did_before():
+    former = FormerText()
+    former.tokens = [1, 2, 3, 4, 5]
+    drafter = former.begin(Prompt(np.array([9, 1])), 20)
+    former.tokens = [6, 7]  # for the text after this one
+    assert list(drafter.guess([9, 1], 2).tokens) == []
+    assert drafter.guess([9, 1, 2], 2).tokens == [3, 4]
+    assert list(drafter.guess([9, 1, 2, 8], 2).tokens) == []
+    assert drafter.guess([9, 1, 2, 8, 3, 4], 1).tokens == [5]
 
 
 def slowly(history, most, longest):

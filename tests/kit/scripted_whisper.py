@@ -392,7 +392,8 @@ class ScriptedRecognizer(Recognizer):
             last = self.words[unit.tokens[0]].end if unit.tokens else end
             off = self._rng.randint(-self.jitter, self.jitter)
             probability = 0.1 if self.unsure.intersection(unit.tokens) else 1.0
-            places.append(Place(max(0, (min(last, end) - start) // STEP + off), probability))
+            at = max(0, (min(last, end) - start) // STEP + off)
+            places.append(Place(at, probability, max(0, at - 1)))
         return places
 
     def _goes_on(self, at: int) -> bool:

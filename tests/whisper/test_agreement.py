@@ -42,7 +42,7 @@ def ending(text: str, *seconds: float) -> list[Unit]:
     """Return words that end at these times."""
     stamps = [round(50 * time) for time in seconds]
     return [
-        replace(unit, place=Place(stamp, 1.0))
+        replace(unit, place=Place(stamp, 1.0, stamp))
         for unit, stamp in zip(said(text), stamps, strict=True)
     ]
 
@@ -96,5 +96,6 @@ def test_agreement_ends_with_the_first_word_that_differs():
 
 
 def test_places_move_with_the_stretch():
-    unit = Unit((100, 120), (1,), " we", Place(150, 0.5))
-    assert unit.later(110) == Unit((0, 10), (1,), " we", Place(40, 0.5))
+    unit = Unit((100, 120), (1,), " we", Place(150, 0.5, 140))
+    assert unit.later(110) == Unit((0, 10), (1,), " we", Place(40, 0.5, 30))
+    assert unit.later(145).place == Place(5, 0.5, 0)

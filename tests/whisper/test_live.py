@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from kit.scripted_whisper import ScriptedRecognizer, Word, listener, seconds, sound, speech
 from kvcast.audio.endpoints import Endpoints
 from kvcast.errors import UsageError
+from kvcast.whisper.agreement import Place, Unit
 from kvcast.whisper.live import Delays, LiveTranscription, Update
-from kvcast.whisper.streaming_window import LONGEST, StreamingWindow
+from kvcast.whisper.settling import AlignAtt, LocalAgreement, SettlingPolicy
+from kvcast.whisper.streaming_window import LONGEST, Hypothesis, StreamingWindow
 
 RATE = 16_000
+LOCAL_AGREEMENT, ALIGN_ATT = LocalAgreement(2), AlignAtt(25)
 
 
 class Clock:
@@ -29,9 +32,13 @@ class Clock:
 
 
 def opened(
-    hearing: ScriptedRecognizer, *, step: float = 1.0, conditions: bool = True, agreement: int = 2
+    hearing: ScriptedRecognizer,
+    *,
+    step: float = 1.0,
+    conditions: bool = True,
+    policy: SettlingPolicy = LOCAL_AGREEMENT,
 ) -> tuple[LiveTranscription, StreamingWindow, Clock]:
-    window = StreamingWindow(hearing, prompt=(), conditions=conditions, agreement=agreement)
+    window = StreamingWindow(hearing, prompt=(), conditions=conditions, policy=policy)
     clock = Clock()
     endpoints = Endpoints(listener(hearing.words), threshold=0.5, pause=0.6)
     return LiveTranscription(window, endpoints, step=step, clock=clock), window, clock
@@ -87,7 +94,7 @@ def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
     segment_every=st.sampled_from([2, 8, 30]),
     failures=st.sets(st.integers(1, 60)),
     breaks=st.sets(st.integers(1, 60)),
-    agreement=st.integers(2, 5),
+    policy=st.one_of(st.builds(LocalAgreement, st.integers(2, 5)), st.just(ALIGN_ATT)),
     seed=st.integers(0, 100),
 )
 @example(  # the fresh start breaks off, and what follows the settled words runs in circles
@@ -97,16 +104,16 @@ def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
     segment_every=2,
     failures={12, 14},
     breaks={7, 13},
-    agreement=2,
+    policy=LOCAL_AGREEMENT,
     seed=0,
 )
 @settings(max_examples=25, deadline=None)
 def test_every_word_is_settled_once_whatever_the_pieces(
-    chunks, step, pause_every, segment_every, failures, breaks, agreement, seed
+    chunks, step, pause_every, segment_every, failures, breaks, policy, seed
 ):
     words = speech(150, seed=seed, pause_every=pause_every, segment_every=segment_every)
     hearing = ScriptedRecognizer(words, failures=frozenset(failures), breaks=frozenset(breaks))
-    check(fed(hearing, chunks, step=step, agreement=agreement), words)
+    check(fed(hearing, chunks, step=step, policy=policy), words)
 
 
 def test_sound_that_waited_is_heard_in_one_piece():
@@ -199,7 +206,7 @@ def test_a_word_settles_when_enough_hypotheses_have_heard_it(agreement: int):
     """Every 1 s a hypothesis, which takes no time: at the earliest 2 s after it was said."""
     words = speech(200, pause_every=10_000)
     hearing = ScriptedRecognizer(words, late=0)
-    live, _, clock = opened(hearing, agreement=agreement)
+    live, _, clock = opened(hearing, policy=LocalAgreement(agreement))
     for at in range(0, length(words), RATE // 10):
         clock.now = seconds(at + RATE // 10)
         live.feed(sound(at, min(at + RATE // 10, length(words))))
@@ -297,3 +304,43 @@ def test_minutes_take_the_memory_and_the_work_of_one(
     assert by_minute[minutes // 2 :].mean() < 1.2 * by_minute[1 : minutes // 2].mean()
     assert hearing.decoded < 1.2 * seconds(length(words))
     assert live.delays.count == len(words)
+
+
+def test_words_that_the_model_is_sure_of_settle_when_it_attends_to_later_sound():
+    """Every 1 s a hypothesis, and a margin of 0.5 s."""
+    words = speech(200, pause_every=10_000)
+    live, _, clock = opened(ScriptedRecognizer(words, late=0), policy=ALIGN_ATT)
+    for at in range(0, length(words), RATE // 10):
+        clock.now = seconds(at + RATE // 10)
+        live.feed(sound(at, min(at + RATE // 10, length(words))))
+    live.finish()
+    assert live.delays.count == len(words)
+    assert live.delays.quantile(0.5) <= 1.15
+    assert live.delays.longest <= 1.75
+
+
+class Corrected(ScriptedRecognizer):
+    """Hears the same words in other tokens every time; notes the prompt."""
+
+    def decode(self, heard: tuple[int, int], *, prompt: Sequence[int], **_: Any) -> Hypothesis:
+        self.seen = list(prompt)
+        self.decoded += 1
+        return Hypothesis(units=[Unit((), (self.decoded,), " he"), Unit((), (9,), " are")])
+
+    def places(self, heard: tuple[int, int], units: Sequence[Unit]) -> list[Place]:
+        return [Place(10, 1.0, 10) for _ in units]
+
+
+def test_what_was_heard_last_prompts_later_text():
+    """Words that settled before the model heard better do not mislead it later."""
+    hearing = Corrected(speech(1))
+    _, window, _ = opened(hearing, policy=ALIGN_ATT)
+    settled = []
+    for at in 0, RATE:
+        window.append(sound(at, at + RATE))
+        settled += window.listen()
+    settled += window.conclude(2 * RATE)
+    assert [word.tokens for word in settled] == [(1,), (9,)]
+    window.append(sound(2 * RATE, 3 * RATE))
+    window.listen()
+    assert hearing.seen == [2, 9]

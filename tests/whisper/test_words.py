@@ -113,7 +113,7 @@ def both(
     np.testing.assert_allclose(attention_st[BEFORE - 1 : -1], weights_nt, atol=1e-5)
     ours = with_words(
         spans,
-        TokenTimes(dtw(weights_nt), likely(logits_sv, tokens)),
+        TokenTimes(dtw(weights_nt), likely(logits_sv, tokens), weights_nt[:-1].argmax(axis=1)),
         window,
         tokenizer=TOKENIZER,
         language=language,
@@ -188,6 +188,7 @@ def timed(text: str, *begins: float, span: tuple[float, float], language: str = 
         TokenTimes(
             np.array([round(50 * second) for second in begins]),
             np.full(len(tokens), 0.5, np.float32),
+            np.zeros(len(tokens), np.int64),
         ),
         Window(0, 3000),
         tokenizer=TOKENIZER,

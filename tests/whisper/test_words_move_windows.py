@@ -49,7 +49,7 @@ def scripted_times(tokens: Sequence[int], encoded: int) -> TokenTimes:
     first, last = sorted(rng.integers(0, encoded, 2)) if encoded > 1 else (0, 0)
     begins_n = np.sort(rng.integers(first, last + 1, len(tokens) + 1))
     certain = rng.choice([0.05, 0.9])
-    return TokenTimes(begins_n, np.full(len(tokens), certain, np.float32))
+    return TokenTimes(begins_n, np.full(len(tokens), certain, np.float32), begins_n[:-1])
 
 
 def their_alignment(

@@ -56,22 +56,26 @@ class Drafting(Protocol):
 class PromptLookup(Drafter):
     """Prompt lookup: the longest suffix that occurred before continues as it did then.
 
-    Text that quotes its prompt or repeats itself is guessed well (A. Saxena, "Prompt Lookup
-    Decoding", 2023). Places are found as LZ77 compressors find them: by a chain of the places that
-    end with the same pair of tokens, the latest first, of which a bounded number is compared.
+    Text that quotes its prompt, a `former` text or itself is guessed well (A. Saxena, "Prompt
+    Lookup Decoding", 2023). Places are found as LZ77 compressors find them: by a chain of the
+    places that end with the same pair of tokens, the latest first, of which a bounded number is
+    compared.
     """
 
     is_free = True
     _PLACES = 32
     _LONGEST = 16
 
-    def __init__(self) -> None:
+    def __init__(self, former: Sequence[int] = ()) -> None:
+        self._former = former
         # By a pair of tokens, where it ended last; by such an end, where the pair ended before.
         self._last: dict[tuple[int, int], int] = {}
         self._before: list[int] = [-1]
 
     @override
     def guess(self, history: Sequence[int], most: int) -> Guess:
+        if self._former:
+            history = [*self._former, *history]
         place, length = self._match(history)
         if not length:
             return NO_GUESS
@@ -111,6 +115,22 @@ class NgramDrafting(Drafting):
     @override
     def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
         return PromptLookup()
+
+
+class FormerText(Drafting):
+    """Drafts from what was written before about almost the same, such as sound that goes on since.
+
+    Attributes:
+        tokens: of that text.
+
+    """
+
+    def __init__(self) -> None:
+        self.tokens: Sequence[int] = ()
+
+    @override
+    def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
+        return PromptLookup(self.tokens)
 
 
 class ModelDrafting(Drafting):

@@ -81,6 +81,11 @@ class WhisperDimensions:
         layers, heads = self.decoder_layers, self.decoder_heads
         return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
 
+    @property
+    def has_known_heads(self) -> bool:
+        """Whether its alignment heads were found by looking at it, or at a model like it."""
+        return self.alignment_heads != self._upper_half()
+
     def _check_alignment_heads(self) -> None:
         for layer, head in self.alignment_heads:
             if not (0 <= layer < self.decoder_layers and 0 <= head < self.decoder_heads):

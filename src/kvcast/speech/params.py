@@ -575,16 +575,27 @@ class LiveParams(TranscribeParams):
             metavar="SECONDS",
         ),
     ] = 1.0
-    agreement: Annotated[
-        int,
+    margin: Annotated[
+        float,
         Option(
             group=LIVE,
-            help="successive hypotheses that must begin with a word before it is settled; fewer "
-            "settle it earlier, and more of them wrong",
+            help="seconds at the end of the sound: words that the model attends to there are not "
+            "settled yet; less settles words earlier, and more of them wrong",
+            check=Bounds(least=0, most=10),
+            metavar="SECONDS",
+        ),
+    ] = 0.5
+    agreement: Annotated[
+        int | None,
+        Option(
+            group=LIVE,
+            help="successive hypotheses that must begin with a word before it is settled, instead "
+            "of --margin; fewer settle it earlier, and more of them wrong",
             check=Bounds(least=2, most=10),
             metavar="N",
+            default="2 where it is not known which of the model's heads follow the speech",
         ),
-    ] = 2
+    ] = None
     pause: Annotated[
         float,
         Option(
@@ -609,6 +620,8 @@ class LiveParams(TranscribeParams):
                 raise UsageError(f"{option.name} is for recordings, and means nothing live")
         if self.sampling_rate != SoundParams.sampling_rate:
             raise UsageError("sampling_rate is for recordings: resample sound that is fed live")
+        if self.agreement is not None and self.margin != LiveParams.margin:
+            raise UsageError("margin and agreement are two ways to settle words: give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,7 @@
-"""LocalAgreement: the words with which successive hypotheses of the same sound begin.
+"""Words of hypotheses: what successive ones begin with alike, and what follows settled words.
 
-LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System"
-(arXiv:2307.14743): words that n successive hypotheses of a growing window of sound begin with are
-settled. Later hypotheses may spell settled words differently; the words after these are found by
-the least changes of letters. Knows no sound and no model.
+Later hypotheses may spell settled words differently; the words after these are found by the least
+changes of letters. Knows no sound and no model.
 """
 
 import unicodedata
@@ -23,10 +21,22 @@ _ALIKE = 0.5
 
 
 class Place(NamedTuple):
-    """Where a word ends, in steps of 20 ms, and how probable it is in this sound."""
+    """Where a word lies, in steps of 20 ms, and how probable it is in this sound.
+
+    Attributes:
+        end: of the word.
+        probability: of its least probable token.
+        attended: the latest step to which one of its tokens attends most.
+
+    """
 
     end: int
     probability: float
+    attended: int
+
+    def later(self, steps: int) -> Self:
+        """Return the place as of a window that begins so many steps later."""
+        return self._replace(end=max(0, self.end - steps), attended=max(0, self.attended - steps))
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class Unit:
 
     def later(self, stamps: int) -> Self:
         """Return the unit as of a window that begins so many steps later."""
-        place = self.place and self.place._replace(end=max(0, self.place.end - stamps))
+        place = self.place and self.place.later(stamps)
         own = tuple(max(0, stamp - stamps) for stamp in self.stamps)
         return replace(self, stamps=own, place=place)
 
@@ -140,7 +150,7 @@ def continued(settled: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None
 
 def _nearest(counts: Sequence[int], best: int, last: Unit, hypothesis: Sequence[Unit]) -> int:
     """Return the count whose last word ends nearest to the last settled one; `best` if unknown."""
-    ends = {count: hypothesis[count - 1].place if count else Place(0, 1.0) for count in counts}
+    ends = {count: hypothesis[count - 1].place if count else Place(0, 1.0, 0) for count in counts}
     known = {count: place.end for count, place in ends.items() if place is not None}
     if last.place is None or len(known) < len(counts):
         return best

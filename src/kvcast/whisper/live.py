@@ -1,9 +1,9 @@
 """Transcription of sound that is still arriving.
 
-Sound of an utterance is decoded again every `step` seconds, and words on which successive
-hypotheses agree are settled (`kvcast.whisper.streaming_window`). A pause ends the utterance and
-settles the rest. Memory and work per second of sound are bounded: 30 s of sound at most are held
-and decoded at a time. Reads no stream and knows no terminal.
+Sound of an utterance is decoded again every `step` seconds, and a policy tells which words are
+settled (`kvcast.whisper.settling`). A pause ends the utterance and settles the rest. Memory and
+work per second of sound are bounded: 30 s of sound at most are held and decoded at a time. Reads
+no stream and knows no terminal.
 """
 
 import time

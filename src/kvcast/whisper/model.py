@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvcast.audio.endpoints import Listener
     from kvcast.audio.features import MelWindows
     from kvcast.whisper.live import LiveTranscription
+    from kvcast.whisper.settling import SettlingPolicy
     from kvcast.whisper.streaming_window import StreamingWindow
 
 _WINDOW_SECONDS = 30
@@ -401,8 +402,18 @@ class WhisperModel:
             recognizer,
             prompt=initial_tokens(params, self.tokenizer),
             conditions=params.condition_on_previous_text,
-            agreement=params.agreement,
+            policy=self._settling(params),
         )
+
+    def _settling(self, params: LiveParams) -> "SettlingPolicy":
+        """Return the policy of live transcription: by attention where heads follow the speech."""
+        from kvcast.whisper.settling import AGREEMENT, AlignAtt, LocalAgreement
+
+        if params.agreement is not None:
+            return LocalAgreement(params.agreement)
+        if not self.dimensions.has_known_heads:
+            return LocalAgreement(AGREEMENT)
+        return AlignAtt(round(params.margin * _POSITIONS_PER_SECOND))
 
     def attempts(self, params: TranscribeParams) -> list[DecodingOptions]:
         """Return how to decode a window first, and after each rejection."""

@@ -120,5 +120,5 @@ class WordPlacing:
         return self._resumed(round(end * FRAMES_PER_SECOND), window_text.seek)
 
 
-_NO_TOKENS = TokenTimes(np.zeros(1, np.int64), np.zeros(0, np.float32))
+_NO_TOKENS = TokenTimes(np.zeros(1, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64))
 """Of a window without text."""

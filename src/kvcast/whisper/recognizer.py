@@ -14,6 +14,8 @@ from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.features import window_features
+from kvcast.decoding.drafters import FormerText
+from kvcast.decoding.speculation import Speculations
 from kvcast.engine.callers import Policy
 from kvcast.speech.params import TranscribeParams
 from kvcast.whisper.agreement import Place, Unit, units
@@ -63,6 +65,9 @@ class WhisperRecognizer(Recognizer):
         self._attempts = attempts
         self._params = params
         self._windows = 0
+        # Most of a hypothesis is what the one before says: so few calls write it.
+        self._former = FormerText()
+        self._rewriting = Speculations(self._former)
         self._language = attempts[0].language or "en"
         self._detects = attempts[0].language is None and self._tokenizer.is_multilingual
 
@@ -96,6 +101,7 @@ class WhisperRecognizer(Recognizer):
         thoroughly: bool,
     ) -> Hypothesis:
         begin = self._tokenizer.timestamp_begin
+        known = tuple(token for unit in written for token in unit.spelled(begin))
         language = None if self._detects else self._language
         for options in self._attempts if thoroughly else self._attempts[:1]:
             result: DecodingResult = self._answer(
@@ -103,17 +109,19 @@ class WhisperRecognizer(Recognizer):
                     window.features,
                     replace(options, language=language),
                     prompt=tuple(prompt),
-                    written=tuple(token for unit in written for token in unit.spelled(begin)),
+                    written=known,
                     stream=self._windows,
+                    speculations=self._rewriting,
                 )
             )
             self._language = language = result.language
+            self._former.tokens = (*known, *result.tokens)
             if rejection(result, self._params) is None:
                 break
         if is_silence(result, self._params):
             return Hypothesis(units=())
         return Hypothesis(
-            units=units(result.tokens, self._tokenizer.timestamp_begin, self._split),
+            units=units(result.tokens, begin, self._split),
             doubtful=self._has_failed(result),
             conditions_next=result.temperature <= PROMPT_RESET_TEMPERATURE,
         )
@@ -123,7 +131,7 @@ class WhisperRecognizer(Recognizer):
         text = [token for unit in units for token in unit.tokens]
         ends = list(accumulate(len(unit.tokens) for unit in units))
         if not text:
-            return [Place(0, 1.0) for _ in units]
+            return [Place(0, 1.0, 0) for _ in units]
         times: TokenTimes = self._answer(
             self._requests.align(
                 window.features,
@@ -137,6 +145,7 @@ class WhisperRecognizer(Recognizer):
             Place(
                 int(times.begins_n[end]),
                 float(times.probabilities_n[end - len(unit.tokens) : end].min(initial=1.0)),
+                int(times.attended_n[end - len(unit.tokens) : end].max(initial=0)),
             )
             for unit, end in zip(units, ends, strict=True)
         ]

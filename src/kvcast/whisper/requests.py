@@ -176,6 +176,7 @@ class AlignmentRequest(Request):
             the one at which the last ends.
         probabilities_n: [n], once it is done: of each token of the text after those before it,
             among the tokens of text.
+        attended_n: [n], once it is done: the frame to which each token of the text attends most.
 
     """
 
@@ -214,13 +215,16 @@ class AlignmentRequest(Request):
         self.attention_st: Float32 = np.empty((0, 0), np.float32)
         self.begins_n: Int64 = np.empty(0, np.int64)
         self.probabilities_n: Float32 = np.empty(0, np.float32)
+        self.attended_n: Int64 = np.empty(0, np.int64)
 
     @override
     def read_at_once(self, runtime: Runtime, cache: object, row: int) -> bool:
         aligning = cast(EncoderDecoder, runtime)
         alignment = aligning.align(self.prompt.tokens, cache, row, self._asked)
         self.attention_st = aligning.attention_by_token(alignment.scores_hst, self._frames)
-        self.begins_n = aligning.dtw(self.attention_st[self._attending])
+        heard_nt = self.attention_st[self._attending]
+        self.begins_n = aligning.dtw(heard_nt)
+        self.attended_n = heard_nt[:-1].argmax(axis=1)
         self.probabilities_n = alignment.probabilities_p
         return True
 
@@ -230,8 +234,8 @@ class AlignmentRequest(Request):
         return OVER
 
     def times(self) -> TokenTimes:
-        """Return the frames at which the text's tokens begin, and their probabilities."""
-        return TokenTimes(self.begins_n, self.probabilities_n)
+        """Return where the text's tokens lie, and their probabilities."""
+        return TokenTimes(self.begins_n, self.probabilities_n, self.attended_n)
 
 
 def likeliest(probabilities: Mapping[str, float]) -> str:

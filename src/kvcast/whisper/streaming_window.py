@@ -9,14 +9,14 @@ where sound comes from.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.whisper.agreement import Place, Unit, agreed, continued
+from kvcast.whisper.agreement import Place, Unit, continued
+from kvcast.whisper.settling import SettlingPolicy
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
 
 LONGEST = 30 * SAMPLE_RATE
@@ -30,14 +30,6 @@ _LEAST_CUT = 1 * SAMPLE_RATE
 
 _AFTER = 3 * SAMPLE_RATE // 10
 """Without so much silence after it, the last word is easily misheard; less sound is hardly one."""
-
-_FRESH = 2 * SAMPLE_RATE
-"""Words this near to the window's end do not settle yet: later sound may change them."""
-
-_UNSURE = 0.5
-"""Less probable words do not settle while they lie within `_UNSURE_FOR` of the window's end."""
-
-_UNSURE_FOR = 5 * SAMPLE_RATE
 
 _DOUBT = 25
 """Timestamps that the end of a word may be off by."""
@@ -121,7 +113,12 @@ class StreamingWindow:
     """
 
     def __init__(
-        self, recognizer: Recognizer, *, prompt: Sequence[int], conditions: bool, agreement: int
+        self,
+        recognizer: Recognizer,
+        *,
+        prompt: Sequence[int],
+        conditions: bool,
+        policy: SettlingPolicy,
     ) -> None:
         """Begin without sound.
 
@@ -129,8 +126,7 @@ class StreamingWindow:
             recognizer: the model.
             prompt: tokens of text that precedes all.
             conditions: whether settled text prompts later text.
-            agreement: successive hypotheses that have to begin with a word before it is settled;
-                two at least.
+            policy: decides which words are settled while sound arrives.
 
         """
         self.start = self.decoded_to = 0
@@ -140,9 +136,13 @@ class StreamingWindow:
         self._sound = np.empty(LONGEST, np.float32)
         self._length = 0
         self._settled: list[Unit] = []
-        self._agreement = agreement
+        # The window's text as it was last heard: other than settled words it may still improve, so
+        # it prompts later text.
+        self._heard: list[Unit] = []
+        self._policy = policy
         self._supposed: list[Unit]
-        self._former: list[list[Unit]]  # hypotheses before, as if they followed what is settled
+        # Hypotheses before this one, as if they followed what is settled.
+        self._former: list[list[Unit]]
         self._forget_hypotheses()
         self._proven = False  # whether a hypothesis heard all that there is to hear
 
@@ -191,20 +191,13 @@ class StreamingWindow:
         if hypothesis.doubtful:
             return []
         hypotheses = [*self._former, self._supposed, hypothesis.units]
-        agreed_on = hypothesis.units[: agreed(hypotheses)]
-        count = sum(1 for _ in takewhile(self._stands, agreed_on))
+        compared = hypotheses[-self._policy.compared :]
+        count = self._policy.settled(compared, self._length // _STAMP)
         settled = self._settle(hypothesis.units[:count])
         *self._former, self._supposed = [list(units[count:]) for units in hypotheses[1:]]
         if self._length > _LONG:
             self._cut_after_segment()
         return settled
-
-    def _stands(self, unit: Unit) -> bool:
-        """Tell whether sound that is still to come will hardly change a word."""
-        if unit.place is None:
-            return False
-        after = self._length - unit.place.end * _STAMP
-        return after >= (_FRESH if unit.place.probability >= _UNSURE else _UNSURE_FOR)
 
     def conclude(self, speech_end: int) -> list[Settled]:
         """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
@@ -225,10 +218,10 @@ class StreamingWindow:
             # As in OpenAI's transcribe, a segment that begins without a word is still to be heard.
             self._cut(len(self._settled), unfinished)
             self._proven = False
-        self._forget(self._settled)
+        self._forget(self._heard)
         if not conditions_next:
             self._prompt.clear()
-        self._settled, self._proven = [], False
+        self._settled, self._heard, self._proven = [], [], False
         return settled
 
     def make_room(self) -> list[Settled]:
@@ -284,12 +277,16 @@ class StreamingWindow:
         self.decoded_to = self.end
         hypothesis = self._decode(window, written=(), thoroughly=thoroughly)
         if thoroughly or not hypothesis.doubtful:
-            count = continued(self._settled, hypothesis.units)
+            heard = hypothesis.units
+            count = continued(self._settled, heard)
             if count is None or (thoroughly and self._adds_nothing(hypothesis.units[count:])):
                 # It says something else, or may have stopped before the settled words were over.
                 hypothesis = self._decode(window, written=self._settled, thoroughly=thoroughly)
+                heard = [*self._settled, *hypothesis.units]
             else:
                 hypothesis = replace(hypothesis, units=hypothesis.units[count:])
+            if thoroughly or not hypothesis.doubtful:
+                self._heard = list(heard)
         self._proven = thoroughly or not hypothesis.doubtful
         return hypothesis
 
@@ -353,7 +350,11 @@ class StreamingWindow:
 
     def _cut(self, count: int, stamp: int) -> None:
         """Drop so many settled words, and the sound before a timestamp."""
-        self._forget(self._settled[:count])
+        heard = continued(self._settled[:count], self._heard)
+        if heard is None:
+            self._heard, heard = self._settled, count
+        self._forget(self._heard[:heard])
+        self._heard = [unit.later(stamp) for unit in self._heard[heard:]]
         settled = [unit.later(stamp) for unit in self._settled[count:]]
         if settled:  # the window now begins with its first word
             settled[0] = replace(settled[0], stamps=settled[0].stamps[-1:] or (0,))
@@ -369,10 +370,10 @@ class StreamingWindow:
 
     def _forget_hypotheses(self) -> None:
         self._supposed = []
-        self._former = [[] for _ in range(self._agreement - 2)]
+        self._former = [[] for _ in range(self._policy.compared - 2)]
 
     def _forget(self, units: Sequence[Unit]) -> None:
-        """Let settled words that leave become the prompt; its end is as much as is ever used."""
+        """Let words that leave become the prompt; its end is as much as is ever used."""
         if not self._conditions:
             self._prompt.clear()
             return

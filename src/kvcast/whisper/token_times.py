@@ -18,11 +18,13 @@ class TokenTimes:
     Attributes:
         begins_n: frame at which each token begins, and the one at which the last ends, [n + 1].
         probabilities_n: of each token, given the tokens before it, [n].
+        attended_n: frame to which each token attends most, [n]; not ascending.
 
     """
 
     begins_n: Int64
     probabilities_n: Float32
+    attended_n: Int64
 
     def padded(self, count: int) -> Self:
         """Return the times of `count` tokens; the last ones may lack times."""
@@ -31,4 +33,5 @@ class TokenTimes:
             self,
             begins_n=np.pad(self.begins_n, (0, rest), mode="edge"),
             probabilities_n=np.pad(self.probabilities_n, (0, rest)),
+            attended_n=np.pad(self.attended_n, (0, rest), mode="edge"),
         )

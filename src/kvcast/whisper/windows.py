@@ -77,6 +77,7 @@ class WindowRequests:
         prompt_language: str | None = None,
         written: Sequence[int] = (),
         stream: int = 0,
+        speculations: Speculations | None = None,
     ) -> Policy[DecodingResult]:
         """Decode a window once, in one way.
 
@@ -89,6 +90,7 @@ class WindowRequests:
             written: tokens of the window's own text that are known, timestamps among them. The
                 result has the tokens after them.
             stream: tells the random numbers of one window from another's.
+            speculations: drafts tokens if the requests have no drafts of their own.
 
         Raises:
             UsageError: the model cannot do what the options ask for.
@@ -118,7 +120,7 @@ class WindowRequests:
             tokenizer=self.tokenizer,
             room=min(self.room - len(written), self._context + 1 - len(whole.tokens)),
             stream=stream,
-            speculations=self._speculations,
+            speculations=self._speculations or speculations,
         )
         yield request
         return request.result()

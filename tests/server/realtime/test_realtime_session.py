@@ -20,6 +20,7 @@ from kit.scripted_whisper import (
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
 from kvcast.server.realtime.shapes import TranscriptionSettings
+from kvcast.whisper.settling import LocalAgreement
 from kvcast.whisper.streaming_window import StreamingWindow
 from server.realtime.talking import told_before
 
@@ -43,7 +44,7 @@ class Client:
             if asked.language == "xx":
                 raise UsageError("there is no language xx")
             return StreamingWindow(
-                ScriptedRecognizer(words), prompt=(), conditions=True, agreement=2
+                ScriptedRecognizer(words), prompt=(), conditions=True, policy=LocalAgreement(2)
             )
 
         self.session = Session(
@@ -230,7 +231,9 @@ def test_a_turn_that_fails_leaves_the_next_one_alone():
             return super().decode(heard, **options)
 
     def opening(_: TranscriptionSettings) -> StreamingWindow:
-        return StreamingWindow(Breaking(words), prompt=(), conditions=True, agreement=2)
+        return StreamingWindow(
+            Breaking(words), prompt=(), conditions=True, policy=LocalAgreement(2)
+        )
 
     client = Client(words, opening=opening)
     middle = (words[19].end + words[20].start) // 2

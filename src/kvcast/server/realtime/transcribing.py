@@ -1,4 +1,4 @@
-"""Transcribes a session's turns: words on which hypotheses agree while they last, then the rest.
+"""Transcribes a session's turns: words as they settle while they last, then the rest.
 
 The sound of a turn arrives on one thread and is transcribed on another, which may take longer.
 Knows no protocol, and not where turns begin and end.
