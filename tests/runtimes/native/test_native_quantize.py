@@ -54,7 +54,8 @@ def program(output: str, steps: Sequence[Step]) -> Program:
 
 def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
     embedding = Step("table", "embedding", [Constant("tied.weight"), Node("tokens")])
-    middle = [linear("shared", "table"), linear("up", "shared")]
+    read = Step("read", "cross_attention", [Node("shared")])
+    middle = [linear("shared", "table"), read, linear("up", "read")]
     capped = [linear("head", "up"), Step("capped", "tanh", [Node("head")])]
     steps = {
         "encode": program("cross", [linear("shared", "hidden"), linear("cross", "shared")]),
@@ -74,6 +75,15 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
     assert set(kinds(programs, "int8").values()) == {Kind.INT8}
     alone = {"decode": programs["decode"]}
     assert set(kinds(alone, "int8").values()) == {Kind.INT8_BLOCK}
+    hearing = {
+        "encode": roles_of(program("cross", [linear("cross", "hidden")])),
+        "decode": roles_of(program("logits", [embedding, *middle[:1], linear("up", "shared")])),
+    }
+    assert kinds(hearing, "int8") == {
+        "cross.weight": Kind.INT8,
+        "shared.weight": Kind.INT8_BLOCK,
+        "up.weight": Kind.INT8_BLOCK,
+    }
     assert set(kinds(programs, "none").values()) == {Kind.EXACT}
 
 
