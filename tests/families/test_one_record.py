@@ -59,6 +59,13 @@ OWN = {
         "text.t5gemma",
         "checkpoints.t5gemma_huggingface",
     ),
+    "moonshine": (
+        "families.moonshine",
+        "families.moonshine_encoder",
+        "inspect.work.moonshine",
+        "speech.moonshine",
+        "checkpoints.moonshine_huggingface",
+    ),
     "unilm": (
         "families.unilm",
         "inspect.work.unilm",

@@ -12,6 +12,7 @@ from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.bart import BartDimensions
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.moonshine import MoonshineDimensions
 from kvcast.families.state_spaces import StateSpace
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import GemmaStack, T5GemmaDimensions
@@ -109,6 +110,31 @@ T5GEMMA = T5GemmaDimensions(
     decoder=T5GEMMA_DECODER,
     start_token=2,
     logit_softcap=20.0,
+)
+MOONSHINE = MoonshineDimensions(
+    vocab_size=320,
+    width=64,
+    inner=96,
+    heads=4,
+    head_dim=16,
+    decoder_layers=2,
+    encoder_width=64,
+    encoder_inner=96,
+    encoder_heads=4,
+    encoder_head_dim=16,
+    encoder_layers=1,
+    rotary=Rotary(base=10000.0, partial=0.75),
+    start_token=3,
+    source_positions=1248,
+    target_positions=32,
+)
+MOONSHINE_STREAMING = replace(
+    MOONSHINE,
+    encoder_width=48,
+    encoder_layers=3,
+    tied=False,
+    frame=80,
+    windows=((4, 2), (3, 0), (2, 3)),
 )
 
 LLAMA = DecoderDimensions(

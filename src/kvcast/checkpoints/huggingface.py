@@ -14,6 +14,7 @@ from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_obje
 from kvcast.checkpoints.decoder_huggingface import DECODER
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.merging import Adapter, merged
+from kvcast.checkpoints.moonshine_huggingface import MOONSHINE
 from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.t5_huggingface import T5
@@ -58,6 +59,7 @@ _FAMILIES: Mapping[str, HuggingFaceFamily] = {
         BART,
         AUDIO_DECODER,
         T5GEMMA,
+        MOONSHINE,
     )
     for model_type in family.model_types
 }

@@ -40,6 +40,8 @@ PUBLISHED: Mapping[str, str] = {
     "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
     "mistral3": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
     "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "moonshine": "UsefulSensors/moonshine-tiny",
+    "moonshine_streaming": "UsefulSensors/moonshine-streaming-tiny",
     "mt5": "google/mt5-small",
     "olmo2": "allenai/OLMo-2-0425-1B-Instruct",
     "olmo3": "allenai/Olmo-3-7B-Instruct",

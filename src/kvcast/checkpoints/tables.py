@@ -249,7 +249,7 @@ def in_halves(
     size, rotary = dimensions.head_dim, dimensions.rotary or dimensions.window_rotary
     if rotary is None:
         return dict(stored)
-    order = _head_order(size, rotary.channels(size), neighbours=neighbours)
+    order = head_order(size, rotary.channels(size), neighbours=neighbours)
     if np.array_equal(order, np.arange(size)):
         return dict(stored)
     count = (dimensions.heads + dimensions.kv_heads) * size
@@ -264,7 +264,7 @@ def in_halves(
     }
 
 
-def _head_order(head_dim: int, channels: int, *, neighbours: bool) -> NDArray[np.intp]:
+def head_order(head_dim: int, channels: int, *, neighbours: bool) -> NDArray[np.intp]:
     """Return which of a file's rows of a head of queries or keys becomes each of kvcast's.
 
     In files, the first `channels` rows are rotary pairs and the others do not turn. In kvcast,

@@ -4,10 +4,11 @@ A size that callers vary has a name in a shape: "rows", "new", "asked", "capacit
 "inputs", "batch", "source", "n". Knows no family and no tensor library.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcast.families.caches import KEY_VALUE, CacheLayers
+from kvcast.spec.program import Program
 
 Shape = tuple[int | str, ...]
 """Sizes of a tensor; a name stands for a size that callers vary."""
@@ -133,3 +134,26 @@ def cross_argument(cross: CacheLayers, positions: int | str) -> CacheArgument:
     shape = ("batch", cross.heads, positions, cross.head_dim)
     parts = (cross.parts,) * cross.layers
     return CacheArgument(name="cross", shapes=(shape,) * cross.layers, parts=parts)
+
+
+LISTEN, FINISH = "listen", "finish"
+NEXT = "next_"
+"""Names of a streamed source's programs; begins the names of what `listen` leaves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamedSource:
+    """How a source is encoded as it comes, by programs over the weights of `encode`.
+
+    `listen` takes "samples", the count of positions "done" and what it left before by name, and
+    gives cross keys and values that no later sound changes, and what it leaves now, named NEXT and
+    the name. `finish` takes the same without samples, and gives the last positions.
+
+    Attributes:
+        programs: `listen` and `finish`.
+        left: of each part that `listen` leaves, its shape before all sound, [positions, width].
+
+    """
+
+    programs: Mapping[str, Program]
+    left: Mapping[str, tuple[int, int]]

@@ -8,6 +8,7 @@ from kvcast.families.audio_decoder import AUDIO_DECODER
 from kvcast.families.bart import BART
 from kvcast.families.base import Family
 from kvcast.families.decoder import DECODER
+from kvcast.families.moonshine import MOONSHINE
 from kvcast.families.t5 import T5
 from kvcast.families.t5gemma import T5GEMMA
 from kvcast.families.unilm import UNILM
@@ -23,6 +24,7 @@ FAMILIES: Mapping[str, Family] = {
         BART,
         AUDIO_DECODER,
         T5GEMMA,
+        MOONSHINE,
     )
 }
 

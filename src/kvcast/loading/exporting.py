@@ -34,6 +34,8 @@ from kvcast.spec.blocks import BlocksOf
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision
 
+# Operations that kvcast's own kernels and PyTorch have alone.
+_OF_SOUND = frozenset({"group_norm", "window_attention"})
 _BYTES_PER_WEIGHT = {"none": 2.0, "int8": 1.0}
 """At least, by quantisation; less than a byte for others."""
 
@@ -190,6 +192,8 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
         problem = "a model whose layers share caches"
     elif any(step.operation == "source_attention" for step in steps):
         problem = "a model whose encoder has windows or rotation"
+    elif any(step.operation in _OF_SOUND for step in steps):
+        problem = "a model that hears samples"
     elif any("scales" in step.keywords for step in steps):
         problem = "a model with experts beside feed-forwards"
     else:

@@ -33,6 +33,7 @@ from kvcast.models.ops.convolution import (
 )
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.models.ops.relative import relative_scores
+from kvcast.models.ops.sound import group_norm, window_attention
 from kvcast.models.ops.states import delta_rule, packed_states, selective_scan
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.self_attention import SelfAttention, SharedAttention
@@ -52,6 +53,7 @@ _ACTIVATIONS: Mapping[str, Operation] = {
     "relu": functional.relu,
     "silu": functional.silu,
     "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
 
 
@@ -78,9 +80,17 @@ def _gated(gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
 
 
 def _conv1d(
-    x: Tensor, matrix: nn.Module, stride: int, padding: int, *, activation: str | None = None
+    x: Tensor,
+    matrix: nn.Module,
+    stride: int,
+    padding: int | list[int],
+    *,
+    activation: str | None = None,
 ) -> Tensor:
-    result = functional.conv1d(x, matrix.weight, matrix.bias, (stride,), (padding,))  # type: ignore[arg-type]
+    if not isinstance(padding, int):
+        x, padding = functional.pad(x, padding), 0
+    bias = getattr(matrix, "bias", None)
+    result = functional.conv1d(x, matrix.weight, bias, (stride,), (padding,))  # type: ignore[arg-type]
     return result if activation is None else _ACTIVATIONS[activation](result)
 
 
@@ -112,6 +122,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "layer_norm": lambda x, weight, bias, epsilon: functional.layer_norm(
         x, weight.shape, weight, bias, epsilon
     ),
+    "group_norm": group_norm,
     "rms_norm": lambda x, weight, epsilon: functional.rms_norm(x, weight.shape, weight, epsilon),
     "embedding": lambda table, ids: functional.embedding(ids, table),
     "index_select": torch.index_select,
@@ -120,6 +131,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "cross_attention": cross_attention,
     "encoder_attention": encoder_attention,
     "source_attention": source_attention,
+    "window_attention": window_attention,
     "short_convolution": _activated(short_convolution),
     "delta_rule": delta_rule,
     "channel_convolution": _activated(channel_convolution),
@@ -127,7 +139,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "rewrite": Tensor.copy_,
     "selective_scan": selective_scan,
     "mixture_of_experts": mixture_of_experts,
-    "tanh": torch.tanh,
+    "asinh": torch.asinh,
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -153,6 +165,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "view": Tensor.view,
     "chunk": torch.chunk,
     "split": Tensor.split,
+    "slice": lambda x, axis, first, last: x[(slice(None),) * axis + (slice(first, last),)],
     "getitem": operator.getitem,
     "size": Tensor.size,
 }

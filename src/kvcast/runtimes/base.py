@@ -8,11 +8,15 @@ sequence, or an older and shorter one to roll back to, may be used.
 Knows nothing of tokens' meaning, strategies or models.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvcast.errors import UsageError
+from kvcast.families.programs import StreamedSource
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -42,6 +46,34 @@ class Alignment(NamedTuple):
     """
     probabilities_p: Float32
     """[p]: of the requested tokens, given all tokens before them."""
+
+
+class InputStream(ABC):
+    """An input whose sound is still arriving, in a slot of a cache.
+
+    Attributes:
+        done: encoded positions that no later sound changes.
+        held: positions in the slot: also those that `finish` gave, until more sound is heard.
+
+    """
+
+    def __init__(self) -> None:
+        self.done = self.held = 0
+
+    @abstractmethod
+    def listen(self, samples: Float32) -> None:
+        """Encode the samples of further positions, [n, samples of one].
+
+        The first call needs so many that a position is complete.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Encode the last positions as if the sound ended here; more of it may follow."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Leave out the positions that `finish` gave."""
 
 
 class Cache(Protocol):
@@ -201,9 +233,23 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
             slots: which slots to fill, one for each input.
             source: as the encode program has them, each [len(slots), ...]. Whisper: log-mel
                 features fp32 [n, n_mels, frames]. T5: tokens int64 [n, t], padded at their ends
-                with any token, and how many there are of each, int32 [n].
+                with any token, and how many there are of each, int32 [n]. Moonshine: samples,
+                and how many positions each sound becomes (`kvcast.families.moonshine.source_of`).
 
         """
+
+    def stream(
+        self,
+        cache: CacheT,  # noqa: ARG002
+        slot: int,  # noqa: ARG002
+        source: StreamedSource,  # noqa: ARG002
+        positions: int,  # noqa: ARG002
+    ) -> InputStream:
+        """Return a stream into a slot that no row reads, with room for so many positions.
+
+        Raises UsageError where a runtime encodes whole inputs alone.
+        """
+        raise UsageError("sound is encoded as it comes on kvcast's own kernels: runtime native")
 
     def align(
         self, tokens_s: Int64, cache: CacheT, row: int, scored: TokenProbabilityQuery | None = None

@@ -45,9 +45,21 @@ class ProgramWriter:
         matrix = Constant(f"{name}.weight", f"{name}.bias" if bias else None)
         return self.step("linear", x, matrix, **epilogue)
 
-    def conv1d(self, x: Node, name: str, *, stride: int, padding: int, **epilogue: Any) -> Node:
-        """[batch, channels, positions] to [batch, outputs, positions / stride]."""
-        matrix = Constant(f"{name}.weight", f"{name}.bias")
+    def conv1d(
+        self,
+        x: Node,
+        name: str,
+        *,
+        stride: int,
+        padding: int | list[int],
+        bias: bool = True,
+        **epilogue: Any,
+    ) -> Node:
+        """[batch, channels, positions] to [batch, outputs, positions / stride].
+
+        `padding` is of both ends, or a list of that before and that after.
+        """
+        matrix = Constant(f"{name}.weight", f"{name}.bias" if bias else None)
         return self.step("conv1d", x, matrix, stride, padding, **epilogue)
 
     def channel_convolution(self, x: Node, name: str, *, stride: int, **epilogue: Any) -> Node:

@@ -107,7 +107,9 @@ class Excerpt(Passage):
         recognition, params = manner.recognition, manner.params
         sound = recognition.input(samples)
         prompt = recognition.prompt(sound.positions, manner.hints)
-        room = min(manner.room, manner.positions + 1 - len(prompt))
+        seconds = (end - first) / FRAMES_PER_SECOND
+        most = params.max_new_tokens or recognition.tokens_of(seconds, manner.hints)
+        room = min(most, manner.room, manner.positions + 1 - len(prompt))
         request = SearchRequest(
             Prompt(np.array(prompt, np.int64), input=sound),
             strategy=manner.strategy(first),

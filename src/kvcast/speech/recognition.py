@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
 
 from kvcast.engine.requests import Input
 from kvcast.runtimes.base import Float32
@@ -47,15 +46,15 @@ class Recognition(ABC):
             `kvcast.speech.model.TAKEN`.
         longest: frames of 10 ms in an excerpt, at most.
         most_positions: of an encoded excerpt.
-        most_tokens: of its text, unless the user says otherwise.
+        most_tokens: of the longest excerpt's text, unless the user says otherwise.
         ends: tokens that end a text, one or more.
 
     """
 
     languages: Mapping[str, str] = MappingProxyType({"en": "English"})
     options: frozenset[str] = frozenset()
-    longest: ClassVar[int] = 28 * FRAMES_PER_SECOND
-    most_tokens: ClassVar[int] = 512
+    longest: int = 28 * FRAMES_PER_SECOND
+    most_tokens: int = 512
     most_positions: int
     ends: Sequence[int]
 
@@ -66,6 +65,10 @@ class Recognition(ABC):
     @abstractmethod
     def prompt(self, positions: int, hints: Hints) -> list[int]:
         """Return the tokens before the text of an excerpt of so many encoded positions."""
+
+    def tokens_of(self, seconds: float, hints: Hints) -> int:  # noqa: ARG002
+        """Return the most tokens of an excerpt's text, unless the user says otherwise."""
+        return self.most_tokens
 
     @abstractmethod
     def read(self, tokens: Sequence[int], hints: Hints) -> Heard:

@@ -348,6 +348,8 @@ def encoder_attention(
     scale: float,
     lengths: Tensor | None = None,
     bias: Tensor | None = None,
+    cosines: Tensor | None = None,
+    sines: Tensor | None = None,
 ) -> Tensor:
     """Attend from every position to every other, without a cache.
 
@@ -360,6 +362,8 @@ def encoder_attention(
         lengths: int32 [b], 1 or more: how many of an input's t positions are valid; None: all. The
             results for the others are meaningless.
         bias: [b or 1, heads, t, t], added to the scaled products.
+        cosines: [t or more, d / 2], for rotary embeddings; None: no rotation.
+        sines: like `cosines`.
 
     Returns:
         [b, t, heads * d].
@@ -368,6 +372,9 @@ def encoder_attention(
     query, key, value = (
         split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
     )
+    if cosines is not None and sines is not None:
+        angles = cosines[: query.shape[2]], sines[: query.shape[2]]
+        query, key = rotated(query, *angles), rotated(key, *angles)
     mask = padding_mask(key, lengths)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)

@@ -42,6 +42,9 @@ class Operation(IntEnum):
     REWRITE_STATES = 19
     CHANNEL_CONVOLUTION = 20
     RELATIVE_SCORES = 21
+    ROTATE = 22
+    GROUP_NORM = 23
+    WINDOW_ATTENTION = 24
 
 
 class Dtype(IntEnum):
@@ -83,6 +86,7 @@ class Element(IntEnum):
     GELU_TANH = 13
     SILU = 14
     RELU = 15
+    ASINH = 16
 
 
 class Activation(IntEnum):

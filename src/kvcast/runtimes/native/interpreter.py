@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvcast.runtimes.exclusive import ForkSafeLock
 from kvcast.runtimes.native.building import Matrix, Plan
 from kvcast.runtimes.native.library import Machine, aligned
-from kvcast.runtimes.native.planning import planned
+from kvcast.runtimes.native.planning import planned, sizes_of
 from kvcast.runtimes.opening import naming
 from kvcast.spec.program import Constant, Program
 
@@ -57,6 +57,7 @@ class Interpreter:
         self._arena = aligned(0)
         self._planning = ForkSafeLock()
         self._plans: dict[tuple[Any, ...], Plan] = {}  # the latest last
+        self._sizes: dict[tuple[Any, ...], Mapping[str, tuple[int, ...]]] = {}
 
     def angles(self) -> int | None:
         """Return for how many positions there are rotary angles; None where none are used."""
@@ -113,6 +114,25 @@ class Interpreter:
             if len(self._plans) > _PLANS:
                 del self._plans[next(iter(self._plans))]
         return Call(plan.of(list(arrays.values())))
+
+    def add(self, programs: Mapping[str, Program], beside: str) -> None:
+        """Take further programs over the same constants, which are in the file of another."""
+        place_of, place = self._place_of, self._place_of(beside)
+        self.programs = {**self.programs, **programs}
+        self._place_of = lambda name: place if name in programs else place_of(name)
+
+    def sizes(self, name: str, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, tuple[int, ...]]:
+        """Return the sizes of a program's results, given arrays that it reads."""
+        key = (name, *((part.dtype, part.shape) for part in inputs.values()))
+        with self._planning:
+            sizes = self._sizes.get(key)
+            if sizes is None:
+                with naming(self._place_of(name)):
+                    sizes = sizes_of(self.programs[name], self.constants, inputs)
+                if len(self._sizes) >= _PLANS:
+                    self._sizes.clear()
+                self._sizes[key] = sizes
+        return sizes
 
     def run_once(
         self,

@@ -176,20 +176,23 @@ def _conv1d(
     x: Value,
     matrix: Matrix,
     stride: int,
-    padding: int,
+    padding: int | Sequence[int],
     *,
     activation: str = "none",
 ) -> Value:
     """Multiply overlapping lines; `matrix` is [outputs, size * channels], channels innermost."""
     batch, channels, positions = x.sizes
-    _expect(matrix.inputs % channels == 0 and stride > 0 <= padding, "a convolution's inputs")
-    size = matrix.inputs // channels
-    padded = Value.fresh((batch, positions + 2 * padding, channels), Dtype.F32)
+    before, after = (padding, padding) if isinstance(padding, int) else padding
+    fits = matrix.inputs % channels == 0 and stride > 0 and min(before, after) >= 0
+    size, whole = matrix.inputs // channels, before + positions + after
+    _expect(fits and size <= whole, "a convolution's inputs")
+    padded = Value.fresh((batch, whole, channels), Dtype.F32)
     zero = builder.outer(np.zeros(1, np.float32))
-    for first in (0, positions + padding):
-        builder.elements(Element.COPY, padded.part(1, first, padding), zero)
-    builder.elements(Element.COPY, padded.part(1, padding, positions), x.transposed(1, 2))
-    count = (positions + 2 * padding - size) // stride + 1
+    for first, count in ((0, before), (before + positions, after)):
+        if count:
+            builder.elements(Element.COPY, padded.part(1, first, count), zero)
+    builder.elements(Element.COPY, padded.part(1, before, positions), x.transposed(1, 2))
+    count = (whole - size) // stride + 1
     out = Value.fresh((batch, count, matrix.outputs), Dtype.F32)
     for i in range(batch):
         channels_last = padded.part(0, i, 1)
@@ -254,6 +257,34 @@ def _layer_norm(
 
 def _rms_norm(builder: Builder, x: Value, gain: NDArray[Any], epsilon: float) -> Value:
     return _norm(builder, Operation.RMS_NORM, x, gain, epsilon)
+
+
+def _group_norm(
+    builder: Builder,
+    x: Value,
+    gain: NDArray[Any],
+    bias: NDArray[Any],
+    epsilon: float,
+    lengths: Value,
+) -> Value:
+    inputs, positions, width = x.sizes
+    for array in (gain, bias):
+        _expect(array.shape == (width,) and array.dtype == np.float32, "a norm's gain and bias")
+    _expect_lengths(lengths, inputs)
+    out = Value.fresh(x.sizes, Dtype.F32)
+    builder.emit(
+        Operation.GROUP_NORM,
+        inputs=inputs,
+        positions=positions,
+        width=width,
+        x=flat(builder.lines(x)),
+        lengths=lengths.address,
+        gain=builder.outer(gain).address,
+        bias=builder.outer(bias).address,
+        epsilon=float(epsilon),
+        out=_flat_words(out.address, width),
+    )
+    return out
 
 
 def _norm(
@@ -681,8 +712,13 @@ def _encoder_attention(
     lengths: Value | None = None,
     bias: Value | None = None,
     *,
+    cosines: NDArray[Any] | None = None,
+    sines: NDArray[Any] | None = None,
     exact: bool | None = None,  # in the programs of earlier bundles
 ) -> Value:
+    if cosines is not None and sines is not None:
+        _expect(key.sizes == value.sizes == query.sizes and query.sizes[-1] % heads == 0, "heads")
+        query, key, value = _turned(builder, query, key, value, heads, cosines, sines)
     _expect(key.sizes == query.sizes, "heads")
     exact = builder.exact if exact is None else exact
     given = query, key, value, heads, scale, lengths
@@ -755,6 +791,78 @@ def _whole_attention(
         sines=tables[1],
         bias=_bias(builder, bias),
         exact=int(exact),
+        out=_flat_words(out.address, width),
+    )
+    return out
+
+
+def _turned(
+    builder: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    heads: int,
+    cosines: NDArray[Any],
+    sines: NDArray[Any],
+) -> tuple[Value, Value, Value]:
+    """Rotate queries and keys of all positions; values come along, for kernels want them beside."""
+    inputs, positions, width = query.sizes
+    head_dim = width // heads
+    _expect_angles(cosines, sines, head_dim // 2)
+    _expect(len(cosines) >= positions, "tables of angles")
+    beside = Value.fresh((inputs, positions, 3 * width), Dtype.F32)
+    parts = [beside.part(-1, i * width, width) for i in range(3)]
+    for x, out in ((query, parts[0]), (key, parts[1])):
+        builder.emit(
+            Operation.ROTATE,
+            inputs=inputs,
+            positions=positions,
+            heads=width // head_dim,
+            head_dim=head_dim,
+            x=flat(builder.lines(x)),
+            cosines=builder.outer(cosines).address,
+            sines=builder.outer(sines).address,
+            out=_flat_words(out.address, 3 * width),
+        )
+    builder.elements(Element.COPY, parts[2], value)
+    return parts[0], parts[1], parts[2]
+
+
+def _window_attention(
+    builder: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    heads: int,
+    scale: float,
+    before: int,
+    after: int,
+    lengths: Value | None = None,
+    following: int = 0,
+) -> Value:
+    inputs, queries, width = query.sizes
+    held, positions, _ = key.sizes
+    first = positions - queries - following
+    _expect(key.sizes == value.sizes == (inputs, positions, width), "keys")
+    _expect(width % heads == 0 and held == inputs, "heads of queries")
+    _expect(min(before, after, following, first) >= 0, "windows")
+    _expect_lengths(lengths, inputs)
+    out = Value.fresh(query.sizes, Dtype.F32)
+    builder.emit(
+        Operation.WINDOW_ATTENTION,
+        inputs=inputs,
+        queries=queries,
+        positions=positions,
+        heads=heads,
+        head_dim=width // heads,
+        first=first,
+        before=before,
+        after=after,
+        query=flat(builder.lines(query)),
+        key=flat(builder.lines(key)),
+        value=flat(builder.lines(value)),
+        lengths=_or_none(lengths),
+        scale=float(scale),
         out=_flat_words(out.address, width),
     )
     return out
@@ -929,7 +1037,8 @@ def _cat(builder: Builder, parts: Sequence[Value], axis: int) -> Value:
     out = Value.fresh(sizes, parts[0].dtype)
     first = 0
     for part in parts:
-        builder.elements(Element.COPY, out.part(axis, first, part.sizes[axis]), part)
+        if part.sizes[axis]:
+            builder.elements(Element.COPY, out.part(axis, first, part.sizes[axis]), part)
         first += part.sizes[axis]
     return out
 
@@ -960,6 +1069,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "conv2d": _conv2d,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
     "gated": _gated,
     "embedding": _embedding,
     "index_select": _index_select,
@@ -978,6 +1088,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "cross_attention": _cross_attention,
     "encoder_attention": _encoder_attention,
     "source_attention": _source_attention,
+    "window_attention": _window_attention,
     "add": _pointwise(Element.ADD),
     "sub": _pointwise(Element.SUB),
     "mul": _pointwise(Element.MUL),
@@ -992,6 +1103,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "gelu_tanh": _pointwise(Element.GELU_TANH),
     "silu": _pointwise(Element.SILU),
     "relu": _pointwise(Element.RELU),
+    "asinh": _pointwise(Element.ASINH),
     "where": _where,
     "clamp": _clamp,
     "arange": _arange,

@@ -4,7 +4,7 @@ A program is written by its family and knows no sizes that callers vary; each ca
 (`kvcast/runtimes/native/operations.py` compiles its operations). Knows no family.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,28 @@ def planned(
     in fp32. `prompt`: new positions are a prompt's, for which attention may have another kernel.
     """
     builder = Builder(exact=exact, prompt=prompt)
+    known = _compiled(builder, program, constants, inputs, list(outputs))
+    for name, array in outputs.items():
+        _put(builder, known[program.outputs.get(name, name)], builder.argument(array))
+    return builder.plan()
+
+
+def sizes_of(
+    program: Program, constants: Mapping[Constant, Any], inputs: Mapping[str, NDArray[Any]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of a program's results by name, of a call that reads these arrays."""
+    known = _compiled(Builder(), program, constants, inputs, list(program.outputs))
+    return {name: known[node].sizes for name, node in program.outputs.items()}
+
+
+def _compiled(
+    builder: Builder,
+    program: Program,
+    constants: Mapping[Constant, Any],
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Sequence[str],
+) -> dict[str, Any]:
+    """Compile the steps that some results need; return all results by the names of steps."""
     known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
 
     def resolved(given: Any) -> Any:
@@ -45,13 +67,11 @@ def planned(
             return constants[given]
         return [resolved(item) for item in given] if isinstance(given, list) else given
 
-    for step in program.needed(list(outputs)):
+    for step in program.needed(outputs):
         keywords = {name: resolved(item) for name, item in step.keywords.items()}
         operation = OPERATIONS[step.operation]
         known[step.name] = operation(builder, *map(resolved, step.arguments), **keywords)
-    for name, array in outputs.items():
-        _put(builder, known[program.outputs.get(name, name)], builder.argument(array))
-    return builder.plan()
+    return known
 
 
 def read_program(path: Path) -> Program:

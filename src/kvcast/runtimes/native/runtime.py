@@ -15,10 +15,18 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
+from kvcast.errors import UsageError
 from kvcast.families.caches import ENCODED, CacheLayers
-from kvcast.families.programs import ALIGNMENT_QUERIES, SOURCE
+from kvcast.families.programs import (
+    ALIGNMENT_QUERIES,
+    FINISH,
+    LISTEN,
+    NEXT,
+    SOURCE,
+    StreamedSource,
+)
 from kvcast.runtimes.alignment import AligningRuntime
-from kvcast.runtimes.base import Float32, Int64, TokenProbabilityQuery, Tokens
+from kvcast.runtimes.base import Float32, InputStream, Int64, TokenProbabilityQuery, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk
 from kvcast.runtimes.cache import CacheHandle, Run
 from kvcast.runtimes.memory import (
@@ -192,9 +200,32 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         return Encoding(inputs, outputs, self.interpreter.call("encode", inputs, outputs))
 
     def _positions(self, given: Mapping[str, NDArray[Any]]) -> int:
-        """Return how many positions an input takes: as many as `source` has, or always the same."""
-        source = given.get(SOURCE)
-        return self._cross.capacity if source is None else source.shape[1]
+        """Return how many positions an input takes: as `source`, as computed, or always as many."""
+        if (source := given.get(SOURCE)) is not None:
+            return int(source.shape[1])
+        if given.keys().isdisjoint(self.encoded):
+            return self._cross.capacity
+        return self.interpreter.sizes("encode", given)[self._encode.outputs[0]][2]
+
+    @override
+    def stream(
+        self, cache: CacheHandle, slot: int, source: StreamedSource, positions: int
+    ) -> "NativeInputStream":
+        if self._cross.dtype == "int8":
+            raise UsageError("sound that is encoded as it comes needs a cache of floats")
+        if not source.programs.keys() <= self.interpreter.programs.keys():
+            self.interpreter.add(source.programs, "encode")
+        cache.vacate([slot])
+        cross = (1, self._cross.heads, positions, _line(self._cross))
+        room = [
+            np.zeros(cross if name.startswith("cross_") else 1, self._filled_dtype(name))
+            for name in self.encoded
+        ]
+        cache.memory.fill([slot], room)
+        return NativeInputStream(self, cache, slot, source)
+
+    def _filled_dtype(self, name: str) -> Any:
+        return self._cross.dtype if name.startswith("cross_") else np.int32
 
     @override
     def read(
@@ -242,6 +273,65 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         begins_n = np.empty(len(weights_nt), np.int64)
         self.interpreter.run(Call(dtw_plan(weights_nt, begins_n)))
         return begins_n
+
+
+class NativeInputStream(InputStream):
+    """Writes the results of a streamed source's programs into a slot."""
+
+    def __init__(
+        self, runtime: NativeEncoderDecoder, cache: CacheHandle, slot: int, source: StreamedSource
+    ) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._cache = cache
+        self._slot = slot
+        self._source = source
+        self._left: Mapping[str, NDArray[Any]] = {
+            name: np.zeros((1, *shape), np.float32) for name, shape in source.left.items()
+        }
+
+    @override
+    def listen(self, samples: NDArray[np.float32]) -> None:
+        results = self._results(LISTEN, {"samples": samples[None]})
+        self._left = {name: results[NEXT + name] for name in self._left}
+        self.done += self._put(results)
+
+    @override
+    def finish(self) -> None:
+        self._put(self._results(FINISH, {}))
+
+    @override
+    def forget(self) -> None:
+        self._hold(self.done)
+
+    def _results(
+        self, name: str, given: Mapping[str, NDArray[Any]]
+    ) -> Mapping[str, NDArray[np.float32]]:
+        interpreter = self._runtime.interpreter
+        there = {**given, "done": np.array([self.done], np.int32), **self._left}
+        inputs = {name: there[name] for name in interpreter.programs[name].inputs}
+        sizes = interpreter.sizes(name, inputs)
+        outputs = {name: np.empty(shape, np.float32) for name, shape in sizes.items()}
+        interpreter.run(interpreter.call(name, inputs, outputs))
+        return outputs
+
+    def _hold(self, positions: int) -> None:
+        """Let rows that read the slot see so many positions."""
+        self.held, slots = positions, self._cache.memory.slots
+        for name, part in zip(self._runtime.encoded, slots.parts, strict=True):
+            if not name.startswith("cross_"):
+                part[slots.places[self._slot]] = positions
+
+    def _put(self, results: Mapping[str, NDArray[np.float32]]) -> int:
+        """Write cross keys and values after what no sound changes; return how many positions."""
+        slots, count = self._cache.memory.slots, 0
+        place = slots.places[self._slot]
+        for name, part in zip(self._runtime.encoded, slots.parts, strict=True):
+            if name in results:
+                count = results[name].shape[2]
+                part[place, :, self.done : self.done + count] = results[name][0]
+        self._hold(self.done + count)
+        return count
 
 
 def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:

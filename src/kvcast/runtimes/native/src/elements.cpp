@@ -56,6 +56,7 @@ float activated(Element operation, float x) {
     case Element::GELU: return 0.5f * x * (1 + std::erf(x * 0.70710678f));
     case Element::GELU_TANH: return 0.5f * x * (1 + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
     case Element::SILU: return x / (1 + std::exp(-x));
+    case Element::ASINH: return std::asinh(x);
     default: return std::max(x, 0.f);
   }
 }

@@ -14,6 +14,7 @@
 #include "relative.hpp"
 #include "rows.hpp"
 #include "states.hpp"
+#include "sound.hpp"
 
 namespace kvcast {
 namespace {
@@ -184,6 +185,15 @@ void execute(Machine& machine, const ChannelConvolution& w) {
 }
 
 void execute(Machine& machine, const RelativeScores& w) { relative_scores(machine, w); }
+
+void execute(Machine& machine, const Rotation& w) { rotate(machine, w); }
+void execute(Machine& machine, const GroupNorm& w) { group_norm(machine, w); }
+
+void execute(Machine& machine, const WindowAttention& w) {
+  if (w.first < 0 || w.before < 0 || w.after < 0 || w.first + w.queries > w.positions)
+    throw std::invalid_argument("a window is not among the positions");
+  window_attention(machine, w);
+}
 
 void execute(Machine& machine, const MixtureWords& w) {
   if (w.each < 1 || w.each > w.experts) throw std::invalid_argument("a token goes through one expert to all");

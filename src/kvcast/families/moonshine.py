@@ -1,0 +1,343 @@
+"""Moonshine, which reads sound as samples and writes its words, as data.
+
+Two encoders stand before one decoder. Moonshine's has convolutions over samples, a norm over all of
+a sound, and layers that see the whole of it. The streaming one's has frames of few samples, causal
+convolutions, and layers in which a position sees a window around it: so a sound can be encoded as
+it comes. Canonical tensors are [out, in], as in torch's Linear. Query, key and value of
+self-attention are one tensor in this order, and so are key and value of cross-attention, and gate
+and up. Knows no file format, weights, text or runtimes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.blocks import TOKENS, attended, cache_of, chosen, flat, in_rows, written
+from kvcast.families.caches import self_and_cross_caches
+from kvcast.families.moonshine_encoder import (
+    ANGLES,
+    FRAMES_EACH,
+    REACH,
+    SOURCE_LENGTHS,
+    STRIDE,
+    encode,
+    encoder_shapes,
+    normed_by,
+    normed_frames,
+    sources,
+)
+from kvcast.families.programs import (
+    Argument,
+    ProgramSignature,
+    cross_argument,
+    decode_program,
+    encode_program,
+)
+from kvcast.spec.program import Constant, Program
+from kvcast.spec.rotary import Rotary
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+_LENGTHS = Argument(name=SOURCE_LENGTHS.name, shape=("batch",), dtype="int32", example=(5, 3))
+
+_SIZES = (
+    "vocab_size",
+    "width",
+    "inner",
+    "heads",
+    "head_dim",
+    "decoder_layers",
+    "encoder_width",
+    "encoder_inner",
+    "encoder_heads",
+    "encoder_head_dim",
+    "encoder_layers",
+    "source_positions",
+    "target_positions",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoonshineDimensions:
+    """Everything that determines a model's tensor shapes and computation.
+
+    Attributes:
+        vocab_size: rows of the embedding.
+        width: size of a hidden state of the decoder.
+        inner: inner width of its feed-forward, which has a gate.
+        heads: number of heads of its attentions.
+        head_dim: size of each.
+        decoder_layers: number of its layers.
+        encoder_width: size of a hidden state of the encoder.
+        encoder_inner: inner width of its feed-forward.
+        encoder_heads: number of heads of its attention.
+        encoder_head_dim: size of each.
+        encoder_layers: number of its layers.
+        rotary: angles of positions, in the encoder over samples too.
+        start_token: the first token of a target.
+        source_positions: length of the longest encoded sound.
+        target_positions: length of the longest target, including the start token.
+        activation: of the decoder's gates.
+        encoder_activation: of the encoder's feed-forward.
+        attention_bias: whether queries, keys and values have biases in the decoder.
+        encoder_attention_bias: the same of the encoder; over frames, outputs have them as well.
+        tied: whether the head is the embedding.
+        frame: samples of a frame; 0: the encoder has convolutions over samples.
+        windows: for each layer over frames, how many positions before and after its own a position
+            sees.
+
+    """
+
+    vocab_size: int
+    width: int
+    inner: int
+    heads: int
+    head_dim: int
+    decoder_layers: int
+    encoder_width: int
+    encoder_inner: int
+    encoder_heads: int
+    encoder_head_dim: int
+    encoder_layers: int
+    rotary: Rotary
+    start_token: int
+    source_positions: int
+    target_positions: int
+    activation: str = "silu"
+    encoder_activation: str = "gelu"
+    attention_bias: bool = False
+    encoder_attention_bias: bool = False
+    tied: bool = True
+    frame: int = 0
+    windows: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        require_positive(**{name: getattr(self, name) for name in _SIZES})
+        require_layers(self.encoder_layers, self.decoder_layers)
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("encoder_activation", self.encoder_activation, ACTIVATIONS)
+        object.__setattr__(self, "windows", tuple(map(tuple, self.windows)))
+        if max(self.source_positions, self.target_positions, self.frame) > MOST_POSITIONS:
+            raise KvcastError("there are more positions than any model has")
+        if self.head_dim % 2:
+            raise KvcastError(f"heads of {self.head_dim} numbers cannot be rotated in pairs")
+        self.rotary.check(self.head_dim)
+        if self.frame:
+            require_positive(frame=self.frame)
+            self._check_windows()
+        elif (self.encoder_width, self.encoder_head_dim) != (self.width, self.head_dim):
+            raise KvcastError("an encoder over samples is as wide as the decoder")
+        if type(self.start_token) is not int or not 0 <= self.start_token < self.vocab_size:
+            raise KvcastError(
+                f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
+            )
+
+    def _check_windows(self) -> None:
+        if len(self.windows) != self.encoder_layers:
+            raise KvcastError(
+                f"{self.encoder_layers} layers need as many windows, not {len(self.windows)}"
+            )
+        for window in self.windows:
+            sizes = [size for size in window if type(size) is int and 0 <= size <= MOST_POSITIONS]
+            if len(window) != 2 or len(sizes) != 2:
+                raise KvcastError("a window is a number of positions before and one after")
+
+    @property
+    def architecture(self) -> str:
+        """The name of its type."""
+        return "moonshine_streaming" if self.frame else "moonshine"
+
+    @property
+    def decoder_heads(self) -> int:
+        """Number of heads in the decoder's caches."""
+        return self.heads
+
+    @property
+    def head(self) -> str:
+        """Name of the head's matrix."""
+        return "decoder.embedding" if self.tied else "head"
+
+    @property
+    def position_samples(self) -> int:
+        """Samples from one encoded position to the next."""
+        return FRAMES_EACH * self.frame if self.frame else STRIDE
+
+    @property
+    def sees_ahead(self) -> int:
+        """How many positions after its own an encoded position over frames depends on."""
+        return sum(after for _, after in self.windows)
+
+    def positions_of(self, samples: int) -> int:
+        """Return how many positions a sound becomes; at least 1, since shorter ones are padded."""
+        if self.frame:
+            return max(1, -(-samples // self.position_samples))
+        return positions_over_samples(samples)
+
+    def padded_samples(self, positions: int) -> int:
+        """Return the samples of the longest sound that becomes so many positions."""
+        if self.frame:
+            return positions * self.position_samples
+        return (positions - 1) * STRIDE + REACH + STRIDE - 1
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
+        try:
+            return cls(**{**fields, "rotary": Rotary(**fields["rotary"])})
+        except (KeyError, TypeError) as error:
+            raise KvcastError(f"not the dimensions of a Moonshine: {error}") from None
+
+
+def positions_over_samples(samples: int) -> int:
+    """Return how many positions convolutions make of a sound, at least 1."""
+    return max(1, (samples - REACH) // STRIDE + 1)
+
+
+def tensor_shapes(dimensions: MoonshineDimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    width, vocab = dimensions.width, dimensions.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {
+        **encoder_shapes(dimensions),
+        "decoder.embedding.weight": (vocab, width),
+        "decoder.norm.weight": (width,),
+    }
+    if not dimensions.tied:
+        shapes["head.weight"] = (vocab, width)
+    layer = _decoder_shapes(dimensions)
+    for i in range(dimensions.decoder_layers):
+        shapes |= {f"decoder.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _decoder_shapes(dimensions: MoonshineDimensions) -> dict[str, tuple[int, ...]]:
+    width, inner = dimensions.width, dimensions.inner
+    mixed = dimensions.heads * dimensions.head_dim
+    projections = {
+        "self_attention.qkv": (3 * mixed, width),
+        "cross_attention.query": (mixed, width),
+        "cross_attention.key_value": (2 * mixed, width),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attention_norm.weight": (width,),
+        "cross_attention_norm.weight": (width,),
+        "feed_forward_norm.weight": (width,),
+        **{f"{name}.weight": shape for name, shape in projections.items()},
+        "self_attention.out.weight": (width, mixed),
+        "cross_attention.out.weight": (width, mixed),
+        "feed_forward.gate_up.weight": (2 * inner, width),
+        "feed_forward.gate_up.bias": (2 * inner,),
+        "feed_forward.down.weight": (width, inner),
+        "feed_forward.down.bias": (width,),
+    }
+    if dimensions.attention_bias:
+        shapes |= {f"{name}.bias": shape[:1] for name, shape in projections.items()}
+    return shapes
+
+
+def _programs(dimensions: MoonshineDimensions) -> Mapping[str, ProgramSignature]:
+    own, cross = self_and_cross_caches(dimensions)
+    return {
+        "encode": encode_program(cross, *sources(dimensions), _LENGTHS),
+        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), _LENGTHS),
+    }
+
+
+def _written(dimensions: MoonshineDimensions) -> Mapping[str, Program]:
+    return written(_programs(dimensions), dimensions, encode=encode, decode=_decode)
+
+
+def _decode(write: ProgramWriter, dimensions: MoonshineDimensions) -> Program:
+    """Write `decode`: new tokens to logits."""
+    scale, bias = dimensions.head_dim**-0.5, dimensions.attention_bias
+    angles = {name: Constant(name) for name in ANGLES}
+    x = write.embedding("decoder.embedding.weight", TOKENS)
+    for i in range(dimensions.decoder_layers):
+        layer = f"decoder.layers.{i}"
+        normed = normed_by(write, x, f"{layer}.self_attention_norm")
+        qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv", bias=bias), 3)
+        mixed = attended(write, i, qkv, scale, **angles)
+        x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
+        normed = normed_by(write, x, f"{layer}.cross_attention_norm")
+        query = write.linear(normed, f"{layer}.cross_attention.query", bias=bias)
+        cross = (*cache_of("cross", i), scale, SOURCE_LENGTHS)
+        mixed = write.step("cross_attention", query, *cross)
+        x = write.linear(mixed, f"{layer}.cross_attention.out", residual=x)
+        normed = normed_by(write, x, f"{layer}.feed_forward_norm")
+        gate = dimensions.activation
+        inner = write.linear(normed, f"{layer}.feed_forward.gate_up", bias=True, gate=gate)
+        x = write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
+    normed = normed_by(write, flat(write, chosen(write, x)), "decoder.norm")
+    return write.program(logits=in_rows(write, write.linear(normed, dimensions.head)))
+
+
+def _constants(
+    dimensions: MoonshineDimensions,
+    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
+) -> dict[str, NDArray[np.generic]]:
+    """Return tables of angles, and the biases and gains of norms that have none."""
+    encoded = 0 if dimensions.frame else dimensions.source_positions
+    longest = max(dimensions.target_positions, encoded)
+    tables = dict(zip(ANGLES, dimensions.rotary.tables(longest, dimensions.head_dim), strict=True))
+    tables |= {
+        "encoder_no_bias": np.zeros(dimensions.encoder_width, np.float32),
+        "decoder_no_bias": np.zeros(dimensions.width, np.float32),
+    }
+    if dimensions.frame:
+        tables["frame_gain"] = np.ones(dimensions.frame, np.float32)
+        tables["frame_bias"] = np.zeros(dimensions.frame, np.float32)
+    return dict(tables)
+
+
+def source_of(
+    dimensions: MoonshineDimensions, sounds: Sequence[NDArray[np.float32]]
+) -> tuple[NDArray[Any], ...]:
+    """Return sounds as `encode` takes them, which ends with the number of positions of each."""
+    lengths_b = np.array([dimensions.positions_of(len(sound)) for sound in sounds], np.int32)
+    longest = int(lengths_b.max())
+    samples_bn = np.zeros((len(sounds), dimensions.padded_samples(longest)), np.float32)
+    for samples_n, sound in zip(samples_bn, sounds, strict=True):
+        # What is left of a frame counts as silence.
+        rest = len(sound) % dimensions.frame if dimensions.frame else 0
+        samples_n[: len(sound) - rest] = sound[: len(sound) - rest]
+    if dimensions.frame:
+        return samples_bn.reshape(len(sounds), longest, -1), lengths_b
+    frames_b = np.array([normed_frames(len(sound)) for sound in sounds], np.int32)
+    return samples_bn, frames_b, lengths_b
+
+
+def _probe(dimensions: MoonshineDimensions) -> Probe:
+    """Return two sounds of noise, of different lengths."""
+    generator = np.random.default_rng(0)
+    longest = dimensions.padded_samples(min(40, dimensions.source_positions))
+    sounds = [generator.uniform(-1, 1, length) for length in (longest, longest // 2)]
+    return Probe(
+        prompts=[np.array([dimensions.start_token])] * len(sounds),
+        source=source_of(dimensions, [sound.astype(np.float32) for sound in sounds]),
+    )
+
+
+MOONSHINE = Family(
+    name="moonshine",
+    title="Moonshine",
+    task="transcribe",
+    interface="encoder-decoder",
+    dimensions=MoonshineDimensions,
+    positions=lambda dimensions: dimensions.target_positions,
+    caches=self_and_cross_caches,
+    programs=_programs,
+    written=_written,
+    constants=_constants,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(fused=False),
+    probe=_probe,
+    model_class="kvcast.speech.moonshine:MoonshineModel",
+    work_class="kvcast.inspect.work.moonshine:MoonshineWork",
+    rotary=lambda _: True,
+    facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},
+)

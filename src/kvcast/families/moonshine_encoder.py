@@ -1,0 +1,319 @@
+"""Moonshine's encoders: over samples, and over frames, whose positions see windows.
+
+What is over frames can be encoded as it comes. `listen` takes the next samples and gives the
+encoded positions that no later sound changes; `finish` gives the last ones, whose windows reach
+past the end. Both take what `listen` left: the last frames of convolutions, keys and values of
+every layer's window, and the hidden states whose windows were not complete. Knows no decoder but
+its cross caches.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvcast.families.blocks import cross_caches
+from kvcast.families.programs import FINISH, LISTEN, NEXT, Argument, StreamedSource
+from kvcast.spec.program import Constant, Node, Program
+from kvcast.spec.writer import ProgramWriter
+
+if TYPE_CHECKING:
+    from kvcast.families.moonshine import MoonshineDimensions
+
+_EPSILON, _FRAME_EPSILON = 1e-5, 1e-6  # of layer norms and the norm of a sound, and of frames
+_SAMPLES, _FRAMES, _DONE = Node("samples"), Node("frames"), Node("done")
+SOURCE_LENGTHS = Node("source_lengths")
+ANGLES = ("cosines", "sines")
+"""Names of tables of angles, for both stacks."""
+
+# Convolutions over samples: lengths and strides.
+_LENGTHS, _STRIDES = (127, 7, 3), (64, 3, 2)
+STRIDE = 384
+"""Samples from one position over samples to the next: the product of strides."""
+REACH = 895
+"""Samples that such a position is computed from."""
+# Convolutions over frames: the length and the stride of both.
+_FRAME_LENGTH, _FRAME_STRIDE = 5, 2
+FRAMES_EACH = 4
+"""Frames that become a position."""
+_BEFORE = _FRAME_LENGTH - 1
+_ALL = 1 << 62
+
+
+def normed_frames(samples: int) -> int:
+    """Return how many results of the first convolution over samples a sound has."""
+    return (max(samples, REACH) - _LENGTHS[0]) // _STRIDES[0] + 1
+
+
+def encoder_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
+    """Return every canonical name of the encoder, and of what brings its results to the decoder."""
+    shapes = _frame_shapes(dimensions) if dimensions.frame else _sample_shapes(dimensions)
+    shapes["encoder.norm.weight"] = (dimensions.encoder_width,)
+    layer = _layer_shapes(dimensions)
+    for i in range(dimensions.encoder_layers):
+        shapes |= {f"encoder.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _sample_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
+    width, (first, second, third) = dimensions.encoder_width, _LENGTHS
+    return {
+        "encoder.conv1.weight": (width, 1, first),
+        "encoder.conv2.weight": (2 * width, width, second),
+        "encoder.conv2.bias": (2 * width,),
+        "encoder.conv3.weight": (width, 2 * width, third),
+        "encoder.conv3.bias": (width,),
+        "encoder.sound_norm.weight": (width,),
+        "encoder.sound_norm.bias": (width,),
+    }
+
+
+def _frame_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
+    width = dimensions.encoder_width
+    shapes: dict[str, tuple[int, ...]] = {
+        "encoder.compression": (1,),
+        "encoder.frames.weight": (width, dimensions.frame),
+        "encoder.conv1.weight": (2 * width, width, _FRAME_LENGTH),
+        "encoder.conv1.bias": (2 * width,),
+        "encoder.conv2.weight": (width, 2 * width, _FRAME_LENGTH),
+        "encoder.conv2.bias": (width,),
+        "decoder.source_positions": (dimensions.source_positions, width),
+    }
+    if dimensions.width != width:
+        shapes["decoder.source.weight"] = (dimensions.width, width)
+    return shapes
+
+
+def _layer_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
+    width, inner = dimensions.encoder_width, dimensions.encoder_inner
+    mixed = dimensions.encoder_heads * dimensions.encoder_head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "attention_norm.weight": (width,),
+        "attention.qkv.weight": (3 * mixed, width),
+        "attention.out.weight": (width, mixed),
+        "feed_forward_norm.weight": (width,),
+        "feed_forward.up.weight": (inner, width),
+        "feed_forward.up.bias": (inner,),
+        "feed_forward.down.weight": (width, inner),
+        "feed_forward.down.bias": (width,),
+    }
+    if dimensions.encoder_attention_bias:
+        shapes["attention.qkv.bias"] = (3 * mixed,)
+        if dimensions.frame:
+            shapes["attention.out.bias"] = (width,)
+    return shapes
+
+
+def sources(dimensions: "MoonshineDimensions") -> Sequence[Argument]:
+    """Return the arguments of `encode` that `decode` does not take."""
+    if dimensions.frame:
+        shape = ("batch", "source", dimensions.position_samples)
+        return [Argument(name="samples", shape=shape, dtype="float32")]
+    return [
+        Argument(name="samples", shape=("batch", "samples"), dtype="float32"),
+        Argument(name="frames", shape=("batch",), dtype="int32", example=(30, 20)),
+    ]
+
+
+def encode(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
+    """Write `encode`: samples to the decoder's cross keys and values.
+
+    They are [batch, samples], or [batch, positions, samples of one] of an encoder over frames.
+    """
+    if dimensions.frame:
+        x = _halved(write, _padded(write, _framed(write, dimensions)), 2, [_BEFORE, 0])
+        count = write.size(x, 1)
+        for i in range(dimensions.encoder_layers):
+            qkv = write.chunk(_projected(write, x, i, dimensions), 3)
+            x = _continued(write, x, qkv, i, dimensions, SOURCE_LENGTHS)
+        positions = write.step("arange", count, dtype="int64")
+    else:
+        x = _convolved(write)
+        for i in range(dimensions.encoder_layers):
+            qkv = write.chunk(_projected(write, x, i, dimensions), 3)
+            x = _mixed(write, x, _seen(write, qkv, dimensions), i, dimensions)
+        positions = None
+    return write.program(**_crossed(write, x, positions, dimensions))
+
+
+def _convolved(write: ProgramWriter) -> Node:
+    """Convolve samples [batch, samples] to [batch, positions, width]."""
+    first, second, third = _STRIDES
+    x = write.step("unsqueeze", _SAMPLES, 1)
+    x = write.conv1d(x, "encoder.conv1", stride=first, padding=0, bias=False, activation="tanh")
+    gain, bias = (Constant(f"encoder.sound_norm.{part}") for part in ("weight", "bias"))
+    x = write.step("group_norm", write.step("transpose", x, 1, 2), gain, bias, _EPSILON, _FRAMES)
+    x = write.step("transpose", x, 1, 2)
+    x = write.conv1d(x, "encoder.conv2", stride=second, padding=0, activation="gelu")
+    x = write.conv1d(x, "encoder.conv3", stride=third, padding=0, activation="gelu")
+    return write.step("transpose", x, 1, 2)
+
+
+def _framed(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
+    """Project samples [batch, positions, of one] to frames [batch, 4 * positions, width]."""
+    frames = write.step("unflatten", _SAMPLES, 2, [FRAMES_EACH, dimensions.frame])
+    gain, bias = Constant("frame_gain"), Constant("frame_bias")
+    flat = write.step("flatten", frames, 1, 2)
+    x = write.step("layer_norm", flat, gain, bias, _FRAME_EPSILON)
+    x = write.step("asinh", write.step("mul", x, Constant("encoder.compression")))
+    return write.linear(x, "encoder.frames", activation="silu")
+
+
+def _padded(write: ProgramWriter, x: Node) -> Node:
+    return _halved(write, x, 1, [_BEFORE, 0])
+
+
+def _halved(write: ProgramWriter, x: Node, number: int, padding: int | list[int]) -> Node:
+    """Convolve frames [batch, n, width] at every second one."""
+    epilogue: dict[str, Any] = {"activation": "silu"} if number == 1 else {}
+    x = write.conv1d(
+        write.step("transpose", x, 1, 2),
+        f"encoder.conv{number}",
+        stride=_FRAME_STRIDE,
+        padding=padding,
+        **epilogue,
+    )
+    return write.step("transpose", x, 1, 2)
+
+
+def _projected(
+    write: ProgramWriter, x: Node, layer: int, dimensions: "MoonshineDimensions"
+) -> Node:
+    """Return queries, keys and values side by side."""
+    normed = normed_by(write, x, f"encoder.layers.{layer}.attention_norm")
+    bias = dimensions.encoder_attention_bias
+    return write.linear(normed, f"encoder.layers.{layer}.attention.qkv", bias=bias)
+
+
+def _seen(write: ProgramWriter, qkv: Sequence[Node], dimensions: "MoonshineDimensions") -> Node:
+    """Attend to all of a sound."""
+    heads, scale = dimensions.encoder_heads, dimensions.encoder_head_dim**-0.5
+    angles = {name: Constant(name) for name in ANGLES}
+    return write.step("encoder_attention", *qkv, heads, scale, SOURCE_LENGTHS, **angles)
+
+
+def _continued(
+    write: ProgramWriter,
+    x: Node,
+    qkv: Sequence[Node],
+    layer: int,
+    dimensions: "MoonshineDimensions",
+    lengths: Node | None = None,
+    following: int = 0,
+) -> Node:
+    """Let the hidden states x attend within their windows, and return the next layer's."""
+    heads, scale = dimensions.encoder_heads, dimensions.encoder_head_dim**-0.5
+    window = dimensions.windows[layer]
+    mixed = write.step("window_attention", *qkv, heads, scale, *window, lengths, following)
+    return _mixed(write, x, mixed, layer, dimensions)
+
+
+def _mixed(
+    write: ProgramWriter, x: Node, mixed: Node, layer: int, dimensions: "MoonshineDimensions"
+) -> Node:
+    """Add a layer's attention and feed-forward to the hidden states."""
+    name, activation = f"encoder.layers.{layer}", dimensions.encoder_activation
+    bias = dimensions.encoder_attention_bias and bool(dimensions.frame)
+    x = write.linear(mixed, f"{name}.attention.out", bias=bias, residual=x)
+    normed = normed_by(write, x, f"{name}.feed_forward_norm")
+    inner = write.linear(normed, f"{name}.feed_forward.up", bias=True, activation=activation)
+    return write.linear(inner, f"{name}.feed_forward.down", bias=True, residual=x)
+
+
+def _crossed(
+    write: ProgramWriter, x: Node, positions: Node | None, dimensions: "MoonshineDimensions"
+) -> Mapping[str, Node]:
+    """Norm and place the encoded positions, and return the decoder's cross keys and values."""
+    x = normed_by(write, x, "encoder.norm")
+    if positions is not None:
+        x = write.step("add", x, write.embedding("decoder.source_positions", positions))
+    if dimensions.width != dimensions.encoder_width:
+        x = write.linear(x, "decoder.source")
+    layers, bias = dimensions.decoder_layers, dimensions.attention_bias
+    return cross_caches(write, x, layers, dimensions.heads, bias=bias)
+
+
+def normed_by(write: ProgramWriter, x: Node, name: str) -> Node:
+    """Write a layer norm without a bias."""
+    bias = Constant(f"{name.partition('.')[0]}_no_bias")
+    return write.step("layer_norm", x, Constant(f"{name}.weight"), bias, _EPSILON)
+
+
+def _left(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, int]]:
+    """Return what `listen` leaves: of each part, positions at the beginning of a sound and width.
+
+    At a beginning convolutions have zeros before it, and windows nothing.
+    """
+    width = dimensions.encoder_width
+    mixed = dimensions.encoder_heads * dimensions.encoder_head_dim
+    parts = {"first_frames": (_BEFORE, width), "second_frames": (_BEFORE, 2 * width)}
+    for i, (_, after) in enumerate(dimensions.windows):
+        parts |= {f"key_{i}": (0, mixed), f"value_{i}": (0, mixed)}
+        parts |= {f"pending_{i}": (0, width), f"query_{i}": (0, mixed)} if after else {}
+    return parts
+
+
+def streamed(dimensions: "MoonshineDimensions") -> StreamedSource:
+    """Write `listen` and `finish` over frames."""
+    parts = _left(dimensions)
+    windows = [name for name in parts if not name.endswith("_frames")]
+    writers = {
+        LISTEN: ProgramWriter([_SAMPLES.name, _DONE.name, *parts]),
+        FINISH: ProgramWriter([_DONE.name, *windows]),
+    }
+    programs = {
+        LISTEN: _listen(writers[LISTEN], dimensions),
+        FINISH: _finish(writers[FINISH], dimensions),
+    }
+    return StreamedSource(programs=programs, left=parts)
+
+
+def _listen(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
+    """Write `listen`: enough samples that each layer has a complete window."""
+    kept: dict[str, Node] = {}
+    x = _framed(write, dimensions)
+    for number, name in ((1, "first_frames"), (2, "second_frames")):
+        frames = _joined(write, name, x)
+        kept[name] = write.step("slice", frames, 1, -_BEFORE, _ALL)
+        x = _halved(write, frames, number, 0)
+    for i, (before, after) in enumerate(dimensions.windows):
+        query, key, value = write.chunk(_projected(write, x, i, dimensions), 3)
+        keys, values = _joined(write, f"key_{i}", key), _joined(write, f"value_{i}", value)
+        for name, whole in ((f"key_{i}", keys), (f"value_{i}", values)):
+            # Of no window before: a slice of none from the end would be all.
+            first = -(before + after) if before + after else _ALL
+            kept[name] = write.step("slice", whole, 1, first, _ALL)
+        if after:
+            x, query = (_joined(write, f"{name}_{i}", y) for name, y in _both(x, query))
+            for name, whole in _both(x, query):
+                kept[f"{name}_{i}"] = write.step("slice", whole, 1, -after, _ALL)
+            x, query = (write.step("slice", y, 1, 0, -after) for y in (x, query))
+        x = _continued(write, x, (query, keys, values), i, dimensions, following=after)
+    positions = write.step("positions", x, _DONE)
+    left_over = {f"{NEXT}{name}": node for name, node in kept.items()}
+    return write.program(**_crossed(write, x, positions, dimensions), **left_over)
+
+
+def _finish(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
+    """Write `finish`: the windows of what is pending end with the sound."""
+    x: Node | None = None  # there are none before the first layer that looks ahead
+    for i, (_, after) in enumerate(dimensions.windows):
+        keys, values = Node(f"key_{i}"), Node(f"value_{i}")
+        hidden, query = (Node(f"{name}_{i}") for name in ("pending", "query"))
+        if x is not None:
+            new_query, key, value = write.chunk(_projected(write, x, i, dimensions), 3)
+            keys, values = _joined(write, keys.name, key), _joined(write, values.name, value)
+            hidden = _joined(write, hidden.name, x) if after else x
+            query = _joined(write, query.name, new_query) if after else new_query
+        elif not after:
+            continue
+        x = _continued(write, hidden, (query, keys, values), i, dimensions)
+    if x is None:
+        return write.program()
+    return write.program(**_crossed(write, x, write.step("positions", x, _DONE), dimensions))
+
+
+def _joined(write: ProgramWriter, name: str, new: Node) -> Node:
+    return write.step("cat", [Node(name), new], 1)
+
+
+def _both(hidden: Node, query: Node) -> tuple[tuple[str, Node], tuple[str, Node]]:
+    return ("pending", hidden), ("query", query)

@@ -1,0 +1,104 @@
+"""Moonshine: the text of an excerpt follows one token, and the sound is samples.
+
+Knows no recording and no runtime.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.engine.requests import Input
+from kvcast.families.moonshine import MoonshineDimensions, source_of
+from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.speech.model import SpeechModel
+from kvcast.speech.recognition import Heard, Hints, Recognition
+from kvcast.tokenizers.base import TextTokenizer
+
+_FRAME = 160  # samples of 10 ms
+_TOKENS_PER_SECOND, _TOKENS_PER_SECOND_OTHERWISE = 6.5, 13.0
+"""Most tokens of a second of speech, as published: of English, and of other languages."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampledInput(Input):
+    """The samples of an excerpt [n]."""
+
+    samples: Float32
+    dimensions: MoonshineDimensions
+
+    # Each has its own length, and fills the encoder's products.
+    most_together: ClassVar[int | None] = 1
+
+    @property
+    @override
+    def positions(self) -> int:
+        return self.dimensions.positions_of(len(self.samples))
+
+    @classmethod
+    @override
+    def batch(cls, inputs: Sequence[Self]) -> tuple[NDArray[Any], ...]:
+        return source_of(inputs[0].dimensions, [sound.samples for sound in inputs])
+
+
+class MoonshineRecognition(Recognition):
+    """One model for each language: which one it is, users tell; by default English."""
+
+    languages: Mapping[str, str] = {
+        "en": "English",
+        "ar": "Arabic",
+        "es": "Spanish",
+        "ja": "Japanese",
+        "ko": "Korean",
+        "uk": "Ukrainian",
+        "vi": "Vietnamese",
+        "zh": "Chinese",
+    }
+
+    def __init__(self, tokenizer: TextTokenizer, dimensions: MoonshineDimensions) -> None:
+        self._tokenizer = tokenizer
+        self._dimensions = dimensions
+        self.ends = tokenizer.end_tokens
+        self.longest = min(self.longest, self._longest // _FRAME)
+        self.most_positions = dimensions.positions_of(self.longest * _FRAME)
+        self.most_tokens = dimensions.target_positions - 1
+
+    @property
+    def _longest(self) -> int:
+        """Samples of the longest sound that the model has positions for."""
+        return self._dimensions.padded_samples(self._dimensions.source_positions)
+
+    @override
+    def input(self, samples: Float32) -> Input:
+        return SampledInput(samples, self._dimensions)
+
+    @override
+    def prompt(self, positions: int, hints: Hints) -> list[int]:
+        return [self._dimensions.start_token]
+
+    @override
+    def tokens_of(self, seconds: float, hints: Hints) -> int:
+        english = hints.language in (None, "en")
+        rate = _TOKENS_PER_SECOND if english else _TOKENS_PER_SECOND_OTHERWISE
+        # The published number counts the token before the text.
+        return max(1, min(int(seconds * rate), self._dimensions.target_positions) - 1)
+
+    @override
+    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+        text = self._tokenizer.decode(tokens).strip()
+        return Heard(text=text, language=hints.language or "en")
+
+
+class MoonshineModel(SpeechModel):
+    """A Moonshine, over samples or over frames."""
+
+    def __init__(
+        self,
+        runtime: EncoderDecoder,
+        tokenizer: TextTokenizer,
+        dimensions: MoonshineDimensions,
+    ) -> None:
+        recognition = MoonshineRecognition(tokenizer, dimensions)
+        super().__init__(runtime, tokenizer, dimensions, recognition)

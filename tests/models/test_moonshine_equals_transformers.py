@@ -1,0 +1,112 @@
+"""Moonshine's encoded sounds and logits equal transformers', read from what it saves."""
+
+import numpy as np
+import pytest
+import torch
+
+from kit.models import encoded
+from kit.random_moonshines import KINDS, heard, random_moonshine, save_moonshine, sounds
+from kvcast.checkpoints.source import open_checkpoint, read_dimensions
+from kvcast.families.moonshine import source_of, tensor_shapes
+from kvcast.families.moonshine_encoder import streamed
+from kvcast.models.executor import TorchModel
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
+from kvcast.runtimes.native.target import NativeTarget
+from kvcast.spec.runtimes import BundlePrecision
+
+# Shorter and longer than windows, with a part of a frame, and as short as can be.
+SAMPLES = (6011, 895, 12000, 2639)
+CHUNKS = (7, 1, 1, 4, 20)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def theirs(request):
+    return random_moonshine(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(theirs, tmp_path_factory):
+    return save_moonshine(theirs, tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder):
+    return open_checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def native(checkpoint):
+    return NativeTarget().open_checkpoint(checkpoint, BundlePrecision(quantize="none"), 2)
+
+
+def eager(checkpoint):
+    return EagerEncoderDecoder(TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors))
+
+
+def expected(theirs, sound, target_s):
+    """Return transformers' logits [s, vocab], and cross keys [t, heads, d] of its last layer."""
+    with torch.no_grad():
+        output = theirs(
+            **heard(theirs, sound), decoder_input_ids=torch.tensor(target_s)[None], use_cache=True
+        )
+    keys = output.past_key_values.cross_attention_cache.layers[-1].keys
+    return output.logits[0].numpy(), keys[0].numpy()
+
+
+def test_the_tensors_and_the_configuration_alone_give_the_same_sizes(theirs, folder, checkpoint):
+    assert checkpoint.family == "moonshine"
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    assert shapes == tensor_shapes(checkpoint.dimensions)
+    told = read_dimensions(folder)
+    assert {**vars(told), "tied": theirs.config.tie_word_embeddings} == vars(checkpoint.dimensions)
+
+
+@pytest.mark.parametrize("opened", ["native", "eager"])
+def test_ragged_sounds_in_chunks_and_steps(theirs, checkpoint, opened, request):
+    runtime = request.getfixturevalue("native") if opened == "native" else eager(checkpoint)
+    dimensions, ragged = checkpoint.dimensions, sounds(theirs, SAMPLES)
+    generator = np.random.default_rng(0)
+    targets = generator.integers(6, 96, (len(ragged), sum(CHUNKS)))
+    cache = encoded(runtime, source_of(dimensions, ragged), len(targets), targets.shape[1])
+    parts = []
+    for chunk in np.split(targets, np.cumsum(CHUNKS)[:-1], axis=1):
+        logits, cache = runtime.decode(list(chunk), cache, positions=range(chunk.shape[1]))
+        parts.append(logits.copy())
+    actual = np.concatenate(parts, axis=1)
+    for row, (sound, target) in enumerate(zip(ragged, targets, strict=True)):
+        logits, keys = expected(theirs, sound, target)
+        assert logits.std() > 0.5
+        count = dimensions.positions_of(len(sound))
+        place = cache.memory.slots.places[row]
+        actual_keys = np.asarray(cache.memory.slots.parts[2 * dimensions.decoder_layers - 2][place])
+        np.testing.assert_allclose(actual_keys[:, :count], keys, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(actual[row], logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("theirs", ["streaming", "streaming-biased"], indirect=True)
+def test_a_sound_encoded_as_it_comes_is_the_whole_sound_encoded(theirs, checkpoint, native):
+    dimensions, generator = checkpoint.dimensions, np.random.default_rng(3)
+    [sound] = sounds(theirs, (31 * dimensions.position_samples,))
+    whole = encoded(native, source_of(dimensions, [sound])).memory.slots.parts
+    samples = sound.reshape(-1, dimensions.position_samples)
+    least = dimensions.sees_ahead + 1
+    cuts_of_all = [
+        [],
+        [least, least + 1, 30],
+        [least + 5],
+        *np.sort(generator.integers(least, 31, (3, 2))),
+    ]
+    for cuts in cuts_of_all:
+        cache = native.new_cache(1, 8, inputs=1)
+        stream = native.stream(cache, 0, streamed(dimensions), 40)
+        for piece in filter(len, np.split(samples, cuts)):
+            stream.listen(piece)
+            assert stream.held == stream.done
+            stream.finish()  # another time than at the end: what follows is not touched
+            assert stream.held == stream.done + dimensions.sees_ahead
+        assert stream.held == 31
+        for actual, expected in zip(cache.memory.slots.parts, whole, strict=True):
+            if actual.ndim > 1:
+                np.testing.assert_allclose(actual[:, :, :31], expected, atol=1e-5, rtol=0)
+            else:
+                assert actual == expected == [31]
