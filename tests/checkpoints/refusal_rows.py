@@ -310,8 +310,9 @@ DECODERS = [
             ("mamba_d_conv", 10**6, "a convolution of 1000000 positions"),
             ("num_local_experts", -1, "num_local_experts must be a whole number"),
             ("num_experts_per_tok", 9, "9 of 8 experts is not possible"),
-            ("shared_intermediate_size", 0, "shared_intermediate_size must be a whole number"),
+            ("shared_intermediate_size", -1, "shared_intermediate_size must be a whole number"),
         )),
+        ({"model_type": "bamba", "attn_layer_indices": 3}, "attn_layer_indices must be a list"),
         *(({"model_type": "granite", name: value}, line) for name, value, line in (
             ("residual_multiplier", 1e-300, "a factor of 1e-300 on each block's result"),
             ("residual_multiplier", -1.0, "residual_multiplier must be a number above 0"),

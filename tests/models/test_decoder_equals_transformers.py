@@ -87,6 +87,7 @@ _DELTA_NETS = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+_STATE_SPACES = {"mamba_n_heads": 4, "mamba_d_state": 16, "mamba_d_conv": 3}
 _GRANITE_4 = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.3,
@@ -94,9 +95,7 @@ _GRANITE_4 = {
     "logits_scaling": 0.5,
     "rms_norm_eps": 0.02,
     "shared_intermediate_size": 40,
-    "mamba_n_heads": 4,
-    "mamba_d_state": 16,
-    "mamba_d_conv": 3,
+    **_STATE_SPACES,
 }
 _GPT2 = {"num_hidden_layers": 2, "hidden_size": 64, "num_key_value_heads": 4}
 MODELS = {
@@ -368,6 +367,20 @@ MODELS = {
         "qwen3_5_moe_text",
         {**_DELTA_NETS, **_OF_TWO, **EXPERTS, "shared_expert_intermediate_size": 40},
     ),
+    "granite with a shared expert": (
+        "granitemoeshared",
+        {
+            **_TWO,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 40,
+            "residual_multiplier": 0.4,
+        },
+    ),
+    "bamba": (
+        "bamba",
+        {**_TWO, **_STATE_SPACES, "attn_layer_indices": [1], "mlp_bias": True},
+    ),
     "granite 4": (
         "granitemoehybrid",
         {
@@ -398,7 +411,7 @@ MODELS = {
 WITHOUT_GRAPHS = (
     *("lfm2", "qwen 3.5", "gemma 4 whose layers share caches", "gemma 4 whose keys are values"),
     *("gemma 4 with experts", "gemma 4 unified", "qwen 3 next", "qwen 3.5 with experts"),
-    *("granite 4", "granite 4 with experts"),
+    *("granite 4", "granite 4 with experts", "bamba"),
 )
 
 

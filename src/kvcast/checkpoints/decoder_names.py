@@ -116,26 +116,44 @@ GRANITE_EXPERT_NAMES = {
 }
 
 
+_MAMBA_NAMES = {
+    f"{_LAYER}.state_space.{ours}": (f"layers.{{i}}.mamba.{theirs}",)
+    for ours, theirs in {
+        "in.weight": "in_proj.weight",
+        "in.bias": "in_proj.bias",
+        "kernel": "conv1d.weight",
+        "kernel_bias": "conv1d.bias",
+        "decay": "A_log",
+        "step_bias": "dt_bias",
+        "skip": "D",
+        "norm.weight": "norm.weight",
+        "out.weight": "out_proj.weight",
+        "out.bias": "out_proj.bias",
+    }.items()
+}
+
+
 GRANITE_HYBRID_NAMES = {
     **GRANITE_EXPERT_NAMES,
+    **_MAMBA_NAMES,
     f"{_LAYER}.feed_forward.gate_up.weight": ("layers.{i}.shared_mlp.input_linear.weight",),
     f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.shared_mlp.output_linear.weight",),
     f"{_LAYER}.feed_forward.shared.gate_up.weight": ("layers.{i}.shared_mlp.input_linear.weight",),
     f"{_LAYER}.feed_forward.shared.down.weight": ("layers.{i}.shared_mlp.output_linear.weight",),
+}
+
+
+BAMBA_NAMES = {
+    **NAMES,
+    **_MAMBA_NAMES,
+    "decoder.norm.weight": ("final_layernorm.weight",),
+    f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.pre_ff_layernorm.weight",),
     **{
-        f"{_LAYER}.state_space.{ours}": (f"layers.{{i}}.mamba.{theirs}",)
-        for ours, theirs in {
-            "in.weight": "in_proj.weight",
-            "in.bias": "in_proj.bias",
-            "kernel": "conv1d.weight",
-            "kernel_bias": "conv1d.bias",
-            "decay": "A_log",
-            "step_bias": "dt_bias",
-            "skip": "D",
-            "norm.weight": "norm.weight",
-            "out.weight": "out_proj.weight",
-            "out.bias": "out_proj.bias",
-        }.items()
+        f"{_LAYER}.feed_forward.{ours}.{leaf}": tuple(
+            f"layers.{{i}}.feed_forward.{theirs}_proj.{leaf}" for theirs in parts
+        )
+        for ours, parts in {"gate_up": ("gate", "up"), "down": ("down",)}.items()
+        for leaf in ("weight", "bias")
     },
 }
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.decoder_names import (
+    BAMBA_NAMES,
     FUSED_NAMES,
     GEMMA_4_NAMES,
     GEMMA_NAMES,
@@ -525,10 +526,26 @@ def _granite_hybrid(fields: Fields) -> dict[str, Any]:
 
 def _shared_experts(fields: Fields) -> dict[str, Any]:
     """Return sizes of feed-forwards, which all tokens go through and perhaps experts beside."""
-    shared = fields.whole("shared_intermediate_size")
     if fields.whole("num_local_experts", least=0) == 0:
-        return {"inner": shared}
+        return {"inner": fields.whole("shared_intermediate_size")}
+    shared = fields.whole("shared_intermediate_size", least=0)
     return _experts(fields) | {"shared_inner": shared, "shared_gated": False}
+
+
+def _bamba_restated(fields: Fields) -> dict[str, Any]:
+    """Return layer types."""
+    attending = fields.values.get("attn_layer_indices") or []
+    if not isinstance(attending, list):
+        raise fields.error("attn_layer_indices must be a list")
+    layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
+    return {"layer_types": [FULL if i in attending else _STATE for i in layers]}
+
+
+def _bamba(fields: Fields) -> dict[str, Any]:
+    own = _llama(fields)
+    if _STATE in fields.values["layer_types"]:
+        own["state_space"] = _state_space(fields)
+    return own
 
 
 def _state_space(fields: Fields) -> StateSpace:
@@ -871,6 +888,21 @@ _QWEN3_NEXT = replace(
 _QWEN3_5_EXPERTS = replace(_QWEN3_NEXT, restated=_qwen3_5_experts_restated)
 
 
+_MAMBA = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+
+
+_SHARED_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+
+
 _GRANITE = DecoderType(
     defaults={
         **_DEFAULTS,
@@ -983,22 +1015,38 @@ TYPES: Mapping[str, DecoderType] = {
         particulars=lambda fields: _granite(fields) | _experts(fields),
         names=GRANITE_EXPERT_NAMES,
     ),
+    "granitemoeshared": replace(
+        _GRANITE,
+        defaults={**_GRANITE.defaults, **_SHARED_EXPERTS, "shared_intermediate_size": 0},
+        particulars=lambda fields: _granite(fields) | _shared_experts(fields),
+        names=GRANITE_HYBRID_NAMES,
+    ),
+    "bamba": DecoderType(
+        defaults={
+            **_DEFAULTS,
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262_144,
+            "attention_bias": False,
+            SHARE: 0.5,
+        },
+        particulars=_bamba,
+        names=BAMBA_NAMES,
+        rotary=(SHARE,),
+        restated=_bamba_restated,
+        mixers={_STATE: STATE_SPACE},
+        kernels=(_MAMBA_CONVOLUTION,),
+        prepare=_keys_first,
+    ),
     "granitemoehybrid": replace(
         _GRANITE,
         defaults={
             **_GRANITE.defaults,
+            **_SHARED_EXPERTS,
+            **_MAMBA,
             "intermediate_size": 11_008,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
             "shared_intermediate_size": 1024,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_head": "auto",
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
         },
         particulars=_granite_hybrid,
         names=GRANITE_HYBRID_NAMES,

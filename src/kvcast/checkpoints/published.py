@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 PUBLISHED: Mapping[str, str] = {
     "aya_vision": "CohereLabs/aya-vision-8b",
+    "bamba": "ibm-ai-platform/Bamba-9B-v2",
     "bart": "facebook/bart-large-cnn",
     "bert": "google-bert/bert-base-uncased",
     "blenderbot": "facebook/blenderbot-400M-distill",
@@ -27,6 +28,7 @@ PUBLISHED: Mapping[str, str] = {
     "granite": "ibm-granite/granite-3.3-2b-instruct",
     "granitemoe": "ibm-granite/granite-3.1-1b-a400m-instruct",
     "granitemoehybrid": "ibm-granite/granite-4.0-h-tiny",
+    "granitemoeshared": "ibm-research/moe-7b-1b-active-shared-experts",
     "helium": "kyutai/helium-1-2b",
     "idefics3": "HuggingFaceM4/Idefics3-8B-Llama3",
     "lfm2": "LiquidAI/LFM2-1.2B",
