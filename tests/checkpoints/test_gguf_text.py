@@ -207,6 +207,9 @@ def test_chat_templates_are_kept_as_they_are():
         ("tekken", "helloWorld 12/\n", ["hello", "World", " ", "1", "2", "/\n"]),
         ("gpt-4o", "helloWorld's 1234/\n", ["hello", "World's", " ", "123", "4", "/\n"]),
         ("glm4", "Hi 1234'S", ["Hi", " ", "123", "4", "'S"]),
+        ("lfm2", "Hi 1234'S", ["Hi", " ", "123", "4", "'S"]),
+        ("qwen35", "e\u0301a 12", ["e\u00cc\u0123a", " ", "1", "2"]),  # an accent is two bytes
+        ("stablelm2", "Hi 12\n", ["Hi", " ", "1", "2", "\n"]),
         ("default", "a+b 1234", ["a", "+", "b", " ", "123", "4"]),
     ],
 )

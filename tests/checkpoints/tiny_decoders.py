@@ -185,7 +185,7 @@ def tensors_by_our_names(model, prefix="model"):
         if "conv.conv.weight" in at:
             layer_tensors = {"attention_norm.weight": at["input_layernorm.weight"]}
             for leaf in ("weight", "bias"):
-                layer_tensors[f"convolution.in.{leaf}"] = at[f"conv.in_proj.{leaf}"]
+                layer_tensors[f"convolution.input.{leaf}"] = at[f"conv.in_proj.{leaf}"]
                 layer_tensors[f"convolution.out.{leaf}"] = at[f"conv.out_proj.{leaf}"]
             layer_tensors["convolution.kernel"] = at["conv.conv.weight"][:, 0].T
             layer_tensors["convolution.bias"] = at["conv.conv.bias"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvcast.checkpoints.gguf import ARCHITECTURES
+from kvcast.checkpoints.gguf_architectures import ARCHITECTURES
 from kvcast.checkpoints.hub import is_hub_id
 from kvcast.checkpoints.huggingface import _FAMILIES
 from kvcast.checkpoints.published import PUBLISHED

@@ -30,7 +30,7 @@ OWN = {
         "text.model",
         "checkpoints.decoder_*",
         "checkpoints.tables",
-        "checkpoints.gguf",
+        "checkpoints.gguf*",
         "checkpoints.mistral",
         "*.audio_decoder*",
     ),

@@ -264,11 +264,26 @@ MODELS = {
         "stablelm",
         {**_TWO, "hidden_size": 64, "use_qkv_bias": True, "partial_rotary_factor": 0.5},
     ),
-    "stablelm with parallel blocks": (
+    "stablelm with parallel blocks and norms of heads": (
         "stablelm",
-        {**_TWO, "hidden_size": 64, "use_parallel_residual": True, "tie_word_embeddings": True},
+        {
+            **_TWO,
+            "hidden_size": 64,
+            "use_parallel_residual": True,
+            "tie_word_embeddings": True,
+            "qk_layernorm": True,
+        },
     ),
-    "cohere": ("cohere", {**_TWO, "logit_scale": 0.5, "layer_norm_eps": 0.01}),
+    "cohere": (
+        "cohere",
+        {
+            **_TWO,
+            "hidden_size": 64,
+            "logit_scale": 0.5,
+            "layer_norm_eps": 0.01,
+            "use_qk_norm": True,
+        },
+    ),
     "cohere 2": (
         "cohere2",
         {"hidden_size": 64, "sliding_window": WINDOW, "attention_bias": True, "logit_scale": 2.0},
@@ -294,7 +309,13 @@ MODELS = {
     "gpt 2": ("gpt2", _GPT2),
     "gpt 2 with unscaled attention": (
         "gpt2",
-        {**_GPT2, "scale_attn_weights": False, "n_inner": 80, "activation_function": "relu"},
+        {
+            **_GPT2,
+            "scale_attn_weights": False,
+            "scale_attn_by_inverse_layer_idx": True,
+            "n_inner": 80,
+            "activation_function": "relu",
+        },
     ),
     "helium": ("helium", {**_TWO, "hidden_size": 64, "attention_bias": True, "mlp_bias": True}),
     "starcoder 2 without biases": (

@@ -247,8 +247,8 @@ LFM2_NAMES = {
     f"{_LAYER}.attention.out.weight": (f"{_ATTENTION}.out_proj.weight",),
     f"{_LAYER}.attention.query_norm.weight": (f"{_ATTENTION}.q_layernorm.weight",),
     f"{_LAYER}.attention.key_norm.weight": (f"{_ATTENTION}.k_layernorm.weight",),
-    f"{_LAYER}.convolution.in.weight": ("layers.{i}.conv.in_proj.weight",),
-    f"{_LAYER}.convolution.in.bias": ("layers.{i}.conv.in_proj.bias",),
+    f"{_LAYER}.convolution.input.weight": ("layers.{i}.conv.in_proj.weight",),
+    f"{_LAYER}.convolution.input.bias": ("layers.{i}.conv.in_proj.bias",),
     f"{_LAYER}.convolution.kernel": ("layers.{i}.conv.conv.weight",),
     f"{_LAYER}.convolution.bias": ("layers.{i}.conv.conv.bias",),
     f"{_LAYER}.convolution.out.weight": ("layers.{i}.conv.out_proj.weight",),
@@ -265,7 +265,7 @@ LFM2_NAMES = {
 QWEN3_5_NAMES = {
     **NAMES,
     f"{_LAYER}.attention.gate.weight": (f"{_ATTENTION}.gate.weight",),
-    f"{_LAYER}.delta.in.weight": tuple(
+    f"{_LAYER}.delta.input.weight": tuple(
         f"layers.{{i}}.linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")
     ),
     f"{_LAYER}.delta.kernel": ("layers.{i}.linear_attn.conv1d.weight",),

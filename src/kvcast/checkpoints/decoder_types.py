@@ -5,6 +5,8 @@ dimensions. Knows no files.
 """
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +41,7 @@ from kvcast.checkpoints.decoder_names import (
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gpt_oss import experts_by_rows
 from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
-from kvcast.checkpoints.tables import changed, picked, reordered
+from kvcast.checkpoints.tables import changed, joined_flat, picked, reordered
 from kvcast.families.convolutions import CONVOLUTION, DELTA, STATE_SPACE
 from kvcast.families.decoder import DecoderDimensions, scaled_residuals, sources_of_types
 from kvcast.families.delta_nets import DeltaNet
@@ -71,6 +73,8 @@ _DELTA_IN = "linear_attn.in_proj_{}.weight"
 # As files of others and those of transformers 5 have it.
 _UNLIMITED = ([0, math.inf], [0, {"__float__": "Infinity"}])
 _MAMBA_CONVOLUTION = "mamba.conv1d.weight"
+_QUERY_NORM, _KEY_NORM = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
+_NORM_OF_A_HEAD = re.compile(r"(.+\.[qk])_layernorm\.norms\.(\d{1,4})\.weight")
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
@@ -309,16 +313,20 @@ def _qwen3_experts(fields: Fields) -> dict[str, Any]:
 
 
 def _stablelm(fields: Fields) -> dict[str, Any]:
-    _refuse(fields, "qk_layernorm")
     shared = fields.flag("use_parallel_residual")
-    blocks = {"parallel": shared, "shared_norm": shared}
+    blocks = {"parallel": shared, "shared_norm": shared} | _own_norms(fields, "qk_layernorm")
     return _LAYER_NORMS | blocks | {"qkv_bias": fields.flag("use_qkv_bias")}
 
 
+def _own_norms(fields: Fields, name: str) -> dict[str, Any]:
+    used = fields.flag(name, False)
+    return {"query_key_norm": used, "own_query_key_norms": used}
+
+
 def _cohere(fields: Fields) -> dict[str, Any]:
-    _refuse(fields, "use_qk_norm")
     scale = {"norm": "layer", "logit_scale": fields.positive("logit_scale")}
-    return _configured_biases(fields) | _PARALLEL | scale
+    norms = _own_norms(fields, "use_qk_norm")
+    return _configured_biases(fields) | _PARALLEL | scale | norms
 
 
 def _cohere2(fields: Fields) -> dict[str, Any]:
@@ -339,21 +347,20 @@ def _phi(fields: Fields) -> dict[str, Any]:
 
 
 def _gpt2(fields: Fields) -> dict[str, Any]:
-    _refuse(fields, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    if fields.flag("add_cross_attention", False):
+        raise fields.error("add_cross_attention is not supported")
     names = ("qkv_bias", "out_bias", "feed_forward_bias")
     blocks = {"rotary": None, "learned_positions": True, "gated": False}
-    scale = {} if fields.flag("scale_attn_weights") else {"attention_scale": 1.0}
+    scale: dict[str, Any] = {
+        "scaled_by_depth": fields.flag("scale_attn_by_inverse_layer_idx", False)
+    }
+    if not fields.flag("scale_attn_weights"):
+        scale["attention_scale"] = 1.0
     return _LAYER_NORMS | dict.fromkeys(names, True) | blocks | scale
 
 
 def _helium(fields: Fields) -> dict[str, Any]:
     return _llama(fields) | {"out_bias": False}
-
-
-def _refuse(fields: Fields, *names: str) -> None:
-    for name in names:
-        if fields.flag(name, False):
-            raise fields.error(f"{name} is not supported")
 
 
 def _is_rotated(fields: Fields, layer: int) -> bool:
@@ -455,6 +462,22 @@ def _by_part(
         divided[name] = picked(tensor, np.concatenate([span.reshape(-1) for span in spans]))
         first = int(ends[-1])
     return divided
+
+
+def _norms_of_heads_joined(
+    own: Mapping[str, StoredTensor], _: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return norms of queries and keys, of which each head has one, as one tensor each."""
+    joined, norms = {}, defaultdict[str, dict[int, StoredTensor]](dict)
+    for name, tensor in own.items():
+        if norm := _NORM_OF_A_HEAD.fullmatch(name):
+            norms[f"{norm[1]}_norm.weight"][int(norm[2])] = tensor
+        elif name.endswith((_QUERY_NORM, _KEY_NORM)):
+            joined[name] = joined_flat([tensor])
+        else:
+            joined[name] = tensor
+    in_order = {name: [heads[i] for i in sorted(heads)] for name, heads in norms.items()}
+    return joined | {name: joined_flat(heads) for name, heads in in_order.items()}
 
 
 def _qwen3_5_restated(fields: Fields) -> dict[str, Any]:
@@ -744,6 +767,7 @@ _COHERE = DecoderType(
         "tie_word_embeddings": True,
     },
     particulars=_cohere,
+    prepare=_norms_of_heads_joined,
     epsilon="layer_norm_eps",
     neighbours=True,
 )
@@ -1113,6 +1137,7 @@ TYPES: Mapping[str, DecoderType] = {
             "use_parallel_residual": False,
         },
         particulars=_stablelm,
+        prepare=_norms_of_heads_joined,
         names=LAYER_NORM_NAMES,
         epsilon="layer_norm_eps",
         rotary=(SHARE,),

@@ -36,6 +36,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -102,7 +103,7 @@ _QWEN2_WORDS = _Words(patterns=(QWEN2,), composed=True)
 _WORDS: Mapping[str, _Words] = {
     "default": _Words(patterns=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _Words(patterns=(_GPT2,)),
-    **dict.fromkeys(("olmo", "mpt"), _Words(patterns=(_GPT2,))),
+    **dict.fromkeys(("olmo", "mpt", "phi-2", "exaone4"), _Words(patterns=(_GPT2,))),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r"), _Words(patterns=(r"\p{N}", _GPT2))
     ),
@@ -110,8 +111,11 @@ _WORDS: Mapping[str, _Words] = {
     "llama3": _LLAMA3_WORDS,
     "llama-v3": _LLAMA3_WORDS,
     "llama-bpe": _LLAMA3_WORDS,
+    "lfm2": _LLAMA3_WORDS,
     "qwen2": _QWEN2_WORDS,
     "deepseek-r1-qwen": _QWEN2_WORDS,
+    "qwen35": _Words(patterns=(_QWEN35,), composed=True),
+    "stablelm2": _Words(patterns=(QWEN2,)),
     "tekken": _Words(patterns=(_TEKKEN,), whole=True, starts=True),
     "gpt-4o": _Words(patterns=(_GPT4O,)),
     "glm4": _Words(patterns=(_LLAMA3,)),

@@ -6,6 +6,7 @@ Knows no file format: a reader provides its table and its files' tensors.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,17 @@ def picked(tensor: StoredTensor, index: NDArray[np.intp]) -> StoredTensor:
     return replace(part, shape=(len(index), *tensor.shape[1:]), nbytes=nbytes)
 
 
+def joined_flat(tensors: Sequence[StoredTensor]) -> StoredTensor:
+    """Return the numbers of small tensors one after the other, [count]."""
+    return StoredTensor(
+        shape=(sum(prod(tensor.shape) for tensor in tensors),),
+        read=lambda: np.concatenate([tensor.read().ravel() for tensor in tensors]),
+        problem="".join(tensor.problem for tensor in tensors[:1]),
+        kinds=frozenset[str]().union(*(tensor.kinds for tensor in tensors)),
+        nbytes=sum(tensor.nbytes for tensor in tensors),
+    )
+
+
 def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTensor:
     def read() -> NDArray[Any]:
         arrays = [part.read() for part in parts]
@@ -209,7 +221,7 @@ def _decoder_parts(
             names = names[: len(counts)]  # a layer may read keys and values of another's
     elif ".gate_up" in canonical:
         counts = (rows // 2, rows // 2)
-    elif ".delta.in." in canonical and dimensions.delta is not None:
+    elif ".delta.input." in canonical and dimensions.delta is not None:
         counts = dimensions.delta.projected
     if len(names) == 1:  # files may have the parts as one
         counts = (rows,)

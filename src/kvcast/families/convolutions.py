@@ -86,14 +86,14 @@ def shapes(sizes: ConvolvingSizes) -> dict[str, tuple[int, ...]]:
     """Return the tensors of a layer with a convolution, but for norms and the feed-forward."""
     width = sizes.width
     matrices: dict[str, tuple[int, ...]] = {
-        "convolution.in.weight": (3 * width, width),
+        "convolution.input.weight": (3 * width, width),
         "convolution.kernel": (sizes.convolution, width),
         "convolution.out.weight": (width, width),
     }
     if not sizes.convolution_bias:
         return matrices
     return matrices | {
-        "convolution.in.bias": (3 * width,),
+        "convolution.input.bias": (3 * width,),
         "convolution.bias": (width,),
         "convolution.out.bias": (width,),
     }
@@ -109,7 +109,7 @@ def inputs_cache(sizes: ConvolvingSizes) -> CacheLayers:
 def convolved(write: ProgramWriter, normed: Node, sizes: ConvolvingSizes, i: int) -> Node:
     """Mix the positions of a layer, [rows, new, width], before its last projection."""
     layer, biased = f"decoder.layers.{i}.convolution", sizes.convolution_bias
-    projected = write.linear(normed, f"{layer}.in", bias=biased)
+    projected = write.linear(normed, f"{layer}.input", bias=biased)
     before, after, x = write.split(projected, [sizes.width] * 3)
     gated = write.step("mul", before, x)
     kernel, bias = Constant(f"{layer}.kernel"), Constant(f"{layer}.bias") if biased else None

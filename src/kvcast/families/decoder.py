@@ -42,6 +42,7 @@ NORMS = ("rms", "layer")
 _PROMPT, _LONGEST_PROMPT = 4, 600
 _LEAST_FACTOR = 1e-4  # published ones are 0.1 and more
 _POSITIONS, _NO_BIAS, _NO_WEIGHT = "decoder.positions", "no_bias", "no_weight_{}"
+_ONES, _ZEROS = "ones_of_a_head", "zeros_of_a_head"
 EMBEDDING = "decoder.embedding.weight"
 _OF_LAYERS = (
     *("unrotated", "dense_layers", "layer_head_dims", "layer_kv_heads", "layer_inners"),
@@ -75,12 +76,14 @@ class DecoderDimensions:
         activation: of the gate, one of ACTIVATIONS; of the inner layer where there is no gate.
         gated: whether feed-forwards have a gate (all but StarCoder 2, GPT-NeoX and Phi).
         attention_scale: factor on the products of queries and keys.
+        scaled_by_depth: whether that factor is divided by a layer's number, from 1 (some GPT-2).
         qkv_bias: whether query, key and value have biases (Qwen 2).
         out_bias: whether attention's output projection has a bias (some Llamas).
         feed_forward_bias: whether the feed-forward's matrices have biases.
         head_bias: whether the head has a bias (Phi).
         query_key_norm: norm of each head of queries and keys before rotation (Qwen 3, Gemma 3).
         whole_query_key_norm: whether that norm is of all heads together (OLMo 2).
+        own_query_key_norms: whether that norm has other weights for each head (StableLM, Cohere).
         pre_norms: norms before attention and feed-forward (all but OLMo 2 and EXAONE 4).
         post_norms: norms after attention and feed-forward (Gemma 2 and 3, OLMo 2).
         parallel: whether the feed-forward reads what attention reads, and not its result (Cohere).
@@ -136,6 +139,7 @@ class DecoderDimensions:
     rotary: Rotary | None
     norm_eps: float
     attention_scale: float
+    scaled_by_depth: bool = False
     window_rotary: Rotary | None = None
     unrotated: tuple[int, ...] = ()
     learned_positions: bool = False
@@ -149,6 +153,7 @@ class DecoderDimensions:
     head_bias: bool = False
     query_key_norm: bool = False
     whole_query_key_norm: bool = False
+    own_query_key_norms: bool = False
     pre_norms: bool = True
     post_norms: bool = False
     parallel: bool = False
@@ -252,12 +257,15 @@ class DecoderDimensions:
     def _check_norms(self) -> None:
         if self.norm_bias and self.norm == "rms":
             raise KvcastError("RMS norms with biases are not supported")
-        if self.query_key_norm and self.norm == "layer" and not self.norm_bias:
+        own = self.own_query_key_norms
+        if self.query_key_norm and self.norm == "layer" and not (self.norm_bias or own):
             raise KvcastError("layer norms of queries and keys without biases are not supported")
         if self.norm != "rms" and (self.value_norm or self.layer_embedding):
             raise KvcastError("only models with RMS norms norm values, or have layer embeddings")
         if self.expert_inner and not (self.norm == "rms" and self.pre_norms and self.post_norms):
             raise KvcastError("experts beside a feed-forward have RMS norms before and after")
+        if own and (self.norm == "rms" or self.whole_query_key_norm or not self.query_key_norm):
+            raise KvcastError("heads have norms of their own in models with layer norms alone")
         if not (self.pre_norms or self.post_norms):
             raise KvcastError("a layer without norms is not supported")
         if self.shared_norm and not (self.parallel and self.pre_norms):
@@ -452,13 +460,15 @@ def _attention_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[
     if dimensions.attention_gate:
         shapes["attention.gate.weight"] = (mixed, width)
     if dimensions.query_key_norm:
-        whole = dimensions.whole_query_key_norm
+        own = dimensions.own_query_key_norms
+        each = own or dimensions.whole_query_key_norm
         normed_heads = {"query": dimensions.heads}
         if reads.source is None:
             normed_heads["key"] = reads.heads
         for name, heads in normed_heads.items():
-            normed = head_dim * (heads if whole else 1)
-            shapes |= _norm_shapes(dimensions, f"attention.{name}_norm", normed)
+            norm, normed = f"attention.{name}_norm", head_dim * (heads if each else 1)
+            weight = {f"{norm}.weight": (normed,)}
+            shapes |= weight if own else _norm_shapes(dimensions, norm, normed)
     if dimensions.sinks:
         shapes["attention.sinks"] = (dimensions.heads,)
     return shapes
@@ -646,11 +656,12 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
         **tables,
         "sinks": Constant(f"{layer}.sinks") if dimensions.sinks else None,
     }
+    scale = dimensions.attention_scale / (i + 1 if dimensions.scaled_by_depth else 1)
     if source is None:
         given = query, *_keys_and_values(write, own, dimensions, i)
-        mixed = attended(write, i, given, dimensions.attention_scale, **options)
+        mixed = attended(write, i, given, scale, **options)
     else:
-        mixed = attended_elsewhere(write, source, query, dimensions.attention_scale, **options)
+        mixed = attended_elsewhere(write, source, query, scale, **options)
     if not dimensions.attention_gate:
         return mixed
     gate = write.linear(normed, f"{layer}.gate")
@@ -686,7 +697,11 @@ def _normed_heads(
     if dimensions.whole_query_key_norm:
         return _norm(write, x, name, dimensions)
     heads = write.step("unflatten", x, -1, [-1, dimensions.head_dim_of(i)])
-    return write.step("flatten", _norm(write, heads, name, dimensions), -2)
+    if not dimensions.own_query_key_norms:
+        return write.step("flatten", _norm(write, heads, name, dimensions), -2)
+    plain = Constant(_ONES), Constant(_ZEROS), dimensions.norm_eps
+    normed = write.step("flatten", write.step("layer_norm", heads, *plain), -2)
+    return write.step("mul", normed, Constant(f"{name}.weight"))
 
 
 def _rotary_tables(dimensions: DecoderDimensions, i: int) -> dict[str, Constant]:
@@ -777,6 +792,9 @@ def constants(
             tables[_NO_WEIGHT.format(size)] = np.ones(size, np.float32)
     if space := dimensions.state_space:
         tables |= space.constants()
+    if dimensions.own_query_key_norms:
+        tables[_ONES] = np.ones(dimensions.head_dim, np.float32)
+        tables[_ZEROS] = np.zeros(dimensions.head_dim, np.float32)
     return tables
 
 

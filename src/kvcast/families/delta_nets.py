@@ -28,7 +28,7 @@ class DeltaNet(StateSizes):
     def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """Return the tensors of a layer, but for norms around it and the feed-forward."""
         return {
-            "delta.in.weight": (sum(self.projected), width),
+            "delta.input.weight": (sum(self.projected), width),
             "delta.kernel": (self.convolution, self.channels),
             "delta.decay": (self.value_heads,),
             "delta.step_bias": (self.value_heads,),
@@ -39,7 +39,7 @@ class DeltaNet(StateSizes):
     def mixed(self, write: ProgramWriter, normed: Node, i: int, epsilon: float) -> Node:
         """Mix the positions of layer i, [rows, new, width], before its last projection."""
         layer = f"decoder.layers.{i}.delta"
-        projected = write.linear(normed, f"{layer}.in")
+        projected = write.linear(normed, f"{layer}.input")
         x, gate, share, step = write.split(projected, self.projected)
         inputs, state = Node(f"past_inputs_{i}"), Node(f"past_state_{i}")
         kernel = Constant(f"{layer}.kernel")

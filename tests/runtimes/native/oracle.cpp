@@ -283,7 +283,7 @@ std::vector<float> attend_to_prompt(const PromptAttention& with, const Part& par
   const PromptTile tile = {part.head_dim, part.queries, part.softcap, space.data()};
   Floats out(groups * PROMPT_LANES * width);
   with.begin(tile);
-  for (int m = 0; m < part.queries; m++) with.take_query(tile, m, part.query + m * width);
+  for (int m = 0; m < part.queries; m++) with.take_query(tile, m, part.query + m * width, -INFINITY);
   with.pack(part, packed.data());
   with.attend(tile, packed.data(), part.first, part.last);
   for (int i = 0; i < groups; i++) with.results(tile, i * PROMPT_LANES, out.data() + i * PROMPT_LANES * width);

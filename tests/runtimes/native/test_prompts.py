@@ -24,8 +24,8 @@ MODELS = {
     "llama": replace(LLAMA, heads=3, kv_heads=1, head_dim=64, attention_scale=64**-0.5),
     "wide": replace(LLAMA, heads=2, kv_heads=2, head_dim=128, attention_scale=128**-0.5),
     "odd": replace(LLAMA, heads=4, kv_heads=2, head_dim=20, attention_scale=20**-0.5),
-    # Rings, and scores with a softcap.
-    "gemma": replace(GEMMA3, windows=(300, None)),
+    # Rings, scores with a softcap, and sinks beside them.
+    "gemma": replace(GEMMA3, windows=(300, None), sinks=True),
 }
 PRECISIONS = {
     "fp32": {"quantize": "none"},

@@ -277,7 +277,7 @@ class Attending {
     prompt_->begin(to);
     for (int j = 0; j < count; j++) {
       source_.pack(group, range.first + j, lines);
-      prompt_->take_query(to, j, lines);
+      prompt_->take_query(to, j, lines, source_.sink(group, range.first + j));
     }
     for (int p = all.first; p < all.last; p++) {
       int first[PROMPT_QUERIES], last[PROMPT_QUERIES];
@@ -418,7 +418,7 @@ struct SelfSource final : Source {
   // The same for all calls of a model.
   const PromptAttention* prompt_attention() const override {
     const PromptAttention* prompt = sets.prompt_attention;
-    return of.prompt && prompt != nullptr && head_dim <= prompt->widest_head && of.bias.data == nullptr && of.sinks == nullptr ? prompt : nullptr;
+    return of.prompt && prompt != nullptr && head_dim <= prompt->widest_head && of.bias.data == nullptr ? prompt : nullptr;
   }
 
   Range written(int group) const override {

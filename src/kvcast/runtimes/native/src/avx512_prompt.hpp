@@ -224,8 +224,10 @@ struct PromptKernel {
     std::fill_n(space.mixed, filled * space.head_width, 0.f);
   }
 
-  static void take_query(const PromptTile& tile, int query, const float* numbers) {
+  static void take_query(const PromptTile& tile, int query, const float* numbers, float sink) {
     const PromptSpace space = space_of(tile);
+    // As if a position had been seen whose values are zeros.
+    if (sink > NOT_SEEN) space.most[query] = sink * LOG2_E, space.total[query] = 1;
     const int vectors = space.head_width / LANES;
     __m512i codes[WIDEST_PROMPT_HEAD / LANES];
     const float scale = take_line(numbers, space.head_width, vectors, codes);

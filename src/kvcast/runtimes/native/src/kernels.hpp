@@ -207,8 +207,8 @@ struct PromptAttention {
 
   void (*begin)(const PromptTile&);
 
-  // x [padded(d)], times the scale, zeros past d.
-  void (*take_query)(const PromptTile&, int query, const float* x);
+  // x [padded(d)], times the scale, zeros past d. A sink is a logit beside its scores; -infinity: none.
+  void (*take_query)(const PromptTile&, int query, const float* x, float sink);
 
   // Parts come in their order. Each query sees first .. last, counted in the part.
   void (*attend)(const PromptTile&, const uint8_t* packed, const int* first, const int* last);

@@ -1,0 +1,130 @@
+"""Reads rotary embeddings of GGUF files.
+
+Llama 3's scaling, like any other that a model has for itself, is a tensor of divisors. Knows no
+architecture.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.gguf_file import GgufTensor
+from kvcast.checkpoints.gguf_values import Values
+from kvcast.spec.rotary import Rotary
+
+_ROTARY_DIVISORS = "rope_freqs.weight"
+# The same of models that have one for long texts, too.
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+TABLES = (_ROTARY_DIVISORS, _SHORT, _LONG)
+"""Names of the tensors that rotary embeddings are read from."""
+# Llama 3's scaling differs between models only in its factor.
+_LLAMA3 = {"low_frequency": 1.0, "high_frequency": 4.0, "trained_positions": 8192}
+
+
+def read_rotary(values: Values, head_dim: int, tensors: Mapping[str, GgufTensor]) -> Rotary:
+    """Return the rotary embeddings of a model; KvcastError for those of an unknown kind."""
+    fields, base = values.fields, values.positive("rope.freq_base", 10_000.0)
+    if _LONG in tensors and _SHORT in tensors:
+        return _longrope(values, base, *(tensors[name] for name in (_SHORT, _LONG)))
+    scaling, factor = _scaling(values)
+    divisors = tensors.get(_ROTARY_DIVISORS)
+    if divisors is not None:
+        if scaling != "none":
+            raise fields.error(f"rotary scaling both by {_ROTARY_DIVISORS} and by its type")
+        return _divided(values, base, head_dim, divisors)
+    if scaling == "none":
+        return fields.make(Rotary, base=base)
+    if scaling == "linear":
+        return fields.make(Rotary, base=base, scaling="linear", factor=factor)
+    if scaling != "yarn":
+        raise fields.error(f"rotary scaling {scaling[:40]!r} is not supported")
+    return _yarn(values, base, factor)
+
+
+def _scaling(values: Values) -> tuple[str, float]:
+    """Return the kind of rotary scaling and its factor; "none" for no scaling.
+
+    As in llama.cpp, a factor without a kind is linear, and 0 is no factor; older files have
+    rope.scale_linear for it.
+    """
+    name = "rope.scaling.factor"
+    if not values.has(name) and values.has("rope.scale_linear"):
+        name = "rope.scale_linear"
+    kind = values.text("rope.scaling.type", "linear" if values.has(name) else "none")
+    factor = values.plain(name)
+    is_zero = type(factor) in (int, float) and factor == 0
+    if kind == "none" or (kind == "linear" and is_zero):
+        return "none", 1.0
+    return kind, values.positive(name)
+
+
+def _yarn(values: Values, base: float, factor: float) -> Rotary:
+    """Read YaRN scaling as ggml does, where an attention factor multiplies the usual one."""
+    extra = values.positive("rope.scaling.attn_factor", 1.0)
+    extra *= values.positive("rope.scaling.yarn_attn_factor", 1.0)
+    usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
+    for name, only in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+        value = values.plain(f"rope.scaling.{name}")
+        # The conversion writes -1 if the model does not specify it.
+        if value is not None and (type(value) is not float or value not in (only, -1.0)):
+            raise values.fields.error(f"rope.scaling.{name} other than {only} is not supported")
+    return values.fields.make(
+        Rotary,
+        base=base,
+        scaling="yarn",
+        factor=factor,
+        low_frequency=values.positive("rope.scaling.yarn_beta_slow", 1.0),
+        high_frequency=values.positive("rope.scaling.yarn_beta_fast", 32.0),
+        trained_positions=values.whole(
+            "rope.scaling.original_context_length", values.whole("context_length")
+        ),
+        attention_factor=None if extra == 1.0 else extra * usual,
+    )
+
+
+def _divided(values: Values, base: float, head_dim: int, divisors: GgufTensor) -> Rotary:
+    """Find the factor of Llama 3's scaling, if it explains all divisors; keep any others."""
+    fields = values.fields
+    plain = fields.make(Rotary, base=base)
+    if divisors.shape != (head_dim // 2,):
+        raise fields.error(f"{_ROTARY_DIVISORS} has shape {list(divisors.shape)}")
+    divided_by: NDArray[Any] = divisors.stored().read()
+    if not np.isfinite(divided_by).all() or divided_by.min() < 1:
+        raise fields.error(f"{_ROTARY_DIVISORS} is damaged: a divisor is below 1")
+    if (divided_by == 1).all():
+        return plain
+    factor = float(divided_by.max())
+    scaled = fields.make(Rotary, base=base, scaling="llama3", factor=factor, **_LLAMA3)
+    expected = plain.frequencies(head_dim) / divided_by
+    if np.allclose(scaled.frequencies(head_dim), expected, rtol=1e-4, atol=0):
+        return scaled
+    each = tuple(map(float, divided_by))
+    return fields.make(
+        Rotary,
+        base=base,
+        scaling="longrope",
+        trained_positions=values.whole("context_length"),
+        attention_factor=1.0,
+        divisors=each,
+        long_divisors=each,
+    )
+
+
+def _longrope(values: Values, base: float, short: GgufTensor, long: GgufTensor) -> Rotary:
+    divisors, long_divisors = (
+        tuple(map(float, tensor.stored().read().ravel())) for tensor in (short, long)
+    )
+    return values.fields.make(
+        Rotary,
+        base=base,
+        scaling="longrope",
+        trained_positions=values.whole(
+            "rope.scaling.original_context_length", values.whole("context_length")
+        ),
+        attention_factor=values.positive("rope.scaling.attn_factor", 1.0),
+        divisors=divisors,
+        long_divisors=long_divisors,
+    )

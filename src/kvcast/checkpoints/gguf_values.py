@@ -1,0 +1,79 @@
+"""Typed access to the values that a GGUF file has of an architecture. Knows no architecture."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvcast.checkpoints.fields import Fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """The values of an architecture, whose names start with the architecture's.
+
+    `tensors`: names of the file's tensors.
+    """
+
+    fields: Fields
+    architecture: str
+    tensors: Collection[str] = ()
+
+    @property
+    def layers(self) -> int:
+        """Number of layers, without those that predict further tokens, which come last."""
+        return self.whole("block_count") - self.whole("nextn_predict_layers", 0, least=0)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head of queries and keys."""
+        width, heads = self.whole("embedding_length"), self.same_whole("attention.head_count")
+        return self.whole("attention.key_length", max(width // heads, 1))
+
+    def has(self, name: str) -> bool:
+        """Tell whether the file has a value."""
+        return self.plain(name) is not None
+
+    def whole(self, name: str, default: int | None = None, **limits: int) -> int:
+        """Return a whole number."""
+        return self.fields.whole(self._full(name), default, **limits)
+
+    def same_whole(self, name: str, default: int | None = None, absent: int | None = None) -> int:
+        """Return a number that the file may have once for each layer, if all are the same.
+
+        Layers with the number `absent` have nothing that it is of.
+        """
+        value = self.plain(name)
+        if not isinstance(value, np.ndarray):
+            return self.whole(name, default)
+        numbers, layers = set(value.tolist()) - {absent}, self.whole("block_count")
+        if len(value) != layers or len(numbers) != 1:
+            raise self.fields.error(
+                f"{self._full(name)} must be one number, the same for each of {layers} layers: "
+                "models whose layers differ are not supported"
+            )
+        alone = {self._full(name): numbers.pop()}
+        return Fields(values=alone, label=self.fields.label).whole(self._full(name))
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """Return a finite number above 0."""
+        return self.fields.positive(self._full(name), default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return true or false."""
+        return self.fields.flag(self._full(name), default)
+
+    def plain(self, name: str) -> Any:
+        """Return the value, of any type."""
+        return self.fields.values.get(self._full(name))
+
+    def text(self, name: str, default: str) -> str:
+        """Return a text."""
+        value = self.plain(name)
+        if not isinstance(value, str | None):
+            raise self.fields.error(f"{self._full(name)} must be a text")
+        return default if value is None else value
+
+    def _full(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
