@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from checkpoints.tiny_decoders import random_decoder, save_decoder
-from kit.tiny_gguf import VOCAB, permuted, sizes, vocabulary, write
+from kit.tiny_gguf import VOCAB, permuted, sizes, tensors, vocabulary, write
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.errors import KvcastError
 
 LAYERS, WIDTH, INNER, EXPERTS, EXPERT_INNER, SHARED = 2, 64, 48, 3, 40, 56
 SIZES = {
@@ -38,6 +39,18 @@ DELTA = {
     "linear_value_head_dim": 8,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
+}
+GEMMA_4 = {
+    **FOUR_BLOCKS,
+    **WINDOW,
+    "attention__sliding_window_pattern": [True, False] * 2,
+    "attention__key_length": 24,
+    "attention__value_length": 24,
+    "attention__key_length_swa": 16,
+    "attention__value_length_swa": 16,
+    "rope__dimension_count": 24,
+    "rope__dimension_count_swa": 16,
+    "rope__freq_base_swa": 10_000.0,
 }
 # Of the folder's configuration, and of the file beside the sizes of all.
 MODELS = {
@@ -206,8 +219,50 @@ MODELS = {
             "ssm__inner_size": 32,
         },
     ),
+    "gemma4 whose layers share caches": (
+        "gemma4_text",
+        {
+            **FOUR,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 1,
+            "use_double_wide_mlp": True,
+            "sliding_window": 9,
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 30.0,
+        },
+        {
+            **GEMMA_4,
+            "expert_count": None,
+            "attention__shared_kv_layers": 1,
+            "embedding_length_per_layer_input": 8,
+            "feed_forward_length": [INNER, INNER, INNER, 2 * INNER],
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma4 with experts whose keys are values": (
+        "gemma4_text",
+        {
+            **FOUR,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "sliding_window": 9,
+            "global_head_dim": 24,
+            "final_logit_softcapping": None,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": EXPERTS,
+            "top_k_experts": 2,
+            "moe_intermediate_size": EXPERT_INNER,
+        },
+        {**GEMMA_4, "attention__head_count_kv": [2, 1, 2, 1]},
+    ),
 }
-POST_NORMS = ("gpt-oss", "gemma2", "olmo2", "exaone4", "qwen35")
+POST_NORMS = ("gpt-oss", "gemma2", "olmo2", "exaone4", "qwen35", "gemma4")
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -278,7 +333,23 @@ NAMES = {
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
 }
-WITHOUT_LEAF = ("A_log", "dt_bias")
+NAMES |= {
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.proj": "ffn_gate_inp",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+}
 PLACE = re.compile(r"(?:.*\.)?(?:layers|h)\.(\d+)\.(.+)")
 
 
@@ -294,8 +365,8 @@ def converted(architecture, model):
         place = PLACE.fullmatch(before)
         number, module = place.groups() if place else ("", "")
         block = f"blk.{number}." if number else ""
-        if leaf in WITHOUT_LEAF:
-            arrays[block + names[f"{module}.{leaf}"]] = reordered(leaf, array, architecture)
+        if (whole := PLACE.fullmatch(name)) and whole[2] in names:
+            arrays[f"blk.{whole[1]}.{names[whole[2]]}"] = reordered(leaf, array, architecture)
         elif module == "mlp.experts":
             arrays |= {f"{block}{ours}": part for ours, part in experts(leaf, array, architecture)}
         elif leaf == "sinks":
@@ -315,7 +386,8 @@ def converted(architecture, model):
 
 
 def is_less_one(ours, architecture):
-    return architecture.startswith(("gemma", "qwen35")) and "norm" in ours and ours != "ssm_norm"
+    less_one = architecture in ("gemma", "gemma2", "gemma3", "qwen35")
+    return less_one and "norm" in ours and ours != "ssm_norm"
 
 
 def stacked(state):
@@ -388,6 +460,8 @@ def test_a_file_is_the_folder_that_it_was_made_from(model_name, tmp_path):
     if rotary := folder.dimensions.rotary or folder.dimensions.window_rotary:
         values["rope__freq_base"] = rotary.base
     arrays = converted(architecture, model)
+    if architecture == "gemma4":
+        arrays["rope_freqs.weight"] = np.array([1.0] * 3 + [1e30] * 9, np.float32)
     if architecture == "phi3":
         arrays |= {
             f"rope_factors_{name}.weight": np.array(divisors, np.float32)
@@ -404,3 +478,28 @@ def test_a_file_is_the_folder_that_it_was_made_from(model_name, tmp_path):
         np.testing.assert_allclose(
             file.tensors[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name
         )
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"attention__sliding_window_pattern": [True]}, "pattern is not one for each"),
+        ({"attention__sliding_window_pattern": None}, "pattern is not one for each"),
+        ({"attention__sliding_window": 0}, "sliding_window must be a whole number"),
+        ({"attention__shared_kv_layers": 3}, "leave a kind of layers without any"),
+        ({"attention__shared_kv_layers": 9}, "shared_kv_layers must be a whole number"),
+        ({"attention__key_length_swa": 7, "rope__dimension_count_swa": None}, "must be even"),
+        ({"rope__dimension_count_swa": 8}, "dimension_count_swa must be 16"),
+        ({"attention__head_count_kv": [3, 1, 2, 1]}, "not a multiple of 3 kv_heads"),
+        ({"feed_forward_length": [8, 8]}, "feed_forward_length is not one for each"),
+        ({"feed_forward_length": [8, 8, 0, 8]}, "feed_forward_length must be a whole number"),
+        ({"block_count": 1000}, "block_count must be a whole number"),
+        ({"expert_count": 2}, "expert_used_count is missing"),
+    ],
+    ids=str,
+)
+def test_a_gemma_4_whose_values_contradict_one_another_is_one_line(values, words, tmp_path):
+    path, given = tmp_path / "model.gguf", {**GEMMA_4, **values}
+    write(path, "gemma4", sizes("gemma4", **given) | vocabulary(), tensors())
+    with pytest.raises(KvcastError, match=words):
+        open_checkpoint(path)

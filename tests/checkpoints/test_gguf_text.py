@@ -281,6 +281,20 @@ def test_sentencepiece_without_a_space_before_the_first_word():
     assert opened.decode(opened.encode(" the é🤖")) == " the é🤖"
 
 
+def test_gemma_4_merges_as_its_file_says():
+    merges = ["h e", "▁ t", "▁ ▁"]
+    files = read(
+        **sentencepiece(
+            model="gemma4", merges=merges, scores=None, add_space_prefix=False, bos_token_id=1
+        )
+    )
+    ours = tokenizer(files)
+    assert ours.encode("the the").tokens == ["<s>", "t", "he", "▁t", "he"]
+    assert ours.encode("a🤖").tokens[-4:] == ["<0xF0>", "<0x9F>", "<0xA4>", "<0x96>"]
+    for text in ("the  cat 🤖 é\n", " the", "日本"):
+        assert ours.decode(ours.encode(text).ids) == text
+
+
 def test_of_equal_cuts_the_pair_with_the_better_token_is_joined():
     better = sentencepiece()
     better["scores"] = [0.0] * 259 + [-5.0, 0.0, -6.0] + [-9.0] * 8

@@ -105,17 +105,15 @@ def _dimensions(values: Values, architecture: Architecture, file: GgufFile) -> D
             raise values.fields.error(f"{values.architecture}.{name} must be {head_dim}, as keys")
     share = values.whole(turning, head_dim, most=head_dim) / head_dim
     rotary = read_rotary(values, head_dim, file.tensors)
-    rotary = replace(rotary, partial=share, truncate=architecture.truncate)
+    if rotary.scaling != "proportional":
+        rotary = replace(rotary, partial=share, truncate=architecture.truncate)
     scale, heads = "attention.scale", values.same_whole("attention.head_count")
     given = {
         "architecture": values.architecture,
         "vocab_size": embedding.shape[0],
         "width": values.whole("embedding_length"),
-        "inner": values.same_whole("feed_forward_length"),
+        **(_first(values, heads) if architecture.uneven else _same(values, heads, architecture)),
         "heads": heads,
-        "kv_heads": values.same_whole(
-            "attention.head_count_kv", heads, absent=0 if architecture.hybrid else None
-        ),
         "head_dim": head_dim,
         "windows": _windows(values, architecture, len(file.tensors)),
         "max_positions": values.whole("context_length", most=_MOST_POSITIONS),
@@ -127,6 +125,22 @@ def _dimensions(values: Values, architecture: Architecture, file: GgufFile) -> D
         "tied": _HEAD not in file.tensors,
     }
     return values.fields.make(DecoderDimensions, **{**given, **architecture.particulars(values)})
+
+
+def _same(values: Values, heads: int, architecture: Architecture) -> dict[str, int]:
+    absent = 0 if architecture.hybrid else None
+    return {
+        "inner": values.same_whole("feed_forward_length"),
+        "kv_heads": values.same_whole("attention.head_count_kv", heads, absent=absent),
+    }
+
+
+def _first(values: Values, heads: int) -> dict[str, int]:
+    """Return the sizes of the first layer, which others of the model may not have."""
+    return {
+        "inner": values.each("feed_forward_length")[0],
+        "kv_heads": values.each("attention.head_count_kv", heads)[0],
+    }
 
 
 def _windows(values: Values, architecture: Architecture, most: int) -> tuple[int | None, ...]:

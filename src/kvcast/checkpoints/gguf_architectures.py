@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.gguf_delta_nets import delta_net_tensors
 from kvcast.checkpoints.gguf_values import Values
-from kvcast.checkpoints.tables import transposed
+from kvcast.checkpoints.tables import changed, transposed
 from kvcast.families.convolutions import ATTENTION, CONVOLUTION, DELTA
-from kvcast.families.decoder import DecoderDimensions, scaled_residuals
+from kvcast.families.decoder import DecoderDimensions, scaled_residuals, sources_of_types
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.spec.rotary import Rotary
 
@@ -101,9 +102,28 @@ _QWEN35_NAMES = {
     f"{_LAYER}.delta.norm.weight": ("blk.{i}.ssm_norm.weight",),
     f"{_LAYER}.delta.out.weight": ("blk.{i}.ssm_out.weight",),
 }
+_GEMMA4_NAMES = {
+    **NAMES,
+    "decoder.layer_embedding.weight": ("per_layer_token_embd.weight",),
+    "decoder.layer_projection.weight": ("per_layer_model_proj.weight",),
+    "decoder.layer_projection_norm.weight": ("per_layer_proj_norm.weight",),
+    f"{_LAYER}.layer_input.gate.weight": ("blk.{i}.inp_gate.weight",),
+    f"{_LAYER}.layer_input.out.weight": ("blk.{i}.proj.weight",),
+    f"{_LAYER}.layer_input_norm.weight": ("blk.{i}.post_norm.weight",),
+    f"{_LAYER}.scale": ("blk.{i}.layer_output_scale.weight",),
+    f"{_LAYER}.feed_forward_own_norm.weight": ("blk.{i}.post_ffw_norm_1.weight",),
+    f"{_LAYER}.experts_norm.weight": ("blk.{i}.pre_ffw_norm_2.weight",),
+    f"{_LAYER}.experts_post_norm.weight": ("blk.{i}.post_ffw_norm_2.weight",),
+    f"{_LAYER}.experts.router.weight": ("blk.{i}.ffn_gate_inp.weight",),
+    f"{_LAYER}.experts.router_norm.weight": ("blk.{i}.ffn_gate_inp.scale",),
+    f"{_LAYER}.experts.scales": ("blk.{i}.ffn_down_exps.scale",),
+    f"{_LAYER}.experts.gate_up": ("blk.{i}.ffn_gate_up_exps.weight.{e}",),
+    f"{_LAYER}.experts.down": ("blk.{i}.ffn_down_exps.weight.{e}",),
+}
 QUERY_NORM, KEY_NORM = ".attn_q_norm.weight", ".attn_k_norm.weight"
 _EPSILON, _RMS_EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
 _WINDOW = "attention.sliding_window"
+_KEY_LENGTHS = ("attention.key_length", "attention.key_length_swa")
 _KERNEL, _CONVOLUTION_BIAS = ".shortconv.conv.weight", ".shortconv.in_proj.bias"
 _LAYER_NORMS = {"norm": "layer", "norm_bias": True}
 _UNGATED = {"gated": False, "feed_forward_bias": True}
@@ -119,6 +139,7 @@ class Architecture:
     `turns_in_windows`: whether, in models with windows, layers without one have no rotation.
     `partial`: whether a part of a head may turn.
     `truncate`: whether whole pairs bound YaRN's blend.
+    `uneven`: whether sizes of layers may differ.
     `hybrid`: whether layers with no heads of keys have other parts than attention.
     `names`: of the files' tensors.
     `particulars`: dimensions that other architectures do not have.
@@ -131,6 +152,7 @@ class Architecture:
     turns_in_windows: bool = False
     partial: bool = False
     truncate: bool = True
+    uneven: bool = False
     hybrid: bool = False
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
     particulars: Callable[[Values], Mapping[str, Any]] = lambda _: {}
@@ -178,6 +200,64 @@ def _gemma3(values: Values) -> dict[str, Any]:
     return _gemma2(values, 62) | {
         "query_key_norm": True,
         "window_rotary": values.fields.make(Rotary, base=base),
+    }
+
+
+def _gemma4(values: Values) -> dict[str, Any]:
+    layers, fields, heads = values.layers, values.fields, values.same_whole("attention.head_count")
+    pattern = values.plain(f"{_WINDOW}_pattern")
+    if not isinstance(pattern, np.ndarray) or len(pattern) != layers:
+        raise fields.error(f"{_WINDOW}_pattern is not one for each of {layers} layers")
+    windowed = [bool(flag) for flag in pattern]
+    full, inside = (values.whole(name, values.head_dim) for name in _KEY_LENGTHS)
+    if values.whole("rope.dimension_count_swa", inside) != inside:
+        raise fields.error(f"rope.dimension_count_swa must be {inside}, as keys")
+    shared = values.whole("attention.shared_kv_layers", 0, least=0, most=layers)
+    window = min(values.whole(_WINDOW), values.whole("context_length"))
+    base = values.positive("rope.freq_base_swa", 10_000.0)
+    cap = "final_logit_softcapping"
+    experts = {} if not values.plain("expert_count") else _experts(values)
+    if experts:
+        experts["expert_inner"] = values.same_whole("expert_feed_forward_length")
+    return {
+        **_gemma(values),
+        **experts,
+        "attention_scale": 1.0,
+        "logit_softcap": values.positive(cap) if values.has(cap) else 0.0,
+        "windows": tuple(window if flag else None for flag in windowed),
+        "window_rotary": fields.make(Rotary, base=base),
+        "query_key_norm": True,
+        "value_norm": True,
+        "post_norms": True,
+        "head_dim": inside,
+        "layer_head_dims": tuple(inside if flag else full for flag in windowed),
+        "layer_kv_heads": values.each("attention.head_count_kv", heads),
+        "layer_inners": values.each("feed_forward_length"),
+        "sources": fields.make(sources_of_types, kinds=windowed, shared=shared),
+        "keys_as_values": tuple(
+            i for i in range(layers - shared) if f"blk.{i}.attn_v.weight" not in values.tensors
+        ),
+        "layer_embedding": values.whole("embedding_length_per_layer_input", 0, least=0),
+        "layer_scales": True,
+    }
+
+
+def _gemma4_tensors(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Leave out keys and values of layers that read those of others; divide norms of routers."""
+    layers = range(dimensions.reading, dimensions.layers)
+    unread = {
+        f"blk.{i}.attn_{name}.weight" for i in layers for name in ("k", "v", "k_norm", "v_norm")
+    }
+
+    def scaled(weight: NDArray[Any]) -> NDArray[np.float32]:
+        return weight.astype(np.float32) * np.float32(dimensions.width**-0.5)
+
+    return {
+        name: changed(tensor, scaled) if name.endswith(".ffn_gate_inp.scale") else tensor
+        for name, tensor in stored.items()
+        if name not in unread
     }
 
 
@@ -332,6 +412,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": Architecture(particulars=_gemma),
     "gemma2": Architecture(global_every=2, particulars=_gemma2),
     "gemma3": Architecture(global_every=6, particulars=_gemma3),
+    "gemma4": Architecture(
+        uneven=True, names=_GEMMA4_NAMES, particulars=_gemma4, prepare=_gemma4_tensors
+    ),
     "granite": Architecture(neighbours=True, particulars=_granite),
     "smollm3": Architecture(neighbours=True, particulars=_smollm3),
     "olmo2": Architecture(global_every=4, particulars=_olmo2),

@@ -20,6 +20,8 @@ _ROTARY_DIVISORS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 TABLES = (_ROTARY_DIVISORS, _SHORT, _LONG)
 """Names of the tensors that rotary embeddings are read from."""
+# The divisor of pairs that do not turn, as Gemma 4's, is this or more.
+_STILL = 1e29
 # Llama 3's scaling differs between models only in its factor.
 _LLAMA3 = {"low_frequency": 1.0, "high_frequency": 4.0, "trained_positions": 8192}
 
@@ -96,6 +98,10 @@ def _divided(values: Values, base: float, head_dim: int, divisors: GgufTensor) -
         raise fields.error(f"{_ROTARY_DIVISORS} is damaged: a divisor is below 1")
     if (divided_by == 1).all():
         return plain
+    turning = int((divided_by < _STILL).sum())
+    if turning and (divided_by[:turning] == 1).all() and (divided_by[turning:] >= _STILL).all():
+        share = turning / len(divided_by)
+        return fields.make(Rotary, base=base, scaling="proportional", partial=share)
     factor = float(divided_by.max())
     scaled = fields.make(Rotary, base=base, scaling="llama3", factor=factor, **_LLAMA3)
     expected = plain.frequencies(head_dim) / divided_by

@@ -8,6 +8,7 @@ were published with. Knows nothing of the container or of the model.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -295,14 +296,16 @@ def _words(fields: Fields) -> _Words:
     return words
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+def _sentencepiece(
+    vocabulary: _Vocabulary, merges: Callable[[_Vocabulary], list[tuple[str, str]]]
+) -> Tokenizer:
     """Build BPE over characters, with U+2581 for spaces and byte fallback."""
     prefix = vocabulary.fields.flag("tokenizer.ggml.add_space_prefix", True)
     unknown = vocabulary.token_id("unknown", 0)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_ids(vocabulary.tokens),
-            merges=_merges_by_rank(vocabulary),
+            merges=merges(vocabulary),
             unk_token=vocabulary.text_of(unknown),
             fuse_unk=True,
             byte_fallback=True,
@@ -375,6 +378,17 @@ def _named(value: object) -> str:
 _MODELS: Mapping[str, _TokenizerKind] = {
     "gpt2": _TokenizerKind(build=_byte_level, starts=lambda fields: _words(fields).starts),
     "llama": _TokenizerKind(
-        build=_sentencepiece, starts=lambda _: True, spell=_spell_spaces, bos=1, eos=2
+        build=partial(_sentencepiece, merges=_merges_by_rank),
+        starts=lambda _: True,
+        spell=_spell_spaces,
+        bos=1,
+        eos=2,
+    ),
+    "gemma4": _TokenizerKind(
+        build=partial(_sentencepiece, merges=lambda vocabulary: _stored_merges(vocabulary.fields)),
+        starts=lambda _: True,
+        spell=_spell_spaces,
+        bos=2,
+        eos=1,
     ),
 }

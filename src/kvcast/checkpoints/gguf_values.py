@@ -56,6 +56,20 @@ class Values:
         alone = {self._full(name): numbers.pop()}
         return Fields(values=alone, label=self.fields.label).whole(self._full(name))
 
+    def each(self, name: str, default: int | None = None) -> tuple[int, ...]:
+        """Return a number of each layer, which the file may have once for all of them."""
+        layers = self.whole("block_count", most=len(self.tensors))
+        value = self.plain(name)
+        if not isinstance(value, np.ndarray):
+            return (self.whole(name, default),) * layers
+        if len(value) != layers:
+            raise self.fields.error(f"{self._full(name)} is not one for each of {layers} layers")
+        label = self.fields.label
+        return tuple(
+            Fields(values={self._full(name): number}, label=label).whole(self._full(name))
+            for number in value.tolist()
+        )
+
     def positive(self, name: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
         return self.fields.positive(self._full(name), default)
