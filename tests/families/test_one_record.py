@@ -66,6 +66,18 @@ OWN = {
         "speech.moonshine",
         "checkpoints.moonshine_huggingface",
     ),
+    "canary": (
+        "families.canary",
+        "inspect.work.canary",
+        "speech.canary",
+        "checkpoints.canary_huggingface",
+    ),
+    "parakeet": (
+        "families.parakeet",
+        "inspect.work.parakeet",
+        "speech.parakeet",
+        "checkpoints.parakeet_huggingface",
+    ),
     "unilm": (
         "families.unilm",
         "inspect.work.unilm",

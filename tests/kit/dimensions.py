@@ -10,9 +10,12 @@ from typing import Any
 from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.bart import BartDimensions
+from kvcast.families.canary import CanaryDimensions
+from kvcast.families.conformer import Conformer
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.moonshine import MoonshineDimensions
+from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.families.state_spaces import StateSpace
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import GemmaStack, T5GemmaDimensions
@@ -57,6 +60,47 @@ SMALL_T5 = T5Dimensions(
 CROSS_BIASED_T5 = replace(
     SMALL_T5, cross_bias=True, gated=False, activation="relu", tied=True, logit_scale=0.5
 )
+
+CONFORMER = Conformer(
+    n_mels=16,
+    width=32,
+    inner=48,
+    heads=4,
+    layers=1,
+    kernel=5,
+    channels=8,
+    halvings=2,
+    positions=30,
+)
+CANARY = CanaryDimensions(
+    architecture="canary",
+    encoder=CONFORMER,
+    vocab_size=300,
+    width=64,
+    inner=96,
+    decoder_heads=4,
+    decoder_layers=2,
+    target_positions=32,
+    before=(7,),
+    projected=True,
+)
+CTC = ParakeetDimensions(
+    architecture="parakeet_ctc",
+    encoder=CONFORMER,
+    tokens=300,
+    blank=299,
+    width=32,
+    vocab_size=300,
+)
+TDT = replace(
+    CTC,
+    architecture="parakeet_tdt",
+    width=24,
+    vocab_size=303,
+    prediction_layers=2,
+    durations=(0, 1, 2),
+)
+PARAKEETS = (CTC, TDT)
 
 MARIAN = BartDimensions(
     architecture="marian",

@@ -11,10 +11,12 @@ from typing import Any
 from kvcast.checkpoints.audio_decoder_huggingface import AUDIO_DECODER
 from kvcast.checkpoints.bart_huggingface import BART
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_object, require_file
+from kvcast.checkpoints.canary_huggingface import CANARY
 from kvcast.checkpoints.decoder_huggingface import DECODER
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.merging import Adapter, merged
 from kvcast.checkpoints.moonshine_huggingface import MOONSHINE
+from kvcast.checkpoints.parakeet_huggingface import PARAKEET
 from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.t5_huggingface import T5
@@ -43,6 +45,7 @@ _OPTIONAL = (
     "merges.txt",
     "added_tokens.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "source.spm",
     "sentencepiece.bpe.model",
     "target_vocab.json",
@@ -60,6 +63,8 @@ _FAMILIES: Mapping[str, HuggingFaceFamily] = {
         AUDIO_DECODER,
         T5GEMMA,
         MOONSHINE,
+        CANARY,
+        PARAKEET,
     )
     for model_type in family.model_types
 }

@@ -96,6 +96,7 @@ class Family:
         work_class: counts operations and numbers read.
         rotary: whether positions are rotary.
         biased: whether self-attention adds a bias that differs from head to head.
+        one_by_one: whether a call of `decode` takes one new token of each row.
         calibration_problem: why codes of int4 cannot be calibrated; empty if they can.
         facts: beside sizes, for callers that read only a file of programs.
 
@@ -119,6 +120,7 @@ class Family:
     tokenizer: str = "kvcast.tokenizers.opening:open_tokenizer"
     rotary: Callable[[Any], bool] = field(default=lambda _: False)
     biased: bool = False
+    one_by_one: bool = False
     whole: Callable[[Any], Program] | None = None
     calibration_problem: Callable[[Any], str] = _not_calibrated
     facts: Callable[[Any], Mapping[str, Any]] = field(default=lambda _: {})

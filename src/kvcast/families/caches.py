@@ -30,7 +30,7 @@ class CacheLayers:
     a convolution before it), "cross" (filled once by encode) or "embeddings" (filled by encode too:
     vectors of `head_dim` numbers that tokens of a prompt stand for, in one tensor). `dtype` is a
     self cache's dtype, such as "float32". `length` and `channels` are of the convolution before a
-    state.
+    state; 0: there is none.
     """
 
     kind: str
@@ -53,6 +53,8 @@ class CacheLayers:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of a layer's tensors."""
+        if self.kind == "state" and not self.length:
+            return ("state",)
         return _PARTS.get(self.kind, KEY_VALUE)
 
     def of_dtype(self, dtype: str) -> Self:

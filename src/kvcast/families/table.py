@@ -7,8 +7,10 @@ from kvcast.errors import KvcastError
 from kvcast.families.audio_decoder import AUDIO_DECODER
 from kvcast.families.bart import BART
 from kvcast.families.base import Family
+from kvcast.families.canary import CANARY
 from kvcast.families.decoder import DECODER
 from kvcast.families.moonshine import MOONSHINE
+from kvcast.families.parakeet import PARAKEET
 from kvcast.families.t5 import T5
 from kvcast.families.t5gemma import T5GEMMA
 from kvcast.families.unilm import UNILM
@@ -25,6 +27,8 @@ FAMILIES: Mapping[str, Family] = {
         AUDIO_DECODER,
         T5GEMMA,
         MOONSHINE,
+        CANARY,
+        PARAKEET,
     )
 }
 

@@ -49,7 +49,8 @@ def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]
 def at_once(runtime: Any, family: Family, probe: Probe, written_rs: Int64) -> Float32:
     """Return the logits [rows, steps, vocab] of generated tokens: none comes from a cached step.
 
-    A model that reads a source as a prefix reads it in a call of its own.
+    A model that reads a source as a prefix reads it in a call of its own; one that takes tokens one
+    by one has no other way.
     """
     if family.interface == "prefix":
         return np.stack(
@@ -58,6 +59,8 @@ def at_once(runtime: Any, family: Family, probe: Probe, written_rs: Int64) -> Fl
                 for prompt, written in zip(probe.prompts, written_rs, strict=True)
             ]
         )
+    if family.one_by_one:
+        return _one_by_one(runtime, probe, written_rs)
     first = longest_prompt(probe) - 1
     capacity = first + written_rs.shape[1]
     rows = zip(probe.prompts, written_rs[:, :-1], strict=True)
@@ -68,6 +71,14 @@ def at_once(runtime: Any, family: Family, probe: Probe, written_rs: Int64) -> Fl
         positions=range(first, capacity),
     )
     return logits_rsv
+
+
+def _one_by_one(runtime: Any, probe: Probe, written_rs: Int64) -> Float32:
+    cache, logits = cache_for(runtime, probe, written_rs.shape[1]), []
+    for tokens in [list(probe.prompts), *(list(new) for new in written_rs[:, :-1].T[..., None])]:
+        step, cache = runtime.decode(tokens, cache)
+        logits.append(step.copy())
+    return np.concatenate(logits, axis=1)
 
 
 def _after_prefix(runtime: Any, prompt_s: Int64, written_s: Int64) -> Float32:

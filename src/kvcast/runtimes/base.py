@@ -235,6 +235,8 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
                 features fp32 [n, n_mels, frames]. T5: tokens int64 [n, t], padded at their ends
                 with any token, and how many there are of each, int32 [n]. Moonshine: samples,
                 and how many positions each sound becomes (`kvcast.families.moonshine.source_of`).
+                Canary: features fp32 [n, frames, n_mels] of one length, and how many positions
+                they become, int32 [n].
 
         """
 

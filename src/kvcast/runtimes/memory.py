@@ -103,6 +103,8 @@ def checkpointed_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
         return [_inputs(run.capacity, run.head_dim, dtype, _ON_TRIAL)]
     if run.kind == "state":
         matrix = Layer((run.heads, run.capacity, run.head_dim), dtype, Rewritten(), True)
+        if not run.length:
+            return [matrix]
         # No position can be taken off the matrix, so none is of the inputs.
         return [_inputs(run.length, run.channels, dtype, 1), matrix]
     return None

@@ -193,7 +193,7 @@ class SpeechModel:
         """
         drawn = min(TranscribeParams().best_of, scheduler.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})
-        manner = self._manner(params)
+        manner = self.manner(params)
         if manner.strategy(0).width > scheduler.rows:
             raise UsageError(
                 f"beam and best_of must be at most {scheduler.rows}, the rows of the engine"
@@ -213,7 +213,7 @@ class SpeechModel:
     def _together(
         self, audio: "Iterable[AudioInput]", params: TranscribeParams
     ) -> list[Transcription]:
-        manner, together = self._manner(params), params.batch or 1
+        manner, together = self.manner(params), params.batch or 1
         scheduler = Scheduler(
             self.runtime,
             rows=together * manner.strategy(0).width,
@@ -251,16 +251,20 @@ class SpeechModel:
             )
         return min(prompt + manner.room, self._positions)
 
-    def _manner(self, params: TranscribeParams) -> Manner:
+    def manner(self, params: TranscribeParams) -> Manner:
         """Return how excerpts are decoded; raises UsageError for what the model does not take."""
         recognition = self.recognition
-        check(params, TAKEN | recognition.options)
+        check(params, (TAKEN | recognition.options) - recognition.refused)
         temperature = _temperature(params)
         language = params.language and language_code(params.language, self.languages)
         context = " ".join(filter(None, (params.initial_prompt, params.hotwords)))
         return Manner(
             recognition=recognition,
-            hints=Hints(language=language or None, context=context),
+            hints=Hints(
+                language=language or None,
+                context=context,
+                translates=params.task == "translate",
+            ),
             strategy=partial(_strategy, params, temperature),
             temperature=temperature,
             room=params.max_new_tokens or recognition.most_tokens,

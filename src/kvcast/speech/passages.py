@@ -6,6 +6,7 @@ Knows no option's effect on a model, no file format and no runtime.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from typing_extensions import override
@@ -13,12 +14,12 @@ from typing_extensions import override
 from kvcast.decoding.filters import LogitFilter, NoRepeatNgram, RepetitionPenalty
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.engine.callers import Policy
-from kvcast.engine.requests import Prompt
+from kvcast.engine.requests import Input, Prompt
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.speech.excerpts import frames_of_excerpt
 from kvcast.speech.languages import WITHOUT_SPACES
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recognition import Heard, Hints, Recognition
+from kvcast.speech.recognition import Heard, Hints, Recognition, Written
 from kvcast.speech.segments import FRAMES_PER_SECOND, Segment, Word, compression_ratio
 from kvcast.speech.sound import Samples
 from kvcast.speech.strategies import MaximumLikelihood, SearchRequest, Strategy
@@ -29,6 +30,8 @@ UNKNOWN = "und"
 
 _LEAST_POWER = 1e-10
 _HOP = 160  # samples of a frame
+_ENDS = (".", "?", "!", "…")
+_PAUSE = 1.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ class EndsAsOne(LogitFilter):
 
 
 class Excerpt(Passage):
-    """An excerpt, which is one request and one segment."""
+    """An excerpt, which is one request."""
 
     def __init__(
         self,
@@ -103,9 +106,21 @@ class Excerpt(Passage):
         self._ended(language)
 
     def _heard(self, samples: Float32) -> Policy[Heard]:
+        manner = self._manner
+        sound = manner.recognition.input(samples)
+        request = manner.recognition.request(sound)
+        if request is None:
+            written = yield from self._searched(sound)
+        else:
+            yield request
+            written = manner.recognition.written(request, manner.hints)
+        if written.heard.text:
+            self.segments += self._segments(written)
+        return written.heard
+
+    def _searched(self, sound: Input) -> Policy[Written]:
         manner, (first, end) = self._manner, self._place
         recognition, params = manner.recognition, manner.params
-        sound = recognition.input(samples)
         prompt = recognition.prompt(sound.positions, manner.hints)
         seconds = (end - first) / FRAMES_PER_SECOND
         most = params.max_new_tokens or recognition.tokens_of(seconds, manner.hints)
@@ -119,28 +134,55 @@ class Excerpt(Passage):
         )
         yield request
         best = MaximumLikelihood(params.length_penalty).best(request.search.candidates())
-        heard = recognition.read(best.tokens, manner.hints)
-        start = first / FRAMES_PER_SECOND
         if len(best.tokens) == room and params.max_new_tokens is None:
-            self.notices.append((start, f"the text has more than {room} tokens: cut"))
-        if heard.text:
-            segment = Segment(
-                id=0,
-                seek=first,
-                start=start,
-                end=end / FRAMES_PER_SECOND,
-                text=heard.text if heard.language in WITHOUT_SPACES else f" {heard.text}",
-                tokens=best.tokens,
-                language=heard.language or UNKNOWN,
-                temperature=manner.temperature,
-                avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
-                compression_ratio=compression_ratio(heard.text),
-                no_speech_prob=0.0,
-                fallback=(),
-                words=None if heard.words is None else _placed(heard.words, start),
+            notice = f"the text has more than {room} tokens: cut"
+            self.notices.append((first / FRAMES_PER_SECOND, notice))
+        heard = recognition.read(best.tokens, manner.hints)
+        return Written(tokens=best.tokens, logprob=best.sum_logprob, heard=heard)
+
+    def _segments(self, written: Written) -> Iterator[Segment]:
+        """Yield a segment of the whole excerpt or, if words have times, one of each sentence."""
+        manner, (first, end) = self._manner, self._place
+        heard, start = written.heard, first / FRAMES_PER_SECOND
+        whole = Segment(
+            id=0,
+            seek=first,
+            start=start,
+            end=end / FRAMES_PER_SECOND,
+            text=heard.text if heard.language in WITHOUT_SPACES else f" {heard.text}",
+            tokens=written.tokens,
+            language=heard.language or UNKNOWN,
+            temperature=manner.temperature,
+            avg_logprob=written.logprob / (len(written.tokens) + 1),
+            compression_ratio=compression_ratio(heard.text),
+            no_speech_prob=0.0,
+            fallback=(),
+        )
+        if not heard.words:
+            yield whole
+            return
+        words, taken = _placed(heard.words, start), 0
+        for begin, stop in _sentences(words):
+            count = sum(heard.counts[begin:stop])
+            yield replace(
+                whole,
+                start=words[begin].start,
+                end=words[stop - 1].end,
+                text="".join(word.word for word in words[begin:stop]),
+                tokens=written.tokens[taken : taken + count],
+                words=words[begin:stop] if manner.params.word_timestamps else None,
             )
-            self.segments.append(segment)
-        return heard
+            taken += count
+
+
+def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
+    """Yield the first word of each sentence, and the one after its last; a pause ends one too."""
+    begin = 0
+    for i, (word, following) in enumerate(pairwise(words), 1):
+        if word.word.endswith(_ENDS) or following.start - word.end > _PAUSE:
+            yield begin, i
+            begin = i
+    yield begin, len(words)
 
 
 def _placed(words: Sequence[Word], start: float) -> tuple[Word, ...]:

@@ -7,18 +7,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from kvcast.engine.requests import Input
+from kvcast.engine.requests import Input, Request
 from kvcast.runtimes.base import Float32
 from kvcast.speech.segments import FRAMES_PER_SECOND, Word
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """What users tell of the speech: code of its language, and text that names and terms are in."""
+    """What users tell of the speech.
+
+    Attributes:
+        language: code of its language.
+        context: text that names and terms are in.
+        translates: whether the text is to be English.
+
+    """
 
     language: str | None = None
     context: str = ""
+    translates: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +38,23 @@ class Heard:
         text: without surrounding space.
         language: code of the language, if the model or the user told it.
         words: with times in seconds from the excerpt's start, from models that give them.
+        counts: tokens of each word.
 
     """
 
     text: str
     language: str | None = None
     words: tuple[Word, ...] | None = None
+    counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a request has written of an excerpt; `logprob` is the sum of its tokens'."""
+
+    tokens: tuple[int, ...]
+    logprob: float
+    heard: Heard
 
 
 class Recognition(ABC):
@@ -44,6 +64,7 @@ class Recognition(ABC):
         languages: by code, as the model's prompt names them.
         options: names of further options of `TranscribeParams` that it takes, see
             `kvcast.speech.model.TAKEN`.
+        refused: names of options among those that it does not take.
         longest: frames of 10 ms in an excerpt, at most.
         most_positions: of an encoded excerpt.
         most_tokens: of the longest excerpt's text, unless the user says otherwise.
@@ -53,6 +74,7 @@ class Recognition(ABC):
 
     languages: Mapping[str, str] = MappingProxyType({"en": "English"})
     options: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
     longest: int = 28 * FRAMES_PER_SECOND
     most_tokens: int = 512
     most_positions: int
@@ -73,3 +95,11 @@ class Recognition(ABC):
     @abstractmethod
     def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
         """Return what tokens after the prompt say, without the one that ended them."""
+
+    def request(self, sound: Input) -> Request | None:  # noqa: ARG002 - most search for a text
+        """Return the request of a model that searches for no text; None for others."""
+        return None
+
+    def written(self, request: Any, hints: Hints) -> Written:
+        """Return what such a request, once it is done, has written."""
+        raise NotImplementedError

@@ -165,7 +165,7 @@ class EagerEncoderDecoder(TorchEncoderDecoder):
         encoded: Sequence[Tensor],
     ) -> Sequence[Tensor]:
         results = self._model["decode"](tokens_rs, lengths, offsets, *own, *encoded)
-        kept: Sequence[Tensor] = results[: -self._tensors]
+        kept: Sequence[Tensor] = results[: len(results) - self._tensors]
         return kept
 
 

@@ -23,6 +23,7 @@ from kvcast.families.programs import (
     LISTEN,
     NEXT,
     SOURCE,
+    SOURCE_LENGTHS,
     StreamedSource,
 )
 from kvcast.runtimes.alignment import AligningRuntime
@@ -145,12 +146,12 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
 
     def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
         super().__init__(manifest, interpreter)
-        self.longest = manifest.cache_layers("linear").capacity
+        [self._cross] = (run for run in manifest.cache if run.kind in ENCODED)
+        own = next((run for run in manifest.cache if run.kind == "linear"), None)
+        self.longest = None if own is None else own.capacity
         self.prompts_differ = False  # they are short
         self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
         self._encode = manifest.graph("encode")
-        self._cross = next(layers for layers in manifest.cache if layers.kind in ENCODED)
-        self._head_dim = manifest.cache_layers("linear").head_dim
 
     @override
     def slots(self, count: int) -> Slots:
@@ -203,7 +204,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         """Return how many positions an input takes: as `source`, as computed, or always as many."""
         if (source := given.get(SOURCE)) is not None:
             return int(source.shape[1])
-        if given.keys().isdisjoint(self.encoded):
+        if given.keys().isdisjoint({*self.encoded, SOURCE_LENGTHS}):
             return self._cross.capacity
         return self.interpreter.sizes("encode", given)[self._encode.outputs[0]][2]
 
@@ -233,7 +234,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     ) -> tuple[Float32, Float32]:
         """Run the program without its last product: logits of many positions are many bytes."""
         (run,) = cache.plan([row], [tokens_s]).runs
-        new, width = len(tokens_s), len(self.alignment_heads) * self._head_dim
+        new, width = len(tokens_s), len(self.alignment_heads) * self._cross.head_dim
         positions = np.array(() if scored is None else scored.positions, np.int64)
         queries_rsx = np.empty((1, new, width), np.float32)
         name, table = self.interpreter.last_product("decode", LOGITS)

@@ -1,0 +1,189 @@
+"""Canary and its relatives as data: a FastConformer and a decoder that attends to it.
+
+Canonical tensors are those of `conformer` and `stacks`. Knows no file format, weights, text or
+runtimes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.blocks import cross_caches, written
+from kvcast.families.caches import self_and_cross_caches
+from kvcast.families.conformer import Conformer
+from kvcast.families.programs import (
+    SOURCE_LENGTHS,
+    Argument,
+    ProgramSignature,
+    cross_argument,
+    decode_program,
+    encode_program,
+)
+from kvcast.families.stacks import ACTIVATIONS, decode, stack_shapes
+from kvcast.spec.program import Program
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
+
+_PROBED = 100  # frames
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryDimensions:
+    """Everything that determines a model's tensor shapes and computation.
+
+    Attributes:
+        architecture: the checkpoint's name for it, for people only: "canary", "cohere_asr".
+        encoder: sizes of the encoder.
+        vocab_size: rows of the embedding.
+        width: size of the decoder's hidden state.
+        inner: inner width of its feed-forward.
+        decoder_heads: number of heads of each of its attentions.
+        decoder_layers: number of its layers.
+        target_positions: length of the longest text, with what precedes it.
+        before: tokens that precede what tells of the language.
+        activation: of the feed-forward; one of `stacks.ACTIVATIONS`.
+        projected: whether a matrix lies between encoder and decoder.
+        tied: whether the head is the embedding.
+
+    """
+
+    architecture: str
+    encoder: Conformer
+    vocab_size: int
+    width: int
+    inner: int
+    decoder_heads: int
+    decoder_layers: int
+    target_positions: int
+    before: tuple[int, ...] = ()
+    activation: str = "relu"
+    projected: bool = False
+    tied: bool = True
+
+    # As `stacks` has them.
+    norm_first = embedding_norm = final_norm = head_bias = True
+    embedding_scale = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(**{name: vars(self)[name] for name in _SIZES})
+        require_layers(self.decoder_layers)
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        if self.width % self.decoder_heads:
+            raise KvcastError(f"width {self.width} is not a multiple of {self.decoder_heads} heads")
+        if not self.projected and self.encoder.width != self.width:
+            raise KvcastError(
+                f"the decoder is {self.width} wide, and its encoder {self.encoder.width}"
+            )
+        if not all(type(token) is int and 0 <= token < self.vocab_size for token in self.before):
+            raise KvcastError(f"a text's first tokens are not of {self.vocab_size} tokens")
+        if self.target_positions > MOST_POSITIONS:
+            raise KvcastError("there are more positions than any model has")
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head in the decoder's caches."""
+        return self.width // self.decoder_heads
+
+    @property
+    def head(self) -> str:
+        """Name of the head's matrix."""
+        return "embedding" if self.tied else "head"
+
+    @property
+    def source_positions(self) -> int:
+        """Length of the longest encoded source."""
+        return self.encoder.positions
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
+        try:
+            rebuilt = {
+                **fields,
+                "encoder": Conformer(**fields["encoder"]),
+                "before": tuple(fields.get("before", ())),
+            }
+            return cls(**rebuilt)
+        except (TypeError, KeyError) as error:
+            raise KvcastError(f"not the dimensions of a Canary: {error}") from None
+
+
+_SIZES = ("vocab_size", "width", "inner", "decoder_heads", "decoder_layers", "target_positions")
+
+
+def tensor_shapes(dimensions: CanaryDimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    width, vocab, positions = dimensions.width, dimensions.vocab_size, dimensions.target_positions
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding.weight": (vocab, width),
+        f"{dimensions.head}.weight": (vocab, width),
+        f"{dimensions.head}.bias": (vocab,),
+    }
+    if dimensions.projected:
+        between = {"weight": (width, dimensions.encoder.width), "bias": (width,)}
+        shapes |= {f"encoder.out.{leaf}": shape for leaf, shape in between.items()}
+    sizes = dimensions.inner, dimensions.decoder_layers, positions
+    return shapes | dimensions.encoder.shapes() | stack_shapes("decoder", dimensions, *sizes)
+
+
+def _programs(dimensions: CanaryDimensions) -> Mapping[str, ProgramSignature]:
+    own, cross = self_and_cross_caches(dimensions)
+    lengths = Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int32", example=(5, 3))
+    return {
+        "encode": encode_program(cross, dimensions.encoder.features, lengths),
+        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), lengths),
+    }
+
+
+def _encode(write: ProgramWriter, dimensions: CanaryDimensions) -> Program:
+    """Write `encode`: features of inputs of one length to the decoder's cross keys and values."""
+    encoded = dimensions.encoder.written(write)
+    if dimensions.projected:
+        encoded = write.linear(encoded, "encoder.out", bias=True)
+    sizes = dimensions.decoder_layers, dimensions.decoder_heads
+    return write.program(**cross_caches(write, encoded, *sizes, bias=True))
+
+
+def _constants(
+    dimensions: CanaryDimensions,
+    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
+) -> dict[str, NDArray[np.generic]]:
+    return dimensions.encoder.constants()
+
+
+def _probe(dimensions: CanaryDimensions) -> Probe:
+    """Return two inputs of noise with prompts of four tokens."""
+    generator, encoder = np.random.default_rng(0), dimensions.encoder
+    frames = min(_PROBED, encoder.most_frames)
+    features_btm = generator.normal(size=(2, frames, encoder.n_mels)).astype(np.float32)
+    lengths_b = np.full(2, encoder.encoded(frames), np.int32)
+    return Probe(
+        prompts=list(generator.integers(0, dimensions.vocab_size, (2, 4))),
+        source=(features_btm, lengths_b),
+    )
+
+
+CANARY = Family(
+    name="canary",
+    title="Canary",
+    task="transcribe",
+    interface="encoder-decoder",
+    dimensions=CanaryDimensions,
+    positions=lambda dimensions: dimensions.target_positions,
+    caches=self_and_cross_caches,
+    programs=_programs,
+    written=lambda dimensions: written(
+        _programs(dimensions), dimensions, encode=_encode, decode=decode
+    ),
+    constants=_constants,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(int8_cross_cache=True, fused=False),
+    probe=_probe,
+    model_class="kvcast.speech.canary:CanaryModel",
+    work_class="kvcast.inspect.work.canary:CanaryWork",
+)

@@ -1,0 +1,262 @@
+"""Parakeet as data: a FastConformer whose positions a transducer, or CTC, turns into tokens.
+
+A step reads the encoded position that its token's number tells beside the token, and gives logits
+of the next token there: with a prediction network over the tokens so far, whose LSTMs' states are
+a cache, or without one (CTC). Tokens that mean "nothing here" leave the states as they are. Knows
+no file format, weights, text or runtimes, and not which position is read next.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.blocks import LENGTHS, TOKENS, chosen, flat, in_rows, written
+from kvcast.families.caches import CacheLayers
+from kvcast.families.conformer import Conformer
+from kvcast.families.programs import (
+    SOURCE_LENGTHS,
+    Argument,
+    ProgramSignature,
+    cross_argument,
+    decode_program,
+    encode_program,
+)
+from kvcast.families.stacks import ACTIVATIONS
+from kvcast.spec.program import Node, Program
+from kvcast.spec.sizes import require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
+
+_PROBED = 100  # frames
+_MOST_DURATIONS = 1 << 10
+_MOST_SYMBOLS = 1 << 10
+_STATE, _ENCODED = Node("past_state_0"), Node("cross_embeddings_0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParakeetDimensions:
+    """Everything that determines a model's tensor shapes and computation.
+
+    Attributes:
+        architecture: the checkpoint's name for it, for people only: "parakeet_tdt", ...
+        encoder: sizes of the encoder.
+        tokens: number of tokens, the blank one included.
+        blank: the token that means "nothing here".
+        width: size of an encoded position.
+        prediction_layers: number of LSTMs over the tokens so far; 0: CTC.
+        activation: of the sum of both networks; one of `stacks.ACTIVATIONS`.
+        durations: how many positions a token may take, which logits after those of tokens choose
+            from; empty: a blank takes one position and others none.
+        most_symbols: tokens at one position, on average.
+
+    """
+
+    architecture: str
+    encoder: Conformer
+    tokens: int
+    blank: int
+    width: int
+    vocab_size: int
+    prediction_layers: int = 0
+    activation: str = "relu"
+    durations: tuple[int, ...] = ()
+    most_symbols: int = 10
+
+    def __post_init__(self) -> None:
+        names = ("tokens", "width", "most_symbols")
+        require_positive(**{name: getattr(self, name) for name in names})
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        if type(self.prediction_layers) is not int or self.prediction_layers < 0:
+            raise KvcastError("prediction_layers must be 0 or more")
+        require_layers(self.prediction_layers)
+        if type(self.blank) is not int or not 0 <= self.blank < self.tokens:
+            raise KvcastError(f"the blank token {self.blank} is not one of {self.tokens} tokens")
+        if not all(type(n) is int and 0 <= n < _MOST_DURATIONS for n in self.durations):
+            raise KvcastError("durations must be whole numbers from 0 on")
+        if self.durations and (not self.prediction_layers or not any(self.durations)):
+            raise KvcastError("durations are a transducer's, and some must be above 0")
+        if self.vocab_size != self.tokens + len(self.durations):
+            raise KvcastError("vocab_size must be the number of tokens and durations")
+        if self.most_symbols > _MOST_SYMBOLS:
+            raise KvcastError(f"{self.most_symbols} tokens at one position are more than any")
+        if not self.prediction_layers and self.width != self.encoder.width:
+            raise KvcastError(f"positions are {self.encoder.width} wide, not {self.width}")
+
+    @property
+    def head_dim(self) -> int:
+        """Size of an encoded position, as that of a head."""
+        return self.width
+
+    @property
+    def positions(self) -> int:
+        """Length of the longest sequence of steps."""
+        return self.encoder.positions * self.most_symbols
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
+        try:
+            rebuilt = {
+                **fields,
+                "encoder": Conformer(**fields["encoder"]),
+                "durations": tuple(fields.get("durations", ())),
+            }
+            return cls(**rebuilt)
+        except (TypeError, KeyError) as error:
+            raise KvcastError(f"not the dimensions of a Parakeet: {error}") from None
+
+
+def tensor_shapes(dimensions: ParakeetDimensions) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape."""
+    width = dimensions.width
+    linears = {"head": (dimensions.vocab_size, width)}
+    shapes = dimensions.encoder.shapes()
+    if dimensions.prediction_layers:
+        shapes["prediction.embedding.weight"] = (dimensions.tokens, width)
+        linears |= {
+            "encoder.out": (width, dimensions.encoder.width),
+            "prediction.out": (width, width),
+        }
+        for i in range(dimensions.prediction_layers):
+            linears[f"prediction.layers.{i}"] = (4 * width, 2 * width)
+    for name, shape in linears.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return shapes
+
+
+def _caches(dimensions: ParakeetDimensions) -> tuple[CacheLayers, ...]:
+    encoded = CacheLayers(
+        kind="embeddings",
+        layers=1,
+        heads=1,
+        capacity=dimensions.encoder.positions,
+        head_dim=dimensions.width,
+    )
+    if not dimensions.prediction_layers:
+        return (encoded,)
+    states = CacheLayers(
+        kind="state",
+        layers=1,
+        heads=2 * dimensions.prediction_layers,
+        capacity=1,
+        head_dim=dimensions.width,
+    )
+    return states, encoded
+
+
+def _programs(dimensions: ParakeetDimensions) -> Mapping[str, ProgramSignature]:
+    *own, encoded = _caches(dimensions)
+    lengths = Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int32", example=(5, 3))
+    return {
+        "encode": encode_program(encoded, dimensions.encoder.features, lengths),
+        "decode": decode_program(own, ["logits"], cross_argument(encoded, "source")),
+    }
+
+
+def _encode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
+    """Write `encode`: features of inputs of one length to encoded positions."""
+    encoded = dimensions.encoder.written(write)
+    if dimensions.prediction_layers:
+        encoded = write.linear(encoded, "encoder.out", bias=True)
+    return write.program(cross_embeddings_0=write.step("unsqueeze", encoded, 1))
+
+
+def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
+    """Write `decode`: one new token for each row, beside the number of a position, to logits."""
+    position = write.step("floor_divide", TOKENS, dimensions.tokens)
+    token = write.step("sub", TOKENS, write.step("mul", position, dimensions.tokens))
+    x = _heard(write, position)
+    if dimensions.prediction_layers:
+        x = write.step("add", x, _predicted(write, token, dimensions))
+        x = write.step(dimensions.activation, x)
+    x = chosen(write, write.step("unsqueeze", x, 1))
+    return write.program(logits=in_rows(write, write.linear(flat(write, x), "head", bias=True)))
+
+
+def _heard(write: ProgramWriter, position: Node) -> Node:
+    """Return the encoded positions [rows, width] that rows read, in their own inputs."""
+    inputs, longest = write.size(_ENCODED, 0), write.size(_ENCODED, 2)
+    first = write.step("mul", write.step("arange", inputs, dtype="int64"), longest)
+    of_inputs = write.step("unflatten", write.step("flatten", position, 0, 1), 0, [inputs, -1])
+    index = write.step("add", write.step("unsqueeze", first, 1), of_inputs)
+    positions = write.step("flatten", _ENCODED, 0, 2)
+    return write.step("index_select", positions, 0, write.step("flatten", index, 0, 1))
+
+
+def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions) -> Node:
+    """Return what tokens so far let expect [rows, width], and rewrite states."""
+    layers, width = dimensions.prediction_layers, dimensions.width
+    has_begun = write.step("unsqueeze", write.step("ge", LENGTHS, 1), 1)
+    held = write.step("where", has_begun, write.step("flatten", _STATE, 1, 3), 0.0)
+    x = write.step("flatten", write.embedding("prediction.embedding.weight", token), 1, 2)
+    fresh: list[Node] = []
+    parts = write.split(held, [width] * 2 * layers)
+    for i in range(layers):
+        x, cell = _remembered(write, x, parts[2 * i : 2 * i + 2], f"prediction.layers.{i}")
+        fresh += [x, cell]
+    is_blank = write.step("where", write.step("eq", token, dimensions.blank), 1, 0)
+    stays = write.step("eq", write.step("where", has_begun, is_blank, 0), 1)
+    kept = write.step("where", stays, held, write.step("cat", fresh, -1))
+    write.step("rewrite", _STATE, write.step("unflatten", kept, -1, [2 * layers, 1, width]))
+    output = write.split(kept, [width] * 2 * layers)[-2]
+    return write.linear(output, "prediction.out", bias=True)
+
+
+def _remembered(
+    write: ProgramWriter, x: Node, before: Sequence[Node], name: str
+) -> tuple[Node, Node]:
+    """Return the output and the cell of an LSTM, after those before."""
+    output, cell = before
+    gates = write.linear(write.step("cat", [x, output], -1), name, bias=True)
+    taken, kept, new, given = write.chunk(gates, 4)
+
+    def opened(gate: Node, value: Node) -> Node:
+        return write.step("gated", gate, value, activation="sigmoid")
+
+    cell = write.step("add", opened(kept, cell), opened(taken, write.step("tanh", new)))
+    return opened(given, write.step("tanh", cell)), cell
+
+
+def _constants(
+    dimensions: ParakeetDimensions,
+    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
+) -> dict[str, NDArray[np.generic]]:
+    return dimensions.encoder.constants()
+
+
+def _probe(dimensions: ParakeetDimensions) -> Probe:
+    """Return two inputs of noise, whose first positions are read."""
+    generator, encoder = np.random.default_rng(0), dimensions.encoder
+    frames = min(_PROBED, encoder.most_frames)
+    features_btm = generator.normal(size=(2, frames, encoder.n_mels)).astype(np.float32)
+    lengths_b = np.full(2, encoder.encoded(frames), np.int32)
+    return Probe(
+        prompts=[np.array([dimensions.blank])] * 2,
+        source=(features_btm, lengths_b),
+    )
+
+
+PARAKEET = Family(
+    name="parakeet",
+    title="Parakeet",
+    task="transcribe",
+    interface="encoder-decoder",
+    dimensions=ParakeetDimensions,
+    positions=lambda dimensions: dimensions.positions,
+    caches=_caches,
+    programs=_programs,
+    written=lambda dimensions: written(
+        _programs(dimensions), dimensions, encode=_encode, decode=_decode
+    ),
+    constants=_constants,
+    tensor_shapes=tensor_shapes,
+    precision=PrecisionRoles(fused=False),
+    probe=_probe,
+    model_class="kvcast.speech.parakeet:ParakeetModel",
+    work_class="kvcast.inspect.work.parakeet:ParakeetWork",
+    one_by_one=True,
+)
