@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvcast.errors import KvcastError
     from kvcast.loading.exporting import export_bundle
     from kvcast.loading.opening import load
+    from kvcast.speech.live import LiveTranscription
     from kvcast.speech.segments import Segment, Word
     from kvcast.speech.transcription import Transcription
     from kvcast.text.bart import BartModel
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from kvcast.text.texts import TextGeneration
     from kvcast.text.unilm import UnilmModel
     from kvcast.whisper.detection import DetectedLanguage
-    from kvcast.whisper.live import LiveTranscription
     from kvcast.whisper.model import WhisperModel
 
 __version__ = "0.1.0"
@@ -72,7 +72,7 @@ _HOMES = {
     "Engine": "kvcast.engine.engine",
     "Grammar": "kvcast.decoding.grammar",
     "KvcastError": "kvcast.errors",
-    "LiveTranscription": "kvcast.whisper.live",
+    "LiveTranscription": "kvcast.speech.live",
     "Segment": "kvcast.speech.segments",
     "T5GemmaModel": "kvcast.text.t5gemma",
     "T5Model": "kvcast.text.t5",

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvcast.whisper.live import Delays, LiveSegment, Update
+from kvcast.speech.live import Delays, LiveSegment, Update
 
 RATE = 16_000
 

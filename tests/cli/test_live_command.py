@@ -63,7 +63,7 @@ def test_a_pipe_gets_settled_text_a_line_for_each_utterance(model, pipe, capsys)
     assert out == "w1 w2 w3 w4\nw5 w6!\n"
     assert err == f"kvcast: standard input: 3.2 s heard, 6 words; {SUMMARY}"
     [(_, options)] = model.lives
-    assert (options["step"], options["pause"], options["beam"]) == (1.0, 0.6, 1)
+    assert (options["step"], options["pause"], options["beam"]) == (None, 0.6, 1)
 
 
 def test_options_arrive(model, pipe, capsys):

@@ -7,7 +7,10 @@ import pytest
 
 import kvcast
 from kit.random_moonshines import END, heard, random_moonshine, save_moonshine
+from kvcast.audio.endpoints import BLOCK
 from kvcast.errors import UsageError
+from kvcast.families.moonshine_encoder import streamed
+from kvcast.speech.growing import GrowingSizes, GrowingText
 
 RATE = 16_000
 
@@ -73,3 +76,66 @@ def test_int8_transcribes_on_other_runtimes_one_line_says_why_not(folder):
     assert any(segment.text for segment in model.transcribe(recording(1.0)))
     with pytest.raises(UsageError, match="use --runtime native"):
         kvcast.load(folder, runtime="onnx")
+
+
+def listener(blocks_nb):
+    """Tell speech from sound that is zero."""
+    return (np.abs(blocks_nb).max(axis=1) > 0).astype(np.float32)
+
+
+def test_live_is_for_models_over_frames_and_takes_few_options(theirs, model):
+    if theirs.config.model_type == "moonshine":
+        with pytest.raises(UsageError, match="nothing live"):
+            model.live()
+    else:
+        with pytest.raises(UsageError, match="does not take beam"):
+            model.live(beam=2)
+
+
+@pytest.mark.parametrize("theirs", ["streaming"], indirect=True)
+def test_a_growing_text_is_what_is_generated_of_the_sound_so_far(theirs, model):
+    dimensions = model.dimensions
+    sizes = GrowingSizes(samples=320, ahead=dimensions.sees_ahead, positions=90, tokens=16)
+    start = dimensions.start_token
+    text = GrowingText(model.runtime, streamed(dimensions), sizes, start=start, ends=[END])
+    for seed, pieces in ((1, (1600, 320, 3200, 650, 5000)), (2, (9000, 320))):
+        sound, heard_to = recording(1.0, seed), 0
+        text.begin()
+        guess: list[int] = []
+        for piece in pieces:
+            text.hear(sound[heard_to : heard_to + piece])
+            heard_to += piece
+            text.surely(guess, 12)
+            guess = text.supposedly(guess, 12)
+            whole = sound[: heard_to // 320 * 320]
+            assert tuple(guess) == generated(theirs, whole, max_new_tokens=12)
+        assert text.end()
+        padded = np.pad(sound[:heard_to], (0, -heard_to % 320))
+        assert tuple(text.wholly(guess, 12)) == generated(theirs, padded, max_new_tokens=12)
+        text.settled = [7, 8, 9]
+        assert text.wholly([7, 8, 9], 12)[:3] == [7, 8, 9]
+
+
+@pytest.mark.parametrize("theirs", ["streaming"], indirect=True)
+def test_live_text_settles_and_utterances_end(theirs, model):
+    silence = np.zeros(RATE, np.float32)
+    sound = np.concatenate([recording(1.2), silence, recording(2.6, seed=5), silence])
+    for piece in (700, 5000):
+        live = model.live(listener, pause=0.3)
+        starts = range(0, len(sound), piece)
+        updates = [update for at in starts for update in live.feed(sound[at : at + piece])]
+        updates += live.finish()
+        segments = [update.segment for update in updates if update.segment is not None]
+        # The model has positions for less than 2 seconds, so the second utterance becomes two.
+        assert [segment.id for segment in segments] == [0, 1, 2]
+        settled = "".join(update.settled for update in updates)
+        assert settled == "".join(segment.text for segment in segments)
+        assert 0 <= segments[0].start < segments[0].end <= segments[1].start
+        assert all(segment.text.strip() for segment in segments)
+        assert live.language == "en"
+    late = model.live(listener, pause=0.3, step=10)
+    [update] = [*late.feed(sound[: 50 * BLOCK]), *late.finish()]
+    heard_to = (38 + 9) * BLOCK  # the blocks of speech, and of the pause
+    whole = np.pad(sound[:heard_to], (0, -heard_to % 320))
+    most = int(6.5 * heard_to / RATE)
+    assert update.segment.tokens == generated(theirs, whole, max_length=most)

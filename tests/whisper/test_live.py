@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kit.scripted_whisper import ScriptedRecognizer, Word, listener, seconds, sound, speech
 from kvcast.audio.endpoints import Endpoints
 from kvcast.errors import UsageError
+from kvcast.speech.live import Delays, LiveTranscription, Update
 from kvcast.whisper.agreement import Place, Unit
-from kvcast.whisper.live import Delays, LiveTranscription, Update
 from kvcast.whisper.settling import AlignAtt, LocalAgreement, SettlingPolicy
 from kvcast.whisper.streaming_window import LONGEST, Hypothesis, StreamingWindow
 

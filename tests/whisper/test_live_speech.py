@@ -14,7 +14,7 @@ import pytest
 import kvcast
 from kit.far import FINDS_THIS
 from kit.recordings import EXAMPLE, TESTS, Load, Samples
-from kvcast.whisper.live import LiveTranscription
+from kvcast.speech.live import LiveTranscription
 
 RATE = 16_000
 SPOKEN = (TESTS / "data" / "spoken.txt").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """`kvcast transcribe --live -`: sound from standard input, text as it settles.
 
-Knows no decoding: `kvcast.whisper.live` hears and settles. A thread reads, so that sound which
+Knows no decoding: `kvcast.speech.live` hears and settles. A thread reads, so that sound which
 arrives meanwhile is decoded in one piece; it stops reading when much has piled up.
 """
 
@@ -34,7 +34,7 @@ from kvcast.speech.params import (
 )
 
 if TYPE_CHECKING:
-    from kvcast.whisper.live import LiveSegment, LiveTranscription, Update
+    from kvcast.speech.live import LiveSegment, LiveTranscription, Update
 
 LIVE_FORMAT = "kvcast.live"
 LIVE_VERSION = 1
@@ -278,7 +278,7 @@ def transcribe(
     live: "LiveTranscription", intake: Intake, *, sample_rate: int, as_json: bool, quiet: bool
 ) -> None:
     """Transcribe incoming sound until it ends or Ctrl-C is pressed; a second Ctrl-C interrupts."""
-    from kvcast.whisper.live import SoundStream
+    from kvcast.speech.live import SoundStream
 
     if not quiet:
         for notice in live.notices:

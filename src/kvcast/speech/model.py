@@ -27,6 +27,8 @@ from kvcast.speech.transcription import ServedRecording, Transcription
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
+    from kvcast.speech.live import LiveTranscription
+    from kvcast.speech.live_window import LiveWindow
     from kvcast.speech.params import LiveParams
 
 TAKEN = frozenset(
@@ -138,11 +140,11 @@ class SpeechModel:
         """Raise UsageError: the model gives no times of words."""
         raise UsageError("this model gives no times of words: align with a Whisper model")
 
-    def live(self, *_: Any, **__: Any) -> NoReturn:
+    def live(self, *_: Any, **__: Any) -> "LiveTranscription":
         """Raise UsageError: the model hears whole excerpts."""
         raise UsageError(_NOT_LIVE)
 
-    def streaming_window(self, _answer: Any, _params: "LiveParams") -> NoReturn:
+    def streaming_window(self, answer: Any, params: "LiveParams") -> "LiveWindow":  # noqa: ARG002
         """Raise UsageError: the model hears whole excerpts."""
         raise UsageError(_NOT_LIVE)
 

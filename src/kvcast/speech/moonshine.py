@@ -5,18 +5,38 @@ Knows no recording and no runtime.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.audio.endpoints import Endpoints
 from kvcast.engine.requests import Input
 from kvcast.families.moonshine import MoonshineDimensions, source_of
+from kvcast.families.moonshine_encoder import streamed
+from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder, Float32
-from kvcast.speech.model import SpeechModel
+from kvcast.speech.growing import GrowingSizes, GrowingText
+from kvcast.speech.growing_window import GrowingWindow
+from kvcast.speech.languages import language_code
+from kvcast.speech.live import LiveTranscription
+from kvcast.speech.live_window import LiveWindow
+from kvcast.speech.model import SpeechModel, check
+from kvcast.speech.params import LiveParams
 from kvcast.speech.recognition import Heard, Hints, Recognition
 from kvcast.tokenizers.base import TextTokenizer
 
+if TYPE_CHECKING:
+    from kvcast.audio.endpoints import Listener
+
+_STEP = 0.03
+"""Seconds of new sound that are worth a hypothesis live: about a block of those that arrive."""
+_LONGEST_UTTERANCE = 30
+"""Seconds; a longer one becomes two."""
+_LIVE = frozenset({"language", "step", "agreement", "pause", "vad_threshold", "best_of"})
+"""Options of live sound that have an effect, or, as best_of, none at a temperature of 0."""
 _FRAME = 160  # samples of 10 ms
 _TOKENS_PER_SECOND, _TOKENS_PER_SECOND_OTHERWISE = 6.5, 13.0
 """Most tokens of a second of speech, as published: of English, and of other languages."""
@@ -83,7 +103,7 @@ class MoonshineRecognition(Recognition):
         english = hints.language in (None, "en")
         rate = _TOKENS_PER_SECOND if english else _TOKENS_PER_SECOND_OTHERWISE
         # The published number counts the token before the text.
-        return max(1, min(int(seconds * rate), self._dimensions.target_positions) - 1)
+        return max(2, min(int(seconds * rate), self._dimensions.target_positions)) - 1
 
     @override
     def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
@@ -102,3 +122,54 @@ class MoonshineModel(SpeechModel):
     ) -> None:
         recognition = MoonshineRecognition(tokenizer, dimensions)
         super().__init__(runtime, tokenizer, dimensions, recognition)
+
+    @keywords_of(LiveParams)
+    def live(self, listener: "Listener | None" = None, *, params: LiveParams) -> LiveTranscription:
+        """Turn sound into text while it arrives; of models over frames alone.
+
+        Args:
+            listener: gives probabilities of speech; Silero's voice activity detection if it is
+                installed, or else loudness, with a notice.
+            params: given as keywords.
+
+        Returns:
+            A transcription to feed with sound: `feed` and `finish` return its updates.
+
+        Raises:
+            UsageError: for options that the model does not take.
+
+        """
+        from kvcast.speech.voice import live_listener
+
+        window = self.streaming_window(None, params)
+        listener, notices = (listener, ()) if listener is not None else live_listener()
+        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
+        step = params.step or _STEP
+        return LiveTranscription(window, endpoints, step=step, notices=notices)
+
+    def streaming_window(self, answer: Any, params: LiveParams) -> LiveWindow:
+        """Return a window over a stream of sound, with a row of its own.
+
+        Raises UsageError for options that the model does not take.
+        """
+        dimensions, recognition = self.dimensions, self.recognition
+        if not dimensions.frame:
+            return super().streaming_window(answer, params)
+        check(params, _LIVE)
+        language = params.language and language_code(params.language, self.languages)
+        hints, seconds = Hints(language=language or "en"), _LONGEST_UTTERANCE
+        positions = dimensions.positions_of(seconds * SAMPLE_RATE)
+        sizes = GrowingSizes(
+            samples=dimensions.position_samples,
+            ahead=dimensions.sees_ahead,
+            positions=min(positions, dimensions.source_positions),
+            tokens=recognition.tokens_of(seconds, hints) + 1,
+        )
+        start, ends = dimensions.start_token, recognition.ends
+        return GrowingWindow(
+            GrowingText(self.runtime, streamed(dimensions), sizes, start=start, ends=ends),
+            self.tokenizer.stream,
+            partial(recognition.tokens_of, hints=hints),
+            language=language or "en",
+            agreement=params.agreement or 2,
+        )

@@ -566,15 +566,16 @@ class LiveParams(TranscribeParams):
     """How sound that is still arriving is transcribed."""
 
     step: Annotated[
-        float,
+        float | None,
         Option(
             group=LIVE,
             help="seconds of new sound after which the streaming window is decoded again; more "
             "takes less work, and text settles later",
-            check=Bounds(least=0.1, most=10),
+            check=Bounds(least=0.03, most=10),
             metavar="SECONDS",
+            default="1, of models that encode sound as it comes 0.03",
         ),
-    ] = 1.0
+    ] = None
     margin: Annotated[
         float,
         Option(

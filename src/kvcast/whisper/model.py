@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
     from kvcast.audio.endpoints import Listener
     from kvcast.audio.features import MelWindows
-    from kvcast.whisper.live import LiveTranscription
+    from kvcast.speech.live import LiveTranscription
     from kvcast.whisper.settling import SettlingPolicy
     from kvcast.whisper.streaming_window import StreamingWindow
 
 _WINDOW_SECONDS = 30
+_STEP = 1.0  # seconds of new sound that are worth a hypothesis
 _POSITIONS_PER_SECOND = 50  # two frames of 10 ms become one position of the encoder
 
 
@@ -360,15 +361,15 @@ class WhisperModel:
 
         """
         from kvcast.audio.endpoints import Endpoints
+        from kvcast.speech.live import LiveTranscription
         from kvcast.speech.voice import live_listener
-        from kvcast.whisper.live import LiveTranscription
 
         listener, notices = (listener, ()) if listener is not None else live_listener()
         decoder = self.decoder(*self.attempts(params), draft=params.draft)
         window = self.streaming_window(decoder.answer, params, decoder.requests)
         endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
         return LiveTranscription(
-            window, endpoints, step=params.step, notices=(*notices, *self._notices(params))
+            window, endpoints, step=params.step or _STEP, notices=(*notices, *self._notices(params))
         )
 
     def streaming_window(

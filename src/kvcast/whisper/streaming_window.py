@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.speech.live_window import Settled
 from kvcast.whisper.agreement import Place, Unit, continued
 from kvcast.whisper.settling import SettlingPolicy
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
@@ -81,26 +82,6 @@ class Recognizer(Protocol):
 
     def places(self, window: Any, units: Sequence[Unit]) -> Sequence[Place]:
         """Return the place of each of these units, which are in order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settled:
-    """A word that will not change; seconds count from the beginning of all sound.
-
-    Attributes:
-        text: with its space; empty if only times were settled.
-        tokens: of the text.
-        ended: when the segment before it ended, if one did.
-        started: when its own segment starts, if it is the first word.
-        spoken: when it ends, as far as that is known.
-
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    ended: float | None
-    started: float | None
-    spoken: float | None
 
 
 class StreamingWindow:

@@ -18,9 +18,9 @@ from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.realtime.transcribing import PolicyRunner
 from kvcast.server.served import SPEECH, Models
 from kvcast.server.state import State
+from kvcast.speech.live_window import LiveWindow
 from kvcast.speech.params import LiveParams
 from kvcast.speech.voice import live_listener
-from kvcast.whisper.streaming_window import StreamingWindow
 
 SUBPROTOCOL = "realtime"
 
@@ -96,7 +96,7 @@ class _WindowOpener:
         self._runner = PolicyRunner(state.limits.timeout)
         self.give_up = self._runner.give_up
 
-    def open(self, settings: TranscriptionSettings) -> StreamingWindow:
+    def open(self, settings: TranscriptionSettings) -> LiveWindow:
         """Open a window with a client's settings; raises for settings that cannot be served."""
         self._models.load(settings.model or self.model)
         served = self._models.listening(settings.model or self.model)
@@ -106,7 +106,7 @@ class _WindowOpener:
             # Fallbacks draw several texts of a window, of which each needs a row.
             best_of=min(LiveParams().best_of, served.engine.status().rows),
         )
-        window: StreamingWindow = served.model.streaming_window(
+        window: LiveWindow = served.model.streaming_window(
             partial(self._runner, served.engine), params
         )
         return window

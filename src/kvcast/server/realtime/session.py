@@ -28,7 +28,7 @@ from kvcast.server.realtime.shapes import (
 )
 from kvcast.server.realtime.sound import Samples, SessionSound
 from kvcast.server.realtime.transcribing import SpokenTurn, TurnTranscriber, TurnUpdate
-from kvcast.whisper.streaming_window import StreamingWindow
+from kvcast.speech.live_window import LiveWindow
 
 Event: TypeAlias = dict[str, Any]
 
@@ -77,7 +77,7 @@ class Session:
 
     def __init__(
         self,
-        opening: Callable[[TranscriptionSettings], StreamingWindow],
+        opening: Callable[[TranscriptionSettings], LiveWindow],
         listener: Callable[[], Listener],
         *,
         model: str,

@@ -18,7 +18,7 @@ from kvcast.engine import Engine, Job
 from kvcast.engine.callers import Policy
 from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.realtime.sound import Samples
-from kvcast.whisper.streaming_window import Settled, StreamingWindow
+from kvcast.speech.live_window import LiveWindow, Settled
 
 STEP = 1.0
 """Seconds of new sound that are worth a hypothesis, as in `kvcast transcribe --live`."""
@@ -113,7 +113,7 @@ class TurnTranscriber:
     """Transcribes turns in order."""
 
     def __init__(
-        self, opening: Callable[[TranscriptionSettings], StreamingWindow], step: float = STEP
+        self, opening: Callable[[TranscriptionSettings], LiveWindow], step: float = STEP
     ) -> None:
         """Prepare.
 
@@ -126,7 +126,7 @@ class TurnTranscriber:
         # Sound of turns that are detected comes in whole blocks.
         self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
         self._turns: deque[SpokenTurn] = deque()
-        self._window: StreamingWindow | None = None
+        self._window: LiveWindow | None = None
         self._settings: TranscriptionSettings | None = None
 
     def add(self, turn: SpokenTurn) -> None:

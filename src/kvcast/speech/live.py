@@ -1,9 +1,9 @@
 """Transcription of sound that is still arriving.
 
-Sound of an utterance is decoded again every `step` seconds, and a policy tells which words are
-settled (`kvcast.whisper.settling`). A pause ends the utterance and settles the rest. Memory and
-work per second of sound are bounded: 30 s of sound at most are held and decoded at a time. Reads
-no stream and knows no terminal.
+A window hears the sound of an utterance, gives another hypothesis for every `step` seconds, and
+tells which words of it are settled (`kvcast.whisper.streaming_window`,
+`kvcast.speech.growing_window`). A pause ends the utterance and settles the rest. Memory and work
+per second of sound are bounded, as windows are. Reads no stream and knows no terminal.
 """
 
 import time
@@ -21,7 +21,7 @@ from kvcast.audio.arrays import ArrayAudio
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.endpoints import BLOCK, Change, Endpoints
 from kvcast.audio.stream import SoundStream
-from kvcast.whisper.streaming_window import Settled, StreamingWindow
+from kvcast.speech.live_window import LiveWindow, Settled
 
 __all__ = ["Delays", "LiveSegment", "LiveTranscription", "SoundStream", "Update"]
 
@@ -118,7 +118,7 @@ class LiveTranscription:
 
     def __init__(
         self,
-        window: StreamingWindow,
+        window: LiveWindow,
         endpoints: Endpoints,
         *,
         step: float,

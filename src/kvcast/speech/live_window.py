@@ -1,0 +1,76 @@
+"""The interface of a window over sound that is still arriving, whose words settle.
+
+Knows no model, and not where sound comes from.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcast.runtimes.base import Float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """A word that will not change; seconds count from the beginning of all sound.
+
+    Attributes:
+        text: with its space; empty if only times were settled.
+        tokens: of the text.
+        ended: when the segment before it ended, if one did.
+        started: when its own segment starts, if it is the first word.
+        spoken: when it ends, as far as that is known.
+
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    ended: float | None
+    started: float | None
+    spoken: float | None
+
+
+class LiveWindow(Protocol):
+    """A window that moves along the sound.
+
+    Attributes:
+        start: of the window, in samples from the beginning of all sound.
+        decoded_to: sample up to which the last hypothesis reaches.
+
+    """
+
+    start: int
+    decoded_to: int
+
+    @property
+    def end(self) -> int:
+        """Sample after the last one."""
+
+    @property
+    def room(self) -> int:
+        """Samples that can still be added."""
+
+    @property
+    def language(self) -> str:
+        """Code of the language."""
+
+    @property
+    def supposed(self) -> str:
+        """Text of the last hypothesis that is not settled."""
+
+    def append(self, samples: Float32) -> None:
+        """Add sound, at most as much as there is room for."""
+
+    def keep_last(self, samples: int) -> None:
+        """Drop the sound before these samples; there are no unsettled words."""
+
+    def skip(self, samples: Float32, kept: int) -> None:
+        """Skip sound without speech, and keep the last samples of it."""
+
+    def listen(self) -> list[Settled]:
+        """Make a hypothesis, and return the words that it settles."""
+
+    def conclude(self, speech_end: int) -> list[Settled]:
+        """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
+
+    def make_room(self) -> list[Settled]:
+        """Settle and drop the beginning of a full window."""
