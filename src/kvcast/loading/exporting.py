@@ -194,6 +194,8 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
         problem = "a model whose encoder has windows or rotation"
     elif any(step.operation in _OF_SOUND for step in steps):
         problem = "a model that hears samples"
+    elif any(step.operation == "channel_convolution" for step in steps):
+        problem = "a model whose encoder convolves channels"
     elif any("scales" in step.keywords for step in steps):
         problem = "a model with experts beside feed-forwards"
     else:
