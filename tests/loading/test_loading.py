@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvcast
-from kit.dimensions import CANARY, GEMMA4, GEMMA4_EXPERTS, LFM2, LLAMA, MISTRAL, T5GEMMA
+from kit.dimensions import CANARY, GEMMA4, GEMMA4_EXPERTS, GRANITE4, LLAMA, MISTRAL, T5GEMMA
 from kit.models import bundle, lazy_tensors, own_cache
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate
@@ -40,14 +40,14 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("dimensions", "problem"),
     [
-        (LFM2, "other layers than attention, as lfm2"),
+        (GRANITE4, "other layers than attention, as granitemoehybrid"),
         (GEMMA4, "whose layers have heads of several sizes, as gemma4_text"),
         (replace(LLAMA, sources=(0, 0)), "whose layers share caches, as llama"),
         (T5GEMMA, "whose encoder has windows or rotation, as t5gemma"),
         (CANARY, "whose encoder convolves channels, as canary"),
         (GEMMA4_EXPERTS, "with experts beside feed-forwards, as gemma4_text"),
     ],
-    ids=["convolutions", "sizes", "caches", "encoders", "channels", "experts"],
+    ids=["states", "sizes", "caches", "encoders", "channels", "experts"],
 )
 def test_a_model_with_layers_that_a_runtime_does_not_have_is_refused(
     dimensions: Any, problem: str

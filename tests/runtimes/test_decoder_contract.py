@@ -36,14 +36,18 @@ SUBJECTS += [
 ]
 SUBJECTS += [
     pytest.param(subject, marks=pytest.mark.slow)
-    for subject in (*product(DECODERS, ("onnx", "native")), *product(BLOCKS, ("eager", "native")))
+    for subject in (
+        *product(DECODERS, ("onnx", "native")),
+        *product(BLOCKS, ("eager", "native")),
+        *product((LFM2, QWEN3_5), ("onnx",)),
+    )
     if subject not in SUBJECTS
 ]
 # Compiling takes long: the model with the most kinds of things in it.
 SUBJECTS += [pytest.param((replace(GEMMA3, windows=(5, None)), "aoti"), marks=pytest.mark.slow)]
 RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MISTRAL, "native")]
-CONVOLUTIONS = [(LFM2, "eager"), (LFM2, "native")]
-STATES = [(QWEN3_5, "eager"), (QWEN3_5, "native"), (GRANITE4, "native")]
+CONVOLUTIONS = [(LFM2, runtime) for runtime in ("eager", "native", "onnx")]
+STATES = [(QWEN3_5, runtime) for runtime in ("eager", "native", "onnx")] + [(GRANITE4, "native")]
 
 
 def name(subject):

@@ -54,7 +54,7 @@ def _each(runs: Iterable[CacheLayers]) -> list[CacheLayers]:
 def _fits(layer: CacheLayers, wanted: CacheLayers) -> bool:
     # A target chooses the dtype, and may allow only shorter sources than the model does.
     is_shorter = layer.kind == "cross" and layer.capacity < wanted.capacity
-    same = (layer.kind, layer.heads, layer.head_dim) == (wanted.kind, wanted.heads, wanted.head_dim)
+    same = (layer.kind, layer.length, layer.sizes) == (wanted.kind, wanted.length, wanted.sizes)
     return same and (layer.capacity == wanted.capacity or is_shorter)
 
 

@@ -57,6 +57,16 @@ class CacheLayers:
             return ("state",)
         return _PARTS.get(self.kind, KEY_VALUE)
 
+    @property
+    def sizes(self) -> tuple[tuple[int, int | None, int], ...]:
+        """Heads, positions and size of a head of each of a layer's tensors.
+
+        Positions are None where a runtime has as many as it wants.
+        """
+        if self.kind != "state":
+            return ((self.heads, None, self.head_dim),) * len(self.parts)
+        return (1, None, self.channels), (self.heads, self.capacity, self.head_dim)
+
     def of_dtype(self, dtype: str) -> Self:
         """Return the layers with keys and values of a dtype; others stay as they are."""
         return self if self.kind in _PARTS else replace(self, dtype=dtype)

@@ -7,7 +7,10 @@ A size that callers vary has a name in a shape: "rows", "new", "asked", "capacit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvcast.families.caches import KEY_VALUE, CacheLayers
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.families.caches import ENCODED, KEY_VALUE, CacheLayers
 from kvcast.spec.program import Program
 
 Shape = tuple[int | str, ...]
@@ -22,7 +25,8 @@ SOURCE = "source"
 ALIGNMENT_QUERIES = "alignment_queries"
 """The result of `decode` with the queries of alignment heads, in models with alignment heads."""
 
-_CAPACITIES = {"linear": "capacity", "ring": "ring", "inputs": "inputs", "state": "state"}
+_ATTENDED = {"linear": "capacity", "ring": "ring"}
+_CAPACITIES = {**_ATTENDED, "inputs": "inputs", "state": "inputs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,10 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheArgument:
-    """A key and a value for each layer, or what else `parts` names; one shape a layer."""
+    """A key and a value for each layer, or what else `parts` names; a shape for each tensor.
+
+    `dtype` is of keys and values.
+    """
 
     name: str
     shapes: tuple[Shape, ...]
@@ -52,7 +59,17 @@ class CacheArgument:
     @property
     def names(self) -> list[str]:
         """Names of the tensors, in order."""
-        return _part_names(self.name, self.parts or (KEY_VALUE,) * len(self.shapes))
+        return _part_names(self.name, self._parts)
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Dtype of each tensor."""
+        each = [part for layer in self._parts for part in layer]
+        return [self.dtype if part in KEY_VALUE else "float32" for part in each]
+
+    @property
+    def _parts(self) -> Sequence[Sequence[str]]:
+        return self.parts or (KEY_VALUE,) * (len(self.shapes) // len(KEY_VALUE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +92,8 @@ class ProgramSignature:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of the self caches, each once, sorted: "inputs", "linear", "ring"."""
-        return sorted(kind for kind, size in _CAPACITIES.items() if size in self.sizes)
+        """Kinds of the self caches that are attended to, each once: "linear", "ring"."""
+        return [kind for kind, size in _ATTENDED.items() if size in self.sizes]
 
 
 def _names(argument: Argument | CacheArgument) -> Sequence[str]:
@@ -105,7 +122,9 @@ def decode_program(
     """
     each = [layers for layers in caches for _ in range(layers.layers)]
     shapes = tuple(
-        ("rows", layers.heads, _CAPACITIES[layers.kind], layers.head_dim) for layers in each
+        ("rows", heads, positions or _CAPACITIES[layers.kind], size)
+        for layers in each
+        for heads, positions, size in layers.sizes
     )
     past, present = (
         CacheArgument(name=name, shapes=shapes, parts=tuple(layers.parts for layers in each))
@@ -136,7 +155,8 @@ def cross_argument(cross: CacheLayers, positions: int | str) -> CacheArgument:
     """Return the cross caches that `decode` reads, of sources of that many positions."""
     shape = ("batch", cross.heads, positions, cross.head_dim)
     parts = (cross.parts,) * cross.layers
-    return CacheArgument(name="cross", shapes=(shape,) * cross.layers, parts=parts)
+    shapes = (shape,) * (len(cross.parts) * cross.layers)
+    return CacheArgument(name="cross", shapes=shapes, parts=parts)
 
 
 LISTEN, FINISH = "listen", "finish"
@@ -160,3 +180,20 @@ class StreamedSource:
 
     programs: Mapping[str, Program]
     left: Mapping[str, tuple[int, int]]
+
+
+def empty_caches(caches: Sequence[CacheLayers], positions: int) -> dict[str, NDArray[np.float32]]:
+    """Return self caches of one row for so many positions, by the names of `decode`'s inputs."""
+    each = [layers for layers in caches if layers.kind not in ENCODED for _ in range(layers.layers)]
+    names = _part_names("past", [layers.parts for layers in each])
+    sizes = [
+        (1, heads, held or max(positions, _read(layers)), size)
+        for layers in each
+        for heads, held, size in layers.sizes
+    ]
+    return {n: np.zeros(shape, np.float32) for n, shape in zip(names, sizes, strict=True)}
+
+
+def _read(layers: CacheLayers) -> int:
+    """Return how many positions a convolution reads, its own included; 0 for attention."""
+    return layers.capacity if layers.kind == "inputs" else layers.length

@@ -176,15 +176,22 @@ def _check_room(output: Path, checkpoint: Checkpoint, precision: BundlePrecision
         )
 
 
+def _is_state(name: str) -> bool:
+    """Tell whether a program's input is a cache of something else than keys and values."""
+    return name.startswith(("past_inputs_", "past_state_"))
+
+
 def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
     """Raise UsageError for a model with layers that a runtime does not have."""
     if RUNTIMES[runtime].other_layers:
         return
     dimensions, family = checkpoint.dimensions, family_of(checkpoint.family)
-    layers = [layer for layer in family.caches(dimensions) if layer.kind != "cross"]
+    caches = family.caches(dimensions)
+    layers = [run for run in caches if run.kind != "cross" and run.parts == KEY_VALUE]
     programs = family.written(dimensions).values()
     steps = [step for program in programs for step in program.steps]
-    if any(layer.parts != KEY_VALUE for layer in layers):
+    states = {step.operation for step in steps if any(map(_is_state, step.reads))}
+    if not states <= set(RUNTIMES[runtime].states):
         problem = "a model with other layers than attention"
     elif len({(layer.heads, layer.head_dim) for layer in layers}) > 1:
         problem = "a model whose layers have heads of several sizes"

@@ -54,7 +54,7 @@ def check_programs(
     programs: Mapping[str, ProgramFile],
     *,
     rows: int | None,
-    cache: Callable[[CacheLayers], Shape],
+    cache: Callable[[int, int | None, int], Shape],
 ) -> None:
     """Raise KvcastError unless programs, by their names in the manifest, are as it describes them.
 
@@ -62,7 +62,7 @@ def check_programs(
         manifest: the bundle's.
         programs: as the runtime describes them.
         rows: the most rows of a call; None is open.
-        cache: the shape of a layer's keys, and of its values.
+        cache: the shape of a cache's tensor of heads, positions and the size of a head.
 
     """
     layers = [run for run in manifest.cache if run.kind not in ENCODED for _ in range(run.layers)]
@@ -91,7 +91,7 @@ def _known(
     manifest: Manifest,
     layers: Sequence[CacheLayers],
     rows: int | None,
-    cache: Callable[[CacheLayers], Shape],
+    cache: Callable[[int, int | None, int], Shape],
 ) -> dict[str, TensorSpec]:
     """Describe the arguments of a family's programs; sizes that it does not have are open."""
     size = manifest.dimensions.get
@@ -109,8 +109,8 @@ def _known(
         "pooled": TensorSpec("float32", (rows, size("width"))),
     }
     for i, layer in enumerate(layers):
-        for part in ("key", "value"):
-            argument = TensorSpec(layer.dtype, cache(layer))
+        for part, sizes in zip(layer.parts, layer.sizes, strict=True):
+            argument = TensorSpec(layer.dtype, cache(*sizes))
             known |= {f"past_{part}_{i}": argument, f"present_{part}_{i}": argument}
     return known
 
@@ -155,8 +155,8 @@ def _shown(argument: TensorSpec) -> str:
 
 
 def _check_past(path: Path, inputs: Sequence[str], layers: Sequence[CacheLayers]) -> None:
-    """Raise KvcastError unless a program takes key and value of each layer, in order."""
-    wanted = [f"past_{part}_{i}" for i in range(len(layers)) for part in ("key", "value")]
+    """Raise KvcastError unless a program takes the caches of each layer, in order."""
+    wanted = [f"past_{part}_{i}" for i, layer in enumerate(layers) for part in layer.parts]
     if [name for name in inputs if name.startswith("past_")] != wanted:
         raise KvcastError(
             f"{path} does not fit bundle.json: it does not take the caches of {len(layers)} "

@@ -72,6 +72,8 @@ class RuntimeInfo:
         quantized_cache: the default dtype of caches if matrices are quantised; empty: the same.
         other_layers: whether layers may be other than attention, such as convolutions, or have
             heads of several sizes, or share caches.
+        states: operations of programs over other caches than keys and values, where not all are
+            there.
 
     """
 
@@ -90,6 +92,7 @@ class RuntimeInfo:
     caches: tuple[str, ...] = ("fp32",)
     quantized_cache: str = ""
     other_layers: bool = False
+    states: tuple[str, ...] = ()
 
     @property
     def exports(self) -> bool:
@@ -156,6 +159,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "int8"),
+        states=("short_convolution", "delta_rule"),
     ),
     "aoti": RuntimeInfo(
         title="AOTInductor",

@@ -52,7 +52,7 @@ class Methods:
                 manifest,
                 {name: self._described(name, graph) for name, graph in manifest.graphs.items()},
                 rows=1,
-                cache=lambda layer: (layer.heads, None, 1, layer.head_dim),
+                cache=lambda heads, positions, size: (heads, positions, 1, size),
             )
 
     def run(self, name: str, arguments: Sequence[Tensor]) -> list[Tensor]:

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.families.programs import cache_names
+from kvcast.families.caches import KEY_VALUE
+from kvcast.families.programs import empty_caches
+from kvcast.families.table import family_with
 from kvcast.runtimes.reference import Reference
 from kvcast.spec.program import Program
 
@@ -25,7 +27,7 @@ class Activations(NamedTuple):
 
     Attributes:
         results: [1, positions, width] of steps, by their names.
-        caches: keys and values [1, kv_heads, positions, d] of each layer.
+        caches: keys and values [1, kv_heads, positions, d] of each layer with attention.
 
     """
 
@@ -41,18 +43,20 @@ def run_random_tokens(
     count = min(_COUNT, dimensions.max_positions)
     # NumPy's older generator, whose numbers are promised to stay the same.
     words = np.random.RandomState(0).randint(_WORDS, size=count, dtype=np.uint32)
-    shape = (1, dimensions.kv_heads, count, dimensions.head_dim)
-    names = cache_names("past", len(dimensions.windows))
-    caches = [np.zeros(shape, np.float32) for _ in names]
+    caches = empty_caches(family_with(dimensions).caches(dimensions), count)
     inputs = {
         "tokens": (words % dimensions.vocab_size).astype(np.int64)[None],
         "lengths": np.zeros(1, np.int32),
         # All positions go through all of the last layer, so that each step's result is whole.
         "offsets": np.arange(count),
-        **dict(zip(names, caches, strict=True)),
+        **caches,
     }
     results = {
         name: np.empty((1, count, width), np.float32) for name, width in (widths or {}).items()
     }
     reference.run(decode, inputs, results)
-    return Activations(results, list(zip(caches[::2], caches[1::2], strict=True)))
+    keys, values = (
+        [cache for name, cache in caches.items() if name.startswith(f"past_{part}_")]
+        for part in KEY_VALUE
+    )
+    return Activations(results, list(zip(keys, values, strict=True)))

@@ -25,10 +25,11 @@ _SIZES = {
     "source": 5,
     "capacity": 9,
     "ring": 11,
+    "inputs": 13,
     "n": 3,
 }
 # Smaller caches work as well, but torch.export treats sizes 0 and 1 as special cases.
-_LEAST = {"capacity": 3, "ring": 3}
+_LEAST = {"capacity": 3, "ring": 3, "inputs": 3}
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
@@ -42,7 +43,7 @@ class Signature:
         sizes: dynamic shapes of each argument, as torch.export takes them.
         inputs: names of the arguments.
         outputs: names of the results; `present_...` are the caches after the call.
-        kinds: the kinds of its self caches, each once: "linear", "ring".
+        kinds: the kinds of self caches that it attends to, each once: "linear", "ring".
 
     """
 
@@ -87,7 +88,7 @@ def signature_of(module: nn.Module, program: ProgramSignature) -> Signature:
 
 def _examples(argument: Argument | CacheArgument) -> list[Tensor]:
     if isinstance(argument, CacheArgument):
-        return [_zeros(shape) for shape in argument.shapes for _ in range(2)]
+        return [_zeros(shape) for shape in argument.shapes]
     dtype = _DTYPES[argument.dtype]
     if argument.example:
         return [torch.tensor(argument.example, dtype=dtype)]
@@ -100,8 +101,7 @@ def _zeros(shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _dynamic(argument: Argument | CacheArgument) -> list[dict[int, Any]]:
-    each = 2 if isinstance(argument, CacheArgument) else 1
-    return [_named(shape) for shape in argument.shapes for _ in range(each)]
+    return [_named(shape) for shape in argument.shapes]
 
 
 def _named(shape: Shape) -> dict[int, Any]:

@@ -85,10 +85,10 @@ def quantize_inputs(decode: Program, signature: ProgramSignature) -> Described:
     ]
     scales = [
         Argument(name=name, shape=("batch", 1, number(heads) * number(size)), dtype="float32")
-        for layer, (_, heads, _, size) in enumerate(cross.shapes)
+        for layer, (_, heads, _, size) in enumerate(cross.shapes[:: len(_PARTS)])
         for name in _scale_names(layer)
     ]
-    same = [f"same_cross_{part}_{i}" for i in range(len(cross.shapes)) for part in _PARTS]
+    same = [f"same_{name}" for name in cross.names]
     caches = [
         replace(argument, dtype="int8") if argument is cross else argument
         for argument in signature.arguments

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvcast.bundle.manifest import Graph
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import PrecisionRoles
-from kvcast.families.programs import ProgramSignature, cache_names
+from kvcast.families.programs import ProgramSignature
 from kvcast.runtimes.lowering.random_tokens import run_random_tokens
 from kvcast.runtimes.lowering.smoothing import smooth
 from kvcast.runtimes.onnx.cross_cache import (
@@ -122,8 +122,9 @@ def _has_cross_caches(signatures: Mapping[str, ProgramSignature]) -> bool:
 
 def _self_aliases(decode: ir.Model) -> dict[str, str]:
     """Return which result of `decode` is written into which argument's buffer."""
-    layers = sum((value.name or "").startswith("past_key_") for value in decode.graph.inputs)
-    return dict(zip(cache_names("present", layers), cache_names("past", layers), strict=True))
+    names = [value.name or "" for value in decode.graph.inputs]
+    past = [name for name in names if name.startswith("past_")]
+    return {name.replace("past_", "present_", 1): name for name in past}
 
 
 def _save(

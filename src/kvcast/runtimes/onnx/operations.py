@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvcast.families.programs import ProgramSignature
 from kvcast.runtimes.onnx.attention import cross_attention, encoder_attention, self_attention
 from kvcast.runtimes.onnx.cross_cache import channel_scales, int8_cross_attention, scaled_codes
+from kvcast.runtimes.onnx.states import delta_rule, short_convolution
 from kvcast.runtimes.onnx.writing import (
     CONTRIB,
     GraphWriter,
@@ -226,6 +227,15 @@ def _silu(write: GraphWriter, x: ir.Value) -> ir.Value:
     return _arithmetic("Mul", write, x, _unary("Sigmoid", write, x))
 
 
+def _gated(write: GraphWriter, gate: ir.Value, up: ir.Value, *, activation: str) -> ir.Value:
+    return _arithmetic("Mul", write, OPERATIONS[activation](write, gate), up)
+
+
+def _short_convolution(write: GraphWriter, *given: Any, activation: str | None = None) -> ir.Value:
+    mixed = short_convolution(write, *given)
+    return mixed if activation is None else OPERATIONS[activation](write, mixed)
+
+
 def _arange(write: GraphWriter, count: ir.Value, *, dtype: str) -> ir.Value:
     number = ir.DataType.from_numpy(np.dtype(dtype))
     end = write.cast(write.scalar(count), number)
@@ -304,6 +314,9 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "int8_cross_attention": int8_cross_attention,
     "channel_scales": channel_scales,
     "scaled_codes": scaled_codes,
+    "short_convolution": _short_convolution,
+    "delta_rule": delta_rule,
+    "gated": _gated,
     "mixture_of_experts": _mixture_of_experts,
     "embedding": _embedding,
     "index_select": _index_select,
@@ -319,6 +332,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "gelu": partial(_unary, "Gelu", approximate="none"),
     "gelu_tanh": partial(_unary, "Gelu", approximate="tanh"),
     "relu": partial(_unary, "Relu"),
+    "sigmoid": partial(_unary, "Sigmoid"),
     "silu": _silu,
     "where": _where,
     "clamp": _clamp,

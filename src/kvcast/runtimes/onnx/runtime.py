@@ -20,7 +20,7 @@ from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk, StepArrays
 from kvcast.runtimes.cache import CacheHandle, Run
-from kvcast.runtimes.memory import CompactedRing, Layer, Memory
+from kvcast.runtimes.memory import CompactedRing, Layer, Memory, checkpointed_layers
 from kvcast.runtimes.onnx.graph import OnnxGraph, check_graphs
 from kvcast.runtimes.onnx.session import bind, onnx_session, ort_value
 
@@ -45,15 +45,10 @@ class OnnxRuntime(BoundRuntime):
     @override
     def layers(self, capacity: int) -> Sequence[Layer]:
         return [
-            Layer(
-                (layer.heads, _slots(layer, capacity), layer.head_dim),
-                layer.dtype,
-                CompactedRing(layer.capacity, _slots(layer, capacity))
-                if layer.kind == "ring"
-                else None,
-            )
+            part
             for layer in self._layers
-            for _ in range(2 * layer.layers)
+            for _ in range(layer.layers)
+            for part in _parts(layer, capacity)
         ]
 
     @override
@@ -187,9 +182,13 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
         return key_htd
 
 
-def _slots(layer: CacheLayers, capacity: int) -> int:
-    """Slots of a layer in a cache for sequences of `capacity` positions.
+def _parts(layer: CacheLayers, capacity: int) -> list[Layer]:
+    """Describe the tensors of a layer in a cache for sequences of `capacity` positions.
 
-    A ring has as many whatever the capacity, so that a row can go to another cache as it lies.
+    A ring has as many slots whatever the capacity: a row can go to another cache as it lies.
     """
-    return layer.capacity + _SPARE if layer.kind == "ring" else capacity
+    if parts := checkpointed_layers(layer, np.float32):
+        return parts
+    ring = CompactedRing(layer.capacity, layer.capacity + _SPARE) if layer.kind == "ring" else None
+    slots = ring.slots if ring else capacity
+    return [Layer((layer.heads, slots, layer.head_dim), layer.dtype, ring)] * 2

@@ -1,7 +1,6 @@
 """ONNX Runtime as a target, without torch. Knows no checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ class OnnxTarget(Target):
         graphs = lower(job, folder)
         layers = job.family.caches(job.dimensions)
         dtype = {"fp32": "float32", "int8": "int8"}[job.precision.cache]
-        return graphs, tuple(replace(layer, dtype=dtype) for layer in layers)
+        return graphs, tuple(layer.of_dtype(dtype) for layer in layers)
 
     @override
     def self_test(self) -> SelfTestResult:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from kvcast.families.programs import Argument, CacheArgument, ProgramSignature, cache_names
+from kvcast.families.programs import Argument, CacheArgument, ProgramSignature
 
 CONTRIB = "com.microsoft"
 OPSET = 21
@@ -267,10 +267,12 @@ def _inputs(argument: Argument | CacheArgument) -> list[ir.Value]:
         return [
             ir.Value(name=argument.name, type=ir.TensorType(dtype), shape=ir.Shape(argument.shape))
         ]
-    dtype = ir.DataType.from_numpy(np.dtype(argument.dtype))
-    shapes = [shape for shape in argument.shapes for _ in range(2)]
-    names = cache_names(argument.name, len(argument.shapes))
+    described = zip(argument.names, argument.dtypes, argument.shapes, strict=True)
     return [
-        ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        for name, shape in zip(names, shapes, strict=True)
+        ir.Value(
+            name=name,
+            type=ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype))),
+            shape=ir.Shape(shape),
+        )
+        for name, dtype, shape in described
     ]

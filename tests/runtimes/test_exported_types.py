@@ -1,0 +1,111 @@
+"""Model types whose layers differ from Llama's, exported: a bundle computes what native does."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kit.models import checkpoint_of, open_folder, random_programs, write
+from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
+from kvcast.families.decoder import DecoderDimensions
+from kvcast.runtimes.native.target import NativeTarget
+from kvcast.spec.runtimes import BundlePrecision
+
+WINDOW, STEPS = 7, 6
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+WINDOWS = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+TYPES: dict[str, dict[str, Any]] = {
+    "gemma2": {**WINDOWS, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0},
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
+        },
+        "original_max_position_embeddings": 32,
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.5,
+    },
+    "smollm3": {"no_rope_layers": [0, 1]},
+    "olmo3": WINDOWS,
+    "exaone4": WINDOWS,
+    "cohere": {"use_qk_norm": True, "logit_scale": 1.0},
+    "cohere2": {**WINDOWS, "logit_scale": 1.0},
+    "starcoder2": {"sliding_window": WINDOW},
+    "stablelm": {"use_parallel_residual": True, "qk_layernorm": True},
+    "glm4": {},
+    "gpt_neox": {"num_key_value_heads": 4},
+    "phi": {"qk_layernorm": True},
+    "gpt2": {"num_key_value_heads": 4, "scale_attn_by_inverse_layer_idx": True},
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+        "swiglu_limit": 0.75,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True, "block_multiple_of": 16},
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
+}
+EXECUTORCH = ("phi3", "granite", "cohere2", "gpt_neox")
+slow = partial(pytest.param, marks=pytest.mark.slow)
+PAIRS = [("onnx", "lfm2"), *(slow("onnx", kind) for kind in TYPES if kind != "lfm2")]
+PAIRS += [slow("executorch", kind) for kind in EXECUTORCH]
+
+
+def dimensions_of(kind: str) -> DecoderDimensions:
+    return decoder_dimensions({"model_type": kind, **SIZES, **TYPES[kind]}, kind)
+
+
+def natively(programs: Any) -> Any:
+    precision = BundlePrecision(quantize="none")
+    return NativeTarget().open_checkpoint(checkpoint_of(programs), precision, 1)
+
+
+@pytest.mark.parametrize(("runtime", "kind"), PAIRS)
+def test_a_bundle_writes_natives_tokens(runtime: str, kind: str, tmp_path: Any) -> None:
+    """Of prompts that are longer than windows, in chunks, of rows that do not go on together."""
+    programs = random_programs(dimensions_of(kind))
+    write(programs, tmp_path / "bundle", runtime=runtime)
+    written = []
+    for model in (open_folder(tmp_path / "bundle"), natively(programs)):
+        cache = model.new_cache(2, 128)
+        random = np.random.default_rng(0)
+        _, cache = model.decode([random.integers(0, 61, 23)], cache, rows=[1])
+        logits, cache = model.decode([random.integers(0, 61, size) for size in (37, 5)], cache)
+        each = [logits[:, -1].copy()]
+        for step in range(STEPS):
+            rows = [0, 1] if step % 2 else [0]
+            new = [each[-1][min(row, len(each[-1]) - 1)].argmax(keepdims=True) for row in rows]
+            logits, cache = model.decode(new, cache, rows=rows)
+            each.append(logits[:, -1].copy())
+        cache = model.reset(cache, [1])
+        logits, cache = model.decode([random.integers(0, 61, 9)], cache, rows=[1])
+        each.append(logits[:, -1].copy())
+        written.append(np.concatenate(each))
+    assert np.abs(written[1]).max() > 0.5, "logits near zero would agree by themselves"
+    np.testing.assert_allclose(*written, atol=1e-3)
+    np.testing.assert_array_equal(*(logits.argmax(-1) for logits in written))
