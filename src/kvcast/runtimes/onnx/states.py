@@ -139,6 +139,7 @@ def _position(state: Shape, each: Sequence[Sequence[int]]) -> ir.Graph:
 
     def node(operator: str, *given: ir.Value) -> ir.Value:
         nodes.append(ir.node(operator, given))
+        nodes[-1].outputs[0].name = f"position_{len(nodes)}"  # none of the graph's around it
         return nodes[-1].outputs[0]
 
     decayed = node("Mul", before, kept)
