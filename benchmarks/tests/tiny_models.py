@@ -8,7 +8,8 @@ import numpy as np
 from kit.dimensions import LLAMA, T5_SMALL
 from kit.models import lazy_tensors
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.families.decoder import DecoderDimensions, tensor_shapes
+from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.decoder_shapes import tensor_shapes
 from tokenizers import Tokenizer, decoders, models
 
 TINY = replace(LLAMA, vocab_size=96, max_positions=64)

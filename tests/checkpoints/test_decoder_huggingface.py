@@ -24,7 +24,9 @@ from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
 from kvcast.checkpoints.decoder_types import TYPES
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
-from kvcast.families.decoder import DECODER, DecoderDimensions, tensor_shapes
+from kvcast.families.decoder import DECODER
+from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
 from kvcast.spec.rotary import Rotary

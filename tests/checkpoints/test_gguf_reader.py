@@ -27,7 +27,7 @@ from kit.tiny_gguf import (
 from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
-from kvcast.families.decoder import tensor_shapes
+from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.spec.file_rows import Encoding
 from kvcast.spec.rotary import Rotary
 

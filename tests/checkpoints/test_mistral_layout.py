@@ -11,7 +11,7 @@ from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.mistral import READER
 from kvcast.checkpoints.tables import halves_from_pairs
 from kvcast.errors import InputMissingError, KvcastError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 
 PARAMS = {

@@ -8,7 +8,7 @@ import pytest
 
 from kit.dimensions import COHERE2, LLAMA, MINISTRAL3, MIXTRAL, NEOX, QWEN2_MOE
 from kvcast.errors import KvcastError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.rotary import Rotary
 
 TWO = {"experts": 2, "experts_per_token": 1}

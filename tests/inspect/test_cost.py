@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kit.dimensions import LLAMA, TINY_EN
 from kvcast.errors import UsageError
-from kvcast.families.decoder import DecoderDimensions, tensor_shapes
+from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
 from kvcast.inspect.cost import CostQuery, document, render

@@ -12,7 +12,7 @@ from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.bart import BartDimensions
 from kvcast.families.canary import CanaryDimensions
 from kvcast.families.conformer import Conformer
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.moonshine import MoonshineDimensions
 from kvcast.families.parakeet import ParakeetDimensions

@@ -20,7 +20,7 @@ from kit.scripted_runtimes import RecomputingRuntime, ScriptedSources, Written, 
 from kit.small_tokenizers import KINDS as DECODER_KINDS
 from kit.small_tokenizers import bert_files, spiece_files, spiece_model, text_files
 from kvcast.families.bart import BartDimensions
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kit.models import random_programs
-from kvcast.families.decoder import tensor_shapes
+from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.text.model import TextModel

@@ -38,7 +38,7 @@ from kvcast.checkpoints.whisper_files import check_preprocessor, split_tokenizer
 from kvcast.families import audio_encoder
 from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.families.audio_encoder import MOST_FRAMES, AudioEncoder
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
 _OUTER = re.compile(r"^(?:(?:thinker|model)\.)*(?=audio_tower\.|multi_modal_projector\.)")

@@ -38,7 +38,7 @@ from kvcast.checkpoints.text_huggingface import (
     tokenizer_settings,
 )
 from kvcast.families.convolutions import ATTENTION
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
 SIZES = {

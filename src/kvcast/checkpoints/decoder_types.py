@@ -43,7 +43,7 @@ from kvcast.checkpoints.gpt_oss import experts_by_rows
 from kvcast.checkpoints.rotary_huggingface import FULL, QUERY_BETA, SHARE, SLIDING, read_rotary
 from kvcast.checkpoints.tables import changed, joined_flat, picked, reordered
 from kvcast.families.convolutions import CONVOLUTION, DELTA, STATE_SPACE
-from kvcast.families.decoder import DecoderDimensions, scaled_residuals, sources_of_types
+from kvcast.families.decoder_dimensions import DecoderDimensions, scaled_residuals, sources_of_types
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
 from kvcast.spec.sizes import MOST_LAYERS

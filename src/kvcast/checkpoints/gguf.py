@@ -29,7 +29,7 @@ from kvcast.checkpoints.gguf_values import Values
 from kvcast.checkpoints.merging import Adapter, merged
 from kvcast.checkpoints.tables import fill_decoder, in_halves
 from kvcast.errors import KvcastError, UsageError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 
 SUFFIX = ".gguf"
 _PART = re.compile(

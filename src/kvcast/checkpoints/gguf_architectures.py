@@ -17,7 +17,7 @@ from kvcast.checkpoints.gguf_delta_nets import delta_net_tensors
 from kvcast.checkpoints.gguf_values import Values
 from kvcast.checkpoints.tables import changed, transposed
 from kvcast.families.convolutions import ATTENTION, CONVOLUTION, DELTA
-from kvcast.families.decoder import DecoderDimensions, scaled_residuals, sources_of_types
+from kvcast.families.decoder_dimensions import DecoderDimensions, scaled_residuals, sources_of_types
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.spec.rotary import Rotary
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.tables import changed, picked, reordered, transposed
 from kvcast.errors import KvcastError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
 
 _QUERY, _QUERY_GATE = ".attn_q.weight", ".attn_q_gate.weight"

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
 from kvcast.errors import KvcastError
-from kvcast.families.decoder import DecoderDimensions, tensor_shapes
+from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.spec.blocks import joined
 from kvcast.spec.file_rows import joined_rows
 

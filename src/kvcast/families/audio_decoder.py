@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families import audio_encoder, decoder
+from kvcast.families import audio_encoder, decoder, decoder_shapes
 from kvcast.families.audio_encoder import MOST_FRAMES, AudioEncoder, batch_of
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.blocks import TOKENS, written
 from kvcast.families.caches import CacheLayers
-from kvcast.families.decoder import EMBEDDING, DecoderDimensions
+from kvcast.families.decoder import EMBEDDING
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.programs import (
     ProgramSignature,
     cross_argument,
@@ -68,7 +69,7 @@ def tensor_shapes(dimensions: AudioDecoderDimensions) -> dict[str, tuple[int, ..
     """Return every canonical name with its shape."""
     return {
         **audio_encoder.tensor_shapes(dimensions.audio),
-        **decoder.tensor_shapes(dimensions),
+        **decoder_shapes.tensor_shapes(dimensions),
     }
 
 

@@ -1,7 +1,7 @@
 """Layers of decoders whose positions are mixed by a short convolution instead of attention (LFM2).
 
 The inputs of each channel are multiplied by a gate, convolved with those before, and multiplied by
-another gate. Knows sizes by the names of `kvcast.families.decoder.DecoderDimensions`.
+another gate. Knows sizes by the names of `kvcast.families.decoder_dimensions.DecoderDimensions`.
 """
 
 from collections.abc import Sequence

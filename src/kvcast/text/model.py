@@ -17,7 +17,7 @@ from kvcast.decoding.numerics import log_probabilities
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Prefix, Prompt, compute
 from kvcast.errors import UsageError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.runtimes.exclusive import exclusive

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kit.dimensions import GEMMA3, LLAMA, MISTRAL, QWEN2
 from kit.models import random_programs
 from kvcast.errors import KvcastError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.lowering import calibrated_blocks
 from kvcast.runtimes.lowering.block_search import searched

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from kvcast.checkpoints.source import locate
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.t5 import T5Dimensions
 from kvcast_bench.backend import Backend
 from kvcast_bench.commands import (

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.inspect.work.base import Work
 from kvcast_bench.commands import Kinds, add_common, add_some, choose_workload, compare

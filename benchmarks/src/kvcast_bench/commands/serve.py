@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError, UsageError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.whisper import WhisperDimensions
 from kvcast_bench.backend import Backend
 from kvcast_bench.commands import (

@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.errors import KvcastError, UsageError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast_bench.backend import Backend, Ticks, Tokens

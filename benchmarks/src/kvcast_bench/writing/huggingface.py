@@ -21,7 +21,7 @@ from kvcast.checkpoints.tables import take_apart
 from kvcast.checkpoints.whisper_huggingface import DIMENSIONS as WHISPER_DIMENSIONS
 from kvcast.checkpoints.whisper_huggingface import NAMES as WHISPER_NAMES
 from kvcast.errors import KvcastError
-from kvcast.families.decoder import DecoderDimensions
+from kvcast.families.decoder_dimensions import DecoderDimensions
 
 Tensors = Iterator[tuple[str, NDArray[Any]]]
 TOKENIZER = "tokenizer.json"

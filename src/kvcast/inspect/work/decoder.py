@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from kvcast.families.caches import KEY_VALUE
 from kvcast.families.convolutions import ATTENTION, CONVOLUTION
-from kvcast.families.decoder import DECODER, DecoderDimensions
+from kvcast.families.decoder import DECODER
+from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs

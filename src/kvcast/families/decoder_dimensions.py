@@ -1,0 +1,355 @@
+"""Dimensions of decoder-only models: all that a program depends on, checked.
+
+Knows no file format, and not the order of a layer's operations.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from kvcast.errors import KvcastError
+from kvcast.families import convolutions, mixtures
+from kvcast.families.caches import KeysAndValues
+from kvcast.families.convolutions import ATTENTION, DELTA, STATE_SPACE
+from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.state_spaces import StateSpace
+from kvcast.spec.rotary import Rotary
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+NORMS = ("rms", "layer")
+_LEAST_FACTOR = 1e-4  # published ones are 0.1 and more
+_OF_LAYERS = (
+    *("unrotated", "dense_layers", "layer_head_dims", "layer_kv_heads", "layer_inners"),
+    *("sources", "keys_as_values"),
+)
+"""Fields of lists of layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderDimensions:
+    """Everything that determines a decoder-only model's tensor shapes and computation.
+
+    Attributes:
+        architecture: the checkpoint's name for it, for people only: "llama", "mistral", ...
+        vocab_size: rows of the embedding.
+        width: size of a hidden state.
+        inner: inner width of the feed-forward (of one expert).
+        heads: number of query heads.
+        kv_heads: number of key and value heads; `heads` is a multiple.
+        head_dim: size of a head, even.
+        windows: how many positions a query of each layer sees, including its own; None: all.
+        max_positions: length of the longest sequence.
+        rotary: for layers without a window, and for all layers unless `window_rotary` is given;
+            None: no rotation (Cohere 2).
+        window_rotary: for layers with a window (Gemma 3).
+        unrotated: numbers of further layers without rotation (SmolLM 3).
+        learned_positions: whether an embedding of each position is added to tokens' (GPT-2).
+        norm: kind of the norms, one of NORMS.
+        norm_eps: of every norm.
+        norm_bias: whether layer norms have biases (all but Cohere's).
+        activation: of the gate, one of ACTIVATIONS; of the inner layer where there is no gate.
+        gated: whether feed-forwards have a gate (all but StarCoder 2, GPT-NeoX and Phi).
+        attention_scale: factor on the products of queries and keys.
+        scaled_by_depth: whether that factor is divided by a layer's number, from 1 (some GPT-2).
+        qkv_bias: whether query, key and value have biases (Qwen 2).
+        out_bias: whether attention's output projection has a bias (some Llamas).
+        feed_forward_bias: whether the feed-forward's matrices have biases.
+        head_bias: whether the head has a bias (Phi).
+        query_key_norm: norm of each head of queries and keys before rotation (Qwen 3, Gemma 3).
+        whole_query_key_norm: whether that norm is of all heads together (OLMo 2).
+        own_query_key_norms: whether that norm has other weights for each head (StableLM, Cohere).
+        pre_norms: norms before attention and feed-forward (all but OLMo 2 and EXAONE 4).
+        post_norms: norms after attention and feed-forward (Gemma 2 and 3, OLMo 2).
+        parallel: whether the feed-forward reads what attention reads, and not its result (Cohere).
+        shared_norm: whether both read one norm, attention's (Cohere; not GPT-NeoX).
+        embedding_scale: factor on embeddings (Gemma: square root of the width).
+        attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
+        logit_softcap: the same, on the model's logits; 0: none.
+        logit_scale: factor on the head's input (Cohere's and Granite's on logits).
+        tied: whether the head is the embedding.
+        experts: number of experts in each feed-forward; 0: no mixture.
+        experts_per_token: how many of them each token uses.
+        experts_normalised: whether the shares of a token's experts sum to 1 (Mixtral), and not
+            those of all (Qwen 2).
+        shared_inner: inner width of an expert that all tokens go through (Qwen 2); 0: none.
+        shared_gated: whether each token has a share of it (not Granite 4).
+        dense_layers: numbers of layers that have one feed-forward instead of experts.
+        dense_inner: inner width of their feed-forward.
+        expert_bias: whether the router and the experts' matrices have biases (GPT-OSS).
+        expert_inner: inner width of an expert, where layers have experts beside a feed-forward
+            (Gemma 4); 0: experts are in its place.
+        swiglu_limit: of experts' gates and, on both sides, of what they multiply, to which 1 is
+            added (GPT-OSS); 0: none.
+        swiglu_alpha: with a limit, factor on gates in their sigmoid.
+        sinks: whether each head has a learned logit beside those of a query, whose share gives
+            nothing (GPT-OSS).
+        mixers: of each layer one of `convolutions.MIXERS`; empty: all are attention.
+        convolution: length of a convolution, its own position included; 0: there is none.
+        convolution_bias: whether convolutions and their projections have biases.
+        delta: sizes of layers with delta nets (Qwen 3.5).
+        state_space: sizes of layers with state spaces (Granite 4).
+        attention_gate: whether attention is multiplied by the sigmoid of a projection (Qwen 3.5).
+        layer_head_dims: size of a head of each layer, where layers differ (Gemma 4).
+        layer_kv_heads: number of key and value heads of each layer, where layers differ.
+        layer_inners: inner width of each layer's feed-forward, where layers differ.
+        sources: of each layer the layer whose keys and values it reads, itself or an earlier one;
+            empty: its own. Layers that read those of others come last.
+        keys_as_values: numbers of layers whose values are their keys before norm and rotation.
+        value_norm: whether heads of values are normed, without a weight.
+        layer_embedding: width of the embeddings that tokens have for each layer; 0: none.
+        layer_scales: whether the result of each layer is multiplied by a number of its own.
+
+    """
+
+    architecture: str
+    vocab_size: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    max_positions: int
+    rotary: Rotary | None
+    norm_eps: float
+    attention_scale: float
+    scaled_by_depth: bool = False
+    window_rotary: Rotary | None = None
+    unrotated: tuple[int, ...] = ()
+    learned_positions: bool = False
+    norm: str = "rms"
+    norm_bias: bool = False
+    activation: str = "silu"
+    gated: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    feed_forward_bias: bool = False
+    head_bias: bool = False
+    query_key_norm: bool = False
+    whole_query_key_norm: bool = False
+    own_query_key_norms: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    embedding_scale: float = 1.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    logit_scale: float = 1.0
+    tied: bool = True
+    experts: int = 0
+    experts_per_token: int = 0
+    experts_normalised: bool = True
+    shared_inner: int = 0
+    shared_gated: bool = True
+    dense_layers: tuple[int, ...] = ()
+    dense_inner: int = 0
+    expert_bias: bool = False
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 0.0
+    sinks: bool = False
+    expert_inner: int = 0
+    mixers: tuple[str, ...] = ()
+    convolution: int = 0
+    convolution_bias: bool = False
+    delta: DeltaNet | None = None
+    state_space: StateSpace | None = None
+    attention_gate: bool = False
+    layer_head_dims: tuple[int, ...] = ()
+    layer_kv_heads: tuple[int, ...] = ()
+    layer_inners: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+    keys_as_values: tuple[int, ...] = ()
+    value_norm: bool = False
+    layer_embedding: int = 0
+    layer_scales: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
+        require_positive(**{name: getattr(self, name) for name in sizes})
+        if self.max_positions > MOST_POSITIONS:
+            raise KvcastError(f"max_positions {self.max_positions} is more than any model has")
+        require_layers(self.layers)
+        if not self.windows or not all(map(_is_window, self.windows)):
+            raise KvcastError("windows must have one or more layers, each None or 1 or more")
+        self._check_heads()
+        if not all(type(i) is int and 0 <= i < self.layers for i in self.unrotated):
+            raise KvcastError(f"layers without rotation must be some of {self.layers} layers")
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("norm", self.norm, NORMS)
+        self._check_norms()
+        for name in ("norm_eps", "attention_scale", "embedding_scale", "logit_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise KvcastError(f"{name} must be a finite number above 0")
+        mixtures.check(self)
+        convolutions.check(self)
+        self._check_sources()
+        if self.experts and (self.feed_forward_bias or not self.gated):
+            raise KvcastError("experts with biases or without gates are not supported")
+
+    def _check_heads(self) -> None:
+        for name in ("layer_head_dims", "layer_kv_heads", "layer_inners"):
+            sizes = getattr(self, name)
+            if len(sizes) not in (0, self.layers):
+                raise KvcastError(f"{len(sizes)} {name} are not one for each layer")
+            for i, size in enumerate(sizes):
+                require_positive(**{f"{name} of layer {i}": size})
+        for kv_heads in {self.kv_heads, *self.layer_kv_heads}:
+            if self.heads % kv_heads:
+                raise KvcastError(f"{self.heads} heads are not a multiple of {kv_heads} kv_heads")
+        for head_dim in {self.head_dim, *self.layer_head_dims}:
+            if head_dim % 2:
+                raise KvcastError(f"head_dim must be even, not {head_dim}")
+        for i in range(self.layers):
+            if rotary := self.rotary_of(i):
+                rotary.check(self.head_dim_of(i))
+        if not all(type(i) is int and 0 <= i < self.layers for i in self.keys_as_values):
+            raise KvcastError(f"keys are values in some of {self.layers} layers")
+        if not 0 <= self.layer_embedding <= MOST_POSITIONS:
+            raise KvcastError(f"embeddings of {self.layer_embedding} for each layer: not possible")
+
+    def _check_sources(self) -> None:
+        if len(self.sources) not in (0, self.layers):
+            raise KvcastError(f"{len(self.sources)} sources are not one for each layer")
+        for i, source in enumerate(self.sources):
+            if type(source) is not int or not 0 <= source <= i or self.sources[source] != source:
+                raise KvcastError(f"layer {i} cannot read the keys and values of layer {source}")
+            if source == i and i > self.reading:
+                raise KvcastError("layers that read the keys and values of others come last")
+            if self.mixer(i) != ATTENTION and (source != i or i in self.sources[i + 1 :]):
+                raise KvcastError("only attention has keys and values")
+            if self._attends(i) != self._attends(source):
+                raise KvcastError(f"layer {i} attends otherwise than layer {source}")
+        rotaries = filter(None, (self.rotary, self.window_rotary))
+        if self.reading < self.layers and any(rotary.query_beta for rotary in rotaries):
+            raise KvcastError("factors on queries are not supported where layers share caches")
+
+    def _attends(self, layer: int) -> tuple[Any, ...]:
+        sizes = self.head_dim_of(layer), self.kv_heads_of(layer)
+        return *sizes, self.windows[layer], self.rotary_of(layer)
+
+    def _check_norms(self) -> None:
+        if self.norm_bias and self.norm == "rms":
+            raise KvcastError("RMS norms with biases are not supported")
+        own = self.own_query_key_norms
+        if self.query_key_norm and self.norm == "layer" and not (self.norm_bias or own):
+            raise KvcastError("layer norms of queries and keys without biases are not supported")
+        if self.norm != "rms" and (self.value_norm or self.layer_embedding):
+            raise KvcastError("only models with RMS norms norm values, or have layer embeddings")
+        if self.expert_inner and not (self.norm == "rms" and self.pre_norms and self.post_norms):
+            raise KvcastError("experts beside a feed-forward have RMS norms before and after")
+        if own and (self.norm == "rms" or self.whole_query_key_norm or not self.query_key_norm):
+            raise KvcastError("heads have norms of their own in models with layer norms alone")
+        if not (self.pre_norms or self.post_norms):
+            raise KvcastError("a layer without norms is not supported")
+        if self.shared_norm and not (self.parallel and self.pre_norms):
+            raise KvcastError("only parallel blocks share a norm")
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.windows)
+
+    def mixer(self, layer: int) -> str:
+        """Return how a layer mixes positions, one of `convolutions.MIXERS`."""
+        return self.mixers[layer] if self.mixers else ATTENTION
+
+    def head_dim_of(self, layer: int) -> int:
+        """Return the size of a head of a layer."""
+        return self.layer_head_dims[layer] if self.layer_head_dims else self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Return the number of a layer's key and value heads."""
+        return self.layer_kv_heads[layer] if self.layer_kv_heads else self.kv_heads
+
+    def inner_of(self, layer: int) -> int:
+        """Return the inner width of a layer's feed-forward without experts."""
+        return self.layer_inners[layer] if self.layer_inners else self.dense_inner or self.inner
+
+    def keys_and_values(self, layer: int) -> KeysAndValues:
+        """Return what a layer's attention reads."""
+        source = self.sources[layer] if self.sources else layer
+        return KeysAndValues(
+            heads=self.kv_heads_of(layer),
+            head_dim=self.head_dim_of(layer),
+            window=self.windows[layer],
+            source=None if source == layer else source,
+        )
+
+    def projected(self, layer: int) -> tuple[int, ...]:
+        """Return the outputs of a layer's projection: queries, and keys and values of its own."""
+        reads, size = self.keys_and_values(layer), self.head_dim_of(layer)
+        keys = reads.heads * size
+        if reads.source is not None:
+            return (self.heads * size,)
+        return self.heads * size, *([keys] if layer in self.keys_as_values else [keys, keys])
+
+    @property
+    def reading(self) -> int:
+        """Number of the first layer that reads another's keys and values, as all later ones do."""
+        shared = (i for i, source in enumerate(self.sources) if source != i)
+        return next(shared, self.layers)
+
+    def state(self, layer: int) -> DeltaNet | StateSpace | None:
+        """Return the sizes of a layer's state; None where it has none."""
+        states = {DELTA: self.delta, STATE_SPACE: self.state_space}
+        return states.get(self.mixer(layer))
+
+    def rotary_of(self, layer: int) -> Rotary | None:
+        """Return the rotary embedding of a layer; None where there is none."""
+        if layer in self.unrotated:
+            return None
+        if self.windows[layer] is not None and self.window_rotary is not None:
+            return self.window_rotary
+        return self.rotary
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
+        try:
+            rotaries = {name: fields[name] for name in ("rotary", "window_rotary")}
+            rebuilt = dict(fields) | {
+                "windows": tuple(fields["windows"]),
+                "mixers": tuple(fields.get("mixers", ())),
+                "delta": (sizes := fields.get("delta")) and DeltaNet(**sizes),
+                "state_space": (sizes := fields.get("state_space")) and StateSpace(**sizes),
+                **{name: tuple(fields.get(name, ())) for name in _OF_LAYERS},
+                **{name: part and Rotary(**part) for name, part in rotaries.items()},
+            }
+            return cls(**rebuilt)
+        except (TypeError, KeyError) as error:
+            raise KvcastError(f"not the dimensions of a decoder-only model: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as in the manifest."""
+        return asdict(self)
+
+
+def _is_window(window: object) -> bool:
+    return window is None or (type(window) is int and 1 <= window <= MOST_POSITIONS)
+
+
+def scaled_residuals(*, residual: float, embedding: float, epsilon: float) -> dict[str, float]:
+    """Return the dimensions of a model that multiplies each block's result by `residual` (Granite).
+
+    Embeddings are divided by it instead, so the hidden state is as much smaller or larger
+    throughout. Norms alone read that, and their epsilon makes up for it. So products still end with
+    their residual.
+    """
+    if not _LEAST_FACTOR <= residual <= 1 / _LEAST_FACTOR:
+        raise KvcastError(f"a factor of {residual} on each block's result is out of range")
+    return {"embedding_scale": embedding / residual, "norm_eps": epsilon / residual**2}
+
+
+def sources_of_types(*, kinds: Sequence[Hashable], shared: int) -> tuple[int, ...]:
+    """Return `sources` of layers of which the last `shared` read those of others (Gemma 4).
+
+    Each reads the keys and values of the last layer of its kind that has any.
+    """
+    own = kinds[: len(kinds) - shared]
+    if not set(kinds) <= set(own):
+        raise KvcastError(f"{shared} layers that share caches leave a kind of layers without any")
+    last = {kind: i for i, kind in enumerate(own)}
+    return (*range(len(own)), *(last[kind] for kind in kinds[len(own) :]))
