@@ -15,7 +15,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
-from kvcast.checkpoints.decoder_types import IMAGES, TYPES, WRAPPERS, DecoderType, activation_of
+from kvcast.checkpoints.decoder_particulars import activation_of
+from kvcast.checkpoints.decoder_types import IMAGES, TYPES, WRAPPERS, DecoderType
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gpt_oss import CODES
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily

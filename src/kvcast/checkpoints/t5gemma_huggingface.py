@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor
-from kvcast.checkpoints.decoder_types import activation_of
+from kvcast.checkpoints.decoder_particulars import activation_of
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
