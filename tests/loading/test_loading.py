@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
@@ -10,7 +11,17 @@ from typing import Any
 import pytest
 
 import kvcast
-from kit.dimensions import CANARY, GEMMA4, GEMMA4_EXPERTS, GRANITE4, LLAMA, MISTRAL, T5GEMMA
+from kit.dimensions import (
+    CANARY,
+    GEMMA4,
+    GEMMA4_EXPERTS,
+    GRANITE4,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    QWEN3_5,
+    T5GEMMA,
+)
 from kit.models import bundle, lazy_tensors, own_cache
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate
@@ -57,6 +68,23 @@ def test_a_model_with_layers_that_a_runtime_does_not_have_is_refused(
     for runtime in ("onnx", "aoti", "executorch"):
         with pytest.raises(UsageError, match=f"{problem}, does not run on"):
             _check_layers(runtime, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "runtimes"),
+    [(LFM2, {"onnx", "aoti"}), (QWEN3_5, {"onnx"}), (LLAMA, {"onnx", "aoti", "executorch"})],
+    ids=["convolutions", "delta", "attention"],
+)
+def test_other_layers_than_attention_are_exported_to_runtimes_that_have_them(
+    dimensions: Any, runtimes: set[str]
+) -> None:
+    checkpoint = Checkpoint(dimensions=dimensions, tensors=lazy_tensors({}), text={}, source="")
+    exported = set()
+    for runtime in ("onnx", "aoti", "executorch"):
+        with suppress(UsageError):
+            _check_layers(runtime, checkpoint)
+            exported.add(runtime)
+    assert exported == runtimes
 
 
 def test_who_asks_while_another_exports_waits_and_exports_nothing(exports: list[Path]) -> None:

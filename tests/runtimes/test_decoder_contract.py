@@ -44,9 +44,15 @@ SUBJECTS += [
     if subject not in SUBJECTS
 ]
 # Compiling takes long: the model with the most kinds of things in it.
-SUBJECTS += [pytest.param((replace(GEMMA3, windows=(5, None)), "aoti"), marks=pytest.mark.slow)]
+SUBJECTS += [
+    pytest.param((dimensions, "aoti"), marks=pytest.mark.slow)
+    for dimensions in (replace(GEMMA3, windows=(5, None)), LFM2)
+]
 RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MISTRAL, "native")]
-CONVOLUTIONS = [(LFM2, runtime) for runtime in ("eager", "native", "onnx")]
+CONVOLUTIONS = [
+    *((LFM2, runtime) for runtime in ("eager", "native", "onnx")),
+    pytest.param((LFM2, "aoti"), marks=pytest.mark.slow),
+]
 STATES = [(QWEN3_5, runtime) for runtime in ("eager", "native", "onnx")] + [(GRANITE4, "native")]
 
 

@@ -71,9 +71,11 @@ TYPES: dict[str, dict[str, Any]] = {
     },
 }
 EXECUTORCH = ("phi3", "granite", "cohere2", "gpt_neox")
+AOTI = ("gemma2", "cohere2", "granite", "phi3")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 PAIRS = [("onnx", "lfm2"), *(slow("onnx", kind) for kind in TYPES if kind != "lfm2")]
 PAIRS += [slow("executorch", kind) for kind in EXECUTORCH]
+PAIRS += [slow("aoti", kind) for kind in AOTI]
 
 
 def dimensions_of(kind: str) -> DecoderDimensions:

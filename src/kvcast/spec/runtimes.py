@@ -173,6 +173,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         dtypes=("fp32", "bf16", "fp16"),
         quantized_dtype="bf16",
         caches=(),
+        states=("short_convolution",),
     ),
     "executorch": RuntimeInfo(
         title="ExecuTorch",

@@ -17,7 +17,7 @@ from torch import nn
 from torch._inductor import config
 from torch._inductor.codegen import cpp
 
-from kit.dimensions import GEMMA3, SHALLOW
+from kit.dimensions import GEMMA3, LFM2, SHALLOW
 from kit.models import bundle, random_programs
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
@@ -113,7 +113,17 @@ def ring_step() -> Step:
     return Step.lower(signatures_of(random_programs(GEMMA3))["decode"])
 
 
-@pytest.fixture(params=["whisper_step", pytest.param("ring_step", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
+def convolution_step() -> Step:
+    return Step.lower(signatures_of(random_programs(LFM2))["decode"])
+
+
+@pytest.fixture(
+    params=[
+        "whisper_step",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ring_step", "convolution_step")),
+    ]
+)
 def source(request):
     return request.getfixturevalue(request.param).source
 

@@ -1,8 +1,9 @@
 """Convolutions of each channel by itself.
 
 Of those with their last inputs, which a cache holds, an input lies in the slot of its position, as
-keys and values of a ring do, so a row can be cut back as long as the inputs before are there. Knows
-no model.
+keys and values of a ring do, so a row can be cut back as long as the inputs before are there. That
+convolution is a custom operator as those of attention are (`kvcast.models.ops.attention`). Knows no
+model.
 
 Letters in shapes: r rows, s new positions, n new positions of all rows, c slots, w channels, l
 length of the convolution; b batch, t positions, f bands.
@@ -15,7 +16,7 @@ from torch.nn.functional import conv2d
 from kvcast.models.ops.attention import blocks_of_rows
 
 
-def short_convolution(
+def convolve_and_keep(
     x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, lengths: Tensor
 ) -> Tensor:
     """Convolve new inputs and those before them, and write the new ones into a cache.
@@ -32,18 +33,36 @@ def short_convolution(
 
     """
     length, new, slots = len(kernel), x.shape[1], past.shape[2]
-    row_index = torch.arange(len(x))[:, None]
-    before_rl = lengths[:, None].long() + torch.arange(1 - length, 0)
+    row_index = torch.arange(x.shape[0], device=x.device)[:, None]
+    before_rl = lengths[:, None].long() + torch.arange(1 - length, 0, device=x.device)
     held = past[row_index, 0, before_rl % slots]
     held = torch.where((before_rl >= 0)[..., None], held, 0.0)
     inputs = torch.cat([held, x], dim=1)
     mixed = torch.zeros_like(x) if bias is None else bias.expand_as(x)
     for i, factors in enumerate(kernel):
-        mixed = mixed + factors * inputs[:, i : i + new]
-    kept = x[:, -slots:]
-    positions_rs = (lengths[:, None].long() + torch.arange(new))[:, -slots:]
-    past[row_index, 0, positions_rs % slots] = kept
+        mixed = mixed + factors * inputs.narrow(1, i, new)
+    new_s = torch.arange(new, device=x.device)
+    # Where a later input has the same slot, both write that one: no order decides. They are taken
+    # from `inputs`, so that a compiler reads the cache before it writes it and needs no copy.
+    latest_s = length - 1 + new_s + (new - 1 - new_s) // slots * slots
+    past[row_index, :, (lengths[:, None].long() + new_s) % slots] = inputs[:, latest_s, None]
     return mixed
+
+
+short_convolution = torch.library.custom_op(
+    "kvcast::short_convolution", convolve_and_keep, mutates_args=("past",)
+)
+
+
+@short_convolution.register_fake
+def _(
+    x: Tensor,
+    kernel: Tensor,  # noqa: ARG001
+    bias: Tensor | None,  # noqa: ARG001
+    past: Tensor,  # noqa: ARG001
+    lengths: Tensor,  # noqa: ARG001
+) -> Tensor:
+    return torch.empty_like(x)
 
 
 def packed_short_convolution(
@@ -73,7 +92,7 @@ def packed_short_convolution(
     mixed = torch.empty_like(x)
     for row_span, span, new in blocks_of_rows(rows, counts):
         block = x[span].unflatten(0, (-1, new))
-        mixed[span] = short_convolution(
+        mixed[span] = convolve_and_keep(
             block, kernel, bias, past[row_span], lengths[row_span]
         ).flatten(0, 1)
     return mixed

@@ -18,7 +18,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.aoti.runtime import DecodeProgram, open_programs
 from kvcast.runtimes.eager.decoder import TorchDecoderOnly, decode_neighbours
-from kvcast.runtimes.memory import Layer, TurningRing
+from kvcast.runtimes.memory import Layer, TurningRing, checkpointed_layers
 
 # A ring takes a chunk of one position more than it has slots to spare.
 _SPARE = 127
@@ -36,17 +36,16 @@ class Rings:
         return max((layer.capacity for layer in self.layers if layer.kind == "ring"), default=0)
 
     def of(self, capacity: int) -> list[Layer]:
-        """Describe caches [rows, kv_heads, slots, d]; all rings are alike."""
+        """Describe caches [rows, kv_heads, slots, d]; all rings of attention are alike."""
+        return [part for layer in self.layers for part in self._parts(layer, capacity)]
+
+    def _parts(self, layer: CacheLayers, capacity: int) -> list[Layer]:
+        if parts := checkpointed_layers(layer, torch.float32):
+            return parts
         slots = {"linear": capacity, "ring": min(self.window + _SPARE, capacity)}
-        return [
-            Layer(
-                (layer.heads, slots[layer.kind], layer.head_dim),
-                getattr(torch, layer.dtype),
-                TurningRing(layer.capacity, slots["ring"]) if layer.kind == "ring" else None,
-            )
-            for layer in self.layers
-            for _ in range(2)
-        ]
+        shape = layer.heads, slots[layer.kind], layer.head_dim
+        ring = TurningRing(layer.capacity, slots["ring"]) if layer.kind == "ring" else None
+        return [Layer(shape, getattr(torch, layer.dtype), ring)] * len(layer.parts)
 
 
 class RowsProgram:
@@ -54,15 +53,15 @@ class RowsProgram:
 
     def __init__(self, program: DecodeProgram, rings: Rings) -> None:
         self._program = program
-        self._kinds = [layer.kind for layer in rings.layers]
+        self._kinds = [layer.kind for layer in rings.layers for _ in layer.parts]
         self._window = rings.window
 
     def __call__(
         self, tokens_rs: Tensor, lengths: Tensor, offsets: Tensor, *caches: Tensor
     ) -> list[Tensor]:
         """Return the program's results at `offsets`, each [rows, len(offsets), ...]."""
-        keys = caches[::2]
-        capacities = {kind: key.shape[2] for kind, key in zip(self._kinds, keys, strict=True)}
+        kinds = zip(self._kinds, caches, strict=True)
+        capacities = {kind: cache.shape[2] for kind, cache in kinds}
         pieces, places = [], []
         for span in self._pieces(tokens_rs.shape[1], int(lengths.max()), capacities.get("ring")):
             place = ((offsets >= span.start) & (offsets < span.stop)).nonzero().flatten()

@@ -7,7 +7,6 @@ stay out of the code: on loading, all programs receive the same tensors. Knows n
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -50,6 +49,7 @@ _TYPICAL = {
     "source": 96,
     "capacity": 480,
     "ring": 490,
+    "inputs": 18,
     _SLOTS + "linear": 470,
     _SLOTS + "ring": 460,
 }
@@ -156,7 +156,7 @@ def lower(
 
 def cache_layers(layers: Iterable[CacheLayers], precision: Precision) -> tuple[CacheLayers, ...]:
     """Return the same caches in the dtype that `precision` gives them."""
-    return tuple(replace(layer, dtype=precision.cache_dtype) for layer in layers)
+    return tuple(layer.of_dtype(precision.cache_dtype) for layer in layers)
 
 
 def result_names(signature: Signature) -> list[str]:
@@ -213,7 +213,7 @@ def export_program(
 def _examples(
     signature: Signature, dtype: torch.dtype, typical: Mapping[str, int]
 ) -> tuple[Tensor, ...]:
-    """Return arguments of typical sizes, with caches in `dtype`."""
+    """Return arguments of typical sizes, with keys and values in `dtype`."""
     given = []
     for name, part, open_here in zip(
         signature.inputs, signature.arguments, signature.open_sizes, strict=True
@@ -222,8 +222,8 @@ def _examples(
             typical[open_here[i].__name__] if i in open_here else size
             for i, size in enumerate(part.shape)
         ]
-        is_cache = name.startswith(("past_", "cross_"))
-        given.append(torch.zeros(shape, dtype=dtype if is_cache else part.dtype))
+        is_reduced = name.startswith(("past_key_", "past_value_", "cross_"))
+        given.append(torch.zeros(shape, dtype=dtype if is_reduced else part.dtype))
     return tuple(given)
 
 

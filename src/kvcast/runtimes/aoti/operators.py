@@ -39,6 +39,7 @@ from kvcast.models.ops.attention import (
     split_heads,
     visible,
 )
+from kvcast.models.ops.convolution import convolve_and_keep, short_convolution
 from kvcast.models.ops.experts import gated, mixture_of_experts
 from kvcast.runtimes.lowering.replace import Table, taking
 from kvcast.spec.self_attention import SelfAttention
@@ -271,6 +272,12 @@ def _attend_in_parts(
     return torch.cat(mixed, 1)
 
 
+def _short_convolution(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    return convolve_and_keep(x, kernel, bias, past, lengths), past
+
+
 def _mixture_of_experts(
     hidden: Tensor,
     router_logits: Tensor,
@@ -337,6 +344,7 @@ def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Tabl
         torch.ops.kvcast.encoder_attention.default: _given(
             _encoder_attention, dtype=dtype, attend=encode
         ),
+        torch.ops.kvcast.short_convolution.default: _short_convolution,
         torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,
     }
 
@@ -347,4 +355,10 @@ def _given(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]
 
 
 # Importing the module registers the operators; naming them keeps that visible.
-OPERATORS = (self_attention, cross_attention, encoder_attention, mixture_of_experts)
+OPERATORS = (
+    self_attention,
+    cross_attention,
+    encoder_attention,
+    short_convolution,
+    mixture_of_experts,
+)
