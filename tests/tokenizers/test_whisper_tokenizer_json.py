@@ -146,7 +146,7 @@ def test_an_unknown_language_is_one_line_with_advice(
 def test_a_language_that_the_model_lacks_is_one_line(multilingual: WhisperTokenizer):
     with pytest.raises(UsageError) as error:
         multilingual.language_code("Cantonese")
-    assert "no token for Cantonese" in one_line(error)
+    assert "does not know Cantonese" in one_line(error)
     with pytest.raises(UsageError) as error:
         WhisperTokenizer(openai_tokenizer_json(False), 51864).language_code("de")
     assert "English only, not German" in one_line(error)

@@ -12,6 +12,8 @@ from kit.text_models import saying
 from server.page.browsing import chromium, field, holds, visit
 from server.serving import Server, serving, until
 
+pytestmark = pytest.mark.slow
+
 KEY = "correct horse"
 
 

@@ -14,6 +14,8 @@ from kit.text_models import saying
 from server.page.browsing import field, holds, visit
 from server.serving import Server, serving
 
+pytestmark = pytest.mark.slow
+
 HEARD = [("One two.", 0), ("Three four.", 4), ("Five.", 8)]
 ASKED = "Throw away what you edited"
 FOCUS = "document.activeElement.name"

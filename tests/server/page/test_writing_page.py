@@ -12,6 +12,8 @@ from kit.text_models import model, saying
 from server.page.browsing import field, holds, posted, visit
 from server.serving import Server, serving, until
 
+pytestmark = pytest.mark.slow
+
 
 def echo(prompt: str) -> str:
     """Answer the last user's turn by itself."""
