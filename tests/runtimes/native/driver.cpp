@@ -303,21 +303,23 @@ std::vector<float> attend_to_cache(Machine& machine, Random random) {
 }
 
 std::vector<float> attend_to_inputs(Machine& machine, Random random) {
-  const int inputs = 1 + below(random, 4), each = 1 + below(random, 6), heads = 1 + below(random, 4);
+  const int inputs = 1 + below(random, 4), each = 1 + below(random, 6), key_heads = 1 + below(random, 3);
+  const int heads = key_heads * (1 + below(random, 3));
   const int head_dim = 1 + below(random, 80), positions = 1 + below(random, 150);
   std::vector<int32_t> lengths(inputs);
   for (int32_t& length : lengths) length = 1 + below(random, positions);
   std::vector<float> query = floats(random, inputs * each * heads * head_dim), out(query.size());
   const Number number = any_number(random);
-  std::vector<uint8_t> key = cached(machine, random, number, inputs * heads * positions, head_dim);
-  std::vector<uint8_t> value = cached(machine, random, number, inputs * heads * positions, head_dim);
+  std::vector<uint8_t> key = cached(machine, random, number, inputs * key_heads * positions, head_dim);
+  std::vector<uint8_t> value = cached(machine, random, number, inputs * key_heads * positions, head_dim);
   const size_t head = head_stride(number, positions, head_dim), width = static_cast<size_t>(heads) * head_dim;
-  CrossAttention call{inputs, each, heads, head_dim, positions};
+  CrossAttention call{inputs, each, heads, key_heads, head_dim, positions};
   call.query = {query.data(), width};
-  call.key = {key.data(), number, head * heads, head};
-  call.value = {value.data(), number, head * heads, head};
+  call.key = {key.data(), number, head * key_heads, head};
+  call.value = {value.data(), number, head * key_heads, head};
   call.lengths = lengths.data();
   call.scale = 0.125f;
+  call.softcap = below(random, 2) * 5.0f;
   call.new_positions = 1;
   call.out = {out.data(), width};
   cross_attention(machine, call);
@@ -325,16 +327,23 @@ std::vector<float> attend_to_inputs(Machine& machine, Random random) {
 }
 
 std::vector<float> attend_to_all(Machine& machine, Random random) {
-  const int inputs = 1 + below(random, 3), positions = 1 + below(random, 150), heads = 1 + below(random, 4);
-  const int head_dim = 1 + below(random, 80);
-  const size_t width = static_cast<size_t>(heads) * head_dim;
-  std::vector<float> query = floats(random, inputs * positions * width), key = floats(random, query.size());
-  std::vector<float> value = floats(random, query.size()), out(query.size());
-  WholeAttention call{inputs, positions, heads, head_dim};
+  const int inputs = 1 + below(random, 3), positions = 1 + below(random, 150), key_heads = 1 + below(random, 3);
+  const int heads = key_heads * (1 + below(random, 2)), half = 1 + below(random, 40), head_dim = 2 * half;
+  const size_t width = static_cast<size_t>(heads) * head_dim, key_width = static_cast<size_t>(key_heads) * head_dim;
+  std::vector<float> query = floats(random, inputs * positions * width), out(query.size());
+  std::vector<float> key = floats(random, inputs * positions * key_width), value = floats(random, key.size());
+  const std::vector<float> cosines = floats(random, positions * half), sines = floats(random, positions * half);
+  WholeAttention call{inputs, positions, heads, key_heads, head_dim};
   call.query = {query.data(), width};
-  call.key = {key.data(), width};
-  call.value = {value.data(), width};
+  call.key = {key.data(), key_width};
+  call.value = {value.data(), key_width};
   call.scale = 0.125f;
+  // What only exact attention has, and in half of the trials nothing of it.
+  if (below(random, 2)) {
+    call.reach = below(random, 2) * (1 + below(random, 20));
+    call.softcap = below(random, 2) * 5.0f;
+    if (below(random, 2)) call.cosines = cosines.data(), call.sines = sines.data();
+  }
   call.exact = below(random, 2) == 0;
   call.out = {out.data(), width};
   whole_attention(machine, call);

@@ -105,12 +105,16 @@ Activation any_activation(Random& random) { return static_cast<Activation>(below
 
 void hold_gates(Machine& with, Machine& oracle, Random& random) {
   const int rows = 1 + below(random, 40), width = 1 + below(random, 400);
-  Table both(random, rows, 2 * width);
+  Table both(random, rows, 2 * width), apart(random, rows, width);
   both.filled(random, 3);
+  apart.filled(random, 3);
   const Activation activation = any_activation(random);
+  const bool joined = below(random, 2);
+  const float* up = joined ? both.row(0) + width : apart.row(0);
+  const size_t up_stride = joined ? both.stride : apart.stride;
   hold(with, oracle, random, rows, width, 1e-5f, [&](Machine& machine, Results& to) {
     gated(machine, {both.row(0), both.stride, rows, width, to.floats.row(0), to.floats.stride, &to.codes.rounded},
-          both.row(0) + width, activation);
+          up, up_stride, activation);
   });
 }
 
