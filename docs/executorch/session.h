@@ -52,11 +52,15 @@ class Session {
         source_(std::move(source)) {
     const auto method = require(model.method_meta("decode"), "decode");
     const std::vector<int64_t> rings = constants(model, "rings");
-    for (size_t i = 0; i < 2 * rings.size(); ++i) {  // a key and a value per layer
+    std::vector<size_t> layers;  // of each cache
+    for (const int64_t count : constants(model, "caches")) {
+      layers.insert(layers.end(), count, layers.empty() ? 0 : layers.back() + 1);
+    }
+    for (size_t i = 0; i < layers.size(); ++i) {
       const auto largest = require(method.input_tensor_meta(kFirstCache + i), "cache");
       std::vector<int32_t> sizes(largest.sizes().begin(), largest.sizes().end());
       // Positions are axis 1; a ring has exactly as many as in the file.
-      if (rings[i / 2] == 0) sizes[1] = static_cast<int32_t>(capacity);
+      if (rings[layers[i]] == 0) sizes[1] = static_cast<int32_t>(capacity);
       size_t count = 1;
       for (const int32_t size : sizes) count *= size;
       memory_.emplace_back(count, 0.0f);

@@ -51,7 +51,7 @@ SUBJECTS += [
 RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MISTRAL, "native")]
 CONVOLUTIONS = [
     *((LFM2, runtime) for runtime in ("eager", "native", "onnx")),
-    pytest.param((LFM2, "aoti"), marks=pytest.mark.slow),
+    *(pytest.param((LFM2, name), marks=pytest.mark.slow) for name in ("aoti", "executorch")),
 ]
 STATES = [(QWEN3_5, runtime) for runtime in ("eager", "native", "onnx")] + [(GRANITE4, "native")]
 

@@ -70,7 +70,7 @@ TYPES: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 4,
     },
 }
-EXECUTORCH = ("phi3", "granite", "cohere2", "gpt_neox")
+EXECUTORCH = ("phi3", "granite", "cohere2", "gpt_neox", "lfm2")
 AOTI = ("gemma2", "cohere2", "granite", "phi3")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 PAIRS = [("onnx", "lfm2"), *(slow("onnx", kind) for kind in TYPES if kind != "lfm2")]

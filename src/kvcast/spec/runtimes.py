@@ -183,6 +183,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         package="executorch/model.pte",
         quantize=("none", "8da8w", "8da4w"),
         default_quantize="8da8w",
+        states=("short_convolution",),
     ),
     "native": RuntimeInfo(
         title="kvcast's own kernels",

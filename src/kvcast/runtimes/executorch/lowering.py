@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph
-from kvcast.families.caches import CacheLayers
+from kvcast.families.caches import KEY_VALUE, CacheLayers
 from kvcast.runtimes.executorch.operators import TABLE
 from kvcast.runtimes.executorch.quantize import quantize_matrices
 from kvcast.runtimes.executorch.quiet import quiet
@@ -43,6 +43,9 @@ with quiet():
     )
     from executorch.exir.dialects._ops import ops as exir_ops
     from executorch.exir.passes import MemoryPlanningPass
+    from torch.export._remove_auto_functionalized_pass import (
+        unsafe_remove_auto_functionalized_pass,
+    )
 
 FOLDER = "executorch"
 FILE = f"{FOLDER}/model.pte"
@@ -78,15 +81,17 @@ def facts_of(
 ) -> dict[str, Any]:
     """Return the facts that any caller of `decode` needs; `layers` are the self caches."""
     each = [run for run in layers for _ in range(run.layers)]
+    attended = next(run for run in each if run.parts == KEY_VALUE)
     return {
         "vocab_size": vocab,
         "dtype": "float32",
         "layers": len(each),
-        "kv_heads": each[0].heads,
-        "head_dim": each[0].head_dim,
+        "kv_heads": attended.heads,
+        "head_dim": attended.head_dim,
         # One for each layer; a ring has this many slots however long the text is.
+        "caches": [len(run.parts) for run in each],
         "capacities": [run.capacity for run in each],
-        "rings": [int(run.kind == "ring") for run in each],
+        "rings": [int(run.kind != "linear") for run in each],
         "chunk": chunk,
         "most_asked": _MOST_ASKED,
         **{name: list(tokens) for name, tokens in special_tokens.items()},
@@ -135,7 +140,7 @@ def _arguments(
         if name.startswith("past_"):
             run = own[int(name.rpartition("_")[2])]
             example = torch.zeros(run.heads, run.capacity, 1, run.head_dim)
-            bounded = {} if run.kind == "ring" else {1: Dim("capacity", max=run.capacity)}
+            bounded = {1: Dim("capacity", max=run.capacity)} if run.kind == "linear" else {}
         elif name.startswith(_CROSS_VALUE):
             example, bounded = part, {axis - 1: size for axis, size in bounded.items()}
         else:
@@ -250,7 +255,11 @@ def _redirect_cache_sizes(module: GraphModule, inputs: Sequence[str]) -> None:
 
 
 def _drop_written_arguments(program: ExportedProgram) -> None:
-    """Drop results that a method wrote in place, as they would be copies of whole caches."""
+    """Drop results that a method wrote in place, as they would be copies of whole caches.
+
+    Operators write in place from here on, so that those whose caches nothing reads afterwards stay.
+    """
+    unsafe_remove_auto_functionalized_pass(program)
     graph, specs = program.graph_module.graph, program.graph_signature.output_specs
     kept = [i for i, spec in enumerate(specs) if spec.kind is not OutputKind.USER_INPUT_MUTATION]
     output = graph.output_node()

@@ -28,6 +28,7 @@ from torch.nn.functional import gelu
 
 from kvcast.errors import KvcastError
 from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
+from kvcast.models.ops.convolution import short_convolution
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.runtimes.executorch.quiet import quiet
 from kvcast.runtimes.lowering.replace import Table, taking
@@ -193,6 +194,25 @@ def _attend(
     return torch.bmm(products_hst.softmax(-1), value_htd).to(query_hsd.dtype)
 
 
+def _short_convolution(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Do as `kvcast.models.ops.convolution` does, over inputs [1, c, 1, w]."""
+    length, new, slots = len(kernel), x.shape[1], past.shape[1]
+    before_l = lengths + torch.arange(1 - length, 0)
+    held_lw = past.reshape(slots, -1)[before_l % slots]
+    inputs = torch.cat([torch.where((before_l >= 0)[:, None], held_lw, 0.0), x[0]])
+    mixed = torch.zeros_like(x) if bias is None else bias.expand_as(x)
+    for i, factors in enumerate(kernel):
+        mixed = mixed + factors * inputs.narrow(0, i, new)
+    new_s = torch.arange(new)
+    latest_s = length - 1 + new_s + (new - 1 - new_s) // slots * slots
+    slots_1s = ((lengths + new_s) % slots)[None]
+    kept_1s1w = inputs[latest_s][None, :, None]
+    torch.ops.llama.update_cache_with_indices(kept_1s1w, past, 0, slots_1s)
+    return mixed, past
+
+
 def _mixture_of_experts(*_: object) -> Tensor:
     raise KvcastError("ExecuTorch cannot run mixtures of experts: use --runtime onnx or eager")
 
@@ -210,7 +230,15 @@ TABLE: Table = {
     torch.ops.kvcast.self_attention.default: taking(SelfAttention, _self_attention),
     torch.ops.kvcast.cross_attention.default: _cross_attention,
     torch.ops.kvcast.encoder_attention.default: _encoder_attention,
+    torch.ops.kvcast.short_convolution.default: _short_convolution,
     torch.ops.kvcast.mixture_of_experts.default: _mixture_of_experts,
 }
 # Importing these modules registers the operators; naming them keeps that visible.
-OPERATORS = (self_attention, cross_attention, encoder_attention, mixture_of_experts, custom_ops)
+OPERATORS = (
+    self_attention,
+    cross_attention,
+    encoder_attention,
+    short_convolution,
+    mixture_of_experts,
+    custom_ops,
+)

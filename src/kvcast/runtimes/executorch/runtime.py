@@ -31,11 +31,11 @@ class ExecutorchRuntime(CachedRuntime):
         self._methods = Methods(folder / manifest.graph("decode").file, threads)
         self._methods.check(manifest)
         self._decode = DecodeMethod(self._methods, manifest.dimensions["vocab_size"])
-        self._windows = [
-            layer.capacity if layer.kind == "ring" else None
+        self._each = [
+            layer
             for layer in manifest.cache
             if layer.kind != "cross"
-            for _ in range(2 * layer.layers)
+            for _ in range(len(layer.parts) * layer.layers)
         ]
 
     @override
@@ -43,13 +43,16 @@ class ExecutorchRuntime(CachedRuntime):
         # After the self caches come those of encoded inputs. A ring has as many slots whatever the
         # capacity: a row can go elsewhere as it lies.
         return [
-            Layer(
-                (before, slots if window else capacity, *after),
+            Layer((before, capacity, *after), torch.float32)
+            if layer.kind == "linear"
+            else Layer(
+                (before, slots, *after),
                 torch.float32,
-                TurningRing(window, slots) if window else None,
+                TurningRing(layer.capacity, slots),
+                checkpointed=layer.kind == "inputs",
             )
-            for (before, slots, *after), window in zip(
-                self._decode.cache_shapes, self._windows, strict=False
+            for (before, slots, *after), layer in zip(
+                self._decode.cache_shapes, self._each, strict=False
             )
         ]
 
