@@ -14,9 +14,8 @@ from kit.scripted_whisper import ScriptedRecognizer, Word, listener, seconds, so
 from kvcast.audio.endpoints import Endpoints
 from kvcast.errors import UsageError
 from kvcast.speech.live import Delays, LiveTranscription, Update
-from kvcast.whisper.agreement import Place, Unit
 from kvcast.whisper.settling import AlignAtt, LocalAgreement, SettlingPolicy
-from kvcast.whisper.streaming_window import LONGEST, Hypothesis, StreamingWindow
+from kvcast.whisper.streaming_window import LONGEST, StreamingWindow
 
 RATE = 16_000
 LOCAL_AGREEMENT, ALIGN_ATT = LocalAgreement(2), AlignAtt(25)
@@ -317,30 +316,3 @@ def test_words_that_the_model_is_sure_of_settle_when_it_attends_to_later_sound()
     assert live.delays.count == len(words)
     assert live.delays.quantile(0.5) <= 1.15
     assert live.delays.longest <= 1.75
-
-
-class Corrected(ScriptedRecognizer):
-    """Hears the same words in other tokens every time; notes the prompt."""
-
-    def decode(self, heard: tuple[int, int], *, prompt: Sequence[int], **_: Any) -> Hypothesis:
-        self.seen = list(prompt)
-        self.decoded += 1
-        return Hypothesis(units=[Unit((), (self.decoded,), " he"), Unit((), (9,), " are")])
-
-    def places(self, heard: tuple[int, int], units: Sequence[Unit]) -> list[Place]:
-        return [Place(10, 1.0, 10) for _ in units]
-
-
-def test_what_was_heard_last_prompts_later_text():
-    """Words that settled before the model heard better do not mislead it later."""
-    hearing = Corrected(speech(1))
-    _, window, _ = opened(hearing, policy=ALIGN_ATT)
-    settled = []
-    for at in 0, RATE:
-        window.append(sound(at, at + RATE))
-        settled += window.listen()
-    settled += window.conclude(2 * RATE)
-    assert [word.tokens for word in settled] == [(1,), (9,)]
-    window.append(sound(2 * RATE, 3 * RATE))
-    window.listen()
-    assert hearing.seen == [2, 9]

@@ -117,9 +117,6 @@ class StreamingWindow:
         self._sound = np.empty(LONGEST, np.float32)
         self._length = 0
         self._settled: list[Unit] = []
-        # The window's text as it was last heard: other than settled words it may still improve, so
-        # it prompts later text.
-        self._heard: list[Unit] = []
         self._policy = policy
         self._supposed: list[Unit]
         # Hypotheses before this one, as if they followed what is settled.
@@ -199,10 +196,10 @@ class StreamingWindow:
             # As in OpenAI's transcribe, a segment that begins without a word is still to be heard.
             self._cut(len(self._settled), unfinished)
             self._proven = False
-        self._forget(self._heard)
+        self._forget(self._settled)
         if not conditions_next:
             self._prompt.clear()
-        self._settled, self._heard, self._proven = [], [], False
+        self._settled, self._proven = [], False
         return settled
 
     def make_room(self) -> list[Settled]:
@@ -258,16 +255,12 @@ class StreamingWindow:
         self.decoded_to = self.end
         hypothesis = self._decode(window, written=(), thoroughly=thoroughly)
         if thoroughly or not hypothesis.doubtful:
-            heard = hypothesis.units
-            count = continued(self._settled, heard)
+            count = continued(self._settled, hypothesis.units)
             if count is None or (thoroughly and self._adds_nothing(hypothesis.units[count:])):
                 # It says something else, or may have stopped before the settled words were over.
                 hypothesis = self._decode(window, written=self._settled, thoroughly=thoroughly)
-                heard = [*self._settled, *hypothesis.units]
             else:
                 hypothesis = replace(hypothesis, units=hypothesis.units[count:])
-            if thoroughly or not hypothesis.doubtful:
-                self._heard = list(heard)
         self._proven = thoroughly or not hypothesis.doubtful
         return hypothesis
 
@@ -331,11 +324,7 @@ class StreamingWindow:
 
     def _cut(self, count: int, stamp: int) -> None:
         """Drop so many settled words, and the sound before a timestamp."""
-        heard = continued(self._settled[:count], self._heard)
-        if heard is None:
-            self._heard, heard = self._settled, count
-        self._forget(self._heard[:heard])
-        self._heard = [unit.later(stamp) for unit in self._heard[heard:]]
+        self._forget(self._settled[:count])
         settled = [unit.later(stamp) for unit in self._settled[count:]]
         if settled:  # the window now begins with its first word
             settled[0] = replace(settled[0], stamps=settled[0].stamps[-1:] or (0,))
