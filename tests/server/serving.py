@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -55,12 +55,15 @@ class Server:
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+        # A client that nobody closes leaves a socket to the garbage collector, which warns.
+        self._clients = ExitStack()
 
     def start(self) -> None:
         self._thread.start()
         until(lambda: self._server.started)
 
     def stop(self) -> None:
+        self._clients.close()
         for engine in (*self.engines.values(), *self.models.engines):
             engine.close()
         self._server.should_exit = True
@@ -87,10 +90,14 @@ class Server:
         import openai
 
         given = {"api_key": "none", "max_retries": 0, "timeout": 60} | options
-        return openai.OpenAI(base_url=f"{self.url}/v1", **given)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", **given)
+        self._clients.callback(client.close)
+        return client
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        client = httpx.Client(base_url=self.url, timeout=60, **options)
+        self._clients.callback(client.close)
+        return client
 
 
 @contextmanager
