@@ -404,6 +404,39 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
         call.key.sizes == call.value.sizes == (rows, new, key_heads * head_dim), "heads of keys"
     )
     _expect_bias(call.bias, (rows, width // head_dim, new, capacity))
+    return _attended(
+        builder,
+        call,
+        key=flat(builder.lines(call.key)),
+        value=flat(builder.lines(call.value)),
+        offsets=NOTHING,
+        causal=int(call.causal),
+        prompt=int(builder.prompt),
+        bias=_bias(builder, call.bias),
+    )
+
+
+def _shared_attention(builder: Builder, call: SharedAttention[Any]) -> Value:
+    _, asked, _ = call.query.sizes
+    _expect(call.offsets.sizes == (asked,), "positions of queries")
+    return _attended(
+        builder,
+        call,
+        key=_flat_words(NOTHING, 0),
+        value=_flat_words(NOTHING, 0),
+        offsets=builder.contiguous(call.offsets, Dtype.I64).address,
+        causal=1,
+        prompt=0,  # few queries: packing keys for them would take longer
+        bias=_bias(builder, None),
+    )
+
+
+def _attended(
+    builder: Builder, call: SelfAttention[Any] | SharedAttention[Any], **own: Any
+) -> Value:
+    """Attend over a cache; `own` are the words in which writing and reading layers differ."""
+    rows, new, width = call.query.sizes
+    key_heads, capacity, head_dim = _expect_self_caches(call)
     out = Value.fresh(call.query.sizes, Dtype.F32)
     builder.emit(
         Operation.SELF_ATTENTION,
@@ -414,56 +447,17 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
         head_dim=head_dim,
         capacity=capacity,
         query=flat(builder.lines(call.query)),
-        key=flat(builder.lines(call.key)),
-        value=flat(builder.lines(call.value)),
         key_cache=_heads(call.key_cache),
         value_cache=_heads(call.value_cache),
         lengths=call.lengths.address,
-        offsets=NOTHING,
         scale=float(call.scale),
         softcap=float(call.softcap),
         window=call.window,
-        causal=int(call.causal),
-        prompt=int(builder.prompt),
         cosines=NOTHING if call.cosines is None else builder.outer(call.cosines).address,
         sines=NOTHING if call.sines is None else builder.outer(call.sines).address,
         sinks=NOTHING if call.sinks is None else builder.outer(call.sinks).address,
-        bias=_bias(builder, call.bias),
         out=_flat_words(out.address, width),
-    )
-    return out
-
-
-def _shared_attention(builder: Builder, call: SharedAttention[Any]) -> Value:
-    rows, asked, width = call.query.sizes
-    key_heads, capacity, head_dim = _expect_self_caches(call)
-    _expect(call.offsets.sizes == (asked,), "positions of queries")
-    out = Value.fresh(call.query.sizes, Dtype.F32)
-    builder.emit(
-        Operation.SELF_ATTENTION,
-        rows=rows,
-        new_positions=asked,
-        heads=width // head_dim,
-        key_heads=key_heads,
-        head_dim=head_dim,
-        capacity=capacity,
-        query=flat(builder.lines(call.query)),
-        key=_flat_words(NOTHING, 0),
-        value=_flat_words(NOTHING, 0),
-        key_cache=_heads(call.key_cache),
-        value_cache=_heads(call.value_cache),
-        lengths=call.lengths.address,
-        offsets=builder.contiguous(call.offsets, Dtype.I64).address,
-        scale=float(call.scale),
-        softcap=float(call.softcap),
-        window=call.window,
-        causal=1,
-        prompt=0,  # few queries: packing keys for them would take longer
-        cosines=NOTHING if call.cosines is None else builder.outer(call.cosines).address,
-        sines=NOTHING if call.sines is None else builder.outer(call.sines).address,
-        sinks=NOTHING if call.sinks is None else builder.outer(call.sinks).address,
-        bias=_bias(builder, None),
-        out=_flat_words(out.address, width),
+        **own,
     )
     return out
 
