@@ -1,7 +1,8 @@
 """Many clients at once, by locust: no failure, no wrong answer, no growth of memory.
 
 Memory is compared between two rests, one after the first minute of load and one at the end: what
-requests under way hold comes and goes, more of it on a slower machine.
+requests under way hold comes and goes, more of it on a slower machine. Ten minutes show a leak, ten
+seconds only that nothing large is kept.
 """
 
 import csv
@@ -55,9 +56,13 @@ def heard(model: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(10, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.soak)]
+    ("seconds", "grown", "busy"),
+    [
+        pytest.param(10, 1.15, 1.5, marks=pytest.mark.slow),
+        pytest.param(600, 1.05, 1.25, marks=pytest.mark.soak),
+    ],
 )
-def test_many_clients_at_once(tmp_path: Path, seconds: int):
+def test_many_clients_at_once(tmp_path: Path, seconds: int, grown: float, busy: float):
     (tmp_path / "expected.json").write_text(json.dumps(alone()))
     words = (*MODELS, "--quantize", "none", "--threads", "1", "--quiet", "--queue", str(QUEUE))
     with command(*words, "--live-sessions", "4") as running:
@@ -86,8 +91,8 @@ def test_many_clients_at_once(tmp_path: Path, seconds: int):
         running.signal()
         assert running.ended() == 0
     warm, after = resting
-    assert after < 1.05 * warm
-    assert busiest < 1.25 * warm
+    assert after < grown * warm
+    assert busiest < busy * warm
     rows = loads[0].keys() | loads[1].keys()
     assert {"live", "stream", "transcriptions with vad", "/v1/embeddings", "refused"} <= rows
     assert {"greedy: schema", "greedy: n", "greedy: ids", "greedy: headers"} <= rows

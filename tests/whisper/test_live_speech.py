@@ -110,7 +110,7 @@ def test_live_is_within_two_points_of_the_whole_recording(
     "minutes", [pytest.param(2, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)]
 )
 def test_all_of_it_takes_the_memory_of_its_first_sixth(minutes: int, load: Load):
-    """In a process of its own: in one that has run much else, what is free has many holes."""
+    """What is held is exact; what the process has settles after minutes."""
     load("demo")  # or the test is skipped
     words = [sys.executable, Path(__file__).with_name("live_memory.py"), str(minutes)]
     ran = subprocess.run(
@@ -119,8 +119,11 @@ def test_all_of_it_takes_the_memory_of_its_first_sixth(minutes: int, load: Load)
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     assert report["updates"] > 6 * minutes
-    early, late = report["used"]
-    assert late - early < 16 * MEGABYTE
+    early, late = report["held"]
+    assert late - early < 2 * MEGABYTE
+    if minutes >= 30:
+        early, late = report["resident"]
+        assert late - early < 16 * MEGABYTE
 
 
 @pytest.mark.slow
