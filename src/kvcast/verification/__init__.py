@@ -1,0 +1,1 @@
+"""Whether a model with a cache computes what it computes without one."""

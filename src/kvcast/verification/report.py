@@ -1,0 +1,169 @@
+"""The result of a verification: checks with what they measured, as text, JSON and JUnit XML.
+
+Knows no check, no model and no runtime.
+"""
+
+import json
+import math
+import re
+import textwrap
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+JSON_FORMAT = "kvcast.verification"
+JSON_VERSION = 1
+
+Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
+
+_NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_WIDTH, _NAMES = 96, 18
+_MARKS: Mapping[Outcome, str] = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One question about a model, and its answer.
+
+    Attributes:
+        name: a stable identifier, such as "second-input".
+        outcome: "skipped" where the question does not arise, or could not be asked.
+        detail: in one line: what was compared and how it agrees; for a failure what is wrong and
+            where; for a skipped check why.
+        measured: numbers, words, lists and mappings of them, by name; NumPy's are taken, too.
+
+    """
+
+    name: str
+    outcome: Outcome
+    detail: str
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a verification found.
+
+    Attributes:
+        subject: what was verified, as its user names it.
+        runtime: what ran it: a runtime of kvcast or another library.
+        precision: in words, such as "int8 weights, fp32, fp16 caches".
+        reference: what its results were compared with, in words.
+        checks: in the order in which they were made.
+        tools: versions of the libraries that took part, by name.
+
+    """
+
+    subject: str
+    runtime: str
+    precision: str
+    reference: str
+    checks: Sequence[Check]
+    tools: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared, and no check failed."""
+        outcomes = {check.outcome for check in self.checks}
+        return "passed" in outcomes and "failed" not in outcomes
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object that docs/verification.schema.json describes."""
+        return {
+            "format": JSON_FORMAT,
+            "version": JSON_VERSION,
+            "passed": self.passed,
+            "subject": self.subject,
+            "runtime": self.runtime,
+            "precision": self.precision,
+            "reference": self.reference,
+            "checks": [
+                {
+                    "name": check.name,
+                    "outcome": check.outcome,
+                    "detail": check.detail,
+                    "measured": _plain(check.measured),
+                }
+                for check in self.checks
+            ],
+            "tools": dict(self.tools),
+        }
+
+    def junit(self) -> str:
+        """Return a JUnit XML document: a test suite with a test case for each check."""
+        count = {
+            outcome: sum(check.outcome == outcome for check in self.checks) for outcome in _MARKS
+        }
+        suite = ET.Element(
+            "testsuite",
+            name=_printable(f"kvcast verify {self.subject}"),
+            tests=str(len(self.checks)),
+            failures=str(count["failed"]),
+            errors="0",
+            skipped=str(count["skipped"]),
+        )
+        properties = ET.SubElement(suite, "properties")
+        facts = {
+            "runtime": self.runtime,
+            "precision": self.precision,
+            "reference": self.reference,
+            **self.tools,
+        }
+        for name, value in facts.items():
+            ET.SubElement(properties, "property", name=name, value=_printable(value))
+        for check in self.checks:
+            case = ET.SubElement(suite, "testcase", classname="kvcast.verify", name=check.name)
+            if check.outcome != "passed":
+                kind = "failure" if check.outcome == "failed" else "skipped"
+                ET.SubElement(case, kind, message=_printable(check.detail))
+            measured = {"detail": check.detail, **_plain(check.measured)}
+            ET.SubElement(case, "system-out").text = _printable(
+                json.dumps(measured, ensure_ascii=False, allow_nan=False)
+            )
+        suites = ET.Element("testsuites")
+        suites.append(suite)
+        ET.indent(suites)
+        return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of a terminal's table, each with its end."""
+        yield from _row("model", self.subject)
+        yield from _row("runtime", f"{self.runtime}, {self.precision}")
+        yield from _row("reference", self.reference)
+        yield "\n"
+        for check in self.checks:
+            yield from _row(check.name, f"{_MARKS[check.outcome]:<8}{check.detail}", hanging=8)
+        yield "\n"
+        failed = [check.name for check in self.checks if check.outcome == "failed"]
+        made = sum(check.outcome != "skipped" for check in self.checks)
+        if failed:
+            yield f"{len(failed)} of {made} checks failed: {', '.join(failed)}\n"
+        else:
+            yield f"{made} {'check' if made == 1 else 'checks'} passed\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: Python's own types, and null for what is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's scalars and arrays
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _printable(text: str) -> str:
+    """Return text with escapes for the characters that XML does not have."""
+    return _NOT_XML.sub(lambda letter: f"\\u{ord(letter[0]):04x}", text)
+
+
+def _row(name: str, text: str, *, hanging: int = 0) -> Iterator[str]:
+    """Yield lines: a name, and a text folded beside it."""
+    folded = textwrap.wrap(
+        text, _WIDTH - _NAMES, subsequent_indent=" " * hanging, break_on_hyphens=False
+    )
+    for line in folded or [""]:
+        yield f"{name:<{_NAMES}}{line}".rstrip() + "\n"
+        name = ""
