@@ -100,7 +100,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "generate": ("continue text with a language model", _add_generate),
     "serve": ("offer models over HTTP, with OpenAI's interface", _add_serve),
     "export": ("turn a model into a bundle for one of the runtimes", _add_export),
-    "inspect": ("show how caching works: masks, caches, costs", _add_inspect),
+    "inspect": ("show how a model works: masks, caches, costs, attention", _add_inspect),
     "doctor": ("show which runtimes work here, and why the rest do not", _add_doctor),
     "models": ("list the models and runtimes that are known", _add_models),
     "bench": ("time kvcast against other programs", _add_bench),

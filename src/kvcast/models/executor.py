@@ -459,7 +459,6 @@ class TorchModel:
     def __getitem__(self, name: str) -> TorchProgram:
         return self.programs[name]
 
-    @torch.inference_mode()
     def run(
         self,
         program: Program,
@@ -470,10 +469,17 @@ class TorchModel:
 
         It fills `outputs`: results of the program, or of its steps by their names.
         """
-        executed = TorchProgram(program, list(outputs), self.weights)
+        for name, result in self.results(program, inputs, list(outputs)).items():
+            outputs[name][...] = result
+
+    @torch.inference_mode()
+    def results(
+        self, program: Program, inputs: Mapping[str, NDArray[Any]], names: Sequence[str]
+    ) -> dict[str, NDArray[Any]]:
+        """Run a program as `run` does, and return its results by name."""
+        executed = TorchProgram(program, names, self.weights)
         results = executed(*(torch.from_numpy(inputs[name]) for name in program.inputs))
-        for array, result in zip(outputs.values(), results, strict=True):
-            array[...] = result.numpy()
+        return {name: part.numpy() for name, part in zip(names, results, strict=True)}
 
 
 def _check(

@@ -5,7 +5,8 @@ Knows no family, no target and no proof.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from kvcast.errors import KvcastError, LibraryMissingError
 from kvcast.families.table import family_with
 from kvcast.machine.processor import available_cores
 from kvcast.runtimes.native.build import check_compiler, find_library, is_there
+from kvcast.runtimes.native.planning import sizes_of
 from kvcast.spec.phases import OnPhase
 from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision
@@ -48,6 +50,12 @@ class Reference(Protocol):
 
         It fills `outputs`, which may be results of steps by their names, and writes to caches.
         """
+
+    @abstractmethod
+    def results(
+        self, program: Program, inputs: Mapping[str, NDArray[Any]], names: Sequence[str]
+    ) -> dict[str, NDArray[np.float32]]:
+        """Run a program, which writes to caches; return results of it, or of steps, by name."""
 
 
 def reference_of(
@@ -114,6 +122,16 @@ class NativeReference(Reference):
     ) -> None:
         self._interpreter.run_once(program, inputs, outputs)
 
+    @override
+    def results(
+        self, program: Program, inputs: Mapping[str, NDArray[Any]], names: Sequence[str]
+    ) -> dict[str, NDArray[np.float32]]:
+        asked = replace(program, outputs={name: program.outputs.get(name, name) for name in names})
+        sizes = sizes_of(asked, self._interpreter.constants, inputs)
+        outputs = {name: np.empty(sizes[name], np.float32) for name in names}
+        self.run(asked, inputs, outputs)
+        return outputs
+
 
 class EagerReference(Reference):
     """Executed by PyTorch: a `kvcast.models.executor.TorchModel`."""
@@ -135,3 +153,10 @@ class EagerReference(Reference):
         outputs: Mapping[str, NDArray[np.float32]],
     ) -> None:
         self._model.run(program, inputs, outputs)
+
+    @override
+    def results(
+        self, program: Program, inputs: Mapping[str, NDArray[Any]], names: Sequence[str]
+    ) -> dict[str, NDArray[np.float32]]:
+        results: dict[str, NDArray[np.float32]] = self._model.results(program, inputs, names)
+        return results

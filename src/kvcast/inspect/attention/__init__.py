@@ -1,0 +1,1 @@
+"""`kvcast inspect attention`: what each position of a text attends to, in every layer and head."""

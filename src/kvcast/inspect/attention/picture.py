@@ -1,0 +1,124 @@
+"""Draws a view of attention as SVG: weights as a picture, with the names of rows and columns.
+
+Over a sound its spectrogram lies above, with the same scale of time. Knows no model.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterator
+from html import escape
+
+import numpy as np
+
+from kvcast.inspect.attention.png import palette, png
+from kvcast.inspect.attention.view import AttentionView
+from kvcast.runtimes.base import Float32
+
+_LINE = 16
+_CELL = 18
+_SOUND_WIDTH = 900
+_SOUND_HEIGHT = 80
+_GAP = 12
+_TITLE = 30
+_LETTER = 6.6
+"""Width of a letter at most, in pixels."""
+_LONGEST = 24
+"""Letters of a token that are shown."""
+_TICKS = 15
+_WEIGHTS = palette("#ffffff", "#56b4e9", "#0072b2", "#00243d")
+_SOUND = palette("#ffffff", "#9a9a9a", "#1c1c1c")
+
+
+def shares(weights_st: Float32) -> Float32:
+    """Return weights as colours show them, 0 to 1: the root of their share of the largest."""
+    shares_st: Float32 = np.sqrt(weights_st / max(float(weights_st.max()), 1e-30))
+    return shares_st
+
+
+def draw(view: AttentionView, spectrogram_mf: Float32 | None = None) -> str:
+    """Return an SVG document.
+
+    Args:
+        view: what to draw.
+        spectrogram_mf: of the same sound, 0 to 1, lowest band first; for a view over a sound.
+
+    """
+    names = [_shown(token.text) for token in view.rows]
+    left = _GAP + round(_LETTER * max(map(len, names))) + 6
+    width = _CELL * view.weights_st.shape[1] if spectrogram_mf is None else _SOUND_WIDTH
+    columns = [_shown(token.text) for token in view.columns]
+    above = (
+        round(_LETTER * max(map(len, columns))) + 8
+        if spectrogram_mf is None
+        else _SOUND_HEIGHT + _GAP
+    )
+    top = _TITLE + above
+    height = _LINE * len(names)
+    body = [f'<text class="h" x="{_GAP}" y="20">{_text(view.title)}</text>']
+    if spectrogram_mf is None:
+        body += _names_above(columns, left, top)
+    else:
+        box = (left, _TITLE, width, _SOUND_HEIGHT)
+        body.append(_image("sound", png(spectrogram_mf[::-1], _SOUND), box))
+        body += _ticks(view, left, width, top + height)
+    box = (left, top, width, height)
+    body.append(_image("weights", png(shares(view.weights_st), _WEIGHTS), box))
+    body += [
+        f'<text class="q" x="{left - 6}" y="{top + _LINE * line + 12}">{_text(name)}</text>'
+        for line, name in enumerate(names)
+    ]
+    whole = max(left + width + _GAP, round(_LETTER * len(view.title)) + 2 * _GAP)
+    return _document(view.title, body, whole, top + height + 2 * _GAP + 6)
+
+
+def _document(title: str, body: list[str], width: int, height: int) -> str:
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" '
+            f'aria-label="{_text(title)}">',
+            f"<title>{_text(title)}</title>",
+            "<style>text{font:11px sans-serif;fill:#333;white-space:pre}.h{font-weight:bold}"
+            ".q{text-anchor:end}.t{text-anchor:middle}image{image-rendering:pixelated}</style>",
+            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+def _image(name: str, content: bytes, box: tuple[int, int, int, int]) -> str:
+    x, y, width, height = box
+    place = f'x="{x}" y="{y}" width="{width}" height="{height}"'
+    data = b64encode(content).decode()
+    return (
+        f'<image id="{name}" {place} preserveAspectRatio="none" '
+        f'href="data:image/png;base64,{data}"/>'
+    )
+
+
+def _names_above(names: list[str], left: int, top: int) -> Iterator[str]:
+    for column, name in enumerate(names):
+        x, y = left + _CELL * column + 12, top - 5
+        yield f'<text x="{x}" y="{y}" transform="rotate(-90 {x} {y})">{_text(name)}</text>'
+
+
+def _ticks(view: AttentionView, left: int, width: int, bottom: int) -> Iterator[str]:
+    seconds = view.weights_st.shape[1] * view.seconds
+    each = next((step for step in (0.1, 0.5, 1, 2) if seconds / step <= _TICKS), 5)
+    for tick in range(int(seconds / each) + 1):
+        x = left + tick * each / seconds * width
+        yield f'<path d="M{x:.1f} {bottom}v4" stroke="#333"/>'
+        yield f'<text class="t" x="{x:.1f}" y="{bottom + 16}">{tick * each:g} s</text>'
+
+
+def _shown(text: str) -> str:
+    """Return a token's text in one line: spaces and line ends can be seen."""
+    visible = "".join(
+        "·" if letter == " " else "↵" if letter == "\n" else letter if letter.isprintable() else "�"
+        for letter in text
+    )
+    return visible if len(visible) <= _LONGEST else f"{visible[: _LONGEST - 1]}…"
+
+
+def _text(text: str) -> str:
+    return escape("".join(letter if letter.isprintable() else "�" for letter in text))

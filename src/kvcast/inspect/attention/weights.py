@@ -1,0 +1,261 @@
+"""Attention weights of all layers and heads, from the queries and keys of a family's own program.
+
+The reference in fp32 runs `decode` over all tokens of a sequence at once, and gives the queries of
+its attention steps beside the caches that it wrote. Their products, with the step's own scale,
+rotation, bias, window, cap and sinks, are the weights. Weights times values must then be what the
+step itself computed; the largest difference is told, so a picture that is not the model's is
+noticed. Knows no family and no token.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.runtimes.base import Float32
+from kvcast.runtimes.reference import Reference
+from kvcast.spec.program import Constant, Node, Program, Step
+from kvcast.spec.ring import visible
+from kvcast.spec.self_attention import SelfAttention, SharedAttention
+
+Kind: TypeAlias = Literal["self", "cross"]
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+TOLERANCE = 1e-3
+"""Largest difference that comes from summing in another order, relative to the largest number."""
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerWeights:
+    """What the queries of one layer attend to.
+
+    Attributes:
+        kind: over the sequence itself, or over an encoded input.
+        layer: number of the decoder's layer.
+        weights_hst: [heads, queries, keys]; those of a query sum to 1, but for a sink's share.
+        error: largest difference of weights times values from what the step computed, relative to
+            its largest number.
+
+    """
+
+    kind: Kind
+    layer: int
+    weights_hst: Float32
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Attention:
+    """One row's attention: softmax(cap(scale * query @ key) + bias) over the seen keys.
+
+    Attributes:
+        query_hsd: rotated.
+        key_htd: rotated; of every head of queries.
+        value_htd: likewise.
+        seen_st: which keys a query sees.
+        bias_hst: added to the scaled products; [h or 1, s, t].
+        scale: factor on the products.
+        softcap: c in c tanh(x / c); 0: none.
+        sinks_h: a logit beside those of a head's queries, whose share gives nothing.
+
+    """
+
+    query_hsd: Float32
+    key_htd: Float32
+    value_htd: Float32
+    seen_st: NDArray[np.bool_]
+    bias_hst: Float32 | None
+    scale: float
+    softcap: float
+    sinks_h: Float32 | None = None
+
+    def weights_hst(self) -> Float32:
+        """Return the weights."""
+        scores_hst = self.query_hsd @ self.key_htd.swapaxes(1, 2) * np.float32(self.scale)
+        if self.softcap:
+            scores_hst = self.softcap * np.tanh(scores_hst / self.softcap)
+        if self.bias_hst is not None:
+            scores_hst = scores_hst + self.bias_hst
+        scores_hst = np.where(self.seen_st, scores_hst, -np.inf).astype(np.float32)
+        highest_hs1 = scores_hst.max(axis=-1, keepdims=True)
+        if self.sinks_h is not None:
+            highest_hs1 = np.maximum(highest_hs1, self.sinks_h[:, None, None])
+        weights_hst: Float32 = np.exp(scores_hst - highest_hs1)
+        whole_hs1 = weights_hst.sum(axis=-1, keepdims=True)
+        if self.sinks_h is not None:
+            whole_hs1 += np.exp(self.sinks_h[:, None, None] - highest_hs1)
+        weights_hst /= whole_hs1
+        return weights_hst
+
+    def mixed_sx(self, weights_hst: Float32) -> Float32:
+        """Return weights times values, the heads of a query side by side."""
+        mixed_shd = (weights_hst @ self.value_htd).transpose(1, 0, 2)
+        return mixed_shd.reshape(len(mixed_shd), -1)
+
+
+def _over_own_cache(*arguments: Any) -> _Attention:
+    call = SelfAttention[Any](*arguments)
+    positions_s = int(call.lengths[0]) + np.arange(call.query.shape[1])
+    seen_st = _seen(positions_s, call.window)
+    if not call.causal:
+        seen_st[:] = True
+    return _over_cache(call, positions_s, seen_st, call.bias)
+
+
+def _over_shared_cache(*arguments: Any) -> _Attention:
+    call = SharedAttention[Any](*arguments)
+    positions_s = int(call.lengths[0]) + call.offsets
+    return _over_cache(call, positions_s, _seen(positions_s, call.window), None)
+
+
+def _over_cache(
+    call: SelfAttention[Any] | SharedAttention[Any],
+    positions_s: NDArray[np.int64],
+    seen_st: NDArray[np.bool_],
+    bias: Float32 | None,
+) -> _Attention:
+    query_hsd = _heads(call.query[0], call.key_cache.shape[-1])
+    if call.cosines is not None and call.sines is not None:
+        query_hsd = _rotated(query_hsd, call.cosines[positions_s], call.sines[positions_s])
+    held = seen_st.shape[1]
+    key_htd, value_htd = (
+        _repeated(cache[0, :, :held], len(query_hsd))
+        for cache in (call.key_cache, call.value_cache)
+    )
+    return _Attention(
+        query_hsd=query_hsd,
+        key_htd=key_htd,
+        value_htd=value_htd,
+        seen_st=seen_st,
+        bias_hst=None if bias is None else bias[0, :, :, :held],
+        scale=call.scale,
+        softcap=call.softcap,
+        sinks_h=call.sinks,
+    )
+
+
+def _over_encoded(
+    query: Float32,
+    key: Float32,
+    value: Float32,
+    scale: float,
+    lengths: NDArray[np.int32] | None = None,
+    bias: Float32 | None = None,
+    softcap: float = 0.0,
+) -> _Attention:
+    held = key.shape[2] if lengths is None else int(lengths[0])
+    query_hsd = _heads(query[0], key.shape[-1])
+    key_htd, value_htd = (_repeated(part[0, :, :held], len(query_hsd)) for part in (key, value))
+    return _Attention(
+        query_hsd=query_hsd,
+        key_htd=key_htd,
+        value_htd=value_htd,
+        seen_st=np.ones((query.shape[1], held), np.bool_),
+        bias_hst=None if bias is None else bias[0, :, :, :held],
+        scale=scale,
+        softcap=softcap,
+    )
+
+
+def _heads(flat_sx: Float32, head_dim: int) -> Float32:
+    """[s, h * d] to [h, s, d]."""
+    return flat_sx.reshape(len(flat_sx), -1, head_dim).transpose(1, 0, 2)
+
+
+def _repeated(part_ktd: Float32, heads: int) -> Float32:
+    """Return the keys or values that each head of queries reads."""
+    return np.repeat(part_ktd, heads // len(part_ktd), axis=0)
+
+
+def _rotated(query_hsd: Float32, cosines_se: Float32, sines_se: Float32) -> Float32:
+    """Rotate pairs (i, i + d / 2)."""
+    first, second = np.split(query_hsd, 2, axis=-1)
+    turned = [first * cosines_se - second * sines_se, second * cosines_se + first * sines_se]
+    return np.concatenate(turned, axis=-1)
+
+
+def _seen(positions_s: NDArray[np.int64], window: int) -> NDArray[np.bool_]:
+    """Return which positions up to the last each query sees, [s, t]."""
+    return visible(positions_s, np.arange(int(positions_s.max()) + 1), window or None)
+
+
+_ATTENTION: Mapping[str, tuple[Kind, Callable[..., _Attention]]] = {
+    "self_attention": ("self", _over_own_cache),
+    "shared_attention": ("self", _over_shared_cache),
+    "cross_attention": ("cross", _over_encoded),
+}
+
+
+def attention_kinds(program: Program) -> set[Kind]:
+    """Return the kinds of attention that a program has."""
+    return {_ATTENTION[step.operation][0] for step in program.steps if step.operation in _ATTENTION}
+
+
+def layer_weights(
+    reference: Reference,
+    program: Program,
+    inputs: Mapping[str, NDArray[Any]],
+    constants: Callable[[str], NDArray[Any]],
+    kind: Kind,
+) -> Iterator[LayerWeights]:
+    """Run a program; yield the weights of each layer with attention of that kind, in order.
+
+    Args:
+        reference: runs it.
+        program: `decode`, or what takes a whole sequence.
+        inputs: of one row that holds nothing yet; self caches are written, with a slot for each
+            position.
+        constants: gives tensors by name, for tables of angles and sinks.
+        kind: of attention.
+
+    """
+    steps = [
+        (layer, step)
+        for layer, step in _numbered(program.steps)
+        if step.operation in _ATTENTION and _ATTENTION[step.operation][0] == kind
+    ]
+    names = [step.name for _, step in steps]
+    read = {name for _, step in steps for name in step.reads if name not in inputs}
+    results = reference.results(program, inputs, [*names, *sorted(read)])
+    values = {**inputs, **results}
+
+    def given(argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return values[argument.name]
+        return constants(argument.name) if isinstance(argument, Constant) else argument
+
+    for layer, step in steps:
+        arguments = map(given, step.arguments)
+        named = {name: given(argument) for name, argument in step.keywords.items()}
+        attention = _ATTENTION[step.operation][1](*arguments, **named)
+        weights_hst = attention.weights_hst()
+        expected_sx = results[step.name][0]
+        difference = np.abs(attention.mixed_sx(weights_hst) - expected_sx).max()
+        error = float(difference / max(np.abs(expected_sx).max(), _TINY))
+        yield LayerWeights(kind=kind, layer=layer, weights_hst=weights_hst, error=error)
+
+
+def check(layers: Sequence[LayerWeights]) -> float:
+    """Return the largest error; raises KvcastError where weights are not those of the model."""
+    error = float(np.max([layer.error for layer in layers]))
+    if not error <= TOLERANCE:  # NaN is not
+        raise KvcastError(
+            f"weights times values differ from the layer's own result by {error:.2g} of its "
+            "largest number; please report this with the model's name"
+        )
+    return error
+
+
+def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, Step]]:
+    """Yield steps with the number of the layer whose matrices were read last."""
+    layer = 0
+    for step in steps:
+        for part in step.arguments:
+            found = _LAYER.search(part.name) if isinstance(part, Constant) else None
+            layer = layer if found is None else int(found[1])
+        yield layer, step
