@@ -22,6 +22,8 @@ def usual(model_type: str) -> dict[str, Any]:
     config = transformers.AutoConfig.for_model(model_type).to_dict()
     if model_type == "qwen3_asr":  # whose default encoder does not fit its decoder
         config["audio_config"]["output_dim"] = config["text_config"]["hidden_size"]
+    if model_type == "granite_speech":
+        config["projector_config"]["encoder_hidden_size"] = config["encoder_config"]["hidden_dim"]
     return json.loads(json.dumps(config, default=str)) | {"model_type": model_type}
 
 

@@ -10,12 +10,14 @@ from typing import Any
 from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.bart import BartDimensions
+from kvcast.families.block_conformer import BlockConformer
 from kvcast.families.canary import CanaryDimensions
 from kvcast.families.conformer import Conformer
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.moonshine import MoonshineDimensions
 from kvcast.families.parakeet import ParakeetDimensions
+from kvcast.families.query_former import QueryFormer
 from kvcast.families.state_spaces import StateSpace
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import GemmaStack, T5GemmaDimensions
@@ -461,5 +463,27 @@ VOXTRAL = replace(
     tied=False,
     audio=AudioEncoder(
         n_mels=32, width=32, inner=128, heads=2, layers=1, joined=4, projected=64, output=64
+    ),
+)
+GRANITE_SPEECH = replace(
+    QWEN3_ASR,
+    architecture="granite_speech",
+    query_key_norm=False,
+    embedding_scale=2.0,
+    audio=BlockConformer(
+        n_mels=32,
+        width=32,
+        inner=64,
+        heads=2,
+        head_dim=16,
+        layers=2,
+        kernel=5,
+        channels=48,
+        block=30,
+        characters=10,
+        window=15,
+        queries=3,
+        projector=QueryFormer(width=32, inner=48, heads=2, layers=2, crossing=2, epsilon=1e-12),
+        output=64,
     ),
 )

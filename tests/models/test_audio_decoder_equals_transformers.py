@@ -1,6 +1,7 @@
 """Logits and texts of decoders that hear equal transformers', read from what it saves."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ import kvcast
 from kit.audio_decoders import (
     SOUND,
     VOCAB,
+    granite_features,
     ids,
     random_audio_decoder,
+    random_granite_speech,
     save_audio_decoder,
     tokenizer_json,
 )
 from kit.small_tokenizers import PROSE
-from kvcast.checkpoints.source import open_checkpoint, read_dimensions
+from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.families.audio_decoder import tensor_shapes
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
@@ -40,6 +43,34 @@ SETTINGS = {
 }
 
 
+KINDS = ("qwen3_asr", "voxtral", "granite_speech")
+GRANITES: dict[str, dict[str, Any]] = {
+    "one layer": {"num_layers": 1, "context_size": 17, "conv_kernel_size": 6},
+    "other sizes": {
+        "num_layers": 3,
+        "num_heads": 4,
+        "dim_head": 12,
+        "feedforward_mult": 3,
+        "output_dim": 7,
+        "conv_expansion_factor": 1,
+        "outer": {"window_size": 8, "downsample_rate": 4, "tie_word_embeddings": True},
+    },
+    "another projector": {
+        "max_pos_emb": 40,
+        "projector": {
+            "hidden_size": 24,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "intermediate_size": 40,
+            "hidden_act": "relu",
+            "layer_norm_eps": 0.1,
+            "cross_attention_frequency": 1,
+        },
+        "text": {"embedding_multiplier": 2.0, "residual_multiplier": 0.3, "logits_scaling": 4.0},
+    },
+}
+
+
 def sound(seconds: float, seed: int = 0) -> Any:
     """Noise whose loudness changes."""
     generator = np.random.default_rng(seed)
@@ -48,6 +79,8 @@ def sound(seconds: float, seed: int = 0) -> Any:
 
 
 def their_features(kind: str, samples: Any) -> dict[str, torch.Tensor]:
+    if kind == "granite_speech":
+        return {"input_features": granite_features(samples, 16)}
     if kind == "voxtral":
         extractor = WhisperFeatureExtractor(feature_size=32)
         given = extractor(samples, sampling_rate=16_000, return_tensors="pt")
@@ -69,6 +102,7 @@ def theirs_of(tokens: list[int]) -> torch.Tensor:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
     """A model of each type, and where it lies."""
     models = {kind: random_audio_decoder(kind) for kind in ("qwen3_asr", "voxtral")}
+    models["granite_speech"] = random_granite_speech()
     return {
         kind: (model, save_audio_decoder(model, tmp_path_factory.mktemp(kind)))
         for kind, model in models.items()
@@ -111,7 +145,17 @@ def test_logits_after_ragged_sounds_in_chunks(settings: Any, tmp_path: Path):
     compare("qwen3_asr", theirs, model, model.runtime)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_asr", "voxtral"])
+@pytest.mark.parametrize(
+    "name", ["other sizes", *(pytest.param(n, marks=pytest.mark.slow) for n in list(GRANITES)[::2])]
+)
+def test_granites_of_other_sizes(name: str, tmp_path: Path):
+    theirs = random_granite_speech(**GRANITES[name])
+    save_audio_decoder(theirs, tmp_path)
+    model = kvcast.load(tmp_path, runtime="native", quantize="none", threads=1)
+    compare("granite_speech", theirs, model, model.runtime)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_eager_gives_these_logits_too(kind: str, folders: Any):
     theirs, folder = folders[kind]
     checkpoint = open_checkpoint(folder)
@@ -123,11 +167,11 @@ def test_eager_gives_these_logits_too(kind: str, folders: Any):
     executed = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
     compare(kind, theirs, model, EagerEncoderDecoder(executed))
-    if kind == "voxtral":
+    if kind != "qwen3_asr":
         compare(kind, theirs, model, model.runtime)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_asr", "voxtral"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("language", [None, "en"])
 def test_a_transcription_has_the_tokens_of_generate(kind: str, language: Any, folders: Any):
     theirs, folder = folders[kind]
@@ -161,6 +205,58 @@ def test_qwens_prompt_is_the_published_one(folders: Any):
     after = "<|audio_end|><|im_end|>\n<|im_start|>assistant\nlanguage German<asr_text>"
     assert tokens[:first] == tokenizer.encode(before, add_special_tokens=False).ids
     assert tokens[first + 3 :] == tokenizer.encode(after, add_special_tokens=False).ids
+
+
+def test_granites_prompt_is_the_templates_with_the_sound_before_the_question(folders: Any):
+    model = kvcast.load(folders["granite_speech"][1], runtime="native", quantize="none", threads=1)
+    tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json()))
+    tokens = model.recognition.prompt(2, Hints(language="de"))
+    first = tokens.index(VOCAB)
+    assert tokens[first : first + 2] == [VOCAB, VOCAB + 1]
+    before = (
+        "<|role|>system: Knowledge Cutoff Date: April 2024.\nToday's Date: April 9, 2025.\n"
+        "You are Granite, developed by IBM. You are a helpful AI assistant<|im_end|>\n"
+        "<|role|>user: "
+    )
+    after = "can you transcribe the speech into a written format?<|im_end|>\n<|role|>assistant:"
+    assert tokens[:first] == tokenizer.encode(before, add_special_tokens=False).ids
+    assert tokens[first + 2 :] == tokenizer.encode(after, add_special_tokens=False).ids
+
+
+def test_granites_own_adapter_is_merged(folders: Any, tmp_path: Path):
+    folder = shutil.copytree(folders["granite_speech"][1], tmp_path / "whole")
+    config = json.loads((folder / "config.json").read_text()) | {"has_lora_adapter": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    plain, digest = open_checkpoint(folder), fingerprint(folder)
+    assert "has_lora_adapter" in open_text(plain.text).notices[0]
+    name, module = "decoder.layers.1.attention.qkv.weight", "layers.1.self_attn.q_proj"
+    generator = np.random.default_rng(0)
+    factors = {"A": (2, 48), "B": (64, 2)}
+    lora = {side: generator.normal(size=shape) for side, shape in factors.items()}
+    save_file(
+        {
+            f"base_model.model.language_model.model.{module}.lora_{side}.weight": torch.tensor(
+                factor, dtype=torch.float32
+            )
+            for side, factor in lora.items()
+        },
+        folder / "adapter_model.safetensors",
+    )
+    fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    merged = open_checkpoint(folder)
+    assert list(open_text(merged.text).notices) == []
+    assert fingerprint(folder) != digest
+    expected = plain.tensors[name].copy()
+    expected[:64] += 3 * lora["B"] @ lora["A"]
+    np.testing.assert_allclose(merged.tensors[name], expected, atol=1e-5)
+
+
+def test_a_granite_in_int8_transcribes(folders: Any):
+    model = kvcast.load(folders["granite_speech"][1], runtime="native", threads=1)
+    [segment] = model.transcribe(sound(2.0), max_new_tokens=5, language="fr")
+    assert 0 < len(segment.tokens) <= 5
+    assert (segment.language, segment.end) == ("fr", 2.0)
 
 
 def test_qwens_language_is_read_from_its_answer(folders: Any):
@@ -228,7 +324,7 @@ def test_qwens_own_files_are_the_same_model(folders: Any, tmp_path: Path):
     assert ours.encode_ready("<|im_end|><asr_text>") == [ids()["<|im_end|>"], ids()["<asr_text>"]]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_asr", "voxtral"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_read_the_sound_of_their_own_slots(kind: str, folders: Any):
     """Rows lie in no order; each sound is read by another number of them, as beams do."""
     model = kvcast.load(folders[kind][1], runtime="native", quantize="none", threads=1)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor, read_json_object
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.tables import picked
 from kvcast.errors import KvcastError
 from kvcast.families.conformer import Conformer
 from kvcast.spec.sizes import MOST_LAYERS
@@ -190,44 +191,51 @@ def _of_layer(tensors: "Tensors", encoder: Conformer, fields: Fields, layer: str
         for leaf, size in {"linear1": inner, "linear2": width}.items():
             tensors.bias(f"{layer}.{part}.{leaf}.bias", size, there=attends)
         shape = (width, inner)
-        tensors.change(f"{layer}.{part}.linear2.weight", shape, shape, _halved)
-        tensors.change(f"{layer}.{part}.linear2.bias", shape[:1], shape[:1], _halved)
+        tensors.change(f"{layer}.{part}.linear2.weight", shape, shape, halved)
+        tensors.change(f"{layer}.{part}.linear2.bias", shape[:1], shape[:1], halved)
     for x in "qkvo":
         tensors.bias(f"{attention}.{x}_proj.bias", width, there=attends)
     for x in "uv":
         tensors.change(f"{attention}.bias_{x}", (heads, width // heads), (width,))
     for leaf, size in {"pointwise_conv1": 2 * width, "pointwise_conv2": width}.items():
         tensors.bias(f"{convolution}.{leaf}.bias", size, there=convolves)
-        swapped = _swapped if size != width else None
-        tensors.change(f"{convolution}.{leaf}.weight", (size, width, 1), (size, width), swapped)
-        if swapped:
-            tensors.change(f"{convolution}.{leaf}.bias", (size,), (size,), swapped)
+        turned = swapped if size != width else None
+        tensors.change(f"{convolution}.{leaf}.weight", (size, width, 1), (size, width), turned)
+        if turned:
+            tensors.change(f"{convolution}.{leaf}.bias", (size,), (size,), turned)
     tensors.bias(f"{convolution}.depthwise_conv.bias", width, there=convolves)
-    _fold_norm(tensors, convolution, encoder)
+    given = (width, 1, encoder.kernel)
+    depthwise, norm = f"{convolution}.depthwise_conv", f"{convolution}.norm"
+    fold_norm(tensors, depthwise, norm, given, encoder.kernel)
 
 
-def _fold_norm(tensors: "Tensors", convolution: str, encoder: Conformer) -> None:
-    """Multiply the norm of batches, which follows a kernel, into it."""
-    width = encoder.width
+def fold_norm(
+    tensors: "Tensors", convolution: str, norm: str, given: tuple[int, ...], length: int
+) -> None:
+    """Multiply the norm of batches, which follows a kernel, into it.
+
+    The kernel is `given` [channels, 1, k] in files, with a bias, and becomes [length, 1, channels];
+    zeros follow where it is shorter.
+    """
+    channels = given[0]
     leaves = ("weight", "bias", "running_mean", "running_var")
-    norm = [tensors.of(f"{convolution}.norm.{leaf}", (width,)) for leaf in leaves]
+    parts = [tensors.of(f"{norm}.{leaf}", (channels,)) for leaf in leaves]
 
     def read() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        gain, shift, mean, variance = (np.asarray(part.read(), np.float32) for part in norm)
+        gain, shift, mean, variance = (np.asarray(part.read(), np.float32) for part in parts)
         return gain / np.sqrt(variance + _BATCH_EPSILON), shift, mean
 
     def folded(kernel: NDArray[Any]) -> NDArray[Any]:
-        return _kernel(kernel[..., None] * read()[0][:, None, None, None])
+        whole = np.pad(kernel, ((0, 0), (0, 0), (0, length - given[-1])))
+        return _kernel(whole[..., None] * read()[0][:, None, None, None])
 
     def shifted(bias: NDArray[Any]) -> NDArray[Any]:
         factors, shift, mean = read()
         folded_bias: NDArray[Any] = (bias - mean) * factors + shift
         return folded_bias
 
-    name = f"{convolution}.depthwise_conv"
-    given = (width, 1, encoder.kernel)
-    tensors.change(f"{name}.weight", given, (encoder.kernel, 1, width), folded)
-    tensors.change(f"{name}.bias", (width,), (width,), shifted)
+    tensors.change(f"{convolution}.weight", given, (length, 1, channels), folded)
+    tensors.change(f"{convolution}.bias", (channels,), (channels,), shifted)
 
 
 def _kernel(kernel: NDArray[Any]) -> NDArray[Any]:
@@ -235,11 +243,12 @@ def _kernel(kernel: NDArray[Any]) -> NDArray[Any]:
     return kernel[:, 0].transpose(1, 2, 0)
 
 
-def _halved(matrix: NDArray[Any]) -> NDArray[Any]:
+def halved(matrix: NDArray[Any]) -> NDArray[Any]:
+    """Return the half that counts of a feed-forward."""
     return matrix * np.float32(0.5)
 
 
-def _swapped(rows: NDArray[Any]) -> NDArray[Any]:
+def swapped(rows: NDArray[Any]) -> NDArray[Any]:
     """Put gates, which are the last half of rows, first."""
     return np.roll(rows, len(rows) // 2, axis=0)
 
@@ -285,6 +294,11 @@ class Tensors:
         self.changed[name] = StoredTensor(
             shape=shape, read=read, problem=tensor.problem, kinds=tensor.kinds, nbytes=tensor.nbytes
         )
+
+    def part(self, name: str, shape: tuple[int, ...], to: str, rows: slice) -> None:
+        """Put some rows of a tensor of that shape beside it."""
+        tensor = self.of(name, shape)
+        self.changed[to] = picked(tensor, np.arange(shape[0])[rows])
 
     def rename(self, name: str, to: str) -> None:
         """Give a tensor another name, if there is one."""

@@ -35,6 +35,9 @@ _PATTERNS = [
     "model.bin",
     "vocabulary.*",
     "bundle.json",
+    # Of models that are whole with one alone.
+    "adapter_config.json",
+    "adapter_model.safetensors",
 ]
 # A bundle's graphs; other repositories have exports in several precisions under this name.
 _BUNDLE_PATTERNS = ["onnx/*", "native/*", "text.json", "chat_template.*.jinja"]

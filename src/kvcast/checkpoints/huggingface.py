@@ -17,6 +17,7 @@ from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.merging import Adapter, merged
 from kvcast.checkpoints.moonshine_huggingface import MOONSHINE
 from kvcast.checkpoints.parakeet_huggingface import PARAKEET
+from kvcast.checkpoints.peft import is_peft, read_peft
 from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.t5_huggingface import T5
@@ -51,6 +52,9 @@ _OPTIONAL = (
     "target_vocab.json",
     "tekken.json",
 )
+
+# Of models whose folders have one that is a part of them.
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 _FAMILIES: Mapping[str, HuggingFaceFamily] = {
     model_type: family
@@ -111,6 +115,8 @@ def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     for name, advice in family.required.items():
         require_file(folder / name, advice)
     stored = read_weights(_weight_files(folder), ignored=family.ignored)
+    if str(config.get("model_type")) in family.adapted and is_peft(folder):
+        adapters = [read_peft(folder, "its own adapter"), *adapters]
     if adapters:
         stored = merged(stored, adapters, str(folder), family.heads)
     return family.read(folder, config, stored)
@@ -132,7 +138,7 @@ def _refuse_quantized(config: Mapping[str, Any], path: Path, known: str | None) 
 def _files(folder: Path) -> list[Path]:
     weights = _weight_files(folder)
     config = require_file(folder / "config.json", "it gives the model's dimensions: fetch it too")
-    optional = [folder / name for name in _OPTIONAL]
+    optional = [folder / name for name in (*_OPTIONAL, *_ADAPTER)]
     return [config, *(path for path in optional if path.is_file()), *weights]
 
 

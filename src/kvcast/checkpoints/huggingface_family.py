@@ -25,6 +25,7 @@ class HuggingFaceFamily:
         ignored: last part of the names of tensors that hold no weights.
         heads: names of heads that files leave out where an embedding is used for it, each with the
             names that the embedding may have; without what depends on the class that saved a model.
+        adapted: model types that are whole only with the adapter in their folder, if there is one.
 
     """
 
@@ -36,3 +37,4 @@ class HuggingFaceFamily:
     codes: Mapping[str, str] = field(default_factory=dict)
     ignored: str | None = None
     heads: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    adapted: frozenset[str] = frozenset()

@@ -28,6 +28,7 @@ PUBLISHED: Mapping[str, str] = {
     "gpt_oss": "openai/gpt-oss-20b",
     "gemma4": "google/gemma-4-E2B-it",
     "granite": "ibm-granite/granite-3.3-2b-instruct",
+    "granite_speech": "ibm-granite/granite-speech-3.3-2b",
     "granitemoe": "ibm-granite/granite-3.1-1b-a400m-instruct",
     "granitemoehybrid": "ibm-granite/granite-4.0-h-tiny",
     "granitemoeshared": "ibm-research/moe-7b-1b-active-shared-experts",

@@ -1,4 +1,4 @@
-"""Decoder-only models that hear: Qwen3-ASR and Voxtral as data.
+"""Decoder-only models that hear: Qwen3-ASR, Voxtral and Granite Speech as data.
 
 An encoder turns sound into embeddings, which lie in a slot; token numbers from the vocabulary's
 size on stand for those of the row's own slot, in order. So a prompt has sound where it wants it,
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families import audio_encoder, decoder, decoder_shapes
-from kvcast.families.audio_encoder import MOST_FRAMES, AudioEncoder, batch_of
+from kvcast.families import decoder, decoder_shapes
+from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.base import Family, PrecisionRoles, Probe
+from kvcast.families.block_conformer import BlockConformer
 from kvcast.families.blocks import TOKENS, written
 from kvcast.families.caches import CacheLayers
 from kvcast.families.decoder import EMBEDDING
@@ -28,11 +29,20 @@ from kvcast.families.programs import (
     decode_program,
     encode_program,
 )
+from kvcast.families.sound_encoder import SoundEncoder
 from kvcast.spec.program import Node, Program
 from kvcast.spec.writer import ProgramWriter
 
 _PROBED = 70  # frames of a proof's sound: no whole chunk
+_HEARD = 8  # of its embeddings, at most
 _EMBEDDINGS = "cross_embeddings_0"
+
+ENCODERS: Mapping[str, type[SoundEncoder]] = {
+    "granite_speech": BlockConformer,
+    "qwen3_asr": AudioEncoder,
+    "voxtral": AudioEncoder,
+}
+"""By the dimensions' architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +54,7 @@ class AudioDecoderDimensions(DecoderDimensions):
 
     """
 
-    audio: AudioEncoder
+    audio: SoundEncoder
 
     @override
     def __post_init__(self) -> None:
@@ -59,7 +69,7 @@ class AudioDecoderDimensions(DecoderDimensions):
     @override
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         try:
-            audio = AudioEncoder(**fields["audio"])
+            audio = ENCODERS[fields["architecture"]].from_json(fields["audio"])
         except (TypeError, KeyError) as error:
             raise KvcastError(f"not the dimensions of a decoder that hears: {error}") from None
         return super().from_json({**fields, "audio": audio})
@@ -68,7 +78,7 @@ class AudioDecoderDimensions(DecoderDimensions):
 def tensor_shapes(dimensions: AudioDecoderDimensions) -> dict[str, tuple[int, ...]]:
     """Return every canonical name with its shape."""
     return {
-        **audio_encoder.tensor_shapes(dimensions.audio),
+        **dimensions.audio.shapes(),
         **decoder_shapes.tensor_shapes(dimensions),
     }
 
@@ -89,7 +99,7 @@ def _caches(dimensions: AudioDecoderDimensions) -> tuple[CacheLayers, ...]:
 
 def _programs(dimensions: AudioDecoderDimensions) -> Mapping[str, ProgramSignature]:
     audio, embeddings = dimensions.audio, _embeddings(dimensions)
-    read = cross_argument(embeddings, "source" if audio.chunk else audio.positions)
+    read = cross_argument(embeddings, audio.positions if audio.frames else "source")
     return {
         "encode": encode_program(embeddings, *audio.arguments()),
         "decode": decode_program(decoder.caches(dimensions), ["logits"], read),
@@ -101,7 +111,7 @@ def _written(dimensions: AudioDecoderDimensions) -> Mapping[str, Program]:
 
 
 def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
-    return write.program(**{_EMBEDDINGS: audio_encoder.encoded(write, dimensions.audio)})
+    return write.program(**{_EMBEDDINGS: dimensions.audio.written(write)})
 
 
 def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
@@ -128,26 +138,20 @@ def _constants(
 ) -> dict[str, NDArray[np.generic]]:
     return {
         **decoder.constants(dimensions, tensors),
-        **audio_encoder.constants(dimensions.audio),
+        **dimensions.audio.constants(),
     }
 
 
 def _probe(dimensions: AudioDecoderDimensions) -> Probe:
     """Return two inputs of noise, each between two tokens of text."""
     generator, audio, vocab = np.random.default_rng(0), dimensions.audio, dimensions.vocab_size
-    frames = -(-_PROBED // audio.chunk) * audio.chunk if audio.chunk else MOST_FRAMES
-    features = generator.uniform(-1, 1, (2, frames, audio.n_mels)).astype(np.float32)
-    source: tuple[NDArray[Any], ...] = (features,)
-    heard = min(8, audio.positions)
-    if audio.chunk:
-        layout = audio.layout(_PROBED)
-        whole = len(audio.layout(frames).source)
-        source = (features, *batch_of([layout, layout], whole))
-        heard = len(layout.source)
+    frames = audio.frames or _PROBED
+    features_btm = generator.uniform(-1, 1, (2, frames, audio.n_mels)).astype(np.float32)
     texts = generator.integers(0, vocab, (2, 2))
-    sound = np.arange(vocab, vocab + heard)
+    sound = np.arange(vocab, vocab + min(_HEARD, audio.encoded(frames)))
     return Probe(
-        prompts=[np.concatenate([text[:1], sound, text[1:]]) for text in texts], source=source
+        prompts=[np.concatenate([text[:1], sound, text[1:]]) for text in texts],
+        source=audio.source(features_btm),
     )
 
 

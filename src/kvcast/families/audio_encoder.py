@@ -9,13 +9,15 @@ Canonical tensors are [out, in], kernels [out, in, time, frequency]. Knows no de
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families.programs import SOURCE, Argument
+from kvcast.families.sound_encoder import FEATURES, SoundEncoder
 from kvcast.spec.program import Constant, Node
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 from kvcast.spec.writer import ProgramWriter
@@ -28,7 +30,7 @@ _EPSILON = 1e-5  # of layer norms
 _CONVOLUTIONS = 3  # in chunks, each halves time and frequency
 _TIMESCALE = 10_000
 _POSITIONS = "encoder.positions"
-_FEATURES, _SOURCE = Node("features"), Node(SOURCE)
+_SOURCE = Node(SOURCE)
 _WINDOWS, _WINDOW_LENGTHS = Node("windows"), Node("window_lengths")
 
 
@@ -48,7 +50,7 @@ class ChunkLayout(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AudioEncoder:
+class AudioEncoder(SoundEncoder):
     """Everything that determines an encoder's tensor shapes and computation.
 
     Attributes:
@@ -104,11 +106,18 @@ class AudioEncoder:
             raise KvcastError(f"{MOST_FRAMES // 2} positions are not a multiple of {self.joined}")
 
     @property
+    @override
+    def frames(self) -> int:
+        return 0 if self.chunk else MOST_FRAMES
+
+    @property
+    @override
     def positions(self) -> int:
-        """Embeddings of the longest excerpt."""
-        if self.chunk:
-            return len(self.layout(MOST_FRAMES).source)
-        return MOST_FRAMES // 2 // self.joined
+        return self.encoded(MOST_FRAMES)
+
+    @override
+    def encoded(self, frames: int) -> int:
+        return len(self.layout(frames).source) if self.chunk else frames // 2 // self.joined
 
     @property
     def bands(self) -> int:
@@ -129,17 +138,39 @@ class AudioEncoder:
         held = np.minimum(span, count - places[:, 0]).astype(np.int32)
         return ChunkLayout(source, np.minimum(places, count - 1), held)
 
+    @override
     def arguments(self) -> tuple[Argument, ...]:
-        """Return what `encode` takes."""
         if not self.chunk:
             shape = ("batch", MOST_FRAMES, self.n_mels)
-            return (Argument(name=_FEATURES.name, shape=shape, dtype="float32"),)
+            return (Argument(name=FEATURES.name, shape=shape, dtype="float32"),)
         return (
-            Argument(name=_FEATURES.name, shape=("batch", "frames", self.n_mels), dtype="float32"),
+            Argument(name=FEATURES.name, shape=("batch", "frames", self.n_mels), dtype="float32"),
             Argument(name=_SOURCE.name, shape=("batch", "source"), dtype="int64"),
             Argument(name=_WINDOWS.name, shape=("batch", "windows", "span"), dtype="int64"),
             Argument(name=_WINDOW_LENGTHS.name, shape=("batch", "windows"), dtype="int32"),
         )
+
+    @override
+    def source(self, features_btm: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+        if not self.chunk:
+            return (features_btm,)
+        batch, frames = features_btm.shape[:2]
+        padding = -frames % self.chunk
+        padded_btm = np.pad(features_btm, ((0, 0), (0, padding), (0, 0)))
+        whole = len(self.layout(frames + padding).source)
+        return (padded_btm, *batch_of([self.layout(frames)] * batch, whole))
+
+    @override
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return _shapes(self)
+
+    @override
+    def constants(self) -> Mapping[str, NDArray[np.generic]]:
+        return _waves(self) if self.chunk else {}
+
+    @override
+    def written(self, write: ProgramWriter) -> Node:
+        return _encoded(write, self)
 
 
 def _halved(size: int) -> int:
@@ -162,8 +193,7 @@ def batch_of(layouts: list[ChunkLayout], chunks: int) -> tuple[NDArray[np.generi
     return source_bt, windows, np.stack([layout.window_lengths for layout in layouts])
 
 
-def tensor_shapes(encoder: AudioEncoder) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
+def _shapes(encoder: AudioEncoder) -> dict[str, tuple[int, ...]]:
     width, inner = encoder.width, encoder.inner
     joined = width * encoder.joined
     shapes = _stem_shapes(encoder)
@@ -205,10 +235,8 @@ def _stem_shapes(encoder: AudioEncoder) -> dict[str, tuple[int, ...]]:
     return {**shapes, "encoder.conv_out.weight": (width, encoder.bands * channels)}
 
 
-def constants(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
+def _waves(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
     """Return the waves of a chunk's positions [positions, width]."""
-    if not encoder.chunk:
-        return {}
     half = encoder.width // 2
     steps = np.exp(-math.log(_TIMESCALE) / (half - 1) * np.arange(half))
     angles = np.arange(_halved(encoder.chunk))[:, None] * steps
@@ -216,8 +244,7 @@ def constants(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
     return {_POSITIONS: waves.astype(np.float32)}
 
 
-def encoded(write: ProgramWriter, encoder: AudioEncoder) -> Node:
-    """Write an encoder: features [batch, frames, mels] to embeddings [batch, 1, t, output]."""
+def _encoded(write: ProgramWriter, encoder: AudioEncoder) -> Node:
     x = _chunked(write, encoder) if encoder.chunk else _halved_once(write)
     for i in range(encoder.layers):
         x = _layer(write, x, f"encoder.layers.{i}", encoder)
@@ -235,7 +262,7 @@ def encoded(write: ProgramWriter, encoder: AudioEncoder) -> Node:
 
 def _halved_once(write: ProgramWriter) -> Node:
     """Return hidden states [batch, frames / 2, width]."""
-    x = write.step("transpose", _FEATURES, 1, 2)
+    x = write.step("transpose", FEATURES, 1, 2)
     x = write.conv1d(x, "encoder.conv1", stride=1, padding=1, activation="gelu")
     x = write.conv1d(x, "encoder.conv2", stride=2, padding=1, activation="gelu")
     return write.step("add", write.step("transpose", x, 1, 2), Constant(_POSITIONS))
@@ -243,7 +270,7 @@ def _halved_once(write: ProgramWriter) -> Node:
 
 def _chunked(write: ProgramWriter, encoder: AudioEncoder) -> Node:
     """Return the hidden states of the sound's positions of all inputs, [batch * t, width]."""
-    chunks = write.step("unflatten", _FEATURES, 1, [-1, encoder.chunk])
+    chunks = write.step("unflatten", FEATURES, 1, [-1, encoder.chunk])
     x = write.step("unsqueeze", write.step("flatten", chunks, 0, 1), -1)
     for i in range(1, _CONVOLUTIONS + 1):
         x = write.conv2d(x, f"encoder.conv{i}", stride=2, padding=1, activation="gelu")

@@ -132,6 +132,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "encoder_attention": encoder_attention,
     "source_attention": source_attention,
     "window_attention": window_attention,
+    "softmax": lambda x: torch.softmax(x, -1),
     "short_convolution": _activated(short_convolution),
     "delta_rule": delta_rule,
     "channel_convolution": _activated(channel_convolution),

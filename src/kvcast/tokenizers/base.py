@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from kvcast.chat.conversation import Message, Tool
 from kvcast.chat.tool_calls import ToolForm
-from kvcast.errors import UsageError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.tokenizers.decoder import TokenDecoder
 from kvcast.tokenizers.languages import Languages
 from kvcast.tokenizers.stream import TextStream
@@ -62,6 +62,13 @@ class TextTokenizer(Protocol):
         Raises UsageError for an invalid conversation; KvcastError if the model has no chat
         template, or its template fails or tries to do more than format text.
         """
+
+    def encode_chat_ready(self, messages: Sequence[Message]) -> list[int]:  # noqa: ARG002
+        """Return those of one in whose messages special tokens are spelt out and meant.
+
+        Raises KvcastError if the model has no chat template, or its template fails.
+        """
+        raise KvcastError("this model's prompts need a chat template: fetch the model again")
 
     @property
     def tool_form(self) -> ToolForm:

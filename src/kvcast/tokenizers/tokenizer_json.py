@@ -144,6 +144,14 @@ class JsonTokenizer(TextTokenizer):
             prompt = self._rendered(self._template, whole)
         return self._encode(prompt, whole.texts(), add_special_tokens=False)
 
+    @override
+    def encode_chat_ready(self, messages: Sequence[Message]) -> list[int]:
+        if self._template is None:
+            return super().encode_chat_ready(messages)
+        prompt = self._template.render(checked(messages, None).messages)
+        with _one_line(f"{self._what} cannot take this text"):
+            return ids_of(self._tokenizer, prompt, add_special_tokens=False)
+
     def _rendered(self, template: ChatTemplate, whole: Conversation) -> str:
         neutral = whole.mapped(self._neutral)
         return template.render(neutral.messages, neutral.tools)

@@ -18,6 +18,7 @@ from kit.dimensions import (
     DECODERS,
     GEMMA4,
     GRANITE4,
+    GRANITE_SPEECH,
     LFM2,
     QWEN3_5,
     QWEN3_ASR,
@@ -52,6 +53,7 @@ MODELS = [
     *UNILMS,
     QWEN3_ASR,
     VOXTRAL,
+    GRANITE_SPEECH,
 ]
 
 

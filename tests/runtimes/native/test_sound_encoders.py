@@ -71,3 +71,14 @@ def test_scores_follow_distances(positions, head_dim):
             given = *flat(query), *flat(key), 0.5, address(out)
             call(machine(threads, name), Operation.RELATIVE_SCORES, *sizes, *given)
             np.testing.assert_allclose(out, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 42), (70, 348)])
+def test_shares_of_a_line_are_its_softmax(rows, width):
+    x = strided(np.random.default_rng(0).normal(0, 9, (rows, width)).astype(np.float32), width + 3)
+    expected = torch.softmax(torch.from_numpy(np.array(x)), -1).numpy()
+    for name in all_instructions():
+        for threads in (1, 3):
+            out = guarded(np.full((rows, width), np.nan, np.float32))
+            call(machine(threads, name), Operation.SOFTMAX, rows, width, *flat(x), *flat(out))
+            np.testing.assert_allclose(out, expected, atol=1e-6, rtol=1e-5)

@@ -10,9 +10,9 @@ from functools import cached_property
 from typing_extensions import override
 
 from kvcast.families.audio_decoder import AUDIO_DECODER, AudioDecoderDimensions
-from kvcast.families.audio_encoder import MOST_FRAMES
 from kvcast.inspect.work.base import CacheKind, Work
 from kvcast.inspect.work.decoder import DecoderWork
+from kvcast.inspect.work.sound_encoders import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,35 +38,13 @@ class AudioDecoderWork(DecoderWork):
 
     @override
     def encode(self, inputs: int = 1) -> Work:
-        audio = self.dimensions.audio
-        positions = audio.positions * audio.joined
-        layers = audio.layers * (4 * audio.width**2 + 2 * audio.width * audio.inner)
-        projector = audio.projected * (audio.joined * audio.width + audio.output)
-        seen = positions
-        if audio.chunk:
-            windows = MOST_FRAMES // audio.window or 1
-            seen = positions // windows
-        attention = 2 * 2 * audio.layers * positions * seen * audio.width
-        products = 2 * (positions * layers + audio.positions * projector)
+        of_one = counted(self.dimensions.audio)
         return Work(
-            encoder=inputs * products,
-            encoder_attention=inputs * (attention + self._convolutions),
+            encoder=inputs * of_one.products,
+            encoder_attention=inputs * of_one.others,
             weights=self.count("encoder."),
-            encoder_matrices=layers + projector,
+            encoder_matrices=of_one.matrices,
         )
-
-    @property
-    def _convolutions(self) -> int:
-        """Operations of the layers before attention."""
-        audio, frames = self.dimensions.audio, MOST_FRAMES
-        if not audio.chunk:
-            return 2 * 3 * (frames * audio.n_mels * audio.width + frames // 2 * audio.width**2)
-        operations, bands, before = 0, audio.n_mels, 1
-        for _ in range(3):
-            frames, bands = (frames + 1) // 2, (bands + 1) // 2
-            operations += 2 * 9 * frames * bands * before * audio.channels
-            before = audio.channels
-        return operations + 2 * frames * bands * audio.channels * audio.width
 
     @override
     def cache(self, positions: int) -> tuple[CacheKind, ...]:

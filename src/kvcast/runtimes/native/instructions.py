@@ -45,6 +45,7 @@ class Operation(IntEnum):
     ROTATE = 22
     GROUP_NORM = 23
     WINDOW_ATTENTION = 24
+    SOFTMAX = 25
 
 
 class Dtype(IntEnum):

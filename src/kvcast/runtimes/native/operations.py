@@ -862,6 +862,19 @@ def _window_attention(
     return out
 
 
+def _softmax(builder: Builder, x: Value) -> Value:
+    lines = builder.lines(x)
+    out = Value.fresh(x.sizes, Dtype.F32)
+    builder.emit(
+        Operation.SOFTMAX,
+        rows=lines.rows,
+        width=lines.width,
+        x=flat(lines),
+        out=_flat_words(out.address, lines.width),
+    )
+    return out
+
+
 def _expect(fits: bool, subject: str) -> None:
     """Raise ValueError: programs come from files, and instructions do not check addresses."""
     if not fits:
@@ -1083,6 +1096,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "encoder_attention": _encoder_attention,
     "source_attention": _source_attention,
     "window_attention": _window_attention,
+    "softmax": _softmax,
     "add": _pointwise(Element.ADD),
     "sub": _pointwise(Element.SUB),
     "mul": _pointwise(Element.MUL),

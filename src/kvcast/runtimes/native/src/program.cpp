@@ -195,6 +195,11 @@ void execute(Machine& machine, const WindowAttention& w) {
   window_attention(machine, w);
 }
 
+void execute(Machine& machine, const SoftmaxWords& w) {
+  if (w.width < 1) throw std::invalid_argument("there are no numbers to share");
+  softmax(machine, w);
+}
+
 void execute(Machine& machine, const MixtureWords& w) {
   if (w.each < 1 || w.each > w.experts) throw std::invalid_argument("a token goes through one expert to all");
   Mixture mixture{};

@@ -108,4 +108,10 @@ void window_attention(Machine& machine, const WindowAttention& w) {
   });
 }
 
+void softmax(Machine& machine, const SoftmaxWords& w) {
+  for_rows(machine, w.rows, w.width, [&](int row) {
+    machine.with.scores.softmax(w.x.data + row * w.x.stride, w.width, w.out.data + row * w.out.stride);
+  });
+}
+
 }  // namespace kvcast

@@ -8,5 +8,6 @@ namespace kvcast {
 void rotate(Machine&, const Rotation&);
 void group_norm(Machine&, const GroupNorm&);
 void window_attention(Machine&, const WindowAttention&);
+void softmax(Machine&, const SoftmaxWords&);
 
 }  // namespace kvcast
