@@ -30,6 +30,9 @@ class Ring(Protocol):
     def shortest(self, reached: int) -> int:
         """Return the least length that a row can be cut to, which reached so many positions."""
 
+    def slot(self, position: int, reached: int) -> int:
+        """Return where a position lies that a row still has, which reached so many."""
+
 
 @dataclass(frozen=True)
 class TurningRing(Ring):
@@ -42,6 +45,10 @@ class TurningRing(Ring):
     def shortest(self, reached: int) -> int:
         # The next query sees the positions that were not overwritten: from reached - slots on.
         return 0 if reached <= self.slots else reached - self.slots + self.window - 1
+
+    @override
+    def slot(self, position: int, reached: int) -> int:
+        return position % self.slots
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,12 @@ class CompactedRing(Ring):
         at_a_time = self.slots - self.window + 1
         return self.slots + (reached - self.slots - 1) // at_a_time * at_a_time + 1
 
+    @override
+    def slot(self, position: int, reached: int) -> int:
+        return (
+            position if reached <= self.slots else position - self.shortest(reached) + self.window
+        )
+
 
 @dataclass(frozen=True)
 class Rewritten(Ring):
@@ -70,6 +83,10 @@ class Rewritten(Ring):
     @override
     def shortest(self, reached: int) -> int:
         return reached
+
+    @override
+    def slot(self, position: int, reached: int) -> int:
+        raise TypeError("a state has no positions")
 
 
 @dataclass(frozen=True)
@@ -254,6 +271,7 @@ class Memory:
         }
         parts = {layer: iter(block) for layer, block in self._blocks.items()}
         self.cells: list[Array] = [next(parts[layer]) for layer in layers]
+        self._layers = list(layers)
         self._is_ring = [layer.ring is not None for layer in layers]
         self._rings = {layer.ring for layer in layers if layer.ring is not None}
         self.has_checkpoints = bool(self._rings) and all(
@@ -275,6 +293,23 @@ class Memory:
             )
         views: tuple[list[Array], list[Array]] = self.bound[key]
         return views
+
+    def held(self, row: int, tensor: int, positions: range, reached: int) -> Array:
+        """Return a copy of what a tensor holds of a row, [., n, ...]: a state is whole.
+
+        Args:
+            row: which.
+            tensor: number of the tensor in the program's order.
+            positions: some that the row still has.
+            reached: how many positions it has seen.
+
+        """
+        cell, ring = self.cells[tensor][self.places[row]], self._layers[tensor].ring
+        if isinstance(ring, Rewritten):
+            return cell + 0
+        if ring is None:
+            return cell[:, positions.start : positions.stop] + 0
+        return cell[:, [ring.slot(position, reached) for position in positions]]
 
     @property
     def has_rings(self) -> bool:

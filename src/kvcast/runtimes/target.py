@@ -16,6 +16,7 @@ from kvcast.families.programs import ProgramSignature
 from kvcast.families.table import family_of
 from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.runtimes.self_test import SelfTestResult
+from kvcast.runtimes.stored import Stored
 from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Program
@@ -148,6 +149,15 @@ class Target(Protocol):
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
         """Open a bundle whose checksums have been verified."""
         return self.runtimes()[family_of(family).interface](folder, manifest, threads)
+
+    def stored(
+        self,
+        folder: Path,  # noqa: ARG002
+        manifest: Manifest,  # noqa: ARG002
+        shapes: Mapping[str, tuple[int, ...]],  # noqa: ARG002
+    ) -> Stored:
+        """Return what can be read of a bundle's files; `shapes` are of the checkpoint's tensors."""
+        return Stored()
 
     def open_checkpoint(
         self,

@@ -19,6 +19,7 @@ from kvcast.runtimes.self_test import (
     find_compiler,
     versions,
 )
+from kvcast.runtimes.stored import Stored
 from kvcast.runtimes.target import (
     BuildOptions,
     Lowered,
@@ -75,6 +76,14 @@ class AotiTarget(Target):
     @override
     def reference(self, job: LoweringJob) -> Reference:
         return EagerReference(job.programs())
+
+    @override
+    def stored(
+        self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Stored:
+        from kvcast.runtimes.aoti.stored import stored
+
+        return stored(folder, manifest, shapes)
 
     @override
     def self_test(self) -> SelfTestResult:

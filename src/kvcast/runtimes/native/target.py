@@ -15,6 +15,7 @@ from kvcast.families.base import Interface
 from kvcast.families.table import family_of
 from kvcast.runtimes.reference import EagerReference, Reference, has_torch
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
+from kvcast.runtimes.stored import Stored
 from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Target
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import BundlePrecision
@@ -92,6 +93,14 @@ class NativeTarget(Target):
 
         interpreter = open_bundle(folder, manifest, threads)
         return self.runtimes()[family_of(family).interface](manifest, interpreter)
+
+    @override
+    def stored(
+        self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Stored:
+        from kvcast.runtimes.native.stored import stored
+
+        return stored(folder, manifest, shapes)
 
     @override
     def open_checkpoint(

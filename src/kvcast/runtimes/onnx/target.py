@@ -7,10 +7,12 @@ from typing import Any
 
 from typing_extensions import override
 
+from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.families.base import Interface
 from kvcast.runtimes.reference import check_reference
 from kvcast.runtimes.self_test import SelfTestResult, double_on_onnx, versions
+from kvcast.runtimes.stored import Stored
 from kvcast.runtimes.target import (
     BuildOptions,
     Lowered,
@@ -53,6 +55,14 @@ class OnnxTarget(Target):
     @override
     def suits_machine(self, on_phase: OnPhase) -> bool:
         return _is_installed()
+
+    @override
+    def stored(
+        self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Stored:
+        from kvcast.runtimes.onnx.stored import stored
+
+        return stored(folder, manifest)
 
     @override
     def runtimes(self) -> Mapping[Interface, Any]:

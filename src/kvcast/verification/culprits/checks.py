@@ -1,0 +1,128 @@
+"""Checks that name a culprit: a tensor of the files, an operation of a program, a layer's cache.
+
+Knows no runtime and no family.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.runtimes.stored import Stored
+from kvcast.spec.program import Program
+from kvcast.verification.culprits.layers import Run, culprit
+from kvcast.verification.culprits.programs import program_differences
+from kvcast.verification.culprits.tensors import difference
+from kvcast.verification.report import Check
+
+DIMENSIONS, WEIGHTS, PROGRAMS, LAYERS = "dimensions", "weights", "programs", "layers"
+_MOST = 3
+"""As many culprits are named."""
+
+
+def dimensions(bundle: Any, checkpoint: Any) -> Check:
+    """Compare the dimensions in a bundle's manifest with its checkpoint's, dataclasses of a family.
+
+    Names of architectures are for people only.
+    """
+    has, wanted = (dict(_fields(asdict(each))) for each in (bundle, checkpoint))
+    wrong = {
+        name: [has.get(name), wanted.get(name)]
+        for name in sorted(has.keys() | wanted.keys())
+        if name != "architecture" and has.get(name) != wanted.get(name)
+    }
+    if wrong:
+        words = [f"{name} is {is_}, not {was}" for name, (is_, was) in wrong.items()]
+        return Check(
+            name=DIMENSIONS,
+            outcome="failed",
+            detail=f"{_some(words)} as in the checkpoint",
+            measured={"wrong": wrong},
+        )
+    detail = f"{len(has)} dimensions are the checkpoint's"
+    return Check(
+        name=DIMENSIONS, outcome="passed", detail=detail, measured={"dimensions": len(has)}
+    )
+
+
+def weights(stored: Stored, expected: Mapping[str, NDArray[np.generic]]) -> Check:
+    """Compare what files hold of constants with a checkpoint's.
+
+    Args:
+        stored: of a bundle.
+        expected: by the name in programs; read on lookup.
+
+    """
+    if not stored.constants:
+        return Check(
+            name=WEIGHTS, outcome="skipped", detail="the runtime's files cannot be read by tensor"
+        )
+    wrong, compared = {}, sorted(stored.constants.keys() & expected.keys())
+    for name in compared:
+        if words := difference(name, stored.constants[name](), expected[name]):
+            wrong[name] = words
+    if not wrong:
+        detail = f"{len(compared)} tensors are the checkpoint's, but for rounding to codes"
+        return Check(
+            name=WEIGHTS, outcome="passed", detail=detail, measured={"tensors": len(compared)}
+        )
+    return Check(
+        name=WEIGHTS,
+        outcome="failed",
+        detail=_some([f"{name}: {words}" for name, words in wrong.items()]),
+        measured={"tensors": len(compared), "wrong": wrong},
+    )
+
+
+def programs(stored: Stored, written: Mapping[str, Program]) -> Check:
+    """Compare programs in files with those that the family writes from the dimensions."""
+    known = sorted(stored.programs.keys() & written.keys())
+    found = {name: program_differences(stored.programs[name], written[name]) for name in known}
+    wrong = [words for several in found.values() for words in several or ()]
+    if wrong:
+        return Check(
+            name=PROGRAMS, outcome="failed", detail=_some(wrong), measured={"wrong": wrong}
+        )
+    same = [name for name in known if found[name] is not None]
+    if not same:
+        why = "were written by another version" if known else "cannot be read by operation"
+        return Check(name=PROGRAMS, outcome="skipped", detail=f"the bundle's programs {why}")
+    steps = sum(len(written[name].steps) for name in same)
+    detail = f"{steps} operations of {' and '.join(same)} are those of the model's dimensions"
+    return Check(name=PROGRAMS, outcome="passed", detail=detail, measured={"operations": steps})
+
+
+def layers(run: Run, tolerance: float, *, exact: bool) -> Check:
+    """Compare the caches of both models, layer by layer.
+
+    Args:
+        run: what both computed.
+        tolerance: the largest relative difference that is rounding.
+        exact: whether more is an error; where weights are quantised, differences grow from layer to
+            layer, and only what is not finite is.
+
+    """
+    errors = {tensor.place: float(tensor.errors_p().max()) for tensor in run.tensors}
+    largest = max(errors.values(), default=0.0)
+    measured = {"tolerance": tolerance, "largest": largest, "by_tensor": errors}
+    if words := culprit(run, tolerance if exact else np.finfo(np.float64).max):
+        return Check(name=LAYERS, outcome="failed", detail=words, measured=measured)
+    detail = f"{len(errors)} cached tensors differ from the reference's by up to {largest:.2g}"
+    return Check(name=LAYERS, outcome="passed", detail=detail, measured=measured)
+
+
+def _fields(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield numbers, words and sequences of nested dimensions by their names."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def _some(words: list[str]) -> str:
+    return "; ".join(words[:_MOST]) + (
+        f"; and {len(words) - _MOST} more" if len(words) > _MOST else ""
+    )

@@ -1,0 +1,247 @@
+"""Finds the first layer whose cache differs from the reference's, and the position from which on.
+
+Both models are fed the same tokens, and after each call what it wrote is compared, layer by layer:
+what first differs was computed by the layer before it, or by the projection of its own. Knows no
+family, and not what a program is made of.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.families.caches import ENCODED, CacheLayers
+from kvcast.runtimes.base import Float32, Int64, Runtime
+
+_LARGEST = {"float16": 65504.0}
+"""The largest number of a dtype that models' numbers exceed."""
+_CLEAN = 0.03
+"""Share of a tolerance that is rounding for sure."""
+_CHUNK = 8
+"""Positions of a prompt that are fed at once, so that rings still have them all."""
+
+
+@dataclass(frozen=True)
+class CachedTensor:
+    """What a tensor of a layer's cache held: a row's, position by position.
+
+    Attributes:
+        layer: number of the layer among those with caches.
+        part: "key", "value", "inputs" or "state".
+        dtype: of the candidate's numbers, as NumPy spells it.
+        window: of a ring; None where all positions stay.
+        is_: the candidate's, one array [heads, d] or a whole state for each position.
+        was: the reference's.
+
+    """
+
+    layer: int
+    part: str
+    dtype: str
+    window: int | None
+    is_: Sequence[Float32]
+    was: Sequence[Float32]
+
+    @property
+    def place(self) -> str:
+        """Its name in words."""
+        return f"{self.part.removesuffix('s')}s of layer {self.layer}"
+
+    def errors_p(self) -> NDArray[np.float64]:
+        """Return the largest relative difference of a head, by position; inf where not finite."""
+        return np.array([_error(*both) for both in zip(self.is_, self.was, strict=True)])
+
+
+@dataclass(frozen=True)
+class Run:
+    """What both models computed from the same tokens."""
+
+    tensors: Sequence[CachedTensor]
+    is_pv: Float32
+    was_pv: Float32
+
+    def logit_errors_p(self) -> NDArray[np.float64]:
+        """Return the largest difference, in standard deviations of logits, by position."""
+        if not np.isfinite(self.is_pv).all():
+            return np.where(np.isfinite(self.is_pv).all(axis=1), 0.0, np.inf)
+        off: NDArray[np.float64] = np.abs(self.is_pv - self.was_pv).max(axis=1) / self.was_pv.std()
+        return off
+
+
+def culprit(run: Run, tolerance: float) -> str:
+    """Return in words what first differs by more than a relative difference; empty if nothing."""
+    before: CachedTensor | None = None
+    for tensor in run.tensors:
+        errors_p = tensor.errors_p()
+        if (errors_p > tolerance).any():
+            return _tensor_words(tensor, before, errors_p, run, tolerance)
+        before = tensor
+    errors_p = run.logit_errors_p()
+    if not (errors_p > tolerance).any():
+        return ""
+    cause = "last feed-forward, norm or head"
+    if before is not None and _begins(errors_p, tolerance):
+        cause = _attention_of(before, errors_p, tolerance)
+    return f"caches of all layers agree and logits differ{_from(errors_p, tolerance)}: {cause}"
+
+
+def _tensor_words(
+    tensor: CachedTensor,
+    before: CachedTensor | None,
+    errors_p: NDArray[np.float64],
+    run: Run,
+    tolerance: float,
+) -> str:
+    """Say what is wrong with the first tensor that differs, and what its cause may be."""
+    first, differ = _first(errors_p, tolerance), f"differ{_from(errors_p, tolerance)}"
+    is_, was = tensor.is_[first], tensor.was[first]
+    if not np.isfinite(is_).all():
+        return _not_finite(tensor, first, _from(errors_p, tolerance))
+    if not is_.any():
+        return f"{tensor.place} are zeros{_from(errors_p, tolerance)}: they were not written"
+    beside = [other for other in run.tensors if other.layer == tensor.layer and other is not tensor]
+    alone = all((other.errors_p() <= tolerance).all() for other in beside)
+    if tensor.part == "key" and alone:
+        if _error(_pair_lengths(is_), _pair_lengths(was)) <= tolerance:
+            return f"{tensor.place} turn by other angles{_from(errors_p, tolerance)}: rotary base"
+        return f"{tensor.place} {differ} and its values do not: projection of keys"
+    if tensor.part == "value" and alone:
+        return f"{tensor.place} {differ} and its keys do not: projection of values"
+    if before is None:
+        return f"{tensor.place} {differ}: embedding, first norm or projection"
+    fine = f"those of layer {before.layer} do not"
+    if _begins(errors_p, tolerance):
+        return f"{tensor.place} {differ}, {fine}: {_attention_of(before, errors_p, tolerance)}"
+    return (
+        f"{tensor.place} {differ}, {fine}: layer {before.layer} after its cache, or the projection "
+        f"of layer {tensor.layer}"
+    )
+
+
+def _attention_of(layer: CachedTensor, errors_p: NDArray[np.float64], tolerance: float) -> str:
+    """Name what is wrong where positions after some differ and none before."""
+    first, window = _first(errors_p, tolerance), layer.window
+    if window is not None and first in (window - 1, window):
+        return f"attention of layer {layer.layer} sees other positions than its window of {window}"
+    return f"attention of layer {layer.layer}: its bias, mask, rotation or query"
+
+
+def _first(errors_p: NDArray[np.float64], tolerance: float) -> int:
+    return int((errors_p > tolerance).argmax())
+
+
+def _begins(errors_p: NDArray[np.float64], tolerance: float) -> bool:
+    """Tell whether positions are equal, but for rounding, before the first that differs."""
+    first = _first(errors_p, tolerance)
+    return first > 0 and float(errors_p[:first].max()) <= tolerance * _CLEAN
+
+
+def _from(errors_p: NDArray[np.float64], tolerance: float) -> str:
+    first = _first(errors_p, tolerance)
+    return f" from position {first} on" if first else ""
+
+
+def _not_finite(tensor: CachedTensor, first: int, since: str) -> str:
+    largest = float(np.abs(tensor.was[first]).max())
+    most = _LARGEST.get(tensor.dtype, np.inf)
+    if largest > most:
+        return (
+            f"{tensor.place} overflow{since}: they are up to {largest:.3g}, and "
+            f"{tensor.dtype} holds {most:,.0f}"
+        )
+    return f"{tensor.place} are not finite{since}"
+
+
+def run_both(
+    candidate: Runtime,
+    reference: Runtime,
+    layers: Sequence[CacheLayers],
+    source: tuple[NDArray[Any], ...],
+    tokens_s: Int64,
+    prompt: int,
+) -> Run:
+    """Feed both models the same tokens of one row.
+
+    Args:
+        candidate: the model in question.
+        reference: that which is right.
+        layers: of the candidate's caches.
+        source: the input of `encode`, with one entry; empty without an encoder.
+        tokens_s: what to feed.
+        prompt: how many of them are fed first; a prefix model's source.
+
+    """
+    whole = hasattr(candidate, "embed")  # a prefix model reads its source in one call
+    is_, was = (
+        list(_fed(runtime, source, tokens_s, prompt, whole=whole))
+        for runtime in (candidate, reference)
+    )
+    tensors = [
+        CachedTensor(*named, *([held[i] for _, held in fed] for fed in (is_, was)))
+        for i, named in enumerate(_named(layers))
+    ]
+    logits = (np.stack([logits_v for logits_v, _ in fed]) for fed in (is_, was))
+    return Run(tensors, *logits)
+
+
+def _named(layers: Sequence[CacheLayers]) -> list[tuple[int, str, str, int | None]]:
+    """Return the layer, name, dtype and window of each tensor, in the program's order."""
+    each = [run for run in layers if run.kind not in ENCODED for _ in range(run.layers)]
+    return [
+        (i, part, run.dtype, run.capacity if run.kind == "ring" else None)
+        for i, run in enumerate(each)
+        for part in run.parts
+    ]
+
+
+def _fed(
+    runtime: Any, source: tuple[NDArray[Any], ...], tokens_s: Int64, prompt: int, *, whole: bool
+) -> Iterator[tuple[Float32, list[Float32]]]:
+    """Yield each position's logits [vocab], and what its tensors then hold of it."""
+    if source:
+        cache = runtime.new_cache(1, len(tokens_s), inputs=1)
+        cache = runtime.reset(runtime.encode(cache, [0], *source), [0], [0])
+    else:
+        cache = runtime.new_cache(1, len(tokens_s))
+    first = 0
+    while first < len(tokens_s):
+        count = (prompt if whole else min(_CHUNK, prompt - first)) if first < prompt else 1
+        compute = runtime.prefill if first < prompt else runtime.decode
+        logits_1pv, cache = compute(
+            [tokens_s[first : first + count]], cache, positions=range(count)
+        )
+        memory, stop = cache.memory, first + count
+        held = [
+            _by_position(memory.held(0, i, range(first, stop), stop), count)
+            for i in range(len(memory.cells))
+        ]
+        for i in range(count):
+            yield logits_1pv[0, i].copy(), [part[i] for part in held]
+        first = stop
+
+
+def _by_position(array: Any, count: int) -> Sequence[Float32]:
+    """Return [heads, d] of each position, from [heads, n, d] or [1, n, heads, d]; else a state."""
+    numbers: Float32 = np.asarray(
+        array.float().cpu() if hasattr(array, "cpu") else array, np.float32
+    )
+    if numbers.ndim == 4:
+        numbers = np.moveaxis(numbers[0], 1, 0)
+    if numbers.shape[1] != count:
+        return [numbers] * count
+    return [numbers[:, i] for i in range(count)]
+
+
+def _error(is_: Float32, was: Float32) -> float:
+    if not np.isfinite(is_).all():
+        return np.inf
+    axes = tuple(range(1, was.ndim))
+    off = np.sqrt(np.square(is_ - was, dtype=np.float64).sum(axis=axes))
+    size = np.sqrt(np.square(was, dtype=np.float64).sum(axis=axes))
+    return float((off / np.maximum(size, 1e-6)).max())
+
+
+def _pair_lengths(key_hd: Float32) -> Float32:
+    return np.hypot(*np.split(key_hd, 2, axis=-1))

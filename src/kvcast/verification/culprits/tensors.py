@@ -1,0 +1,181 @@
+"""Says in words how a constant that a bundle holds differs from the one it was made of.
+
+Knows no model and no file.
+"""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.runtimes.stored import StoredNumbers
+
+Float32 = NDArray[np.float32]
+
+_ROUNDING = {8: 0.75, 4: 4.0}
+"""The most that a number differs from its code's, in steps, by the bits of a code.
+
+Rounding takes half a step, and a scale in fp16 a sixteenth of one more. The search for codes of
+4 bits may cut off the largest numbers of a block.
+"""
+_LEAST = 1e-7
+"""What may differ where all codes of a block are zero."""
+_ANGLES = re.compile(r"(?:^|\.)(?:cosines|sines)(?:_\d+)?$")
+_MOST = 3
+"""As many places are named."""
+
+
+def difference(name: str, stored: StoredNumbers, expected: NDArray[np.generic]) -> str:
+    """Return what is wrong with a constant, in words without its name; empty if nothing is.
+
+    Args:
+        name: in programs; tables of cosines and sines of rotary positions tell their base.
+        stored: as a bundle holds it.
+        expected: as the checkpoint has it.
+
+    """
+    if stored.numbers.shape != expected.shape:
+        return f"has shape {stored.numbers.shape}, not {expected.shape}"
+    actual, wanted = (
+        np.asarray(part, np.float32) for part in (stored.numbers, np.asarray(expected))
+    )
+    wrong = _wrong(stored, actual, wanted)
+    count = int(wrong.sum())
+    if not count:
+        return ""
+    if unfit := int((~np.isfinite(actual)).sum()):
+        return f"{unfit:,} of {actual.size:,} numbers are not finite{_at(~np.isfinite(actual))}"
+    if _ANGLES.search(name):
+        return _angles(actual, wanted, np.arccos if "cosines" in name else np.arcsin)
+    return (
+        _other_places(actual, wanted, stored)
+        or _other_scales(actual, wanted, stored, wrong)
+        or _one_number(stored, actual, wanted, wrong)
+        or f"{count:,} of {actual.size:,} numbers differ, by up to "
+        f"{np.abs(actual - wanted).max():.3g}{_at(wrong)}"
+    )
+
+
+def _wrong(stored: StoredNumbers, actual: Float32, wanted: Float32) -> NDArray[np.bool_]:
+    """Return where numbers differ by more than they are rounded by."""
+    if stored.steps is None:
+        # Of fewer bits than the checkpoint's, they are rounded.
+        allowed = np.abs(wanted) * (0.0 if stored.bits == 32 else 2.0**-7)
+        allowed += 0.0 if stored.bits == 32 else _LEAST
+        return np.asarray(~(np.abs(actual - wanted) <= allowed))
+    allowed = _ROUNDING[stored.bits] * np.abs(_by_number(stored.steps, actual))
+    return np.asarray(~(np.abs(actual - wanted) <= allowed + _LEAST))
+
+
+def _by_number(steps: Float32, like: Float32) -> Float32:
+    """Repeat what each block has for all of its numbers."""
+    blocks = like.reshape(*steps.shape, -1)
+    return np.broadcast_to(steps[..., None], blocks.shape).reshape(like.shape)
+
+
+def _at(wrong: NDArray[np.bool_]) -> str:
+    """Name the first places."""
+    places = np.argwhere(wrong)[:_MOST].tolist()
+    more = ", ..." if int(wrong.sum()) > _MOST else ""
+    return f": at {', '.join(map(str, places))}{more}"
+
+
+def _one_number(
+    stored: StoredNumbers, actual: Float32, wanted: Float32, wrong: NDArray[np.bool_]
+) -> str:
+    """Tell of a single number, whose bits may tell more."""
+    if int(wrong.sum()) != 1:
+        return ""
+    place = np.argwhere(wrong)[0].tolist()
+    is_, was = actual[wrong], wanted[wrong]
+    if stored.steps is None:
+        flipped = int((is_.view(np.uint32) ^ was.view(np.uint32))[0])
+        bits = f"bit {flipped.bit_length() - 1} is flipped: " if flipped.bit_count() == 1 else ""
+    else:
+        step = float(_by_number(stored.steps, actual)[wrong][0])
+        away = round(abs(float(is_[0] - was[0])) / step) if step else 0
+        one = away and away & (away - 1) == 0
+        bits = f"bit {away.bit_length() - 1} of its code is flipped: " if one else ""
+    return f"one number, at {place}, is wrong: {bits}{is_[0]:.6g}, not {was[0]:.6g}"
+
+
+def _other_places(actual: Float32, wanted: Float32, stored: StoredNumbers) -> str:
+    """Tell of rows, or columns, that hold what others should."""
+    if actual.ndim != 2 or stored.steps is not None:
+        return ""
+    for axis, title in ((0, "row"), (1, "column")):
+        rows, should = (np.moveaxis(part, axis, 0) for part in (actual, wanted))
+        taken = list(_taken(rows, should))
+        if not taken:
+            continue
+        offsets = {(source - row) % len(rows) for row, source in taken}
+        if len(offsets) == 1 and len(taken) > 2:
+            (offset,) = offsets
+            by = min(offset, len(rows) - offset)
+            return f"{len(taken)} {title}s are shifted by {by}: each holds what another should"
+        some = [f"{title} {row} holds what {title} {source} should" for row, source in taken]
+        return ", ".join(some[:_MOST]) + (", ..." if len(some) > _MOST else "")
+    return ""
+
+
+def _taken(rows: Float32, should: Float32) -> Iterator[tuple[int, int]]:
+    """Yield each row that is another one, with that one's number; nothing if any is neither."""
+    places = {row.tobytes(): i for i, row in enumerate(should)}
+    pairs = []
+    for i, row in enumerate(rows):
+        if np.array_equal(row, should[i]):
+            continue
+        source = places.get(row.tobytes())
+        if source is None:
+            return
+        pairs.append((i, source))
+    yield from pairs
+
+
+def _other_scales(
+    actual: Float32, wanted: Float32, stored: StoredNumbers, wrong: NDArray[np.bool_]
+) -> str:
+    """Tell of outputs whose numbers are the wanted ones times a factor."""
+    if actual.ndim != 2:
+        return ""
+    factors: dict[int, float] = {}
+    for row in np.flatnonzero(wrong.any(axis=1)).tolist():
+        length = float(wanted[row] @ wanted[row])
+        factor = float(actual[row] @ wanted[row]) / length if length else 0.0
+        off = np.linalg.norm(actual[row] - factor * wanted[row])
+        rounding = 0.02 if stored.steps is None or stored.bits == 8 else 0.2
+        if not factor > 0 or off > rounding * np.linalg.norm(actual[row]):
+            return ""
+        factors[row] = factor
+    largest = np.abs(wanted).max(axis=1)
+    named = []
+    for row, factor in factors.items():
+        near = np.abs(largest - factor * largest[row])
+        near[row] = np.inf
+        source = int(near.argmin())
+        is_others = near[source] <= 0.01 * largest[source]
+        of = f", that of output {source}" if is_others else ""
+        named.append(f"output {row} has another scale{of} (times {factor:.3g})")
+    return "; ".join(named[:_MOST]) + ("; ..." if len(named) > _MOST else "")
+
+
+def _angles(actual: Float32, wanted: Float32, angle_of: np.ufunc) -> str:
+    """Tell the base of a table of cosines or sines [positions, pairs]."""
+    is_, was = (_base(part, angle_of) for part in (actual, wanted))
+    if is_ is None or was is None or is_ == was:
+        return f"angles of rotary positions differ{_at(actual != wanted)}"
+    return f"angles of rotary positions are of base {is_:g}, not {was:g}"
+
+
+def _base(table: Float32, angle_of: np.ufunc) -> float | None:
+    """Return the base of the angles in a table, from those of position 1; None if there is none."""
+    if len(table) < 2:
+        return None
+    angles = angle_of(table[1].clip(-1, 1).astype(np.float64))
+    turning = int((angles > 0).sum())
+    if turning < 2 or not angles[1] > 0:
+        return None
+    # Pair i of n turns by base ** (-i / n).
+    base = float(angles[1] ** -turning)
+    return float(f"{base:.3g}") if np.isfinite(base) and base > 1 else None

@@ -1,0 +1,338 @@
+"""Sound models, and ways to break each so that only its numbers are wrong.
+
+Files are sealed again: their checksums agree, they open, and every shape fits. Behaviour is broken
+by a runtime around a sound one. Knows no check: tests say what each fault must be reported as.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from kit.dimensions import LLAMA, MISTRAL, QWEN3_5, SMALL, SMALL_T5
+from kit.models import bundle, once, random_tensors, write
+from kvcast.bundle.manifest import MANIFEST, Manifest
+from kvcast.bundle.writing import seal
+from kvcast.models.executor import TorchModel
+from kvcast.spec.program import Program
+
+Arrays = dict[str, NDArray[Any]]
+Break = Callable[[Path], None]
+"""Changes files of a bundle, in place."""
+
+
+@dataclass(frozen=True)
+class FileFault:
+    """A bundle that is wrong.
+
+    Attributes:
+        dimensions: of the model.
+        precision: of the bundle, and its runtime.
+        change: breaks a copy of the sound bundle.
+        place: words that name the culprit.
+
+    """
+
+    dimensions: Any
+    precision: Mapping[str, str]
+    change: Break
+    place: Sequence[str]
+
+    def sound(self) -> Path:
+        """Return the twin that is not broken; nobody may change it."""
+        return bundle(self.dimensions, **self.precision)
+
+    def broken(self, folder: Path) -> Path:
+        """Write the broken bundle into a new folder, and return that."""
+        shutil.copytree(self.sound(), folder)
+        self.change(folder)
+        return reseal(folder)
+
+
+def reseal(folder: Path) -> Path:
+    """Give the files of a bundle, as they are now, checksums that agree."""
+    seal(folder, Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8")))
+    return folder
+
+
+@contextmanager
+def _weights(folder: Path) -> Iterator[Arrays]:
+    """Yield the arrays of the weights' file, and write it as they are left."""
+    path = folder / "native" / "weights.safetensors"
+    arrays = {name: array.copy() for name, array in load_file(path).items()}
+    yield arrays
+    save_file(arrays, path)
+
+
+def flipped_bit(name: str, index: tuple[int, ...], bit: int) -> Break:
+    """Flip one bit of one number: of a float, bit 30 is the highest of the exponent."""
+
+    def change(folder: Path) -> None:
+        with _weights(folder) as arrays:
+            words = arrays[name].view(f"u{arrays[name].itemsize}")
+            words[index] ^= words.dtype.type(1 << bit)
+
+    return change
+
+
+def flipped_bit_of_graph(name: str, index: int, bit: int) -> Break:
+    """Flip one bit of a number of an ONNX graph, which has its matrices in a file beside it."""
+
+    def change(folder: Path) -> None:
+        graph = ir.load(folder / "onnx" / "decode.onnx").graph
+        tensor = graph.initializers[name].const_value
+        assert isinstance(tensor, ir.ExternalTensor)
+        path = folder / "onnx" / tensor.location
+        words = np.fromfile(path, np.uint8)
+        words[tensor.offset :].view(np.uint8)[4 * index + bit // 8] ^= np.uint8(1 << bit % 8)
+        path.write_bytes(words.tobytes())
+
+    return change
+
+
+def other_channels_scale(name: str, one: int, other: int) -> Break:
+    """Let two outputs of a quantised matrix have each other's scales."""
+
+    def change(folder: Path) -> None:
+        with _weights(folder) as arrays:
+            scales = arrays[f"{name}.scales"]
+            scales[[one, other]] = scales[[other, one]]
+
+    return change
+
+
+def wrong_rotary_base(base: float) -> Break:
+    """Rotate by the angles of another base."""
+
+    def change(folder: Path) -> None:
+        with _weights(folder) as arrays:
+            positions, pairs = arrays["cosines_0"].shape
+            turns_d = base ** -(np.arange(pairs) / pairs)
+            angles_td = np.outer(np.arange(positions), turns_d)
+            arrays["cosines_0"] = np.cos(angles_td).astype(np.float32)
+            arrays["sines_0"] = np.sin(angles_td).astype(np.float32)
+
+    return change
+
+
+def wrong_bias_row(stack: str) -> Break:
+    """Let each distance have the bias of the next."""
+
+    def change(folder: Path) -> None:
+        with _weights(folder) as arrays:
+            table_hd = arrays[f"{stack}.bias_by_distance"]
+            arrays[f"{stack}.bias_by_distance"] = np.roll(table_hd, 1, axis=1)
+
+    return change
+
+
+def other_window(layer: int, more: int) -> Break:
+    """Let a layer see other positions than its window, in the program alone."""
+
+    def change(folder: Path) -> None:
+        path = folder / "native" / "decode.json"
+        program, seen = Program.read(path), 0
+        steps = list(program.steps)
+        for i, step in enumerate(steps):
+            if step.operation == "self_attention":
+                if seen == layer:
+                    arguments = list(step.arguments)
+                    arguments[_WINDOW] += more
+                    steps[i] = replace(step, arguments=arguments)
+                seen += 1
+        path.unlink()
+        replace(program, steps=steps).write(path)
+
+    return change
+
+
+_WINDOW = 7
+"""Among the arguments of the operation `self_attention`."""
+_DOWN = "decoder.layers.1.feed_forward.down.weight"
+_OUT = "decoder.layers.1.attention.out.weight"
+_QKV = "decoder.layers.0.attention.qkv.weight"
+_EXACT = {"runtime": "native"}
+_INT8 = {"runtime": "native", "quantize": "int8"}
+_WHISPER_QKV = "decoder.layers.1.self_attention.qkv.weight"
+
+FILE_FAULTS: Mapping[str, FileFault] = {
+    "flipped bit in a float": FileFault(
+        LLAMA, _EXACT, flipped_bit(_DOWN, (3, 5), 29), (_DOWN, "bit 29 is flipped")
+    ),
+    "flipped bit of a graph": FileFault(
+        LLAMA,
+        {"runtime": "onnx"},
+        flipped_bit_of_graph(f"{_DOWN}.transposed", 77, 28),
+        (_DOWN, "bit 28 is flipped"),
+    ),
+    "flipped bit in a code": FileFault(
+        LLAMA,
+        _INT8,
+        flipped_bit(f"{_OUT}.codes", (7, 11), 7),
+        (_OUT, "bit 7 of its code is flipped"),
+    ),
+    "another channel's scale": FileFault(
+        SMALL,
+        _INT8,
+        other_channels_scale(_WHISPER_QKV, 5, 9),
+        (_WHISPER_QKV, "output 5 has another scale, that of output 9"),
+    ),
+    "wrong rotary base": FileFault(LLAMA, _EXACT, wrong_rotary_base(1000.0), ("rotary", "1000")),
+    "window too short": FileFault(MISTRAL, _EXACT, other_window(1, -1), ("layer 1", "window")),
+    "wrong bias row": FileFault(
+        SMALL_T5, _EXACT, wrong_bias_row("decoder"), ("decoder.bias_by_distance", "shifted by 1")
+    ),
+}
+
+
+def overflowing(cache: str) -> Path:
+    """Return a bundle whose values of layer 1 exceed what fp16 holds; in fp32 it is sound.
+
+    Its product divides by what the values are multiplied by.
+    """
+
+    def make(folder: Path) -> None:
+        tensors, factor = random_tensors(LLAMA), np.float32(2.0**20)
+        values = slice(-LLAMA.kv_heads * LLAMA.head_dim, None)
+        tensors["decoder.layers.1.attention.qkv.weight"][values] *= factor
+        tensors["decoder.layers.1.attention.out.weight"] /= factor
+        write(TorchModel.from_tensors(LLAMA, tensors), folder, runtime="native", cache=cache)
+
+    return once(f"overflowing-{cache}", make)
+
+
+class Around:
+    """A runtime that does what another does."""
+
+    def __init__(self, runtime: Any) -> None:
+        self.inner = runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class KeepsEarlierInput(Around):
+    """The second input of a slot is not encoded: its cross cache stays what it was."""
+
+    def __init__(self, runtime: Any) -> None:
+        super().__init__(runtime)
+        self._first: dict[int, tuple[NDArray[Any], ...]] = {}
+
+    def encode(self, cache: Any, slots: Sequence[int], *source: NDArray[Any]) -> Any:
+        for i, slot in enumerate(slots):
+            one = tuple(part[i : i + 1].copy() for part in source)
+            kept = self._first.setdefault(slot, one)
+            cache = self.inner.encode(cache, [slot], *kept)
+        return cache
+
+
+class SwapsBeams(Around):
+    """The first two rows that continue different parents continue each other's."""
+
+    def reorder(self, cache: Any, parents: Sequence[int]) -> Any:
+        swapped = list(parents)
+        other = next((i for i, parent in enumerate(swapped) if parent != swapped[0]), 0)
+        swapped[0], swapped[other] = swapped[other], swapped[0]
+        return self.inner.reorder(cache, swapped)
+
+
+class DropsKeys(Around):
+    """The keys of one layer are not written."""
+
+    def __init__(self, runtime: Any, layer: int) -> None:
+        super().__init__(runtime)
+        self._layer = layer
+
+    def _without_keys(self, compute: Any, cache: Any, call: Any) -> Any:
+        keys = cache.memory.cells[2 * self._layer]
+        before, places = keys + 0, list(cache.memory.places)
+        logits, grown = compute(*call)
+        if cache.memory.places == places:  # keys of rows that were moved lie elsewhere
+            for row, place in enumerate(places):
+                new = slice(int(cache.lengths[row]), int(grown.lengths[row]))
+                keys[place, :, new] = before[place, :, new]
+        return logits, grown
+
+    def decode(self, tokens: Any, cache: Any, *call: Any, **named: Any) -> Any:
+        def compute() -> Any:
+            return self.inner.decode(tokens, cache, *call, **named)
+
+        return self._without_keys(compute, cache, ())
+
+    def prefill(self, tokens: Any, cache: Any, *call: Any, **named: Any) -> Any:
+        def compute() -> Any:
+            return self.inner.prefill(tokens, cache, *call, **named)
+
+        return self._without_keys(compute, cache, ())
+
+
+class AdoptsNothing(Around):
+    """A row that adopts a prefix has its length, and what the row held before."""
+
+    def adopt(self, cache: Any, rows: Sequence[int], other: Any, parents: Sequence[int]) -> Any:
+        held = [cell + 0 for cell in cache.memory.cells]
+        adopted = self.inner.adopt(cache, rows, other, parents)
+        for cell, before in zip(cache.memory.cells, held, strict=True):
+            for row in rows:
+                place = cache.memory.places[row]
+                cell[place] = before[place]
+        return adopted
+
+    def fork(self, cache: Any, parents: Sequence[int], capacity: int | None = None) -> Any:
+        forked = self.inner.new_cache(len(parents), capacity or cache.capacity)
+        return self.adopt(forked, range(len(parents)), cache, parents)
+
+
+class AdoptsNeighbour(Around):
+    """A row that adopts a prefix gets that of the row beside it."""
+
+    def adopt(self, cache: Any, rows: Sequence[int], other: Any, parents: Sequence[int]) -> Any:
+        beside = [(parent + 1) % len(other.lengths) for parent in parents]
+        return self.inner.adopt(cache, rows, other, beside)
+
+    def fork(self, cache: Any, parents: Sequence[int], capacity: int | None = None) -> Any:
+        beside = [(parent + 1) % len(cache.lengths) for parent in parents]
+        return self.inner.fork(cache, beside, capacity)
+
+
+class LeavesState(Around):
+    """A row that is cut back keeps what its states and last inputs became."""
+
+    def truncate(self, cache: Any, rows: Sequence[int], lengths: Sequence[int]) -> Any:
+        cut = self.inner.truncate(cache, rows, lengths)
+        return replace(cut, checkpoints=replace(cut.checkpoints, due={}))
+
+
+@dataclass(frozen=True)
+class BehaviourFault:
+    """A runtime that does one thing wrong with its cache.
+
+    Attributes:
+        dimensions: of the model.
+        around: makes the runtime from a sound one.
+        place: words that name the culprit.
+
+    """
+
+    dimensions: Any
+    around: Callable[[Any], Any]
+    place: Sequence[str]
+
+
+BEHAVIOUR_FAULTS: Mapping[str, BehaviourFault] = {
+    "cross cache not reset": BehaviourFault(SMALL, KeepsEarlierInput, ("earlier input",)),
+    "swapped beams": BehaviourFault(LLAMA, SwapsBeams, ("row 0",)),
+    "one layer's key missing": BehaviourFault(
+        LLAMA, lambda runtime: DropsKeys(runtime, 1), ("layer 1", "key")
+    ),
+    "a stale prefix": BehaviourFault(LLAMA, AdoptsNothing, ("prefix",)),
+    "another row's prefix": BehaviourFault(LLAMA, AdoptsNeighbour, ("prefix",)),
+    "a state not cut back": BehaviourFault(QWEN3_5, LeavesState, ("state",)),
+}

@@ -1,0 +1,169 @@
+"""Each fault of a bundle is named as what it is, where it is; sound bundles have none."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kit.dimensions import (
+    CANARY,
+    GEMMA3,
+    GEMMA4,
+    GPT_OSS,
+    LFM2,
+    LLAMA,
+    MARIAN,
+    MISTRAL,
+    MIXTRAL,
+    MOONSHINE,
+    QWEN3_5,
+    ROFORMER,
+    SMALL,
+    SMALL_T5,
+)
+from kit.models import bundle, open_folder, opened, random_tensors
+from kvcast.bundle.manifest import read_bundle
+from kvcast.families.table import family_with
+from kvcast.runtimes.memory import CompactedRing, TurningRing
+from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.rotary import Rotary
+from kvcast.verification.culprits import checks
+from kvcast.verification.culprits.layers import run_both
+from verification.faults import BEHAVIOUR_FAULTS, FILE_FAULTS, overflowing
+
+TOLERANCE = 1e-3
+NAMED_BY_LAYERS = {
+    "wrong rotary base": "keys of layer 0 turn by other angles from position 1 on",
+    "window too short": "attention of layer 1 sees other positions than its window of 7",
+    "wrong bias row": "attention of layer 0: its bias",
+}
+
+
+def stored_checks(folder, dimensions):
+    """Return the checks of weights and programs."""
+    manifest, family = read_bundle(folder), family_with(dimensions)
+    tensors: Any = random_tensors(dimensions)
+    expected = {**tensors, **family.constants(dimensions, tensors)}
+    stored = TARGETS[manifest.runtime].stored(folder, manifest, family.tensor_shapes(dimensions))
+    return checks.weights(stored, expected), checks.programs(stored, family.written(dimensions))
+
+
+def skips(check):
+    return check.outcome == "skipped"
+
+
+def both(candidate, layers, dimensions, steps=14):
+    """Feed the probe and random tokens to a candidate and to eager."""
+    family = family_with(dimensions)
+    probe, generator = family.probe(dimensions), np.random.default_rng(1)
+    prompt_s = probe.prompts[0]
+    tokens_s = np.concatenate([prompt_s, generator.integers(0, dimensions.vocab_size, steps)])
+    source = tuple(part[:1] for part in probe.source)
+    reference = opened(dimensions, runtime="eager")
+    return run_both(candidate, reference, layers, source, tokens_s, len(prompt_s))
+
+
+def layers_check(folder, dimensions, **how):
+    run = both(open_folder(folder), read_bundle(folder).cache, dimensions, **how)
+    return checks.layers(run, TOLERANCE, exact=True)
+
+
+@pytest.mark.parametrize("name", FILE_FAULTS)
+def test_a_fault_of_a_file_is_named_and_its_sound_twin_passes(name, tmp_path):
+    fault = FILE_FAULTS[name]
+    sound = [check for check in stored_checks(fault.sound(), fault.dimensions) if not skips(check)]
+    assert sound
+    for check in sound:
+        assert check.outcome == "passed", check.detail
+    found = [
+        check.detail
+        for check in stored_checks(fault.broken(tmp_path / "broken"), fault.dimensions)
+        if check.outcome == "failed"
+    ]
+    assert len(found) == 1
+    for word in fault.place:
+        assert word in found[0]
+
+
+@pytest.mark.parametrize("name", NAMED_BY_LAYERS)
+def test_a_fault_is_seen_in_the_layers_where_files_cannot_be_read(name, tmp_path):
+    fault = FILE_FAULTS[name]
+    assert layers_check(fault.sound(), fault.dimensions).outcome == "passed"
+    check = layers_check(fault.broken(tmp_path / "broken"), fault.dimensions)
+    assert check.outcome == "failed"
+    assert NAMED_BY_LAYERS[name] in check.detail
+
+
+def test_dimensions_that_are_not_the_checkpoints_are_named():
+    others = replace(MISTRAL, rotary=Rotary(base=1000.0), windows=(7, 6), architecture="other")
+    check = checks.dimensions(others, MISTRAL)
+    assert check.outcome == "failed"
+    assert "rotary.base is 1000.0, not 10000.0" in check.detail
+    assert "windows is (7, 6), not (7, 7)" in check.detail
+    assert "architecture" not in check.detail
+    assert checks.dimensions(MISTRAL, replace(MISTRAL, architecture="other")).outcome == "passed"
+
+
+def test_what_fp16_does_not_hold_is_an_overflow():
+    dimensions, tokens_s = LLAMA, np.arange(12)
+    runtimes = [open_folder(overflowing(cache)) for cache in ("fp16", "fp32")]
+    layers = [read_bundle(overflowing(cache)).cache for cache in ("fp16", "fp32")]
+    check = checks.layers(run_both(*runtimes, layers[0], (), tokens_s, 5), TOLERANCE, exact=False)
+    assert check.outcome == "failed"
+    assert "values of layer 1 overflow: they are up to" in check.detail
+    assert "float16 holds 65,504" in check.detail
+    sound = open_folder(bundle(dimensions, runtime="native", cache="fp16"))
+    fine = run_both(sound, opened(dimensions, runtime="eager"), layers[0], (), tokens_s, 5)
+    assert checks.layers(fine, 0.02, exact=True).outcome == "passed"
+
+
+def test_keys_that_are_not_written_are_named():
+    fault = BEHAVIOUR_FAULTS["one layer's key missing"]
+    layers = read_bundle(bundle(LLAMA, runtime="native")).cache
+    run = both(fault.around(opened(LLAMA, runtime="native")), layers, LLAMA)
+    check = checks.layers(run, TOLERANCE, exact=True)
+    assert check.outcome == "failed"
+    assert "keys of layer 1 are zeros: they were not written" in check.detail
+
+
+@pytest.mark.parametrize("ring", [TurningRing(7, 7), TurningRing(7, 20), CompactedRing(7, 20)])
+def test_a_ring_tells_where_its_last_positions_lie(ring):
+    for reached in range(1, 60):
+        kept = range(max(0, reached - ring.window), reached)
+        slots = [ring.slot(position, reached) for position in kept]
+        assert len(set(slots)) == len(slots)
+        assert all(0 <= slot < ring.slots for slot in slots)
+
+
+SOUND = [LLAMA, SMALL_T5, MISTRAL]
+MORE = [GEMMA3, GEMMA4, GPT_OSS, LFM2, QWEN3_5, MIXTRAL, ROFORMER, SMALL, MARIAN, MOONSHINE, CANARY]
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+@pytest.mark.parametrize(
+    "dimensions",
+    [*SOUND[:1], *(pytest.param(each, marks=pytest.mark.slow) for each in SOUND[1:] + MORE)],
+    ids=lambda each: getattr(each, "architecture", "whisper"),
+)
+def test_sound_files_have_no_fault(dimensions, quantize):
+    for check in stored_checks(bundle(dimensions, quantize, "native"), dimensions):
+        assert check.outcome == "passed", check.detail
+        assert sum(check.measured.values()) > 10  # tensors and operations that were compared
+
+
+@pytest.mark.parametrize(
+    "runtime", [pytest.param(name, marks=pytest.mark.slow) for name in ("native", "onnx")]
+)
+@pytest.mark.parametrize(
+    "dimensions",
+    [replace(GEMMA3, windows=(5, None)), LFM2, QWEN3_5, ROFORMER, SMALL, SMALL_T5],
+    ids=lambda each: getattr(each, "architecture", "whisper"),
+)
+def test_layers_of_sound_bundles_agree(dimensions, runtime):
+    folder = bundle(dimensions, runtime=runtime)
+    weights, _ = stored_checks(folder, dimensions)
+    assert weights.outcome == "passed", weights.detail
+    check = layers_check(folder, dimensions)
+    assert check.outcome == "passed", check.detail
+    assert check.measured["largest"] < TOLERANCE / 10
