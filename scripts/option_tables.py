@@ -26,6 +26,7 @@ from kvcast.server import params as server
 from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
 from kvcast.speech import params as speech
 from kvcast.text import params as text
+from kvcast.verification import params as verification
 
 DOCS = Path(__file__).parents[1] / "docs"
 SCHEMAS = (
@@ -60,7 +61,7 @@ def _table(match: re.Match[str]) -> str:
     if match["rows"]:
         lines = {"runtimes": runtime_table, "models": model_table}[match["rows"]]()
     else:
-        rooms = (loading, text, speech, server, cluster)
+        rooms = (loading, text, speech, server, cluster, verification)
         declared: type[Params] = {k: v for room in rooms for k, v in vars(room).items()}[
             match["params"]
         ]

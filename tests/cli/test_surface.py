@@ -28,6 +28,7 @@ ALLOWED = (
     "kvcast.spec",
     "kvcast.speech",
     "kvcast.text",
+    "kvcast.verification",
     "kvcast.whisper",
 )
 HEAVY = {"numpy", "torch", "onnxruntime", "onnx", "rich", "soundfile", "soxr", "tokenizers"}

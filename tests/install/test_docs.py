@@ -15,7 +15,8 @@ from kvcast.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    (ROOT / "docs" / name).read_text("utf-8") for name in ("python.md", "structured-output.md")
+    (ROOT / "docs" / name).read_text("utf-8")
+    for name in ("python.md", "structured-output.md", "verify.md")
 ]
 BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 COMMANDS = re.search(r"```sh\n(.*?)\n```", PAGES[1], re.DOTALL)[1].splitlines()

@@ -152,6 +152,7 @@ def _probe(dimensions: AudioDecoderDimensions) -> Probe:
     return Probe(
         prompts=[np.concatenate([text[:1], sound, text[1:]]) for text in texts],
         source=audio.source(features_btm),
+        alone=[audio.source(part_tm[None]) for part_tm in features_btm],
     )
 
 

@@ -59,11 +59,20 @@ class Probe:
     Attributes:
         prompts: tokens [s] of each row.
         source: input of `encode`, with one entry a row; empty without an encoder.
+        alone: the same for each row, with one entry, where arrays tell where other entries lie;
+            empty: slices of `source` do.
 
     """
 
     prompts: Sequence[NDArray[np.int64]]
     source: tuple[NDArray[Any], ...] = ()
+    alone: Sequence[tuple[NDArray[Any], ...]] = ()
+
+    def source_of(self, row: int) -> tuple[NDArray[Any], ...]:
+        """Return the input of `encode` of one row."""
+        if self.alone:
+            return self.alone[row]
+        return tuple(part[row : row + 1] for part in self.source)
 
 
 def _not_calibrated(_: Any) -> str:

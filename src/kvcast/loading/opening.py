@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -61,6 +61,7 @@ class OpenedModel:
     Attributes:
         model: the model.
         runtime: the runtime that runs it, by the name that `load` takes.
+        bundle: the folder of the bundle that was opened; None where a checkpoint was, or a package.
         on_trust: the package it was opened from, if no manifest vouches for that package.
         notices: lines for users about the model's files.
 
@@ -68,6 +69,7 @@ class OpenedModel:
 
     model: Model
     runtime: str
+    bundle: Path | None = None
     on_trust: Path | None = None
     notices: Sequence[str] = ()
 
@@ -116,8 +118,8 @@ def open_model(
         manifest = read_on_trust(package)
     elif is_bundle(folder):
         manifest = read_bundle(folder)
-    elif opened := _opened_directly(folder, str(model), params, task, threads, adapters):
-        return opened
+    elif direct := _opened_directly(folder, str(model), params, task, threads, adapters):
+        return direct
     else:
         folder, manifest = export_once(folder, str(model), params, task, adapters)
     _check_task(model, manifest.family, task)
@@ -126,7 +128,8 @@ def open_model(
         check_in_child(folder, manifest, trust=params.trust)
     opened_bundle = _open_bundle(folder, manifest, threads)
     about = notices_of(adapters, str(model))
-    return _opened(opened_bundle, manifest.runtime, params, package, about)
+    opened = _opened(opened_bundle, manifest.runtime, params, package, about)
+    return opened if package is not None else replace(opened, bundle=folder)
 
 
 def _adapters(folder: Path, package: Path | None, params: LoadParams) -> list[Adapter]:
@@ -276,6 +279,16 @@ def _eager(checkpoint: Checkpoint, precision: BundlePrecision, threads: int) -> 
 
 
 _CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+
+
+def precision_of(manifest: Manifest) -> BundlePrecision:
+    """Return a bundle's precision."""
+    return BundlePrecision(
+        quantize=manifest.quantize,
+        dtype=manifest.dtype,
+        cache=_cache(manifest),
+        calibrated=bool(manifest.calibration),
+    )
 
 
 def _quantize(manifest: Manifest) -> str:

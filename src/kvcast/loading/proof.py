@@ -14,6 +14,7 @@ from kvcast.families.base import Probe
 from kvcast.families.programs import ALIGNMENT_QUERIES, cache_names
 from kvcast.families.table import family_with
 from kvcast.loading.probing import at_once, cache_for, stepped, steps_of
+from kvcast.loading.recorded import KEY, record_of
 from kvcast.runtimes.base import Float32, Int64, Runtime
 from kvcast.runtimes.reference import Reference
 
@@ -24,7 +25,8 @@ TOLERANCE = 1e-3
 def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str, Any]:
     """Compare greedy tokens and logits of the family's probe; return the manifest's record.
 
-    Where a model has alignment heads, their scores are compared as well.
+    Where a model has alignment heads, their scores are compared as well. The record keeps the
+    largest logits (`kvcast.loading.recorded`), with which the bundle can be compared again.
 
     Args:
         candidate: the exported programs, run by their runtime.
@@ -42,6 +44,7 @@ def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str,
     written_rs, stepped_rsv = stepped(candidate, probe, steps_of(family, dimensions, probe))
     whole_rsv = _whole(reference, probe, written_rs)
     record = _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
+    record[KEY] = record_of(written_rs, stepped_rsv, whole_rsv)
     record = {"reference": f"{reference.name}, all tokens at once", **record}
     if ALIGNMENT_QUERIES not in family.programs(dimensions)["decode"].outputs:
         return record

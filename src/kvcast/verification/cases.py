@@ -1,0 +1,221 @@
+"""What a model is given, and how a runtime is driven with it: all at once, or through its caches.
+
+Knows no check and no threshold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.families.base import Family, Probe
+from kvcast.runtimes.base import Float32, Int64, Runtime, Tokens
+
+Columns: TypeAlias = slice | NDArray[np.intp]
+"""Which logits of a position are compared."""
+ALL = slice(None)
+
+_MOST_NUMBERS = 32 << 20
+"""Logits that one call may give: 128 MiB."""
+_MOST_COLUMNS = 1 << 15
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What a row begins with: a prompt [s] and, with an encoder, its input: arrays [1, ...]."""
+
+    prompt_s: Int64
+    source: tuple[NDArray[Any], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A case and the tokens [n] that follow its prompt."""
+
+    case: Case
+    written_n: Int64
+
+    @property
+    def tokens(self) -> Int64:
+        """All tokens, the prompt's included."""
+        return np.concatenate([self.case.prompt_s, self.written_n])
+
+    @property
+    def first(self) -> int:
+        """The position whose logits tell the first token that follows the prompt."""
+        return len(self.case.prompt_s) - 1
+
+    def __len__(self) -> int:
+        return len(self.case.prompt_s) + len(self.written_n)
+
+    def with_tokens(self, written_n: Sequence[int] | Int64) -> "Text":
+        """Return the case with other tokens."""
+        return Text(self.case, np.asarray(written_n, np.int64))
+
+
+def cases_of(probe: Probe) -> list[Case]:
+    """Return a family's probe, one case for each row."""
+    return [
+        Case(np.asarray(prompt_s), probe.source_of(i)) for i, prompt_s in enumerate(probe.prompts)
+    ]
+
+
+def columns_of(vocab: int) -> Columns:
+    """Return logits that stand for all of them, where many positions of a large vocabulary are."""
+    if vocab <= _MOST_COLUMNS:
+        return ALL
+    return np.sort(np.random.default_rng(0).choice(vocab, _MOST_COLUMNS, replace=False))
+
+
+def one_each(tokens: Sequence[int] | Int64) -> list[Int64]:
+    """Return a step's tokens, one for each row."""
+    return [np.array([token], np.int64) for token in tokens]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """A runtime, driven as the models of a family are.
+
+    Attributes:
+        runtime: of any kind.
+        family: of its model.
+        vocab: logits of a position.
+        positions: of the longest sequence.
+
+    """
+
+    runtime: Any = field(repr=False)
+    family: Family = field(repr=False)
+    vocab: int
+    positions: int
+
+    def cache(self, cases: Sequence[Case], capacity: int) -> Any:
+        """Return a cache whose row i is empty and reads the input of case i."""
+        rows = range(len(cases))
+        if not cases[0].source:
+            return self.runtime.new_cache(len(rows), capacity)
+        cache = self.runtime.new_cache(len(rows), capacity, inputs=len(rows))
+        for slot, case in enumerate(cases):
+            cache = self.runtime.encode(cache, [slot], *case.source)
+        return self.runtime.reset(cache, rows, rows)
+
+    def restart(self, cache: Any, row: int, case: Case) -> Any:
+        """Return a cache whose row, which alone reads the slot of its number, begins anew."""
+        if not case.source:
+            return self.runtime.reset(cache, [row])
+        cache = self.runtime.encode(self.runtime.reset(cache, [row]), [row], *case.source)
+        return self.runtime.reset(cache, [row], [row])
+
+    def decode(
+        self, cache: Any, tokens: Tokens, rows: Sequence[int] | None = None
+    ) -> tuple[Float32, Any]:
+        """Return a copy of the logits [rows, vocab] after tokens, and the grown cache."""
+        logits_rsv, cache = self.runtime.decode(tokens, cache, rows)
+        return logits_rsv[:, -1].copy(), cache
+
+    def prefill(
+        self, cache: Any, tokens: Tokens, rows: Sequence[int] | None = None
+    ) -> tuple[Float32, Any]:
+        """Append a part of prompts; results as those of `decode`."""
+        logits_rsv, cache = self.runtime.prefill(tokens, cache, rows)
+        return logits_rsv[:, -1].copy(), cache
+
+    def at_once(self, text: Text, columns: Columns = ALL) -> tuple[Float32, Any]:
+        """Return logits [n + 1, columns] after the prompt and each token, and the cache.
+
+        They are computed from all tokens at once on a fresh cache, but for models that take tokens
+        one by one, and ones that read a source in a call of its own.
+        """
+        count = len(text.written_n) + 1
+        parts, cache = [], None
+        for block in np.array_split(np.arange(count), ceil(count * self.vocab / _MOST_NUMBERS)):
+            logits_nv, cache = self._at_once(text, block, columns)
+            parts.append(logits_nv)
+        return np.concatenate(parts), cache
+
+    def _at_once(self, text: Text, asked_n: Int64, columns: Columns) -> tuple[Float32, Any]:
+        if self.family.one_by_one:
+            logits_nv, cache = self.stepped(text, columns)
+            return logits_nv[asked_n], cache
+        cache = self.cache([text.case], len(text))
+        if self.family.interface == "prefix":
+            return self._after_source(cache, text, asked_n, columns)
+        positions = (text.first + asked_n).tolist()
+        logits_rsv, cache = self.runtime.decode([text.tokens], cache, positions=positions)
+        return logits_rsv[0][:, columns].copy(), cache
+
+    def _after_source(
+        self, cache: Any, text: Text, asked_n: Int64, columns: Columns
+    ) -> tuple[Float32, Any]:
+        first_rv, cache = self.decode(cache, [text.case.prompt_s])
+        parts = [first_rv[:, columns]] if 0 in asked_n else []
+        if len(text.written_n):
+            after = (asked_n[asked_n > 0] - 1).tolist()
+            logits_rsv, cache = self.runtime.decode(
+                [text.written_n], cache, positions=after or (-1,)
+            )
+            parts += [logits_rsv[0][:, columns].copy()] if after else []
+        return np.concatenate(parts), cache
+
+    def stepped(
+        self,
+        text: Text,
+        columns: Columns = ALL,
+        *,
+        prompt: bool = False,
+        capacity: int | None = None,
+    ) -> tuple[Float32, Any]:
+        """Return logits as `at_once`, from one token after the other; `prompt`: after a prefill."""
+        cache = self.cache([text.case], capacity or len(text))
+        read = self.prefill if prompt else self.decode
+        step_rv, cache = read(cache, [text.case.prompt_s])
+        logits = [step_rv[:, columns]]
+        for token in text.written_n:
+            step_rv, cache = self.decode(cache, one_each([token]))
+            logits.append(step_rv[:, columns])
+        return np.concatenate(logits), cache
+
+    def greedy(self, case: Case, count: int) -> tuple[Text, Float32]:
+        """Return the likeliest tokens after a prompt, each in its turn, with their logits."""
+        return self._written(case, count, lambda logits_v: int(logits_v.argmax()), ALL)
+
+    def sampled(
+        self, case: Case, count: int, generator: np.random.Generator, columns: Columns = ALL
+    ) -> tuple[Text, Float32]:
+        """Return sampled tokens: a random model repeats its likeliest ones, which hides errors.
+
+        The logits [count + 1, columns] are those of steps, and nothing lies in the cache behind
+        the last token.
+        """
+
+        def drawn(logits_v: Float32) -> int:
+            return int((logits_v + generator.gumbel(size=logits_v.shape)).argmax())
+
+        return self._written(case, count, drawn, columns, whole=True)
+
+    def _written(
+        self, case: Case, count: int, choose: Any, columns: Columns, *, whole: bool = False
+    ) -> tuple[Text, Float32]:
+        cache = self.cache([case], len(case.prompt_s) + count - (not whole))
+        read = self.decode if whole else self.prefill
+        step_rv, cache = read(cache, [case.prompt_s])
+        logits, written = [step_rv[:, columns]], []
+        for i in range(count):
+            written.append(choose(step_rv[0]))
+            if whole or i + 1 < count:
+                step_rv, cache = self.decode(cache, one_each(written[-1:]))
+                logits.append(step_rv[:, columns])
+        return Text(case, np.array(written, np.int64)), np.concatenate(logits)
+
+
+def driver_of(runtime: Runtime, family: Family, dimensions: Any) -> Driver:
+    """Return the driver of a runtime of a model with these dimensions."""
+    return Driver(
+        runtime=runtime,
+        family=family,
+        vocab=dimensions.vocab_size,
+        positions=family.positions(dimensions),
+    )

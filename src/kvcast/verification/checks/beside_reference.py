@@ -1,0 +1,160 @@
+"""Checks beside a reference: the model in fp32 without a cache, or what an export recorded."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvcast.families.programs import ALIGNMENT_QUERIES
+from kvcast.runtimes.base import Float32
+from kvcast.verification.cases import Text
+from kvcast.verification.diagnosis import Place, first_difference
+from kvcast.verification.expectations import Expected, errors_of
+from kvcast.verification.report import Check, Outcome
+from kvcast.verification.trial import Trial, first_divergence, skipped
+
+NOBODY_KNOWS = "there is no reference: name the model's checkpoint with --against"
+
+
+def teacher_forced(trial: Trial) -> Check:
+    """Compare logits after every token of texts that the reference writes."""
+    name = "teacher-forced"
+    if trial.oracle is None:
+        return skipped(name, NOBODY_KNOWS)
+    generator, oracle, driver = trial.generator(), trial.oracle, trial.driver
+    comparison, divergences = trial.comparison(trial.tolerance.reference), []
+    tokens = equal = 0
+    for i, case in enumerate(trial.cases):
+        text = oracle.text(i, trial.steps(case), generator)
+        expected = oracle.expected(text)
+        logits_nv, cache = driver.stepped(text, prompt=True)
+        place = _beside(trial, text, cache)
+        comparison.add(expected, logits_nv, f"input {i}", text.first, place)
+        best_n = logits_nv[: len(expected)].argmax(axis=-1).tolist()
+        tokens += len(best_n)
+        equal += sum(token == expected.best(n) for n, token in enumerate(best_n))
+        divergences.append(_divergence(trial, expected, logits_nv, text.first))
+    found = next(filter(None, divergences), None)
+    words = f"{equal} of {tokens} likeliest tokens are the reference's"
+    if found is not None and not comparison.problem:
+        words += f"; the first other one is a near-tie, {found['margin']:.2g} below"
+    measured = {"tokens": tokens, "tokens_equal": equal, "first_divergence": found}
+    return comparison.check(name, words, **measured)
+
+
+def free_running(trial: Trial) -> Check:
+    """Let the model write its likeliest tokens; each must be the reference's, or nearly so."""
+    name = "free-running"
+    if trial.oracle is None:
+        return skipped(name, NOBODY_KNOWS)
+    problem, first, tokens, equal, judged, furthest = "", None, 0, 0, 0, 0.0
+    for i, case in enumerate(trial.cases):
+        text, logits_nv = trial.driver.greedy(case, trial.steps(case))
+        written = text.written_n.tolist()
+        expected = trial.oracle.expected(text.with_tokens(written[:-1]))
+        known = min(len(expected), len(written))
+        tokens, judged = tokens + len(written), judged + known
+        if not np.isfinite(logits_nv).all():
+            problem = problem or f"input {i}: the model's logits are not finite"
+            continue
+        for n, token in enumerate(written[:known]):
+            best = expected.best(n)
+            equal += token == best
+            if token == best:
+                continue
+            found = _described(trial, expected, n, token, text.first)
+            first = first or {"input": i, **found}
+            furthest = max(furthest, found["margin"] / expected.deviation)
+            if not found["near_tie"]:
+                problem = problem or (
+                    f"input {i}: the token after position {found['position']} is {token} instead "
+                    f"of {best}, whose logit is higher by {found['margin']:.2g}: no near-tie, "
+                    f"which is up to {found['near_tie_below']:.2g}"
+                )
+                break
+    measured = {
+        "tokens": tokens,
+        "tokens_judged": judged,
+        "tokens_equal": equal,
+        "largest_margin": furthest,
+        "first_divergence": first,
+    }
+    words = f"{equal} of {judged} tokens are the reference's likeliest"
+    if first is not None:
+        words += (
+            f"; the first other one, after position {first['position']}, is a near-tie: "
+            f"{first['token']} for {first['expected']}, {first['margin']:.2g} below"
+        )
+    outcome: Outcome = "failed" if problem else "passed"
+    return Check(name=name, outcome=outcome, detail=problem or words, measured=measured)
+
+
+def recorded(trial: Trial) -> Check:
+    """Compare a bundle with itself on the day of its export."""
+    name, known = "recorded", trial.recorded
+    if known is None:
+        return skipped(name, "no logits were recorded by an export")
+    comparison = trial.comparison()
+    for row, text in enumerate(known.texts):
+        logits_nv, _ = trial.driver.stepped(text, prompt=True)
+        comparison.add(known.exported(row), logits_nv, f"input {row}", text.first)
+    return comparison.check(name, "logits are those that the export recorded of itself")
+
+
+def alignment(trial: Trial) -> Check:
+    """Compare the scores of alignment heads."""
+    name, driver = "alignment", trial.driver
+    if ALIGNMENT_QUERIES not in driver.family.programs(trial.dimensions)["decode"].outputs:
+        return skipped(name, "the model has no alignment heads")
+    largest, allowed = 0.0, trial.tolerance.reference.largest
+    for case in trial.cases:
+        known = None if trial.oracle is None else trial.oracle.align(case)
+        if known is None:
+            return skipped(name, NOBODY_KNOWS)
+        expected_hst = known.scores_hst.copy()
+        cache = driver.cache([case], len(case.prompt_s))
+        scores_hst = driver.runtime.align(case.prompt_s, cache, 0).scores_hst
+        deviation = float(expected_hst.std())
+        ours, wanted = (part.reshape(len(part), -1) for part in (scores_hst, expected_hst))
+        largest = max(largest, errors_of(ours, wanted, deviation).largest)
+    words = f"scores of alignment heads are off by up to {largest:.2g} standard deviations"
+    return Check(
+        name=name,
+        outcome="passed" if largest <= allowed else "failed",
+        detail=f"{words} (allowed {allowed:g})",
+        measured={"largest_error": largest, "allowed_largest": allowed},
+    )
+
+
+def _beside(trial: Trial, text: Text, cache: Any) -> Callable[[], Place | None]:
+    """Return a function that finds the first place where a cache is not the reference's."""
+
+    def place() -> Place | None:
+        own = None if trial.oracle is None else trial.oracle.cache(text)
+        if own is None:
+            return None
+        allowed = trial.tolerance.reference.largest
+        return first_difference(trial.layers, (cache, 0), (own, 0), len(text), allowed)
+
+    return place
+
+
+def _divergence(
+    trial: Trial, expected: Expected, logits_nv: Float32, first: int
+) -> dict[str, Any] | None:
+    other = first_divergence(expected, logits_nv)
+    return None if other is None else _described(trial, expected, other[0], other[1], first)
+
+
+def _described(trial: Trial, expected: Expected, n: int, token: int, first: int) -> dict[str, Any]:
+    """Describe a token that is not the reference's; both of their logits may be off."""
+    margin = expected.margin(n, token)
+    bound = trial.tolerance.margin * expected.deviation
+    return {
+        "position": first + n,
+        "token": token,
+        "expected": expected.best(n),
+        "margin": margin,
+        "near_tie_below": bound,
+        "near_tie": margin <= bound,
+    }

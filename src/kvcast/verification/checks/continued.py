@@ -1,0 +1,158 @@
+"""Checks of rows that continue others: beams, prefixes that are reused, and rows cut back."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvcast.runtimes.base import Int64
+from kvcast.verification.cases import Case, Text, one_each
+from kvcast.verification.report import Check
+from kvcast.verification.trial import Baseline, Comparison, Trial, skipped
+
+_WIDTH = 3
+_PARENTS = ((0, 1, 2), (1, 1, 0), (2, 0, 0), (0, 0, 0), (1, 2, 0))
+
+
+def beams(trial: Trial) -> Check:
+    """Let rows change places: each goes on from its new past."""
+    name, driver = "beams", trial.driver
+    case, generator = trial.cases[0], trial.generator()
+    most = (driver.positions - len(case.prompt_s)) // 2
+    parents = _PARENTS[:most]
+    if not parents:
+        return skipped(name, "the model has no room for tokens after its prompt")
+    comparison = trial.comparison()
+    cache = driver.cache([case] * _WIDTH, len(case.prompt_s) + 2 * len(parents))
+    if case.source:
+        # Beams read one input.
+        cache = driver.runtime.reset(cache, range(_WIDTH), [0] * _WIDTH)
+    _, cache = driver.decode(cache, [case.prompt_s] * _WIDTH)
+    histories: list[list[int]] = [[]] * _WIDTH
+    for step in parents:
+        cache = driver.runtime.reorder(cache, step)
+        histories = [histories[parent] for parent in step]
+        for _ in range(2):
+            new = generator.choice(_safe(trial), _WIDTH)
+            logits_rv, cache = driver.decode(cache, one_each(new))
+            histories = [[*old, int(token)] for old, token in zip(histories, new, strict=True)]
+        for row, history in enumerate(histories):
+            text = Text(case, np.array(history, np.int64))
+            baseline = trial.baseline(text)
+            n = len(history)
+            about = f"beam {row}, which continues beam {step[row]}"
+            place = partial(trial.place, text, cache, row, trial.tolerance.own)
+            comparison.add(
+                baseline.stepped.part(n, n + 1),
+                logits_rv[row : row + 1],
+                about,
+                text.first + n,
+                place,
+            )
+    words = f"{_WIDTH} beams that change places {len(parents)} times go on from their new pasts"
+    return comparison.check(name, words)
+
+
+def _safe(trial: Trial) -> Int64:
+    """Return tokens that the model writes, from its own texts."""
+    return np.unique(np.concatenate([each.text.written_n for each in trial.baselines]))
+
+
+def prefix(trial: Trial) -> Check:
+    """Compute a prefix once, and continue it in rows of another cache that go on."""
+    name, driver = "prefix", trial.driver
+    if driver.family.interface != "decoder-only":
+        return skipped(name, "a target depends on its source: no two share a prefix")
+    comparison = trial.comparison(trial.tolerance.same)
+    # Texts that begin with what is computed as a prefix.
+    texts = [_halved(trial, baseline) for baseline in trial.baselines]
+    prompts = [each.text.case.prompt_s for each in texts]
+    longest = max(len(each.text) for each in texts)
+    kept = driver.cache([each.text.case for each in texts], max(map(len, prompts)))
+    for row, prompt_s in enumerate(prompts):
+        _, kept = driver.decode(kept, [prompt_s], [row])
+    for again in ("a fork of a prefix", "a second fork of a prefix"):
+        forked = driver.runtime.fork(kept, [1, 0], capacity=longest)
+        for row, i in enumerate((1, 0)):
+            forked = _continue(trial, comparison, forked, row, texts[i], again)
+    busy = driver.cache([each.text.case for each in texts], longest)
+    for row, i in enumerate((0, 2, 1)):
+        _, busy = driver.decode(busy, [prompts[i]], [row])
+    busy = driver.runtime.adopt(busy, [0, 2], kept, [1, 0])
+    for row, i in ((0, 1), (2, 0)):
+        about = f"row {row}, which adopts a prefix"
+        busy = _continue(trial, comparison, busy, row, texts[i], about)
+    about = "row 1, beside rows that adopt a prefix"
+    _continue(trial, comparison, busy, 1, texts[2], about)
+    return comparison.check(name, "prefixes are continued as where they were computed")
+
+
+def _halved(trial: Trial, baseline: Baseline) -> Baseline:
+    """Return a text half of whose tokens belong to its prompt."""
+    text = baseline.text
+    cut = len(text.written_n) // 2
+    prompt_s = np.concatenate([text.case.prompt_s, text.written_n[:cut]])
+    return trial.baseline(Text(Case(prompt_s, text.case.source), text.written_n[cut:]))
+
+
+def _continue(
+    trial: Trial, comparison: Comparison, cache: Any, row: int, baseline: Baseline, about: str
+) -> Any:
+    """Feed what follows a text's prompt, step by step; return the cache."""
+    text = baseline.text
+    for n, token in enumerate(text.written_n, 1):
+        logits_rv, cache = trial.driver.decode(cache, one_each([token]), [row])
+        place = partial(trial.place, text, cache, row, trial.tolerance.own)
+        expected = baseline.stepped.part(n, n + 1)
+        comparison.add(expected, logits_rv, about, text.first + n, place)
+    return cache
+
+
+def truncate(trial: Trial) -> Check:
+    """Cut rows back after tokens on trial, and go on with others."""
+    name = "truncate"
+    baseline = trial.baselines[0]
+    text = baseline.text
+    kept = len(text.case.prompt_s) + len(text.written_n) // 2
+    other_n = trial.baselines[-1].text.written_n
+    most = min(len(text) - kept, len(other_n))
+    if most < 1:
+        return skipped(name, "the model has no room for tokens after its prompt")
+    comparison, counts = trial.comparison(trial.tolerance.same), []
+    for wanted in sorted({1, 3, most}):
+        count = _cut(trial, comparison, baseline, kept, other_n[:wanted])
+        if count:
+            counts.append(count)
+    if not counts:
+        return skipped(name, "rows with states or full rings cannot be cut back")
+    words = f"rows that lose {', '.join(map(str, counts))} tokens go on as if they never had them"
+    return comparison.check(name, words, cut=counts)
+
+
+def _cut(
+    trial: Trial, comparison: Comparison, baseline: Baseline, kept: int, wrong_n: Int64
+) -> int:
+    """Feed a text, others' tokens, and after a cut the text's rest; return how many were cut."""
+    driver, text = trial.driver, baseline.text
+    runtime = driver.runtime
+    cache = driver.cache([text.case], len(text) + len(wrong_n))
+    _, cache = driver.decode(cache, [text.case.prompt_s])
+    for token in text.tokens[len(text.case.prompt_s) : kept]:
+        _, cache = driver.decode(cache, one_each([token]))
+    count = cache.revocable(0, 0, len(wrong_n))
+    if cache.has_checkpoints and count < len(wrong_n):
+        cache, count = runtime.checkpoint(cache, [0]), len(wrong_n)
+    if not count:
+        return 0
+    for token in wrong_n[:count]:
+        _, cache = driver.decode(cache, one_each([token]))
+    if cache.reachable(0, kept) != kept:
+        return 0
+    cache = runtime.truncate(cache, [0], [kept])
+    about = f"a row that was cut back by {count} tokens to {kept}"
+    for at in range(kept, len(text)):
+        logits_rv, cache = driver.decode(cache, one_each([text.tokens[at]]))
+        n = at - text.first
+        place = partial(trial.place, text, cache, 0, trial.tolerance.own)
+        comparison.add(baseline.stepped.part(n, n + 1), logits_rv, about, at, place)
+    return int(count)

@@ -1,0 +1,180 @@
+"""Checks of rows: alone and together, in pieces, one after the other on one load."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvcast.runtimes.base import Float32, Int64
+from kvcast.verification.cases import Text, one_each
+from kvcast.verification.expectations import WholeLogits
+from kvcast.verification.report import Check
+from kvcast.verification.trial import Baseline, Comparison, Trial, skipped
+
+_EMPTY = -1  # tokens of a row that has not begun
+
+
+def chunks(trial: Trial) -> Check:
+    """Feed texts in steps and in pieces of several sizes; prompts in pieces, too."""
+    name, driver = "chunks", trial.driver
+    comparison = trial.comparison()
+    for i, baseline in enumerate(trial.baselines):
+        logits_nv, cache = driver.stepped(baseline.text)
+        place = partial(trial.place, baseline.text, cache, 0, trial.tolerance.own)
+        about = f"text {i}, one token after the other"
+        comparison.add(baseline.at_once, logits_nv, about, baseline.text.first, place)
+    if driver.family.one_by_one:
+        return comparison.check(name, "steps give the same again; tokens are taken one by one")
+    baseline, generator = trial.baselines[0], trial.generator()
+    text, tokens = baseline.text, baseline.text.tokens
+    whole = driver.family.interface == "prefix"
+    sizes = [(each,) for each in (2, 3, 7)] + [tuple(generator.integers(1, 12, 9).tolist())]
+    for pattern in sizes:
+        cache = driver.cache([text.case], len(text))
+        begun = len(text.case.prompt_s) if whole else 0
+        if whole:
+            _, cache = driver.decode(cache, [text.case.prompt_s])
+        for stop, piece in _pieces(tokens, begun, pattern):
+            logits_rv, cache = driver.decode(cache, [piece])
+            if stop > text.first:
+                about = f"text 0 in pieces of {', '.join(map(str, pattern))}"
+                n = stop - 1 - text.first
+                expected = baseline.at_once.part(n, n + 1)
+                comparison.add(expected, logits_rv, about, stop - 1)
+    if not whole:
+        _prompts(trial, comparison)
+    return comparison.check(name, "steps and pieces give what all tokens at once give")
+
+
+def _prompts(trial: Trial, comparison: Comparison) -> None:
+    """Compare prompts in pieces with whole ones: they may be computed otherwise than steps."""
+    text, driver = trial.baselines[0].text, trial.driver
+    whole_rv, _ = driver.prefill(driver.cache([text.case], len(text)), [text.tokens])
+    expected = trial.baselines[0].at_once.like(whole_rv)
+    for size in (1, 5):
+        cache = driver.cache([text.case], len(text))
+        for _, piece in _pieces(text.tokens, 0, (size,)):
+            logits_rv, cache = driver.prefill(cache, [piece])
+        about = f"text 0 as a prompt in pieces of {size}"
+        comparison.add(expected, logits_rv, about, len(text) - 1)
+
+
+def second_input(trial: Trial) -> Check:
+    """Give one row an input after another: nothing of the first may be left."""
+    driver, comparison = trial.driver, trial.comparison(trial.tolerance.same)
+    first, *others = trial.baselines
+    # Room for all of them, so that what is not forgotten shows in logits.
+    room = sum(len(baseline.text) for baseline in [*trial.baselines, first])
+    cache = driver.cache([first.text.case], min(room, driver.positions))
+    _, cache = _fed(trial, cache, 0, first.text)
+    for i, baseline in enumerate([*others, first], 1):
+        cache = driver.restart(cache, 0, baseline.text.case)
+        logits_nv, cache = _fed(trial, cache, 0, baseline.text)
+        text = baseline.text
+        place = partial(trial.place, text, cache, 0, trial.tolerance.own)
+        about = f"input {i + 1} in the row of input {i}"
+        comparison.add(baseline.stepped, logits_nv, about, text.first, place)
+    return comparison.check("second-input", "inputs after others give what they give alone")
+
+
+def batch(trial: Trial) -> Check:
+    """Compute rows of different lengths in one call, each as if alone."""
+    driver, comparison = trial.driver, trial.comparison()
+    texts = [baseline.text for baseline in trial.baselines]
+    cache = driver.cache([text.case for text in texts], max(map(len, texts)))
+    begun = [min(4 * i, len(text.written_n)) for i, text in enumerate(texts)]
+    for row, text in enumerate(texts):
+        _, cache = driver.decode(cache, [text.case.prompt_s], [row])
+        if begun[row]:
+            cache = _steps(trial, cache, row, text.written_n[: begun[row]])
+    logits: list[list[Float32]] = [[] for _ in texts]
+    for i in range(max(len(text.written_n) for text in texts)):
+        rows = [row for row, text in enumerate(texts) if begun[row] + i < len(text.written_n)]
+        if not rows:
+            break
+        new = [int(texts[row].written_n[begun[row] + i]) for row in rows]
+        logits_rv, cache = driver.decode(cache, one_each(new), rows)
+        for row, logits_v in zip(rows, logits_rv, strict=True):
+            logits[row].append(logits_v)
+    for row, baseline in enumerate(trial.baselines):
+        if logits[row]:
+            after = 1 + begun[row]
+            expected = baseline.stepped.part(after, after + len(logits[row]))
+            place = partial(trial.place, baseline.text, cache, row, trial.tolerance.own)
+            about = f"row {row} of {len(texts)}"
+            comparison.add(
+                expected, np.stack(logits[row]), about, baseline.text.first + after, place
+            )
+    if not comparison.compared:
+        return skipped("batch", "the model has no room for tokens after its prompt")
+    return comparison.check("batch", f"{len(texts)} rows give what each gives alone")
+
+
+def rows_come_and_go(trial: Trial) -> Check:
+    """Let rows begin, pause, end and begin anew while others go on."""
+    driver, comparison = trial.driver, trial.comparison()
+    generator, baselines = trial.generator(), list(trial.baselines)
+    texts = [baseline.text for baseline in baselines]
+    cache = driver.cache([text.case for text in texts], max(map(len, texts)))
+    fed = [_EMPTY] * len(texts)
+    holds = list(range(len(texts)))  # number of the text in each row
+    restarts = 0
+    for _ in range(3 * max(len(text.written_n) for text in texts)):
+        rows = np.flatnonzero(generator.random(len(texts)) < 0.6).tolist()
+        for row in rows:
+            baseline = baselines[holds[row]]
+            if fed[row] == len(baseline.text.written_n):
+                holds[row] = (holds[row] + 1) % len(texts)
+                baseline, fed[row], restarts = baselines[holds[row]], _EMPTY, restarts + 1
+                cache = driver.restart(cache, row, baseline.text.case)
+            if fed[row] == _EMPTY:
+                logits_rv, cache = driver.decode(cache, [baseline.text.case.prompt_s], [row])
+                fed[row] = 0
+                comparison.add(_at(baseline, 0), logits_rv, _row(row, holds), baseline.text.first)
+        going = [row for row in rows if fed[row] != len(texts[holds[row]].written_n)]
+        if not going:
+            continue
+        new = [int(texts[holds[row]].written_n[fed[row]]) for row in going]
+        logits_rv, cache = driver.decode(cache, one_each(new), going)
+        for i, row in enumerate(going):
+            fed[row] += 1
+            baseline = baselines[holds[row]]
+            position = baseline.text.first + fed[row]
+            comparison.add(
+                _at(baseline, fed[row]), logits_rv[i : i + 1], _row(row, holds), position
+            )
+    words = f"rows that pause, end and begin anew ({restarts} times) leave others as they are"
+    return comparison.check("rows-come-and-go", words, restarts=restarts)
+
+
+def _row(row: int, holds: Sequence[int]) -> str:
+    return f"row {row} with text {holds[row]}, while others come and go"
+
+
+def _at(baseline: Baseline, n: int) -> WholeLogits:
+    return baseline.stepped.part(n, n + 1)
+
+
+def _pieces(tokens: Int64, begun: int, pattern: Sequence[int]) -> Iterator[tuple[int, Int64]]:
+    """Yield pieces of these sizes, in turns, each with where it ends."""
+    i = 0
+    while begun < len(tokens):
+        piece = tokens[begun : begun + pattern[i % len(pattern)]]
+        begun, i = begun + len(piece), i + 1
+        yield begun, piece
+
+
+def _fed(trial: Trial, cache: Any, row: int, text: Text) -> tuple[Float32, Any]:
+    step_rv, cache = trial.driver.decode(cache, [text.case.prompt_s], [row])
+    logits = [step_rv]
+    for token in text.written_n:
+        step_rv, cache = trial.driver.decode(cache, one_each([token]), [row])
+        logits.append(step_rv)
+    return np.concatenate(logits), cache
+
+
+def _steps(trial: Trial, cache: Any, row: int, tokens: Int64) -> Any:
+    for token in tokens:
+        _, cache = trial.driver.decode(cache, one_each([token]), [row])
+    return cache

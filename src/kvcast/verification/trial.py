@@ -1,0 +1,246 @@
+"""A model under verification: what checks share, and how they come to an outcome.
+
+Knows no check.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from kvcast.errors import KvcastError
+from kvcast.families.base import PROBE_STEPS
+from kvcast.families.caches import CacheLayers
+from kvcast.runtimes.base import Float32
+from kvcast.verification.cases import ALL, Case, Columns, Driver, Text, columns_of
+from kvcast.verification.diagnosis import Place, first_difference
+from kvcast.verification.expectations import Errors, Expected, WholeLogits
+from kvcast.verification.references import Oracle, RecordedOracle
+from kvcast.verification.report import Check
+from kvcast.verification.tolerances import Allowed, Tolerance
+
+ROWS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """A text, and the model's own logits of it.
+
+    Attributes:
+        text: the tokens.
+        at_once: of all tokens at once, on an empty cache.
+        stepped: of one token after the other, alone in a fresh cache.
+
+    """
+
+    text: Text
+    at_once: WholeLogits
+    stepped: WholeLogits
+
+
+@dataclass(kw_only=True, eq=False)
+class Trial:
+    """A model under verification.
+
+    Attributes:
+        driver: of the model's runtime.
+        dimensions: the model's.
+        layers: of its caches.
+        cases: what rows begin with; one or more.
+        tolerance: of its precision.
+        positions: how many positions texts have where every one is looked at, if the model has so
+            many.
+        seed: of sampled texts.
+        oracle: what is right; None where nobody knows.
+        recorded: what the export recorded.
+        aliases: results of `decode` and the caches that they are written to, as its bundle has
+            them; None without a bundle.
+
+    """
+
+    driver: Driver
+    dimensions: Any
+    layers: Sequence[CacheLayers]
+    cases: Sequence[Case]
+    tolerance: Tolerance
+    positions: int
+    seed: int
+    oracle: Oracle | None
+    recorded: RecordedOracle | None
+    aliases: Mapping[str, str] | None = None
+
+    def generator(self) -> np.random.Generator:
+        """Return random numbers, the same each time."""
+        return np.random.default_rng(self.seed)
+
+    def steps(self, case: Case) -> int:
+        """Return how many tokens can follow a prompt, of those that a text has."""
+        return min(PROBE_STEPS, self.driver.positions - len(case.prompt_s))
+
+    @cached_property
+    def baselines(self) -> Sequence[Baseline]:
+        """Texts of several rows; the cases take turns."""
+        generator = self.generator()
+        cases = [self.cases[i % len(self.cases)] for i in range(ROWS)]
+        return [
+            self.baseline(*self.driver.sampled(case, self.steps(case), generator)) for case in cases
+        ]
+
+    def baseline(
+        self, text: Text, stepped_nv: Float32 | None = None, columns: Columns = ALL
+    ) -> Baseline:
+        """Return a text with the model's own logits; raises KvcastError where these are none."""
+        if stepped_nv is None:
+            stepped_nv, _ = self.driver.stepped(text, columns)
+        at_once_nv, _ = self.driver.at_once(text, columns)
+        for logits_nv, how in ((at_once_nv, "all at once"), (stepped_nv, "one after the other")):
+            if len(bad_n := np.flatnonzero(~np.isfinite(logits_nv).all(axis=-1))):
+                raise KvcastError(
+                    f"logits at position {text.first + bad_n[0]} are not finite: tokens {how} on "
+                    "an empty cache"
+                )
+        return Baseline(text, WholeLogits(at_once_nv), WholeLogits(stepped_nv))
+
+    @cached_property
+    def windows(self) -> Sequence[int]:
+        """Positions that rings hold, each number once."""
+        return sorted({layer.capacity for layer in self.layers if layer.kind == "ring"})
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Logits that are looked at where texts are long."""
+        return columns_of(self.driver.vocab)
+
+    @cached_property
+    def long(self) -> Baseline:
+        """A text that fills a cache to its end, with logits [n + 1, columns]."""
+        case = self.cases[0]
+        past = [2 * window + 8 for window in self.windows if window <= self.positions]
+        least = len(case.prompt_s) + 1
+        length = min(max(self.positions, least, *past), self.driver.positions)
+        count = length - len(case.prompt_s)
+        sampled = self.driver.sampled(case, count, self.generator(), self.columns)
+        return self.baseline(*sampled, self.columns)
+
+    def comparison(self, allowed: Allowed | None = None) -> "Comparison":
+        """Return a comparison with the model's own results in other company, unless told so."""
+        return Comparison(allowed or self.tolerance.own)
+
+    def place(self, text: Text, cache: Any, row: int, allowed: Allowed) -> Place | None:
+        """Return where a row's caches differ from those of its text at once; None if nowhere."""
+        _, own = self.driver.at_once(text)
+        return first_difference(self.layers, (cache, row), (own, 0), len(text), allowed.largest)
+
+
+CheckOf: TypeAlias = Callable[[Trial], Check]
+
+
+@dataclass
+class Comparison:
+    """Logits that should be equal, compared one after the other; the first that are not stay.
+
+    Attributes:
+        allowed: errors.
+        compared: how many positions.
+        problem: the first that is wrong, in words; empty if none is.
+        place: tells where, if that is asked for and known; called for the first problem alone.
+
+    """
+
+    allowed: Allowed
+    compared: int = 0
+    problem: str = ""
+    where: str = ""
+    _errors: list[Errors] = field(default_factory=list)
+
+    def add(
+        self,
+        expected: Expected,
+        logits_nv: Float32,
+        about: str,
+        first: int,
+        place: Callable[[], Place | None] | None = None,
+    ) -> None:
+        """Compare logits of consecutive positions, from `first` on, of what `about` says."""
+        errors = expected.errors(logits_nv)
+        self.compared += len(errors.largest_n)
+        self._errors.append(errors)
+        if self.problem or self._fits(errors):
+            return
+        self.problem = f"{about}: {self._described(errors, expected, logits_nv, first)}"
+        if place is not None and (found := place()) is not None:
+            self.where = str(found)
+            self.problem += f"; the first difference is in {found}"
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Return the errors: the largest and the mean of all, and of the worst comparison."""
+        if not self._errors:
+            return {}
+        worst = max(self._errors, key=lambda errors: errors.largest)
+        longest = max(self._errors, key=lambda errors: len(errors.largest_n))
+        shown = longest if self._fits(worst) else worst
+        return {
+            "positions": self.compared,
+            "largest_error": worst.largest,
+            "mean_error": float(np.concatenate([e.mean_n for e in self._errors]).mean()),
+            "allowed_largest": self.allowed.largest,
+            "allowed_mean": self.allowed.mean,
+            "largest_by_position": _rounded(shown.largest_n),
+            "mean_by_position": _rounded(shown.mean_n),
+            **({"place": self.where} if self.where else {}),
+        }
+
+    def check(self, name: str, passed: str, **measured: Any) -> Check:
+        """Return the outcome; `passed` says what was compared."""
+        numbers = self.measured | measured
+        if self.problem:
+            return Check(name=name, outcome="failed", detail=self.problem, measured=numbers)
+        largest = numbers.get("largest_error", 0.0)
+        errors = f"errors up to {largest:.2g} (allowed {self.allowed.largest:g})"
+        detail = f"{passed}; {errors if largest else 'the same bits'}"
+        return Check(name=name, outcome="passed", detail=detail, measured=numbers)
+
+    def _fits(self, errors: Errors) -> bool:
+        return errors.largest <= self.allowed.largest and errors.mean <= self.allowed.mean
+
+    def _described(self, errors: Errors, expected: Expected, logits_nv: Float32, first: int) -> str:
+        if not np.isfinite(errors.largest):
+            at = first + int(np.flatnonzero(~np.isfinite(errors.largest_n))[0])
+            return f"logits at position {at} are not finite"
+        bad_n = np.flatnonzero(errors.largest_n > self.allowed.largest)
+        # Where only the mean is too large, all positions are suspects.
+        start = int(bad_n[0]) if len(bad_n) else int(errors.mean_n.argmax())
+        words = (
+            f"from position {first + start} on logits differ by up to {errors.largest:.2g} "
+            f"standard deviations (allowed {self.allowed.largest:g}), on average by "
+            f"{errors.mean:.2g} (allowed {self.allowed.mean:g})"
+        )
+        other = first_divergence(expected, logits_nv)
+        if other is None:
+            return words
+        position, token, margin = other
+        best = expected.best(position)
+        return (
+            f"{words}; the first other token is that after position {first + position}: {token} "
+            f"instead of {best}, whose logit is higher by {margin:.2g}"
+        )
+
+
+def first_divergence(expected: Expected, logits_nv: Float32) -> tuple[int, int, float] | None:
+    """Return the first position whose likeliest token is another one, that token, its margin."""
+    for position, token in enumerate(logits_nv[: len(expected)].argmax(axis=-1).tolist()):
+        if token != expected.best(position):
+            return position, token, expected.margin(position, token)
+    return None
+
+
+def skipped(name: str, why: str) -> Check:
+    """Return a check that was not made."""
+    return Check(name=name, outcome="skipped", detail=why)
+
+
+def _rounded(numbers_n: Float32) -> list[float]:
+    return [float(f"{number:.3g}") for number in numbers_n.tolist()]

@@ -1,0 +1,59 @@
+"""Verifies a model: makes all checks, in order. Knows no check by name, and no runtime."""
+
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
+
+from kvcast.errors import in_one_line
+from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.verification.checks import CHECKS
+from kvcast.verification.report import Check, Report
+from kvcast.verification.subject import Subject
+from kvcast.verification.trial import CheckOf, Trial
+
+
+def verify(
+    subject: Subject,
+    *,
+    positions: int = 512,
+    seed: int = 0,
+    only: Collection[str] = (),
+    on_phase: OnPhase = ignore_phase,
+) -> Report:
+    """Compare a model's cached results with its results without a cache, and with a reference's.
+
+    A check in which the runtime raises an error has failed; the others are made nevertheless.
+
+    Args:
+        subject: the model.
+        positions: of the longest text, if the model has so many.
+        seed: of sampled texts.
+        only: names of checks to make; empty: all.
+        on_phase: called with each check as it begins.
+
+    """
+    trial = subject.trial(positions=positions, seed=seed)
+    oracle, checks = trial.oracle, []
+    for name, check in CHECKS.items():
+        if not only or name in only:
+            on_phase(f"checking: {name}")
+            checks.append(_made(name, check, trial))
+    return Report(
+        subject=subject.name,
+        runtime=subject.runtime_name,
+        precision=subject.precision_words,
+        reference="none: the model beside itself" if oracle is None else oracle.name,
+        checks=checks,
+        tools=_tools(subject.tools),
+    )
+
+
+def _made(name: str, check: CheckOf, trial: Trial) -> Check:
+    try:
+        return check(trial)
+    except Exception as error:  # whatever a broken package raises is what there is to tell
+        detail = f"it could not be finished: {type(error).__name__}: {in_one_line(error)}"
+        return Check(name=name, outcome="failed", detail=detail)
+
+
+def _tools(recorded: Mapping[str, str]) -> dict[str, str]:
+    return {"kvcast": version("kvcast"), **recorded}

@@ -1,0 +1,153 @@
+"""`kvcast verify` as its users run it: exit codes, records in bundles, formats of reports."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import kvcast
+from kvcast.bundle.manifest import read_bundle
+from kvcast.bundle.writing import seal
+from kvcast.cli import main
+from kvcast.errors import InputOutputError
+from kvcast.runtimes.native.planning import WEIGHTS
+from verification.test_report import SCHEMA
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"
+
+
+def verify(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, object]]:
+    code = main(["verify", *map(str, words), "--json", "--quiet"])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    document = json.loads(printed.out)
+    jsonschema.validate(document, SCHEMA)
+    assert document["passed"] is (code == 0)
+    return code, document
+
+
+def outcomes(document: dict[str, object]) -> dict[str, str]:
+    return {check["name"]: check["outcome"] for check in document["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (["demo", "--audio", "a.wav", "--prompts", "b.txt"], 2, "give --audio or --prompts"),
+        (["demo", "--audio", "missing.wav"], 66, "missing.wav: there is no such file"),
+        (["demo-t5", "--prompts", "missing.txt"], 66, "missing.txt: there is no such file"),
+        (["no-such-folder"], 66, "no-such-folder"),
+        (["demo", "--positions", "3"], 2, "--positions"),
+        (["demo", "--junit", str(ROOT)], 74, "cannot write"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(words, code, problem, capsys):
+    assert main(["verify", *words]) == code
+    printed = capsys.readouterr()
+    assert problem in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verified") / "unilm"
+    kvcast.export_bundle("demo-unilm", folder, runtime="native", quantize="int8")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_bundle_is_verified_without_its_checkpoint_and_keeps_the_report(bundle, tmp_path, capsys):
+    junit = tmp_path / "report.xml"
+    files = read_bundle(bundle).files
+    code, document = verify(capsys, bundle, "--positions", 64, "--junit", junit)
+    assert code == 0
+    made = outcomes(document)
+    assert made["recorded"] == made["teacher-forced"] == made["chunks"] == "passed"
+    assert "as the export recorded" in document["reference"]
+    manifest = read_bundle(bundle)
+    assert manifest.files == files
+    assert manifest.verification["report"] == document
+    assert manifest.verification["tokens"] == 56
+    suite = ET.parse(junit).getroot().find("testsuite")
+    assert suite.get("failures") == "0"
+    assert len(suite.findall("testcase")) == len(made) == int(suite.get("tests"))
+    assert kvcast.load(bundle).generate("3 March 2021").text == "2021-03-03"
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_shows_beside_what_the_export_recorded(bundle, tmp_path, capsys):
+    """In int8 as well, although checksums are sealed anew."""
+    broken = shutil.copytree(bundle, tmp_path / "broken")
+    [weights] = broken.rglob(WEIGHTS)
+    tensors = load_file(weights)
+    name = next(name for name, part in sorted(tensors.items()) if part.dtype == np.int8)
+    codes = tensors[name].copy()
+    codes.flat[codes.size // 2] ^= 0x40
+    save_file({**tensors, name: codes}, weights)
+    seal(broken, read_bundle(bundle))
+    code, document = verify(capsys, broken, "--positions", 64)
+    assert code == 1
+    made = outcomes(document)
+    assert made["recorded"] == "failed"
+    assert made["chunks"] == made["second-input"] == made["beams"] == "passed"
+
+
+@pytest.mark.slow
+def test_a_bundle_of_an_older_export_is_compared_with_itself(bundle, tmp_path, capsys):
+    older = shutil.copytree(bundle, tmp_path / "older")
+    manifest = read_bundle(older)
+    seal(older, replace(manifest, verification={"tokens": 56, "tokens_equal": 56}))
+    code, document = verify(capsys, older, "--positions", 64)
+    assert code == 0
+    made = outcomes(document)
+    assert made["teacher-forced"] == made["free-running"] == made["recorded"] == "skipped"
+    assert made["chunks"] == made["batch"] == made["capacity"] == "passed"
+    assert document["reference"] == "none: the model beside itself"
+    code, document = verify(capsys, older, "--against", "demo-unilm", "--positions", 64)
+    assert code == 0
+    assert outcomes(document)["teacher-forced"] == "passed"
+    assert main(["verify", str(older), "--against", "demo-t5", "--quiet"]) == 2
+    assert "and" in capsys.readouterr().err
+    assert main(["verify", str(older), "--against", str(bundle), "--quiet"]) == 2
+    assert "is a bundle" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_bundle_that_cannot_be_written_is_verified_all_the_same(bundle, capsys, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise InputOutputError("cannot write bundle.json: Read-only file system")
+
+    monkeypatch.setattr("kvcast.verification.subject.save", full)
+    assert main(["verify", str(bundle), "--positions", "64"]) == 0
+    assert "does not keep the report: cannot write bundle.json" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("demo", ("--audio", EXAMPLE)),
+        ("demo", ("--audio", EXAMPLE, "--quantize", "none", "--positions", 64)),
+        ("demo-t5", ("--prompts", "{prompts}")),
+        ("demo-unilm", ("--prompts", "{prompts}", "--quantize", "none")),
+    ],
+)
+def test_real_weights_and_inputs_pass(model, words, tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("3 March 2021\nthe 4th of July 1776\n", encoding="utf-8")
+    given = [str(word).format(prompts=prompts) for word in words]
+    code, document = verify(capsys, model, *given)
+    assert code == 0, document
+    forced = next(check for check in document["checks"] if check["name"] == "teacher-forced")
+    if "none" in given:
+        assert forced["measured"]["tokens_equal"] == forced["measured"]["tokens"] > 0
+    else:
+        assert forced["measured"]["mean_error"] < 0.1

@@ -1,0 +1,53 @@
+"""Models under verification: random ones of every family, on any runtime."""
+
+from typing import Any
+
+from kit.models import checkpoint_of, open_folder, random_programs, write
+from kvcast.families.table import family_with
+from kvcast.runtimes.reference import EagerReference
+from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.runtimes import BundlePrecision
+from kvcast.verification.subject import Subject
+
+EXACT = BundlePrecision(quantize="none")
+INT8 = BundlePrecision(quantize="int8", cache="fp16")
+
+
+def subject(
+    dimensions: Any,
+    runtime: str = "native",
+    precision: BundlePrecision = EXACT,
+    seed: int = 0,
+    folder: Any = None,
+) -> Subject:
+    """Return a random model, beside itself in fp32; a bundle is written into a folder."""
+    programs = random_programs(dimensions, seed)
+    if runtime == "eager":
+        from kvcast.runtimes.eager.opening import eager_runtime
+
+        opened = eager_runtime(random_programs(dimensions, seed))
+    elif folder is None:
+        opened = TARGETS[runtime].open_checkpoint(checkpoint_of(programs), precision, 1)
+    else:
+        kinds = {"dtype": precision.dtype, "cache": precision.cache}
+        write(programs, folder, precision.quantize, runtime, **kinds)
+        opened = open_folder(folder)
+    return Subject(
+        name="random",
+        runtime_name=runtime,
+        precision=precision,
+        runtime=opened,
+        dimensions=dimensions,
+        layers=family_with(dimensions).caches(dimensions),
+        reference=EagerReference(programs),
+    )
+
+
+def failed(report: Any) -> dict[str, str]:
+    """Return what a report says of the checks that failed, by name."""
+    return {check.name: check.detail for check in report.checks if check.outcome == "failed"}
+
+
+def outcomes(report: Any) -> dict[str, str]:
+    """Return the outcomes by name."""
+    return {check.name: check.outcome for check in report.checks}

@@ -1,0 +1,146 @@
+"""Sound models pass every check; one whose cache is wrong fails those that ask for it."""
+
+from dataclasses import replace
+
+import jsonschema
+import numpy as np
+import pytest
+
+from kit.dimensions import (
+    CANARY,
+    CROSS_BIASED_T5,
+    CTC,
+    GEMMA3,
+    GEMMA4,
+    GPT_OSS,
+    GRANITE4,
+    LFM2,
+    LLAMA,
+    MARIAN,
+    MISTRAL,
+    MIXTRAL,
+    MOONSHINE,
+    MOONSHINE_STREAMING,
+    NLLB,
+    QWEN3_5,
+    QWEN3_ASR,
+    ROFORMER,
+    SIMBERT,
+    SMALL,
+    SMALL_T5,
+    T5GEMMA,
+    TDT,
+    VOXTRAL,
+)
+from kvcast.errors import KvcastError
+from kvcast.spec.runtimes import BundlePrecision
+from kvcast.verification.checks import CHECKS
+from kvcast.verification.verifying import verify
+from verification.models import EXACT, INT8, failed, outcomes, subject
+from verification.test_report import SCHEMA
+
+FAMILIES = {
+    **{"whisper": SMALL, "t5": SMALL_T5, "cross-biased t5": CROSS_BIASED_T5},
+    **{"marian": MARIAN, "nllb": NLLB, "t5gemma": T5GEMMA},
+    **{"moonshine": MOONSHINE, "streaming moonshine": MOONSHINE_STREAMING},
+    **{"canary": CANARY, "ctc": CTC, "tdt": TDT, "qwen3-asr": QWEN3_ASR, "voxtral": VOXTRAL},
+    **{"llama": LLAMA, "mistral": MISTRAL, "gemma3": GEMMA3, "gemma4": GEMMA4},
+    **{"mixtral": MIXTRAL, "gpt-oss": GPT_OSS, "lfm2": LFM2, "qwen3.5": QWEN3_5},
+    **{"granite4": GRANITE4, "roformer": ROFORMER, "simbert": SIMBERT},
+}
+SKIPPED = {"recorded", "window", "alignment", "prefix"}
+"""What some families have no use for, and random models no record of."""
+
+
+@pytest.mark.parametrize("name", ["mistral"])
+def test_a_sound_model_passes_every_check(name):
+    report = verify(subject(FAMILIES[name]), positions=32)
+    assert failed(report) == {}
+    assert report.passed
+    made = outcomes(report)
+    assert list(made) == list(CHECKS)
+    assert {each for each in made if made[each] == "skipped"} == {"recorded", "alignment"}
+    jsonschema.validate(report.document(), SCHEMA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [EXACT, INT8], ids=["fp32", "int8"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sound_models_of_every_family_pass(name, precision):
+    report = verify(subject(FAMILIES[name], precision=precision), positions=40)
+    assert failed(report) == {}
+    made = outcomes(report)
+    assert {each for each in made if made[each] == "skipped"} <= SKIPPED
+    assert made["alignment"] == ("passed" if name == "whisper" else "skipped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("dimensions", "runtime", "precision"),
+    [
+        (SMALL, "onnx", EXACT),
+        (LLAMA, "onnx", BundlePrecision(quantize="int8")),
+        (MISTRAL, "onnx", BundlePrecision(quantize="int4", cache="int8")),
+        (GEMMA3, "eager", EXACT),
+    ],
+)
+def test_sound_bundles_pass(dimensions, runtime, precision, seed, tmp_path):
+    folder = None if runtime == "eager" else tmp_path / "bundle"
+    model = subject(dimensions, runtime, precision, seed, folder)
+    assert failed(verify(model, positions=40, seed=seed)) == {}
+
+
+class Forgetful:
+    """A runtime whose rows keep what they held when they begin anew."""
+
+    def __init__(self, runtime):
+        self._runtime = runtime
+
+    def __getattr__(self, name):
+        return getattr(self._runtime, name)
+
+    def reset(self, cache, rows, inputs=None):
+        lengths = cache.lengths
+        if not lengths.any():
+            return self._runtime.reset(cache, rows, inputs)
+        return cache
+
+
+class Overflowing(Forgetful):
+    """A runtime whose logits overflow past some length."""
+
+    def decode(self, tokens, cache, rows=None, positions=(-1,)):
+        logits, grown = self._runtime.decode(tokens, cache, rows, positions)
+        if grown.lengths.max() > 20:
+            logits[...] = np.inf
+        return logits, grown
+
+
+class Refusing(Forgetful):
+    def reorder(self, cache, parents):
+        raise KvcastError("no room for beams")
+
+
+def broken(model, how):
+    return replace(model, runtime=how(model.runtime))
+
+
+def test_what_is_wrong_is_told_by_the_check_that_asks_for_it():
+    model = subject(replace(LLAMA, windows=(None,)))
+    report = verify(broken(model, Forgetful), positions=32)
+    problems = failed(report)
+    assert set(problems) == {"second-input", "rows-come-and-go", "memory"}
+    assert "input 2 in the row of input 1" in problems["second-input"]
+    assert "the first other token is" in problems["second-input"]
+    assert not report.passed
+    beams = failed(verify(broken(model, Refusing), only=["beams", "chunks"]))
+    assert beams == {"beams": "it could not be finished: KvcastError: no room for beams"}
+
+
+def test_logits_that_are_no_numbers_fail():
+    model = broken(subject(replace(LLAMA, windows=(None,))), Overflowing)
+    problems = failed(verify(model, positions=32, only=["teacher-forced", "capacity"]))
+    assert problems.keys() == {"teacher-forced", "capacity"}
+    assert "not finite" in problems["teacher-forced"]
+    assert "not finite" in problems["capacity"]
