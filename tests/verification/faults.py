@@ -8,8 +8,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -192,18 +194,24 @@ FILE_FAULTS: Mapping[str, FileFault] = {
 }
 
 
-def overflowing(cache: str) -> Path:
-    """Return a bundle whose values of layer 1 exceed what fp16 holds; in fp32 it is sound.
+def overflowing_tensors() -> Arrays:
+    """Return weights whose values of layer 1 exceed what fp16 holds; in fp32 they are sound.
 
     Its product divides by what the values are multiplied by.
     """
+    tensors, factor = random_tensors(LLAMA), np.float32(2.0**20)
+    values = slice(-LLAMA.kv_heads * LLAMA.head_dim, None)
+    tensors["decoder.layers.1.attention.qkv.weight"][values] *= factor
+    tensors["decoder.layers.1.attention.out.weight"] /= factor
+    return tensors
+
+
+def overflowing(cache: str) -> Path:
+    """Return a bundle of these weights with caches of a precision; nobody may change it."""
 
     def make(folder: Path) -> None:
-        tensors, factor = random_tensors(LLAMA), np.float32(2.0**20)
-        values = slice(-LLAMA.kv_heads * LLAMA.head_dim, None)
-        tensors["decoder.layers.1.attention.qkv.weight"][values] *= factor
-        tensors["decoder.layers.1.attention.out.weight"] /= factor
-        write(TorchModel.from_tensors(LLAMA, tensors), folder, runtime="native", cache=cache)
+        programs = TorchModel.from_tensors(LLAMA, overflowing_tensors())
+        write(programs, folder, runtime="native", cache=cache)
 
     return once(f"overflowing-{cache}", make)
 
@@ -219,17 +227,21 @@ class Around:
 
 
 class KeepsEarlierInput(Around):
-    """The second input of a slot is not encoded: its cross cache stays what it was."""
+    """The second input of a slot is not encoded: its cross cache stays what it was.
 
-    def __init__(self, runtime: Any) -> None:
+    Of a cache, or of all caches of a load, as where a graph has the cross cache in itself.
+    """
+
+    def __init__(self, runtime: Any, *, of_load: bool = False) -> None:
         super().__init__(runtime)
-        self._first: dict[int, tuple[NDArray[Any], ...]] = {}
+        self._of_load = of_load
+        self._first: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
 
     def encode(self, cache: Any, slots: Sequence[int], *source: NDArray[Any]) -> Any:
+        first = self._first.setdefault(self if self._of_load else cache.memory, {})
         for i, slot in enumerate(slots):
             one = tuple(part[i : i + 1].copy() for part in source)
-            kept = self._first.setdefault(slot, one)
-            cache = self.inner.encode(cache, [slot], *kept)
+            cache = self.inner.encode(cache, [slot], *first.setdefault(slot, one))
         return cache
 
 
@@ -317,22 +329,19 @@ class BehaviourFault:
     Attributes:
         dimensions: of the model.
         around: makes the runtime from a sound one.
-        place: words that name the culprit.
 
     """
 
     dimensions: Any
     around: Callable[[Any], Any]
-    place: Sequence[str]
 
 
 BEHAVIOUR_FAULTS: Mapping[str, BehaviourFault] = {
-    "cross cache not reset": BehaviourFault(SMALL, KeepsEarlierInput, ("earlier input",)),
-    "swapped beams": BehaviourFault(LLAMA, SwapsBeams, ("row 0",)),
-    "one layer's key missing": BehaviourFault(
-        LLAMA, lambda runtime: DropsKeys(runtime, 1), ("layer 1", "key")
-    ),
-    "a stale prefix": BehaviourFault(LLAMA, AdoptsNothing, ("prefix",)),
-    "another row's prefix": BehaviourFault(LLAMA, AdoptsNeighbour, ("prefix",)),
-    "a state not cut back": BehaviourFault(QWEN3_5, LeavesState, ("state",)),
+    "cross cache not reset": BehaviourFault(SMALL, KeepsEarlierInput),
+    "cross cache of another load": BehaviourFault(SMALL, partial(KeepsEarlierInput, of_load=True)),
+    "swapped beams": BehaviourFault(LLAMA, SwapsBeams),
+    "one layer's key missing": BehaviourFault(LLAMA, partial(DropsKeys, layer=1)),
+    "a stale prefix": BehaviourFault(LLAMA, AdoptsNothing),
+    "another row's prefix": BehaviourFault(LLAMA, AdoptsNeighbour),
+    "a state not cut back": BehaviourFault(QWEN3_5, LeavesState),
 }

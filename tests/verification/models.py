@@ -1,12 +1,17 @@
 """Models under verification: random ones of every family, on any runtime."""
 
+from pathlib import Path
 from typing import Any
 
 from kit.models import checkpoint_of, open_folder, random_programs, write
+from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
+from kvcast.loading.opening import precision_of
+from kvcast.models.executor import TorchModel
 from kvcast.runtimes.reference import EagerReference
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
+from kvcast.verification.files import files_of
 from kvcast.verification.subject import Subject
 
 EXACT = BundlePrecision(quantize="none")
@@ -31,7 +36,7 @@ def subject(
     else:
         kinds = {"dtype": precision.dtype, "cache": precision.cache}
         write(programs, folder, precision.quantize, runtime, **kinds)
-        opened = open_folder(folder)
+        return subject_of(folder, programs)
     return Subject(
         name="random",
         runtime_name=runtime,
@@ -40,6 +45,21 @@ def subject(
         dimensions=dimensions,
         layers=family_with(dimensions).caches(dimensions),
         reference=EagerReference(programs),
+    )
+
+
+def subject_of(folder: Path, programs: TorchModel) -> Subject:
+    """Return a bundle, beside the model in fp32 that it was made of, or should have been."""
+    manifest, checkpoint = read_bundle(folder), checkpoint_of(programs)
+    return Subject(
+        name="random",
+        runtime_name=manifest.runtime,
+        precision=precision_of(manifest),
+        runtime=open_folder(folder),
+        dimensions=programs.dimensions,
+        layers=manifest.cache,
+        reference=EagerReference(programs),
+        files=files_of(folder, manifest, programs.dimensions, checkpoint),
     )
 
 

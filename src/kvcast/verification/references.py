@@ -26,11 +26,13 @@ class Oracle(Protocol):
     Attributes:
         name: in words.
         whole: whether it computes any text; else it knows those that were recorded.
+        runtime: runs it; None where it only remembers.
 
     """
 
     name: str
     whole: bool
+    runtime: Any
 
     def text(self, case: int, count: int, generator: np.random.Generator) -> Text:
         """Return a text that it writes after the prompt of a case, of so many tokens at most."""
@@ -52,6 +54,7 @@ class CheckpointOracle(Oracle):
 
     def __init__(self, reference: Reference, cases: Sequence[Case]) -> None:
         self.name = f"{reference.name}, all tokens at once"
+        self.runtime = reference.runtime
         self._reference = reference
         self._cases = cases
         dimensions = reference.dimensions
@@ -88,6 +91,7 @@ class RecordedOracle(Oracle):
 
     name = "the model in fp32, as the export recorded its largest logits"
     whole = False
+    runtime = None
 
     def __init__(self, recorded: RecordedOutputs, cases: Sequence[Case]) -> None:
         """Take the probe's cases; raises ValueError where there are others than were recorded."""

@@ -31,6 +31,7 @@ from kvcast.runtimes.targets import TARGETS
 from kvcast.saving import save
 from kvcast.spec.runtimes import OWN, RUNTIMES, BundlePrecision
 from kvcast.verification.cases import Case, cases_of, driver_of
+from kvcast.verification.files import Files, files_of
 from kvcast.verification.references import CheckpointOracle, Oracle, RecordedOracle
 from kvcast.verification.report import Report
 from kvcast.verification.tolerances import tolerance_of
@@ -55,6 +56,7 @@ class Subject:
         cases: what rows begin with, instead of the family's probe; empty: that.
         reference: the checkpoint in fp32; None where there is none.
         recorded: what the export recorded; None if nothing.
+        files: what the bundle's files hold beside the checkpoint; None without a bundle.
         bundle: its folder and manifest; None for a checkpoint that was opened as it is.
         tools: versions of libraries by name.
 
@@ -69,6 +71,7 @@ class Subject:
     cases: Sequence[Case] = field(default=(), repr=False)
     reference: Reference | None = field(default=None, repr=False)
     recorded: RecordedOutputs | None = field(default=None, repr=False)
+    files: Files | None = field(default=None, repr=False)
     bundle: tuple[Path, Manifest] | None = field(default=None, repr=False)
     tools: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,6 +109,7 @@ class Subject:
             seed=seed,
             oracle=oracle,
             recorded=recorded,
+            files=self.files,
             aliases=None if self.bundle is None else self.bundle[1].graph("decode").aliases,
         )
 
@@ -157,6 +161,9 @@ def open_subject(
     recorded = None
     if manifest is not None:
         recorded = read_record(manifest.verification, dimensions)
+    files = None
+    if manifest is not None and opened.bundle is not None:
+        files = files_of(opened.bundle, manifest, dimensions, checkpoint)
     return Subject(
         name=model,
         runtime_name=opened.runtime,
@@ -167,6 +174,7 @@ def open_subject(
         cases=cases_of_model(opened.model),
         reference=None if checkpoint is None else _reference(checkpoint, opened.runtime, params),
         recorded=recorded,
+        files=files,
         bundle=None if opened.bundle is None or manifest is None else (opened.bundle, manifest),
         tools=_tools(opened.runtime),
     )

@@ -10,6 +10,7 @@ are rounded, single logits of a random T5 are off by 3.5 deviations in int8 and 
 only tell what is no number any more. Knows no check.
 """
 
+import math
 from dataclasses import dataclass
 
 from kvcast.spec.runtimes import BundlePrecision
@@ -32,6 +33,8 @@ class Tolerance:
             with a cache shows there, in any precision.
         own: beside its own results in other company: all tokens at once, among other rows.
         reference: beside the model in fp32. A mistake with weights shows there.
+        layers: of cached tensors beside the reference's, relative, and whether more is an error:
+            where numbers are rounded, differences grow from layer to layer.
         margin: of two tokens' logits, below which they are a near-tie, beside the reference.
 
     """
@@ -40,6 +43,7 @@ class Tolerance:
     own: Allowed
     reference: Allowed
     margin: float
+    layers: tuple[float, bool] = (math.inf, False)
 
 
 _EXACT = Allowed(1e-3, 1e-4)
@@ -47,6 +51,8 @@ _EXACT = Allowed(1e-3, 1e-4)
 _IN_COMPANY = Allowed(3.0, 0.15)
 """Rows of a call share a scale, or products of narrow numbers are summed in another order."""
 _BESIDE_FP32 = Allowed(2e-3, 2e-4)
+_LAYERS = 2e-3
+"""Of keys and values, relative to a head's; also sums in another order."""
 _EIGHT_BITS, _FOUR_BITS = Allowed(8.0, 0.4), Allowed(8.0, 0.7)
 """Of the reference, by the bits of weights, activations or caches."""
 
@@ -54,7 +60,8 @@ _EIGHT_BITS, _FOUR_BITS = Allowed(8.0, 0.4), Allowed(8.0, 0.7)
 def tolerance_of(runtime: str, precision: BundlePrecision) -> Tolerance:
     """Return the allowed errors of a runtime's models in a precision."""
     if precision.exact:
-        return Tolerance(_EXACT, _EXACT, _BESIDE_FP32, 2 * _BESIDE_FP32.largest)
+        margin = 2 * _BESIDE_FP32.largest
+        return Tolerance(_EXACT, _EXACT, _BESIDE_FP32, margin, (_LAYERS, True))
     own = _EXACT if runtime in ("native", "eager") else _IN_COMPANY
     four = precision.quantize in ("int4", "8da4w")
     reference = _FOUR_BITS if four else _EIGHT_BITS

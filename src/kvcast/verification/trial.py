@@ -17,11 +17,14 @@ from kvcast.runtimes.base import Float32
 from kvcast.verification.cases import ALL, Case, Columns, Driver, Text, columns_of
 from kvcast.verification.diagnosis import Place, first_difference
 from kvcast.verification.expectations import Errors, Expected, WholeLogits
+from kvcast.verification.files import Files
 from kvcast.verification.references import Oracle, RecordedOracle
 from kvcast.verification.report import Check
 from kvcast.verification.tolerances import Allowed, Tolerance
 
 ROWS = 3
+_MUCH_NEARER = 0.1
+"""Share of an error that is left beside what was really computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,7 @@ class Trial:
         seed: of sampled texts.
         oracle: what is right; None where nobody knows.
         recorded: what the export recorded.
+        files: what a bundle's files hold; None without a bundle.
         aliases: results of `decode` and the caches that they are written to, as its bundle has
             them; None without a bundle.
 
@@ -69,6 +73,7 @@ class Trial:
     seed: int
     oracle: Oracle | None
     recorded: RecordedOracle | None
+    files: Files | None = None
     aliases: Mapping[str, str] | None = None
 
     def generator(self) -> np.random.Generator:
@@ -134,6 +139,9 @@ class Trial:
         return first_difference(self.layers, (cache, row), (own, 0), len(text), allowed.largest)
 
 
+Others: TypeAlias = Mapping[str, Callable[[], Expected]]
+"""What a mistake would give, by what it belongs to, in words."""
+
 CheckOf: TypeAlias = Callable[[Trial], Check]
 
 
@@ -162,14 +170,19 @@ class Comparison:
         about: str,
         first: int,
         place: Callable[[], Place | None] | None = None,
+        others: Others | None = None,
     ) -> None:
-        """Compare logits of consecutive positions, from `first` on, of what `about` says."""
+        """Compare logits of consecutive positions, from `first` on, of what `about` says.
+
+        Where they are wrong, those of `others` that they are nearest to are named.
+        """
         errors = expected.errors(logits_nv)
         self.compared += len(errors.largest_n)
         self._errors.append(errors)
         if self.problem or self._fits(errors):
             return
         self.problem = f"{about}: {self._described(errors, expected, logits_nv, first)}"
+        self.problem += _instead(errors, logits_nv, others or {})
         if place is not None and (found := place()) is not None:
             self.where = str(found)
             self.problem += f"; the first difference is in {found}"
@@ -227,6 +240,16 @@ class Comparison:
             f"{words}; the first other token is that after position {first + position}: {token} "
             f"instead of {best}, whose logit is higher by {margin:.2g}"
         )
+
+
+def _instead(errors: Errors, logits_nv: Float32, others: Others) -> str:
+    """Tell whose logits they are, if they are those of another; empty if not."""
+    found, least = "", errors.mean * _MUCH_NEARER
+    for words, other in others.items():
+        mean = other().errors(logits_nv).mean
+        if mean <= least:
+            found, least = f"; they are those of {words}", mean
+    return found
 
 
 def first_divergence(expected: Expected, logits_nv: Float32) -> tuple[int, int, float] | None:

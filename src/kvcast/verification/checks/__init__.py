@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 
-from kvcast.verification.checks import beside_reference, continued, lengths, memory, rows
+from kvcast.verification.checks import beside_reference, continued, lengths, memory, parts, rows
 from kvcast.verification.trial import CheckOf
 
 CHECKS: Mapping[str, CheckOf] = {
+    "dimensions": parts.dimensions,
+    "weights": parts.weights,
+    "programs": parts.programs,
     "teacher-forced": beside_reference.teacher_forced,
     "free-running": beside_reference.free_running,
+    "layers": parts.layers,
     "recorded": beside_reference.recorded,
     "chunks": rows.chunks,
     "second-input": rows.second_input,

@@ -1,17 +1,18 @@
 """Checks beside a reference: the model in fp32 without a cache, or what an export recorded."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.runtimes.base import Float32
-from kvcast.verification.cases import Text
+from kvcast.verification.cases import Case, Text
 from kvcast.verification.diagnosis import Place, first_difference
 from kvcast.verification.expectations import Expected, errors_of
 from kvcast.verification.report import Check, Outcome
-from kvcast.verification.trial import Trial, first_divergence, skipped
+from kvcast.verification.trial import Others, Trial, first_divergence, skipped
 
 NOBODY_KNOWS = "there is no reference: name the model's checkpoint with --against"
 
@@ -29,7 +30,8 @@ def teacher_forced(trial: Trial) -> Check:
         expected = oracle.expected(text)
         logits_nv, cache = driver.stepped(text, prompt=True)
         place = _beside(trial, text, cache)
-        comparison.add(expected, logits_nv, f"input {i}", text.first, place)
+        others = _of_other_inputs(trial, text, i)
+        comparison.add(expected, logits_nv, f"input {i}", text.first, place, others)
         best_n = logits_nv[: len(expected)].argmax(axis=-1).tolist()
         tokens += len(best_n)
         equal += sum(token == expected.best(n) for n, token in enumerate(best_n))
@@ -40,6 +42,19 @@ def teacher_forced(trial: Trial) -> Check:
         words += f"; the first other one is a near-tie, {found['margin']:.2g} below"
     measured = {"tokens": tokens, "tokens_equal": equal, "first_divergence": found}
     return comparison.check(name, words, **measured)
+
+
+def _of_other_inputs(trial: Trial, text: Text, i: int) -> Others:
+    """Return what the reference makes of a text with the inputs of other cases."""
+    oracle, prompt_s = trial.oracle, text.case.prompt_s
+    if oracle is None or oracle.runtime is None or not text.case.source:
+        return {}
+
+    return {
+        f"input {j}": partial(oracle.expected, Text(Case(prompt_s, other.source), text.written_n))
+        for j, other in enumerate(trial.cases)
+        if j != i
+    }
 
 
 def free_running(trial: Trial) -> Check:

@@ -1,5 +1,6 @@
 """Checks of rows that continue others: beams, prefixes that are reused, and rows cut back."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from kvcast.runtimes.base import Int64
 from kvcast.verification.cases import Case, Text, one_each
+from kvcast.verification.expectations import WholeLogits
 from kvcast.verification.report import Check
 from kvcast.verification.trial import Baseline, Comparison, Trial, skipped
 
@@ -48,9 +50,21 @@ def beams(trial: Trial) -> Check:
                 about,
                 text.first + n,
                 place,
+                {
+                    f"what follows the past of beam {step[other]}": partial(
+                        _last, trial, case, histories[other][:-2] + history[-2:]
+                    )
+                    for other in range(_WIDTH)
+                    if step[other] != step[row]
+                },
             )
     words = f"{_WIDTH} beams that change places {len(parents)} times go on from their new pasts"
     return comparison.check(name, words)
+
+
+def _last(trial: Trial, case: Case, written: Sequence[int] | Int64) -> WholeLogits:
+    """Return the logits after the last token of a text."""
+    return WholeLogits(trial.driver.stepped(Text(case, np.array(written, np.int64)))[0][-1:])
 
 
 def _safe(trial: Trial) -> Int64:
@@ -74,16 +88,16 @@ def prefix(trial: Trial) -> Check:
     for again in ("a fork of a prefix", "a second fork of a prefix"):
         forked = driver.runtime.fork(kept, [1, 0], capacity=longest)
         for row, i in enumerate((1, 0)):
-            forked = _continue(trial, comparison, forked, row, texts[i], again)
+            forked = _continue(trial, comparison, forked, row, texts[i], again, texts)
     busy = driver.cache([each.text.case for each in texts], longest)
     for row, i in enumerate((0, 2, 1)):
         _, busy = driver.decode(busy, [prompts[i]], [row])
     busy = driver.runtime.adopt(busy, [0, 2], kept, [1, 0])
     for row, i in ((0, 1), (2, 0)):
         about = f"row {row}, which adopts a prefix"
-        busy = _continue(trial, comparison, busy, row, texts[i], about)
+        busy = _continue(trial, comparison, busy, row, texts[i], about, texts)
     about = "row 1, beside rows that adopt a prefix"
-    _continue(trial, comparison, busy, 1, texts[2], about)
+    _continue(trial, comparison, busy, 1, texts[2], about, texts)
     return comparison.check(name, "prefixes are continued as where they were computed")
 
 
@@ -96,15 +110,29 @@ def _halved(trial: Trial, baseline: Baseline) -> Baseline:
 
 
 def _continue(
-    trial: Trial, comparison: Comparison, cache: Any, row: int, baseline: Baseline, about: str
+    trial: Trial,
+    comparison: Comparison,
+    cache: Any,
+    row: int,
+    baseline: Baseline,
+    about: str,
+    texts: Sequence[Baseline],
 ) -> Any:
-    """Feed what follows a text's prompt, step by step; return the cache."""
+    """Feed what follows a text's prompt, step by step; return the cache.
+
+    It may have followed the prompt of another of the texts.
+    """
     text = baseline.text
     for n, token in enumerate(text.written_n, 1):
         logits_rv, cache = trial.driver.decode(cache, one_each([token]), [row])
         place = partial(trial.place, text, cache, row, trial.tolerance.own)
         expected = baseline.stepped.part(n, n + 1)
-        comparison.add(expected, logits_rv, about, text.first + n, place)
+        others = {
+            f"what follows prefix {i}": partial(_last, trial, other.text.case, text.written_n[:n])
+            for i, other in enumerate(texts)
+            if other is not baseline
+        }
+        comparison.add(expected, logits_rv, about, text.first + n, place, others)
     return cache
 
 
@@ -154,5 +182,11 @@ def _cut(
         logits_rv, cache = driver.decode(cache, one_each([text.tokens[at]]))
         n = at - text.first
         place = partial(trial.place, text, cache, 0, trial.tolerance.own)
-        comparison.add(baseline.stepped.part(n, n + 1), logits_rv, about, at, place)
+        uncut_n = np.concatenate(
+            [text.written_n[: kept - len(text.case.prompt_s)], wrong_n[:count]]
+        )
+        since_n = text.written_n[kept - len(text.case.prompt_s) : n]
+        uncut = partial(_last, trial, text.case, np.concatenate([uncut_n, since_n]))
+        others = {"a row that was not cut back": uncut}
+        comparison.add(baseline.stepped.part(n, n + 1), logits_rv, about, at, place, others)
     return int(count)

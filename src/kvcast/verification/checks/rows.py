@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.verification.cases import Text, one_each
+from kvcast.verification.cases import Case, Text, one_each
 from kvcast.verification.expectations import WholeLogits
 from kvcast.verification.report import Check
 from kvcast.verification.trial import Baseline, Comparison, Trial, skipped
@@ -74,8 +74,17 @@ def second_input(trial: Trial) -> Check:
         text = baseline.text
         place = partial(trial.place, text, cache, 0, trial.tolerance.own)
         about = f"input {i + 1} in the row of input {i}"
-        comparison.add(baseline.stepped, logits_nv, about, text.first, place)
+        stale = {f"input {i}": partial(_with_source, trial, text, trial.baselines[i - 1].text)}
+        comparison.add(
+            baseline.stepped, logits_nv, about, text.first, place, stale if text.case.source else {}
+        )
     return comparison.check("second-input", "inputs after others give what they give alone")
+
+
+def _with_source(trial: Trial, text: Text, other: Text) -> WholeLogits:
+    """Return the logits of a text with the input of another."""
+    stale = Text(Case(text.case.prompt_s, other.case.source), text.written_n)
+    return WholeLogits(trial.driver.stepped(stale)[0])
 
 
 def batch(trial: Trial) -> Check:

@@ -223,12 +223,16 @@ def _fed(
 
 
 def _by_position(array: Any, count: int) -> Sequence[Float32]:
-    """Return [heads, d] of each position, from [heads, n, d] or [1, n, heads, d]; else a state."""
+    """Return [heads, d] of each position; of a state all of it.
+
+    Heads of [heads, n, d] may also lie behind positions, on another axis.
+    """
     numbers: Float32 = np.asarray(
         array.float().cpu() if hasattr(array, "cpu") else array, np.float32
     )
-    if numbers.ndim == 4:
-        numbers = np.moveaxis(numbers[0], 1, 0)
+    if numbers.ndim == len("hnhd"):
+        before, held, after, size = numbers.shape
+        numbers = numbers.swapaxes(1, 2).reshape(before * after, held, size)
     if numbers.shape[1] != count:
         return [numbers] * count
     return [numbers[:, i] for i in range(count)]
