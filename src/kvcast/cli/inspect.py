@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcast.cli import console, inspect_attention
+from kvcast.cli import console, inspect_attention, inspect_page
 from kvcast.cli.arguments import filled, number, several, whole_number
 from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
@@ -96,6 +96,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
             metavar="N,N…" if name == "lengths" else "N",
             help=meaning,
         )
+    inspect_page.add_arguments(parser)
 
 
 def _add_bias(parser: argparse.ArgumentParser) -> None:
@@ -201,6 +202,8 @@ def _drawn(args: argparse.Namespace) -> "MaskedCalls":
         return _schedule(args, [])
     from kvcast.inspect.prefix import SourceAndTarget
 
+    if args.html is not None:
+        raise UsageError("--html shows prompts in chunks, and --unilm has a source: drop one")
     given = _given(args)
     if given:
         raise UsageError(
@@ -214,7 +217,10 @@ def _drawn(args: argparse.Namespace) -> "MaskedCalls":
 def _masks(args: argparse.Namespace) -> int:
     from kvcast.inspect import masks, svg
 
+    inspect_page.check(args)
     drawn = _drawn(args)
+    if args.html is not None:
+        inspect_page.write(args, _schedule(args, []), [])
     if args.svg is not None:
         save(args.svg, svg.draw(drawn.title(), list(masks.masks(drawn))))
     console.emit(masks.render(drawn))
@@ -224,8 +230,13 @@ def _masks(args: argparse.Namespace) -> int:
 def _cache(args: argparse.Namespace) -> int:
     from kvcast.inspect import cache
 
+    inspect_page.check(args)
     texts = [text.split() for text in args.text]
-    console.emit(cache.render(_schedule(args, texts), texts))
+    schedule = _schedule(args, texts)
+    shown = cache.render(schedule, texts)
+    if args.html is not None:
+        inspect_page.write(args, schedule, texts)
+    console.emit(shown)
     return 0
 
 

@@ -18,14 +18,14 @@ Texts = Sequence[Sequence[str]]
 def render(schedule: Schedule, texts: Texts = ()) -> str:
     """Return the contents of all slots as text; raises UsageError for texts that do not fit."""
     if texts:
-        _check(schedule, texts)
+        check(schedule, texts)
     rows = len(schedule.lengths)
     gutter = max(len(call.name) for call in schedule.calls())
     lines = [("", "", tuple(f"slot {slot}" for slot in range(schedule.capacity)))]
     for call in schedule.calls():
         for row in range(rows):
             name = call.name if row == 0 else ""
-            lines.append((name, row_name(row), tuple(_cells(schedule, call, row, texts))))
+            lines.append((name, row_name(row), tuple(cells(schedule, call, row, texts))))
     widths = [max(len(line[2][slot]) for line in lines) for slot in range(schedule.capacity)]
     table = [_line(line, gutter, len(row_name(rows - 1)), widths) for line in lines]
     # A blank line separates calls.
@@ -34,7 +34,8 @@ def render(schedule: Schedule, texts: Texts = ()) -> str:
     return "\n".join([schedule.title(), "* written by this call, . holds nothing", "", *spaced, ""])
 
 
-def _check(schedule: Schedule, texts: Texts) -> None:
+def check(schedule: Schedule, texts: Texts) -> None:
+    """Raise UsageError unless there is a text for each row, of its prompt or more."""
     if len(texts) != len(schedule.lengths):
         rows = plural(len(schedule.lengths), "row")
         raise UsageError(f"{plural(len(texts), 'text')} for {rows}: give one for each")
@@ -46,16 +47,18 @@ def _check(schedule: Schedule, texts: Texts) -> None:
             )
 
 
-def _cells(schedule: Schedule, call: ModelCall, row: int, texts: Texts) -> Iterator[str]:
+def cells(schedule: Schedule, call: ModelCall, row: int, texts: Texts) -> Iterator[str]:
+    """Yield what each slot of a row shows after a call."""
     before = call.lengths[row]
     for position in positions_held(before + call.counts[row], schedule.capacity).tolist():
         if position == EMPTY:
             yield "."
         else:
-            yield _token(row, position, texts) + "*" * (position >= before)
+            yield token(row, position, texts) + "*" * (position >= before)
 
 
-def _token(row: int, position: int, texts: Texts) -> str:
+def token(row: int, position: int, texts: Texts) -> str:
+    """Return what a slot shows of a position."""
     if not texts:
         return label(row, position)
     words = texts[row]

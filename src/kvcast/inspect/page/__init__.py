@@ -1,0 +1,1 @@
+"""`kvcast inspect cache --html`: one page with a slider over the calls of a schedule."""

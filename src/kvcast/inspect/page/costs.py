@@ -1,0 +1,114 @@
+"""What each call of a schedule costs, with a cache and without, and all calls up to it.
+
+Without a cache a call computes all positions of its rows so far. Counts positions, and the pairs
+of a query and a key that it sees; with a model also its operations and the bytes that it reads.
+Knows no drawing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from kvcast.inspect.page.kinds import LayerKind
+from kvcast.inspect.schedule import ModelCall
+from kvcast.inspect.work.base import Counted, Work, pairs
+
+ASSUMED_BYTES = 2.0
+"""Bytes of each weight and of each cached number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostLine:
+    """One measure of all calls.
+
+    Attributes:
+        name: what is counted.
+        unit: follows a number with a prefix; empty for plain counts.
+        cached: of each call, with a cache.
+        recomputed: of each call, without one.
+
+    """
+
+    name: str
+    unit: str
+    cached: Sequence[float]
+    recomputed: Sequence[float]
+
+    @property
+    def so_far(self) -> list[tuple[float, float]]:
+        """With and without a cache, of all calls up to each."""
+        return list(zip(accumulate(self.cached), accumulate(self.recomputed), strict=True))
+
+
+def cost_lines(kinds: Sequence[LayerKind], model: Counted | None) -> list[CostLine]:
+    """Return what is counted of the calls of all kinds' schedules, which have the same calls."""
+    calls = list(kinds[0].schedule.calls())
+    lines = [
+        CostLine(
+            name="positions computed",
+            unit="",
+            cached=[sum(call.counts) for call in calls],
+            recomputed=[sum(end for _, end in _spans(call)) for call in calls],
+        ),
+        *(_pairs(kind, calls) for kind in kinds),
+    ]
+    if model is None:
+        return lines
+    works = list(_works(model, calls))
+    return [
+        *lines,
+        CostLine(
+            name="operations",
+            unit="FLOP",
+            cached=[cached.operations for cached, _ in works],
+            recomputed=[recomputed.operations for _, recomputed in works],
+        ),
+        CostLine(
+            name="weights and cache read",
+            unit="B",
+            cached=[_read(cached) for cached, _ in works],
+            recomputed=[_read(recomputed) for _, recomputed in works],
+        ),
+    ]
+
+
+def _spans(call: ModelCall) -> list[tuple[int, int]]:
+    """Return the first new position, and the end, of each row that takes part."""
+    rows = zip(call.lengths, call.counts, strict=True)
+    return [(length, length + new) for length, new in rows if new]
+
+
+def _pairs(kind: LayerKind, calls: Sequence[ModelCall]) -> CostLine:
+    window = kind.schedule.window
+    spans = [_spans(call) for call in calls]
+    return CostLine(
+        name=f"pairs of a query and a key in a {kind.name} layer",
+        unit="",
+        cached=[sum(pairs(end, window) - pairs(start, window) for start, end in s) for s in spans],
+        recomputed=[sum(pairs(end, window) for _, end in s) for s in spans],
+    )
+
+
+def _works(model: Counted, calls: Sequence[ModelCall]) -> Iterator[tuple[Work, Work]]:
+    """Yield the work of each call; weights are read once for all of its rows."""
+    for i, call in enumerate(calls):
+        spans = _spans(call)
+        encoded = _together([model.encode()] * len(spans)) if i == 0 else Work()
+        projected = _together([model.project()] * len(spans)) if i == 0 else Work()
+        rows = _together([model.call(start, end - start) for start, end in spans])
+        weights = model.call(0, sum(call.counts)).weights
+        whole = _together([model.recompute(end, 0) for _, end in spans])
+        read = model.recompute(sum(end for _, end in spans), 0).weights
+        yield (
+            encoded + projected + replace(rows, weights=weights),
+            (encoded + replace(whole, weights=read)),
+        )
+
+
+def _together(rows: Sequence[Work]) -> Work:
+    """Return the work of rows that share the weights that are read."""
+    return replace(sum(rows, Work()), weights=max((work.weights for work in rows), default=0))
+
+
+def _read(work: Work) -> float:
+    return ASSUMED_BYTES * (work.weights + work.cached)
