@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcast.cli import console
+from kvcast.cli import console, prompts
 from kvcast.cli.arguments import filled, number, whole_number
 from kvcast.cli.progress import progress
 from kvcast.cli.recordings import MODEL_VARIABLE
@@ -90,7 +90,9 @@ def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[Attentio
         for name in ("start", "language"):
             if getattr(args, name) is not None:
                 raise UsageError(f"{args.model} reads text, and --{name} is of sound: drop it")
-        return over_text(model, args.input, args.new, args.layer, args.head), None
+        return over_text(
+            model, prompts.given(args.input).text, args.new, args.layer, args.head
+        ), None
 
 
 def _heard(args: argparse.Namespace, model: "InspectedModel") -> "tuple[AttentionView, Any]":
