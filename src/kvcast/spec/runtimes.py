@@ -60,6 +60,8 @@ class RuntimeInfo:
             nothing to install would help.
         target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
             models run without a bundle.
+        traffic: the `kvcast.runtimes.traffic.TrafficReader` that counts what its programs read and
+            write, as `module:class`.
         direct: whether checkpoints are opened as they are, without a bundle.
         keeps_codes: whether a checkpoint that is opened as it is keeps its own codes by default.
         compiles: whether exporting compiles native code, so that build options apply.
@@ -81,6 +83,7 @@ class RuntimeInfo:
     summary: str
     extra: str | None
     target: str = ""
+    traffic: str = ""
     direct: bool = False
     keeps_codes: bool = False
     compiles: bool = False
@@ -156,6 +159,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="runs without PyTorch",
         extra="onnx",
         target="kvcast.runtimes.onnx.target:OnnxTarget",
+        traffic="kvcast.runtimes.onnx.traffic:OnnxTraffic",
         quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "int8"),
@@ -166,6 +170,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="compiled with g++ for this machine",
         extra="export",
         target="kvcast.runtimes.aoti.target:AotiTarget",
+        traffic="kvcast.runtimes.aoti.traffic:AotiTraffic",
         package="aoti/model.pt2",
         compiles=True,
         quantize=_BLOCKS,
@@ -180,6 +185,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="one file, also for phones and embedded devices",
         extra="executorch",
         target="kvcast.runtimes.executorch.target:ExecutorchTarget",
+        traffic="kvcast.runtimes.executorch.traffic:ExecutorchTraffic",
         package="executorch/model.pte",
         quantize=("none", "8da8w", "8da4w"),
         default_quantize="8da8w",
@@ -190,6 +196,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         summary="one call a step, compiled from C++ where it runs",
         extra=None,
         target="kvcast.runtimes.native.target:NativeTarget",
+        traffic="kvcast.runtimes.native.traffic:NativeTraffic",
         direct=True,
         keeps_codes=True,
         quantize=_BLOCKS,
@@ -202,6 +209,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         title="eager PyTorch",
         summary="without a bundle",
         extra="export",
+        traffic="kvcast.runtimes.eager.traffic:EagerTraffic",
         direct=True,
         quantize=("none", "int8", "int4"),
         default_quantize="none",

@@ -21,7 +21,7 @@ class MoonshineWork(SourceWork):
     @override
     def sizes(self) -> FamilySizes:
         of = self.dimensions
-        tables = self.count("decoder.source_positions") + self.count("decoder.embedding")
+        tables = self.count("decoder.source") + self.count("decoder.embedding")
         held = self.count("decoder.") - tables - self.cross_weights
         return FamilySizes(
             source=self.source,

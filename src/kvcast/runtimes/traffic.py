@@ -1,0 +1,367 @@
+"""What one call of a program does, layer by layer: operators, and bytes of weights and caches.
+
+A runtime's reader (`kvcast/runtimes/*/traffic.py`) takes it from what the runtime executes:
+instructions, nodes of a graph, generated C++. It runs nothing. Knows no runtime and no family.
+
+What is counted: a weight once a call and whole, of a table that is looked up the rows that are
+looked up; tables that are no tensors of the model, such as rotary angles, not at all. Of a cache
+the entries from before the call that its queries see, and those that it writes; of a cache that is
+copied, in addition, all of the copy, read and written.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvcast.bundle.manifest import Manifest
+from kvcast.errors import UsageError
+from kvcast.families.base import Family
+from kvcast.families.caches import ENCODED, KEY_VALUE, CacheLayers
+from kvcast.families.programs import Argument, ProgramSignature, Shape
+from kvcast.runtimes.memory import checkpointed_layers
+from kvcast.spec.runtimes import BundlePrecision
+
+if TYPE_CHECKING:
+    from kvcast.checkpoints.base import Checkpoint
+
+COPIED, IN_PLACE, REWRITTEN, FILLED, READ = "copied", "in place", "rewritten", "filled", "read"
+"""What happens to a cache in a call.
+
+Copied: all of it goes elsewhere, or is made anew. In place: new entries are written where it lies.
+Rewritten: it has a fixed size, whatever the length, and each call makes it anew. Filled: a program
+gives it as its result. Read: nothing is written.
+"""
+
+INPUT, OUTPUT = "input", "output"
+"""What comes before the layers, such as embeddings, and after them, such as the head."""
+
+FIXED_SIZE = ("inputs", "state")
+"""Kinds of caches that do not grow."""
+
+_USUAL_SOURCE = 128
+_LAYER = re.compile(r"(?:(?P<stack>encoder|decoder)\.)?(?:.*\.)?layers\.(?P<number>\d+)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSizes:
+    """The sizes of a call: `new` tokens a row over `length` positions that each row holds.
+
+    Attributes:
+        rows: rows of the call, each with an encoded input of its own.
+        length: positions before the call.
+        new: tokens of each row.
+        source: positions of an encoded input; None: as many as is usual (`sizes_for`).
+
+    """
+
+    rows: int = 1
+    length: int = 64
+    new: int = 1
+    source: int | None = None
+
+    def seen(self, window: int | None) -> int:
+        """Return how many of a row's earlier positions the call's queries see."""
+        return min(self.length, window - 1) if window else self.length
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTensor:
+    """A tensor of a cache as a program takes it."""
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTraffic:
+    """What a call does to one tensor of a cache.
+
+    Attributes:
+        name: the program's name for it.
+        kind: of its layer, as in `CacheLayers`.
+        how: COPIED, IN_PLACE, REWRITTEN, FILLED or READ.
+        read: bytes.
+        written: bytes.
+        copied: bytes of whole copies, which `read` and `written` include.
+        by: operators that read or write it.
+
+    """
+
+    name: str
+    kind: str
+    how: str
+    read: int
+    written: int
+    copied: int
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTraffic:
+    """What a call does in one layer; `weights` are bytes read."""
+
+    name: str
+    operators: Mapping[str, int]
+    weights: int
+    caches: tuple[CacheTraffic, ...]
+
+    @property
+    def read(self) -> int:
+        """Bytes of caches read."""
+        return sum(cache.read for cache in self.caches)
+
+    @property
+    def written(self) -> int:
+        """Bytes of caches written."""
+        return sum(cache.written for cache in self.caches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramTraffic:
+    """What a call of a program does."""
+
+    name: str
+    layers: tuple[LayerTraffic, ...]
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights read."""
+        return sum(layer.weights for layer in self.layers)
+
+    @property
+    def caches(self) -> tuple[CacheTraffic, ...]:
+        """The caches of all layers."""
+        return tuple(cache for layer in self.layers for cache in layer.caches)
+
+
+class TrafficReader(Protocol):
+    """How a runtime tells the traffic of its programs. Raises KvcastError with one line."""
+
+    def bundle(
+        self, folder: Path, manifest: Manifest, sizes: CallSizes
+    ) -> Sequence[ProgramTraffic]:
+        """Read a bundle whose checksums have been verified."""
+
+    def checkpoint(
+        self, checkpoint: "Checkpoint", precision: BundlePrecision, sizes: CallSizes
+    ) -> Sequence[ProgramTraffic]:
+        """Read a model that the runtime opens as it is."""
+        raise NotImplementedError
+
+
+@dataclass
+class _Cache:
+    """The traffic of a cache's tensor so far; `size`: bytes of all of it."""
+
+    size: int
+    read: int = 0
+    written: int = 0
+    copied: int = 0
+    by: dict[str, None] = field(default_factory=dict)
+
+    def traffic(self, name: str, kind: str, *, filled: bool) -> CacheTraffic:
+        """Return what was counted."""
+        if filled:
+            how = FILLED
+        elif kind in FIXED_SIZE and (self.copied or self.written >= self.size):
+            how = REWRITTEN
+        else:
+            how = COPIED if self.copied else IN_PLACE if self.written else READ
+        copied = self.copied if how == COPIED else 0
+        return CacheTraffic(
+            name=name,
+            kind=kind,
+            how=how,
+            read=self.read,
+            written=self.written,
+            copied=copied,
+            by=tuple(self.by),
+        )
+
+
+@dataclass
+class _Layer:
+    operators: Counter[str] = field(default_factory=Counter)
+    weights: dict[str, int] = field(default_factory=dict)
+    caches: dict[str, _Cache] = field(default_factory=dict)
+
+
+class Tally:
+    """Counts a program's operators one after the other, in the layers that they belong to.
+
+    A layer begins with the first operator that reads a tensor of its own, by the tensor's name.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        tensors: Collection[str],
+        caches: Mapping[str, CacheTensor],
+        filled: Collection[str] = (),
+    ) -> None:
+        """Begin a program; `tensors` are the model's, `filled` the caches that are its results."""
+        self._program = program
+        self._tensors = tensors
+        self._caches = caches
+        self._filled = filled
+        self._layers: dict[str, _Layer] = {}
+        self._name = INPUT
+
+    def operator(self, name: str, constants: Iterable[str] = ()) -> None:
+        """Count an operator that reads constants, by their names."""
+        for constant in filter(self.tensor, constants):
+            if match := _LAYER.match(constant):
+                stack = match["stack"]
+                self._name = (
+                    f"{stack} layer {match['number']}" if stack else (f"layer {match['number']}")
+                )
+            elif self._name != INPUT:
+                self._name = OUTPUT
+        self._layer.operators[name] += 1
+
+    def tensor(self, constant: str) -> str | None:
+        """Return the model's tensor that a constant is or was made of; None for another."""
+        while constant and constant not in self._tensors:
+            constant = constant.rpartition(".")[0]
+        return constant or None
+
+    def weight(self, name: str, size: int) -> None:
+        """Count bytes of a constant that the last operator reads; it may be part of a weight."""
+        if self.tensor(name):
+            weights = self._layer.weights
+            weights[name] = max(weights.get(name, 0), size)
+
+    def cache(
+        self, name: str, by: str, size: int, *, read: int = 0, written: int = 0, copied: int = 0
+    ) -> None:
+        """Count bytes of a cache that an operator reads, writes, or copies whole.
+
+        `size`: bytes of the whole tensor.
+        """
+        cache = self._layer_of(name).caches.setdefault(name, _Cache(size))
+        cache.read += read + copied
+        cache.written += written + copied
+        cache.copied += copied
+        cache.by[by] = None
+
+    def traffic(self) -> ProgramTraffic:
+        """Return what was counted."""
+        return ProgramTraffic(
+            name=self._program,
+            layers=tuple(
+                LayerTraffic(
+                    name=name,
+                    operators=dict(layer.operators.most_common()),
+                    weights=sum(layer.weights.values()),
+                    caches=tuple(
+                        cache.traffic(
+                            tensor, self._caches[tensor].kind, filled=tensor in self._filled
+                        )
+                        for tensor, cache in layer.caches.items()
+                    ),
+                )
+                for name, layer in self._layers.items()
+            ),
+        )
+
+    @property
+    def _layer(self) -> _Layer:
+        return self._layers.setdefault(self._name, _Layer())
+
+    def _layer_of(self, cache: str) -> _Layer:
+        """Return the layer that a cache is counted in: a result's own, which may be copied last."""
+        own = f"decoder layer {cache.rpartition('_')[2]}"
+        return self._layers[own] if cache in self._filled and own in self._layers else self._layer
+
+
+def caches_of(
+    layers: Sequence[CacheLayers], sizes: CallSizes, *, spare: int = 0
+) -> dict[str, CacheTensor]:
+    """Return the caches' tensors by the names of the program's arguments, and of its results.
+
+    Their capacity is as small as the call allows; `spare` are slots of a ring beside its window's.
+    """
+    own = [run for run in layers if run.kind not in ENCODED for _ in range(run.layers)]
+    encoded = [run for run in layers if run.kind in ENCODED for _ in range(run.layers)]
+    return {
+        f"{prefix}_{part}_{i}": CacheTensor(
+            kind=run.kind,
+            shape=(sizes.rows, *shape),
+            dtype=run.dtype if part in KEY_VALUE else "float32",
+        )
+        for prefix, runs in (("past", own), ("cross", encoded))
+        for i, run in enumerate(runs)
+        for part, shape in zip(run.parts, _shapes(run, sizes, spare), strict=True)
+    }
+
+
+def _shapes(run: CacheLayers, sizes: CallSizes, spare: int) -> list[tuple[int, ...]]:
+    """Return the shapes of a layer's tensors, of one row or input."""
+    if fixed := checkpointed_layers(run, None):
+        return [layer.shape for layer in fixed]
+    slots = sizes.source or run.capacity
+    if run.kind not in ENCODED:
+        slots = run.capacity + spare if run.kind == "ring" else sizes.length + sizes.new
+    return [(run.heads, slots, run.head_dim)] * len(run.parts)
+
+
+def shapes_of(
+    signature: ProgramSignature, sizes: CallSizes, probed: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each of a program's arguments but caches, by its name.
+
+    Those with sizes that depend on a sound are as in the proof's input, whose shapes are `probed`.
+    """
+    named = {
+        "rows": sizes.rows,
+        "batch": sizes.rows,
+        "new": sizes.new,
+        "asked": 1,
+        "n": 1,
+        "source": sizes.source or 1,
+    }
+    arguments = [part for part in signature.arguments if isinstance(part, Argument)]
+    if {size for part in arguments for size in part.shape if isinstance(size, str)} <= named.keys():
+        return {part.name: resolved(part.shape, named) for part in arguments}
+    return {part.name: probed[part.name] for part in arguments}
+
+
+def resolved(shape: Shape, named: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a shape with numbers in place of names."""
+    return tuple(size if isinstance(size, int) else named[size] for size in shape)
+
+
+def probed_shapes(family: Family, dimensions: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arguments of `encode` in a family's proof; none without it."""
+    encode = family.programs(dimensions).get("encode")
+    if encode is None:
+        return {}
+    source = family.probe(dimensions).source
+    return {name: part.shape for name, part in zip(encode.inputs, source, strict=True)}
+
+
+def sizes_for(family: Family, dimensions: Any, sizes: CallSizes) -> CallSizes:
+    """Return sizes that a model takes, with the positions of its encoded inputs.
+
+    Raises UsageError for a length that it does not have, or a source where all are as long.
+    """
+    longest = family.positions(dimensions)
+    if sizes.length + sizes.new > longest:
+        raise UsageError(
+            f"a cache of {sizes.length:,} positions and {sizes.new:,} new ones are more than the "
+            f"model's {longest:,}: shorten --length or --new"
+        )
+    capacity = next((run.capacity for run in family.caches(dimensions) if run.kind in ENCODED), 1)
+    if "source" not in family.programs(dimensions)["decode"].sizes:
+        if sizes.source is not None:
+            raise UsageError("the model has no source of various lengths: drop --source")
+        return replace(sizes, source=capacity)
+    if (sizes.source or 0) > capacity:
+        raise UsageError(
+            f"a source of {sizes.source:,} positions is too long: the model has {capacity:,}"
+        )
+    return replace(sizes, source=sizes.source or min(capacity, _USUAL_SOURCE))
