@@ -45,7 +45,7 @@ def test_a_documented_command_prints_what_is_documented(
 
 def test_every_view_is_documented_by_example():
     assert {command.split()[1] for command, _ in DOCUMENTED} == {
-        *("masks", "cache", "bias", "cost", "attention")
+        *("masks", "cache", "bias", "cost", "graph", "attention")
     }
 
 

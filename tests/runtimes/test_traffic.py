@@ -27,8 +27,9 @@ from kvcast.runtimes.copies import copies_of, reader_of, traffic_of
 from kvcast.runtimes.native.library import TILE
 from kvcast.runtimes.targets import TARGETS
 from kvcast.runtimes.traffic import INPUT, CallSizes, ProgramTraffic
-from kvcast.spec.program import Node, Program, Step
+from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision
+from runtimes.copying import copying
 
 ROWS, LENGTH, SOURCE = 2, 9, 24
 EXACT = BundlePrecision(quantize="none")
@@ -202,22 +203,8 @@ def _concatenate_on_onnx(folder: Path) -> None:
 
 
 def _concatenate_on_native(folder: Path) -> None:
-    """Let the first layer attend over a copy of its keys, and write that back."""
     path = folder / "native/decode.json"
-    program = Program.read(path)
-    steps: list[Step] = []
-    for step in program.steps:
-        arguments = list(step.arguments)
-        if Node("past_key_0") not in arguments:
-            steps.append(step)
-            continue
-        arguments[arguments.index(Node("past_key_0"))] = Node("copied")
-        steps += [
-            Step("copied", "cat", [[Node("past_key_0")], 2]),
-            replace(step, arguments=arguments),
-            Step("back", "rewrite", [Node("past_key_0"), Node("copied")]),
-        ]
-    replace(program, steps=steps).write(path)
+    copying(Program.read(path)).write(path)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcast.cli import console, inspect_attention, inspect_page
+from kvcast.cli import console, inspect_attention, inspect_graph, inspect_page
 from kvcast.cli.arguments import filled, number, several, whole_number
 from kvcast.cli.progress import progress
 from kvcast.errors import UsageError
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             _add_bias,
         ),
         ("cost", "count a model's operations and bytes read, with and without a cache", _add_cost),
+        ("graph", inspect_graph.SUMMARY, inspect_graph.add_arguments),
         ("attention", inspect_attention.SUMMARY, inspect_attention.add_arguments),
     ):
         declare(views.add_parser(name, help=summary, description=f"{summary.capitalize()}."))

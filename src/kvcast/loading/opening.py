@@ -109,7 +109,7 @@ def open_model(
     """
     runtime, request = params.runtime, params.precision
     threads = params.threads or available_cores()
-    place = _located(model, params.on_phase)
+    place = located(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, runtime)
     adapters = _adapters(folder, package, params)
@@ -123,7 +123,7 @@ def open_model(
     else:
         folder, manifest = export_once(folder, str(model), params, task, adapters)
     _check_task(model, manifest.family, task)
-    _check_request(folder, manifest, runtime, request)
+    check_request(folder, manifest, runtime, request)
     if isolate:
         check_in_child(folder, manifest, trust=params.trust)
     opened_bundle = _open_bundle(folder, manifest, threads)
@@ -191,7 +191,7 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
         KvcastError: the model cannot be found or read; the message is one line.
 
     """
-    place = _located(model, params.on_phase)
+    place = located(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, params.runtime)
     adapters = _adapters(folder, package, params)
@@ -204,7 +204,7 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
         raise InputOutputError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _located(model: str | Path, on_phase: OnPhase) -> Path:
+def located(model: str | Path, on_phase: OnPhase) -> Path:
     """Return the file or folder of a model that a user names."""
     return Path(model) if is_package(Path(model)) else locate(str(model), on_phase)
 
@@ -223,7 +223,7 @@ def _check_trust(package: Path, trust: bool) -> None:
         )
 
 
-def _check_request(
+def check_request(
     folder: Path, manifest: Manifest, runtime: str | None, request: PrecisionRequest
 ) -> None:
     """Raise UsageError for a request that an existing bundle does not meet."""

@@ -25,12 +25,19 @@ _LENGTH = 64
 
 
 def reader_of(runtime: str) -> TrafficReader:
-    """Return a runtime's reader; raises KvcastError for a runtime that is not known."""
+    """Return a runtime's reader; raises KvcastError for one that is not known or not installed."""
     if runtime not in RUNTIMES:
         raise KvcastError(f"this kvcast knows no runtime {runtime}: update it")
-    if not RUNTIMES[runtime].traffic:
-        raise KvcastError(f"what {RUNTIMES[runtime].title} executes cannot be read")
-    reader: TrafficReader = imported(RUNTIMES[runtime].traffic)()
+    about = RUNTIMES[runtime]
+    if not about.traffic:
+        raise KvcastError(f"what {about.title} executes cannot be read")
+    try:
+        reader: TrafficReader = imported(about.traffic)()
+    except ModuleNotFoundError as error:
+        raise KvcastError(
+            f"programs of {about.title} are read with {error.name}, which is not installed: "
+            f"pip install 'kvcast[{about.extra}]'"
+        ) from None
     return reader
 
 

@@ -69,11 +69,15 @@ class CallSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTensor:
-    """A tensor of a cache as a program takes it."""
+    """A tensor of a cache as a program takes it.
+
+    `window` is how many positions a query sees or a convolution reads, its own included; None: all.
+    """
 
     kind: str
     shape: tuple[int, ...]
     dtype: str
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,14 +206,26 @@ class Tally:
         tensors: Collection[str],
         caches: Mapping[str, CacheTensor],
         filled: Collection[str] = (),
+        *,
+        by_number: bool = False,
     ) -> None:
-        """Begin a program; `tensors` are the model's, `filled` the caches that are its results."""
+        """Begin a program; `tensors` are the model's, `filled` the caches that are its results.
+
+        With `by_number` all that is done to a cache is counted in the layer of its number, for
+        compilers which move it elsewhere.
+        """
         self._program = program
         self._tensors = tensors
         self._caches = caches
         self._filled = filled
+        self._by_number = by_number
+        self._elsewhere: dict[str, _Cache] = {}
         self._layers: dict[str, _Layer] = {}
         self._name = INPUT
+
+    def enter(self, layer: str) -> None:
+        """Count what follows in a layer that the reader knows by other means than names."""
+        self._name = layer
 
     def operator(self, name: str, constants: Iterable[str] = ()) -> None:
         """Count an operator that reads constants, by their names."""
@@ -242,7 +258,8 @@ class Tally:
 
         `size`: bytes of the whole tensor.
         """
-        cache = self._layer_of(name).caches.setdefault(name, _Cache(size))
+        own = self._elsewhere if self._by_number else self._layer_of(name).caches
+        cache = own.setdefault(name, _Cache(size))
         cache.read += read + copied
         cache.written += written + copied
         cache.copied += copied
@@ -250,6 +267,8 @@ class Tally:
 
     def traffic(self) -> ProgramTraffic:
         """Return what was counted."""
+        for name, cache in self._elsewhere.items():
+            self._numbered(name).caches[name] = cache
         return ProgramTraffic(
             name=self._program,
             layers=tuple(
@@ -274,8 +293,13 @@ class Tally:
 
     def _layer_of(self, cache: str) -> _Layer:
         """Return the layer that a cache is counted in: a result's own, which may be copied last."""
-        own = f"decoder layer {cache.rpartition('_')[2]}"
-        return self._layers[own] if cache in self._filled and own in self._layers else self._layer
+        return self._numbered(cache) if cache in self._filled else self._layer
+
+    def _numbered(self, cache: str) -> _Layer:
+        """Return the layer with a cache's number, or the last one."""
+        number = cache.rpartition("_")[2]
+        known = (self._layers.get(f"{stack}layer {number}") for stack in ("decoder ", ""))
+        return next((layer for layer in known if layer is not None), self._layer)
 
 
 def caches_of(
@@ -292,6 +316,9 @@ def caches_of(
             kind=run.kind,
             shape=(sizes.rows, *shape),
             dtype=run.dtype if part in KEY_VALUE else "float32",
+            window={"ring": run.capacity, "inputs": run.length or run.capacity}.get(
+                "inputs" if part == "inputs" else run.kind
+            ),
         )
         for prefix, runs in (("past", own), ("cross", encoded))
         for i, run in enumerate(runs)

@@ -30,6 +30,7 @@ from kvcast.runtimes.aoti.operators import multiply_by_onednn, reading, table
 from kvcast.runtimes.aoti.packed_operators import SHIMS
 from kvcast.runtimes.aoti.packing import PackedMatrices, graph_roles
 from kvcast.runtimes.aoti.precision import Precision, cast_convolutions, reduce_matrices
+from kvcast.runtimes.aoti.sources import write_sources
 from kvcast.runtimes.lowering.replace import replace_operators
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.native.matrices import EXPERTS, MATRIX
@@ -88,7 +89,7 @@ def lower(
     on_phase: OnPhase = ignore_phase,
     blocks_of: BlocksOf = no_blocks,
 ) -> dict[str, Graph]:
-    """Write `aoti/model.pt2` and `aoti/weights.safetensors` under `folder`.
+    """Write `aoti/model.pt2`, `weights.safetensors` and `sources.zip` under `folder`.
 
     Args:
         signatures: programs by the names that the runtime looks up.
@@ -128,6 +129,7 @@ def lower(
     if packed is not None:
         _add(weights, {_PREFIX + name: tensor for name, tensor in packed.stored.items()})
     files: dict[str, list[str | Weights]] = {}
+    sources: dict[str, list[str]] = {}
     for name, (module, arguments) in exported.items():
         on_phase(f"compiling {name}")
         # Where a separate prefill takes the long calls, decode only sees few tokens.
@@ -139,10 +141,11 @@ def lower(
                 max_autotune=max_autotune,
                 shims={} if packed is None else SHIMS,
             )
-        # The C++ sources name this machine's folders, and running does not need them.
+        sources[name] = compiled
         files[name] = [file for file in compiled if not file.endswith(".cpp")]
         weights |= {f"{name}/{constant}": tensor for constant, tensor in constants.items()}
     package_pt2(str(folder / PACKAGE), aoti_files=files)
+    write_sources(folder, sources)
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
     return {
         name: Graph(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -62,7 +63,7 @@ class EagerTraffic(TrafficReader):
             name: nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
             for name, shape in tensors.items()
         }
-        weights |= {name: torch.from_numpy(part).to("meta") for name, part in constants.items()}
+        weights |= {name: _constant(part) for name, part in constants.items()}
         model = TorchModel.over(dimensions, weights)
         if precision.quantize != "none":
             for program in model.programs.values():
@@ -87,6 +88,12 @@ class EagerTraffic(TrafficReader):
                     tally.cache(key, "result", size, written=size)
             programs.append(tally.traffic())
         return programs
+
+
+def _constant(array: NDArray[Any]) -> Tensor:
+    """Return a tensor like an array; floats are fp32, whatever the checkpoint has."""
+    tensor = torch.from_numpy(array)
+    return (tensor.float() if tensor.is_floating_point() else tensor).to("meta")
 
 
 def _empty(shape: Sequence[int], dtype: str) -> Tensor:

@@ -1,0 +1,140 @@
+"""What a model's programs do, layer by layer, as a JSON-ready document and as tables.
+
+The reading is `kvcast.loading.traffic`'s; nothing is counted here. docs/inspect.md documents every
+field. Knows no runtime.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from typing import Any
+
+from kvcast.inspect.units import plural, size
+from kvcast.loading.traffic import COPIED, ModelTraffic, ProgramTraffic
+from kvcast.runtimes.traffic import CacheTraffic, LayerTraffic
+
+FORMAT, VERSION = "kvcast.inspect.graph", 1
+_MOST_OPERATORS = 5
+_COLUMNS = ("layer", "weights", "cache read", "written", "caches", "operators")
+_RIGHT = ("weights", "cache read", "written")
+
+
+def document(name: str, model: ModelTraffic) -> dict[str, Any]:
+    """Return all that was read, as JSON has it."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": name,
+        "family": model.family,
+        "runtime": model.runtime,
+        "precision": {
+            "quantize": model.precision.quantize,
+            "dtype": model.precision.dtype,
+            "cache": model.precision.cache,
+        },
+        "call": asdict(model.sizes),
+        "programs": [
+            {
+                **asdict(program),
+                "total": {
+                    "weights": program.weights,
+                    "read": sum(layer.read for layer in program.layers),
+                    "written": sum(layer.written for layer in program.layers),
+                },
+            }
+            for program in model.programs
+        ],
+        "copies": [cache.name for cache in _copies(model)],
+    }
+
+
+def render(name: str, model: ModelTraffic) -> str:
+    """Return tables, one for each program."""
+    lines = [*_introduction(name, model)]
+    for program in model.programs:
+        lines += ["", program.name, *_table([*_rows(program)])]
+    return "\n".join([*lines, "", _verdict(model)]) + "\n"
+
+
+def _introduction(name: str, model: ModelTraffic) -> Iterator[str]:
+    sizes, precision = model.sizes, model.precision
+    yield (
+        f"{name}: {model.family} on {model.runtime}, weights {precision.quantize}, caches "
+        f"{precision.cache}"
+    )
+    call = f"a call of {plural(sizes.rows, 'row')}: {plural(sizes.new, 'new token')} each, over "
+    yield f"{call}{plural(sizes.length, 'position')}" + (
+        f" and an input of {sizes.source:,}" if any(_encoded(model)) else ""
+    )
+
+
+def _encoded(model: ModelTraffic) -> Iterator[bool]:
+    return (
+        cache.name.startswith("cross_") for program in model.programs for cache in program.caches
+    )
+
+
+def _rows(program: ProgramTraffic) -> Iterator[Sequence[str]]:
+    """Yield a row for each layer; neighbours that do the same share one."""
+    for _, alike in groupby(program.layers, key=_does):
+        layers = list(alike)
+        first = layers[0]
+        yield (
+            _span(layers),
+            size(first.weights),
+            size(first.read),
+            size(first.written),
+            ", ".join(dict.fromkeys(f"{cache.kind} {cache.how}" for cache in first.caches)),
+            _listed(first.operators),
+        )
+    yield (
+        "all",
+        size(program.weights),
+        size(sum(layer.read for layer in program.layers)),
+        size(sum(layer.written for layer in program.layers)),
+        "",
+        "",
+    )
+
+
+def _does(layer: LayerTraffic) -> Any:
+    """Return what is alike in layers that share a row: all but their numbers."""
+    caches = tuple(replace(cache, name="") for cache in layer.caches)
+    stack = layer.name.rpartition(" ")[0]
+    return stack, dict(layer.operators), layer.weights, caches
+
+
+def _span(layers: Sequence[LayerTraffic]) -> str:
+    if len(layers) == 1:
+        return layers[0].name
+    stack, _, first = layers[0].name.rpartition(" ")
+    return f"{stack}s {first} to {layers[-1].name.rpartition(' ')[2]}"
+
+
+def _listed(operators: Mapping[str, int]) -> str:
+    shown = [f"{name} {count}" for name, count in [*operators.items()][:_MOST_OPERATORS]]
+    more = len(operators) - len(shown)
+    return ", ".join([*shown, *([f"{plural(more, 'other')}"] if more else [])])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    for row in (_COLUMNS, *rows):
+        cells = (
+            cell.rjust(width) if name in _RIGHT else cell.ljust(width)
+            for name, cell, width in zip(_COLUMNS, row, widths, strict=True)
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _verdict(model: ModelTraffic) -> str:
+    copies = _copies(model)
+    if not copies:
+        return "No cache is copied."
+    each = ", ".join(f"{cache.name} ({', '.join(cache.by)})" for cache in copies)
+    copied = size(sum(cache.copied for cache in copies))
+    return f"Copied whole, {copied} a call: {each}"
+
+
+def _copies(model: ModelTraffic) -> list[CacheTraffic]:
+    return [cache for program in model.programs for cache in program.caches if cache.how == COPIED]
