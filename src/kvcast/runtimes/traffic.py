@@ -231,10 +231,8 @@ class Tally:
         """Count an operator that reads constants, by their names."""
         for constant in filter(self.tensor, constants):
             if match := _LAYER.match(constant):
-                stack = match["stack"]
-                self._name = (
-                    f"{stack} layer {match['number']}" if stack else (f"layer {match['number']}")
-                )
+                stack = f"{match['stack']} " if match["stack"] else ""
+                self._name = f"{stack}layer {match['number']}"
             elif self._name != INPUT:
                 self._name = OUTPUT
         self._layer.operators[name] += 1
