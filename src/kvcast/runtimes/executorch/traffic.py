@@ -190,7 +190,7 @@ class _Method:
 
         It is what the attention is made of and, perhaps of the asked positions alone, read later.
         """
-        width = self._width()
+        shape = self._hidden()
         later = {value for call in self._calls[last + 1 :] for value in call.values}
         wanted = set(self._calls[first].values)
         for i in range(first - 1, -1, -1):
@@ -198,7 +198,7 @@ class _Method:
             if made & wanted:
                 # Of parts of one value none is the residual.
                 whole = "split" not in self._calls[i].operator
-                if whole and any(self._is_hidden(value, width) for value in made & later & wanted):
+                if whole and any(self._sizes_of(value) == shape for value in made & later & wanted):
                     return i + 1
                 wanted |= set(self._calls[i].values)
             elif made & later:
@@ -228,14 +228,13 @@ class _Method:
         tensor = self._plan.values[value].val
         return isinstance(tensor, Tensor) and not tensor.data_buffer_idx
 
-    def _width(self) -> int:
-        tables = (call for call in self._calls if call.operator == "aten::embedding")
-        table = self._plan.values[next(tables).values[0]].val
-        return int(table.sizes[-1])
+    def _hidden(self) -> list[int]:
+        """Return the shape of hidden states, as the embeddings of tokens have it."""
+        lookups = (call for call in self._calls if call.operator == _LOOKUP)
+        return self._sizes_of(next(lookups).values[-1])
 
-    def _is_hidden(self, value: int, width: int) -> bool:
-        tensor = self._plan.values[value].val
-        return bool(tensor.sizes) and tensor.sizes[-1] == width
+    def _sizes_of(self, value: int) -> list[int]:
+        return list(self._plan.values[value].val.sizes)
 
     def _laid_out(self, cache: CacheTensor, value: int) -> CacheTensor:
         """Return a cache [rows, heads, slots, d]; a ring has as many slots as the file says."""
