@@ -1,11 +1,7 @@
 """Programs that copy a cache on purpose, with the same results as sound ones."""
 
 from dataclasses import replace
-from typing import Any
 
-from kit.models import random_programs
-from kvcast.families.table import family_with
-from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.spec.program import Node, Program, Step
 
 COPIED = "past_key_0"
@@ -26,11 +22,3 @@ def copying(program: Program) -> Program:
             Step("back", "rewrite", [Node(COPIED), Node("copied")]),
         ]
     return replace(program, steps=steps)
-
-
-def copying_programs(dimensions: Any) -> TorchModel:
-    """Return the programs of a random model of which `decode` copies a cache."""
-    model = random_programs(dimensions)
-    outputs = family_with(dimensions).programs(dimensions)["decode"].outputs
-    decode = TorchProgram(copying(model["decode"].program), outputs, model.weights)
-    return replace(model, programs={**model.programs, "decode": decode.eval()})

@@ -1,23 +1,23 @@
 """What a compiled program's C++ says that it reads and writes equals an independent count."""
 
+import re
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
-from torch._inductor import config
 
 import kvcast
 from kit.dimensions import LFM2, SHALLOW
-from kit.models import bundle, write
+from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.inspect.work import work_of
-from kvcast.runtimes.aoti.sources import SOURCES, read_sources
+from kvcast.runtimes.aoti.sources import SOURCES, read_sources, write_sources
 from kvcast.runtimes.aoti.traffic import _evaluated
 from kvcast.runtimes.copies import copies_of, traffic_of
 from kvcast.runtimes.traffic import CallSizes
 from runtimes.aoti.small_package import compiled_products
-from runtimes.copying import copying_programs
 
 
 @pytest.mark.slow
@@ -42,12 +42,36 @@ def decode_tables(dimensions: Any) -> int:
 
 
 @pytest.mark.slow
-def test_a_cache_that_is_copied_is_found_in_the_c_plus_plus(tmp_path: Path):
-    with config.patch(
-        {"aot_inductor.package_cpp_only": True}
-    ):  # nothing is compiled to native code
-        write(copying_programs(SHALLOW), tmp_path / "bundle", runtime="aoti")
-    assert [copy.name for copy in copies_of(tmp_path / "bundle")] == ["past_key_0"]
+@pytest.mark.parametrize(
+    "call",
+    [
+        "AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_clone({cache}, &buf900_handle));",
+        "AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_({cache}, buf0, 0));",
+        "AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, int_array_900, int_array_900, "
+        "cached_torch_dtype_float32, cached_torch_device_type_cpu, 0, &buf900_handle));\n"
+        "cpp_fused_clone_9((const float*)({cache}.data_ptr()), (float*)(buf900.data_ptr()));",
+    ],
+)
+def test_a_cache_that_is_copied_is_found(call: str, tmp_path: Path):
+    folder = tmp_path / "bundle"
+    copytree(bundle(SHALLOW, runtime="aoti"), folder)
+    package = folder / "aoti/model.pt2"
+    code = {name: read_sources(package, name) for name in ("encode", "decode")}
+    # The first self cache comes after slots, tokens, lengths and offsets.
+    cache = re.findall(r"inputs_info_\[4\]\.name = \"(\w+)\"", code["decode"])[0]
+    sizes = re.findall(r"int64_t (\w+) = \w+_size\[2\];", code["decode"])[0]
+    array = f"const int64_t int_array_900[] = {{1L, 4L, {sizes}, 16L}};\n"
+    end = "} // AOTInductorModel::run_impl"
+    code["decode"] = code["decode"].replace(end, array + call.format(cache=cache) + "\n" + end)
+    files = {}
+    for name, text in code.items():
+        path = tmp_path / f"{name}.cpp"
+        path.write_text(text, encoding="utf-8")
+        files[name] = [str(path)]
+    write_sources(folder, files)
+    assert [
+        copy.name for copy in copies_of(folder, read_bundle(bundle(SHALLOW, runtime="aoti")))
+    ] == ["past_key_0"]
 
 
 def test_the_c_plus_plus_beside_a_package_names_no_folder_of_this_machine():
