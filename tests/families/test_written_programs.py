@@ -25,6 +25,7 @@ from kit.dimensions import (
     SMALL_T5,
     T5GEMMA,
     UNILMS,
+    VOXTRAL_REALTIME,
 )
 from kit.models import opened, random_programs
 from kvcast.families.table import family_with
@@ -54,7 +55,7 @@ CASES = [
 ]
 # Not on ONNX Runtime.
 OTHERS = [LFM2, replace(LFM2, convolution=1, convolution_bias=False), QWEN3_5, GEMMA4]
-OTHERS += [GEMMA4_EXPERTS, GRANITE4, T5GEMMA, CANARY, *PARAKEETS, GRANITE_SPEECH]
+OTHERS += [GEMMA4_EXPERTS, GRANITE4, T5GEMMA, CANARY, *PARAKEETS, GRANITE_SPEECH, VOXTRAL_REALTIME]
 
 SOUND = [MOONSHINE, MOONSHINE_STREAMING]
 

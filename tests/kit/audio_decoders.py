@@ -13,6 +13,8 @@ from transformers import (
     Qwen3ASRForConditionalGeneration,
     VoxtralConfig,
     VoxtralForConditionalGeneration,
+    VoxtralRealtimeConfig,
+    VoxtralRealtimeForConditionalGeneration,
 )
 from transformers.audio_utils import mel_filter_bank
 from transformers.models.granite_speech import feature_extraction_granite_speech
@@ -27,6 +29,7 @@ SOUND = 510  # the placeholder of a position of sound, which no text has
 _SPECIAL = [
     *("<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>"),
     *("[INST]", "[/INST]", "[BEGIN_AUDIO]", "[TRANSCRIBE]", "<|audio|>", "<|role|>"),
+    *("[STREAMING_PAD]", "[STREAMING_WORD]"),
 ]
 TEMPLATE = (
     "{% for message in messages %}<|role|>{{ message.role }}: {{ message.content }}<|im_end|>\n"
@@ -63,6 +66,15 @@ AUDIO: dict[str, dict[str, Any]] = {
         "context_size": 40,
         "max_pos_emb": 50,
         "conv_kernel_size": 7,
+    },
+    "voxtral_realtime": {
+        "num_mel_bins": 32,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 50,
     },
     "voxtral": {
         "num_mel_bins": 32,
@@ -116,6 +128,28 @@ def random_granite_speech(
             if "running" in name:
                 buffer.uniform_(0.5, 1.5)
         model.get_input_embeddings().weight.normal_(0, 1)
+    return model.eval()
+
+
+def random_voxtral_realtime(
+    seed: int = 3, text: Any = None, outer: Any = None, **audio: Any
+) -> Any:
+    """Return a Voxtral Realtime whose decoder's window is shorter than its prompt."""
+    torch.manual_seed(seed)
+    end = ids()["<|im_end|>"]
+    given = {**TEXT, "eos_token_id": end, "pad_token_id": end, "sliding_window": 30}
+    config = VoxtralRealtimeConfig(
+        text_config={"model_type": "voxtral_realtime_text", **given, **(text or {})},
+        audio_config={**AUDIO["voxtral_realtime"], **audio},
+        eos_token_id=end,
+        **{"tie_word_embeddings": False, **(outer or {})},
+    )
+    model: Any = VoxtralRealtimeForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _vary("norm" if name.endswith("norm.weight") else name.replace("norm", ""), parameter)
+        spread = 0.3 if config.tie_word_embeddings else 1  # of logits, too
+        model.get_input_embeddings().weight.normal_(0, spread)
     return model.eval()
 
 

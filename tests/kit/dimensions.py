@@ -12,6 +12,7 @@ from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.bart import BartDimensions
 from kvcast.families.block_conformer import BlockConformer
 from kvcast.families.canary import CanaryDimensions
+from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.conformer import Conformer
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
@@ -484,6 +485,24 @@ GRANITE_SPEECH = replace(
         window=15,
         queries=3,
         projector=QueryFormer(width=32, inner=48, heads=2, layers=2, crossing=2, epsilon=1e-12),
+        output=64,
+    ),
+)
+VOXTRAL_REALTIME = replace(
+    QWEN3_ASR,
+    architecture="voxtral_realtime",
+    query_key_norm=False,
+    windows=(9, 9),
+    audio=CausalEncoder(
+        n_mels=32,
+        width=32,
+        inner=48,
+        heads=2,
+        head_dim=16,
+        layers=2,
+        window=12,
+        rotary=Rotary(base=1e4),
+        epsilon=1e-5,
         output=64,
     ),
 )

@@ -12,6 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Tokenizer, WhisperFeatureExtractor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
+from transformers.models.voxtral_realtime.feature_extraction_voxtral_realtime import (
+    VoxtralRealtimeFeatureExtractor,
+)
 
 import kvcast
 from kit.audio_decoders import (
@@ -21,6 +24,7 @@ from kit.audio_decoders import (
     ids,
     random_audio_decoder,
     random_granite_speech,
+    random_voxtral_realtime,
     save_audio_decoder,
     tokenizer_json,
 )
@@ -43,7 +47,7 @@ SETTINGS = {
 }
 
 
-KINDS = ("qwen3_asr", "voxtral", "granite_speech")
+KINDS = ("qwen3_asr", "voxtral", "granite_speech", "voxtral_realtime")
 GRANITES: dict[str, dict[str, Any]] = {
     "one layer": {"num_layers": 1, "context_size": 17, "conv_kernel_size": 6},
     "other sizes": {
@@ -71,6 +75,35 @@ GRANITES: dict[str, dict[str, Any]] = {
 }
 
 
+REALTIMES: dict[str, dict[str, Any]] = {
+    "another delay": {
+        "num_attention_heads": 3,
+        "head_dim": 8,
+        "num_hidden_layers": 1,
+        "intermediate_size": 32,
+        "sliding_window": 9,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        "rms_norm_eps": 0.1,
+        "hidden_act": "gelu",
+        "outer": {
+            "default_num_delay_tokens": 3,
+            "downsample_factor": 2,
+            "audio_length_per_tok": 4,
+            "projector_hidden_act": "relu",
+        },
+    },
+    "an embedding as head": {
+        "outer": {"tie_word_embeddings": True},
+        "text": {
+            "sliding_window": 70,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 0.05,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
+}
+
+
 def sound(seconds: float, seed: int = 0) -> Any:
     """Noise whose loudness changes."""
     generator = np.random.default_rng(seed)
@@ -78,7 +111,14 @@ def sound(seconds: float, seed: int = 0) -> Any:
     return (samples * np.abs(np.sin(np.arange(len(samples)) / 3000))).astype(np.float32)
 
 
-def their_features(kind: str, samples: Any) -> dict[str, torch.Tensor]:
+def their_features(kind: str, samples: Any, theirs: Any) -> dict[str, Any]:
+    if kind == "voxtral_realtime":
+        config = theirs.config
+        delay, each = config.default_num_delay_tokens, 160 * config.audio_length_per_tok
+        padded = np.pad(samples, (32 * each, -len(samples) % each + (delay + 11) * each))
+        extractor = VoxtralRealtimeFeatureExtractor(feature_size=32)
+        given = extractor(padded, sampling_rate=16_000, return_tensors="pt")
+        return {"input_features": given["input_features"], "num_delay_tokens": delay}
     if kind == "granite_speech":
         return {"input_features": granite_features(samples, 16)}
     if kind == "voxtral":
@@ -103,6 +143,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Pa
     """A model of each type, and where it lies."""
     models = {kind: random_audio_decoder(kind) for kind in ("qwen3_asr", "voxtral")}
     models["granite_speech"] = random_granite_speech()
+    models["voxtral_realtime"] = random_voxtral_realtime()
     return {
         kind: (model, save_audio_decoder(model, tmp_path_factory.mktemp(kind)))
         for kind, model in models.items()
@@ -114,7 +155,15 @@ def compare(kind: str, theirs: Any, model: Any, runtime: Any) -> None:
     sounds = [model.recognition.input(sound(seconds, i)) for i, seconds in enumerate(SECONDS)]
     prompts = [model.recognition.prompt(each.positions, Hints(context="b")) for each in sounds]
     generator = np.random.default_rng(0)
-    texts = [[*prompt, *generator.integers(0, 500, 6).tolist()] for prompt in prompts]
+    paced = model.recognition.paced
+    counts = [
+        each.positions - len(prompt) if paced else 6
+        for each, prompt in zip(sounds, prompts, strict=True)
+    ]
+    texts = [
+        [*prompt, *generator.integers(0, 500, count).tolist()]
+        for prompt, count in zip(prompts, counts, strict=True)
+    ]
     rows = list(range(len(sounds)))
     cache = runtime.new_cache(len(rows), max(map(len, texts)), len(rows))
     for row, each in enumerate(sounds):
@@ -130,7 +179,7 @@ def compare(kind: str, theirs: Any, model: Any, runtime: Any) -> None:
             for row, part in zip(taking, parts, strict=True):
                 logits[row].append(part.copy())
     for row, seconds in enumerate(SECONDS):
-        features = their_features(kind, sound(seconds, row))
+        features = their_features(kind, sound(seconds, row), theirs)
         with torch.no_grad():
             expected = theirs(input_ids=theirs_of(texts[row]), **features).logits[0].numpy()
         assert expected.std() > 0.3
@@ -153,6 +202,16 @@ def test_granites_of_other_sizes(name: str, tmp_path: Path):
     save_audio_decoder(theirs, tmp_path)
     model = kvcast.load(tmp_path, runtime="native", quantize="none", threads=1)
     compare("granite_speech", theirs, model, model.runtime)
+
+
+@pytest.mark.parametrize(
+    "name", ["another delay", pytest.param("an embedding as head", marks=pytest.mark.slow)]
+)
+def test_realtime_voxtrals_of_other_sizes(name: str, tmp_path: Path):
+    theirs = random_voxtral_realtime(**REALTIMES[name])
+    save_audio_decoder(theirs, tmp_path)
+    model = kvcast.load(tmp_path, runtime="native", quantize="none", threads=1)
+    compare("voxtral_realtime", theirs, model, model.runtime)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,7 +244,7 @@ def test_a_transcription_has_the_tokens_of_generate(kind: str, language: Any, fo
         whole = theirs.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
-            **their_features(kind, samples),
+            **their_features(kind, samples, theirs),
             max_new_tokens=20,
             do_sample=False,
         )
@@ -252,11 +311,34 @@ def test_granites_own_adapter_is_merged(folders: Any, tmp_path: Path):
     np.testing.assert_allclose(merged.tensors[name], expected, atol=1e-5)
 
 
-def test_a_granite_in_int8_transcribes(folders: Any):
-    model = kvcast.load(folders["granite_speech"][1], runtime="native", threads=1)
+@pytest.mark.parametrize("kind", ["granite_speech", "voxtral_realtime"])
+def test_a_model_in_int8_transcribes(kind: str, folders: Any):
+    model = kvcast.load(folders[kind][1], runtime="native", threads=1)
     [segment] = model.transcribe(sound(2.0), max_new_tokens=5, language="fr")
     assert 0 < len(segment.tokens) <= 5
     assert (segment.language, segment.end) == ("fr", 2.0)
+
+
+def test_a_realtime_text_is_as_long_as_its_sound_and_silence(folders: Any):
+    model = kvcast.load(
+        folders["voxtral_realtime"][1], runtime="native", quantize="none", threads=1
+    )
+    recordings = [sound(seconds, 5) for seconds in (3.01, 0.08, 5.2)]
+    alone = [list(model.transcribe(each)) for each in recordings]
+    for [segment], each in zip(alone, recordings, strict=True):
+        # 80 ms each, 6 of delay less those of the prompt, and 11 more.
+        most = -(-len(each) // 1280) + 11 - 1 + 6
+        ended = set(model.recognition.ends) & set(segment.tokens)
+        assert len(segment.tokens) <= most
+        assert not ended
+    together = model.transcribe_all(recordings, batch=3)
+    assert [list(each) for each in together] == alone
+    assert all(not each.notices for each in together)
+    with kvcast.Engine(model, rows=2) as engine:
+        jobs = [engine.submit(each) for each in recordings]
+        assert [list(job.result().segments) for job in jobs] == alone
+    [cut] = model.transcribe(recordings[0], max_new_tokens=3)
+    assert cut.tokens == alone[0][0].tokens[:3]
 
 
 def test_qwens_language_is_read_from_its_answer(folders: Any):
@@ -329,7 +411,7 @@ def test_rows_read_the_sound_of_their_own_slots(kind: str, folders: Any):
     """Rows lie in no order; each sound is read by another number of them, as beams do."""
     model = kvcast.load(folders[kind][1], runtime="native", quantize="none", threads=1)
     runtime, recognition = model.runtime, model.recognition
-    sounds = [recognition.input(sound(seconds, 7)) for seconds in (0.5, 2.0, 1.2)]
+    sounds = [recognition.input(sound(seconds, i)) for i, seconds in enumerate((0.5, 2.0, 1.2))]
     prompts = [np.array(recognition.prompt(each.positions, Hints())) for each in sounds]
     alone = []
     for each, prompt in zip(sounds, prompts, strict=True):

@@ -52,7 +52,8 @@ def _read(
     dimensions = _dimensions(config, label)
     kind.check(folder, dimensions.audio)
     sound, text = _apart(stored, kind)
-    text_kind = TYPES[_text_type(_outer(config, label), kind)]
+    text = kind.prepare_text(text, dimensions.audio, str(folder))
+    text_kind = TYPES[kind.decoder]
     own = own_tensors(text, dimensions, text_kind)
     if dimensions.tied:
         dimensions = replace(dimensions, tied=is_tied(own, text_kind))
@@ -119,11 +120,11 @@ def _outer(config: Mapping[str, Any], label: str) -> Fields:
     return fields.group("thinker_config") or fields
 
 
-def _text_type(outer: Fields, kind: AudioType) -> str:
+def _text_type(outer: Fields, kind: AudioType, whole: str) -> str:
     text = outer.group("text_config")
     named = kind.decoder if text is None else text.values.get("model_type", kind.decoder)
-    # Qwen3-ASR's own files call it by the name of the whole.
-    name = kind.decoder if str(named).startswith("qwen3_asr") else str(named)
+    # Some call it by the name of the whole.
+    name = kind.decoder if str(named).startswith(whole) else str(named)
     if name != kind.decoder:
         raise outer.error(f"model_type {name!r} of its text_config is not supported")
     return name
@@ -135,7 +136,7 @@ def _dimensions(config: Mapping[str, Any], label: str) -> AudioDecoderDimensions
     given = outer.group("text_config")
     own = {} if given is None else given.values
     tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
-    named = {"model_type": _text_type(outer, kind)}
+    named = {"model_type": _text_type(outer, kind, architecture)}
     text = {**kind.text, **own, **tied, **kind.fixed, **named}
     decoder = decoder_dimensions(text, label if given is None else given.label)
     audio = kind.encoder(outer)

@@ -8,14 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.audio_type import AudioType, activation_of, of_modules
+from kvcast.checkpoints.audio_type import (
+    AudioType,
+    activation_of,
+    group_of_audio,
+    of_modules,
+    with_key_biases,
+)
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.granite_speech import GRANITE_SPEECH
 from kvcast.checkpoints.tables import changed
+from kvcast.checkpoints.voxtral_realtime import VOXTRAL_REALTIME
 from kvcast.checkpoints.whisper_files import check_preprocessor
 from kvcast.families.audio_encoder import MOST_FRAMES, AudioEncoder
 from kvcast.spec.sizes import MOST_LAYERS
@@ -84,20 +90,13 @@ _VOXTRAL_SIZES, _VOXTRAL_AUDIO = (
 )
 
 
-def _of_audio(outer: Fields, usual: Mapping[str, Any]) -> Fields:
-    """Return the fields of `audio_config` over their usual values."""
-    given = outer.group("audio_config")
-    values = {**usual, **({} if given is None else given.values)}
-    return Fields(values=values, label=outer.label if given is None else given.label)
-
-
 def _sizes(audio: Fields, named: Mapping[str, str]) -> dict[str, int]:
     most = {"layers": {"most": MOST_LAYERS}}
     return {ours: audio.whole(theirs, **most.get(ours, {})) for ours, theirs in named.items()}
 
 
 def _qwen3_asr(outer: Fields) -> AudioEncoder:
-    audio = _of_audio(outer, _QWEN_AUDIO)
+    audio = group_of_audio(outer, _QWEN_AUDIO)
     chunk = 2 * audio.whole("n_window")
     if chunk != _CHUNK:
         raise audio.error(f"n_window must be {_CHUNK // 2}: positions of others are not defined")
@@ -120,7 +119,7 @@ def _qwen3_asr(outer: Fields) -> AudioEncoder:
 
 
 def _voxtral(outer: Fields) -> AudioEncoder:
-    audio = _of_audio(outer, _VOXTRAL_AUDIO)
+    audio = group_of_audio(outer, _VOXTRAL_AUDIO)
     if audio.whole("max_source_positions") != MOST_FRAMES // 2:
         raise audio.error(f"max_source_positions must be {MOST_FRAMES // 2}")
     width, inner = audio.whole("hidden_size"), audio.whole("intermediate_size")
@@ -163,23 +162,8 @@ def _time_first(
     return own
 
 
-def _with_key_biases(
-    tensors: dict[str, StoredTensor], _: AudioEncoder, __: str
-) -> dict[str, StoredTensor]:
-    """Return tensors with biases of keys, which Whisper's encoder lacks."""
-    own = dict(tensors)
-    for name, weight in tensors.items():
-        if name.endswith(".k_proj.weight"):
-            own.setdefault(name.replace("weight", "bias"), _zeros(weight.shape[:1]))
-    return own
-
-
 def _check(folder: Path, encoder: AudioEncoder, *, windows: bool) -> None:
     check_preprocessor(folder, encoder.n_mels, windows=windows)
-
-
-def _zeros(shape: tuple[int, ...]) -> StoredTensor:
-    return StoredTensor(shape=shape, read=lambda: np.zeros(shape, np.float16))
 
 
 TYPES_OF_AUDIO: Mapping[str, AudioType] = {
@@ -228,7 +212,8 @@ TYPES_OF_AUDIO: Mapping[str, AudioType] = {
             **of_modules(_VOXTRAL_MODULES),
             "encoder.positions": ("audio_tower.embed_positions.weight",),
         },
-        prepare=_with_key_biases,
+        prepare=with_key_biases,
     ),
+    "voxtral_realtime": VOXTRAL_REALTIME,
 }
 """By the model type of configurations."""

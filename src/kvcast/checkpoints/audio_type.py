@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.families.sound_encoder import SoundEncoder
@@ -25,6 +27,7 @@ class AudioType:
         names: names of the encoder's tensors in files, by canonical name.
         renamed: names in other files of the type, as regular expressions with replacements.
         prepare: changes the encoder's tensors as they are read; takes a name for messages.
+        prepare_text: changes the decoder's, by the encoder's dimensions.
         fixed: values that fields of its `text_config` count as, whatever they are.
         adapted: whether a folder may have an adapter that is a part of the model.
         lenient: whether files have tensors of the encoder that are no part of the model.
@@ -38,10 +41,20 @@ class AudioType:
     prefixes: tuple[str, ...]
     names: Mapping[str, Sequence[str]]
     prepare: Callable[[dict[str, StoredTensor], Any, str], dict[str, StoredTensor]]
+    prepare_text: Callable[[dict[str, StoredTensor], Any, str], dict[str, StoredTensor]] = (
+        lambda tensors, _, __: tensors
+    )
     renamed: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     adapted: bool = False
     lenient: bool = False
+
+
+def group_of_audio(outer: Fields, usual: Mapping[str, Any]) -> Fields:
+    """Return the fields of `audio_config` over their usual values."""
+    given = outer.group("audio_config")
+    values = {**usual, **({} if given is None else given.values)}
+    return Fields(values=values, label=outer.label if given is None else given.label)
 
 
 def of_modules(modules: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -60,3 +73,16 @@ def activation_of(fields: Fields, name: str, usual: str = "gelu") -> str:
         supported = ", ".join(_ACTIVATIONS)
         raise fields.error(f"{name} {activation!r} is not supported (supported: {supported})")
     return _ACTIVATIONS[activation]
+
+
+def with_key_biases(tensors: dict[str, StoredTensor], _: Any, __: str) -> dict[str, StoredTensor]:
+    """Return tensors with biases of keys, which Whisper's encoder and those like it lack."""
+    own = dict(tensors)
+    for name, weight in tensors.items():
+        if name.endswith(".k_proj.weight"):
+            own.setdefault(name.replace("weight", "bias"), _zeros(weight.shape[:1]))
+    return own
+
+
+def _zeros(shape: tuple[int, ...]) -> StoredTensor:
+    return StoredTensor(shape=shape, read=lambda: np.zeros(shape, np.float16))

@@ -72,6 +72,7 @@ PUBLISHED: Mapping[str, str] = {
     "t5gemma": "google/t5gemma-2b-2b-prefixlm-it",
     "umt5": "google/umt5-small",
     "voxtral": "mistralai/Voxtral-Mini-3B-2507",
+    "voxtral_realtime": "mistralai/Voxtral-Mini-4B-Realtime-2602",
     "whisper": "openai/whisper-base",
 }
 """By the model type of configurations."""

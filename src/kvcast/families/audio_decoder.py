@@ -1,9 +1,9 @@
-"""Decoder-only models that hear: Qwen3-ASR, Voxtral and Granite Speech as data.
+"""Decoder-only models that hear: Qwen3-ASR, both Voxtrals and Granite Speech as data.
 
 An encoder turns sound into embeddings, which lie in a slot; token numbers from the vocabulary's
-size on stand for those of the row's own slot, in order. So a prompt has sound where it wants it,
-and everything behind the embedding is `kvcast.families.decoder`'s. Knows no file format, weights,
-text or runtimes.
+size on stand for those of the row's own slot, in order. So a prompt has sound where it wants it. Or
+each token is heard beside an embedding, the one of its own position. Everything behind is
+`kvcast.families.decoder`'s. Knows no file format, weights, text or runtimes.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,9 @@ from kvcast.families import decoder, decoder_shapes
 from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.block_conformer import BlockConformer
-from kvcast.families.blocks import TOKENS, written
+from kvcast.families.blocks import TOKENS, positions, written
 from kvcast.families.caches import CacheLayers
+from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.decoder import EMBEDDING
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.programs import (
@@ -36,11 +37,13 @@ from kvcast.spec.writer import ProgramWriter
 _PROBED = 70  # frames of a proof's sound: no whole chunk
 _HEARD = 8  # of its embeddings, at most
 _EMBEDDINGS = "cross_embeddings_0"
+_SOUND = Node(_EMBEDDINGS)
 
 ENCODERS: Mapping[str, type[SoundEncoder]] = {
     "granite_speech": BlockConformer,
     "qwen3_asr": AudioEncoder,
     "voxtral": AudioEncoder,
+    "voxtral_realtime": CausalEncoder,
 }
 """By the dimensions' architecture."""
 
@@ -115,22 +118,42 @@ def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program
 
 
 def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
-    """Write `decode`: new tokens, some of which are embeddings of sound, to logits."""
-    vocab, sound = dimensions.vocab_size, Node(_EMBEDDINGS)
+    """Write `decode`: new tokens, some or all of which are sound, to logits."""
+    x = _beside(write) if dimensions.audio.beside else _among(write, dimensions)
+    return decoder.decoded(write, x, dimensions)
+
+
+def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
+    """Return the embeddings of new tokens, some of which are those of sound."""
+    vocab = dimensions.vocab_size
     text = write.embedding(EMBEDDING, write.step("clamp", TOKENS, 0, vocab - 1))
-    slots, count = write.size(sound, 0), write.size(sound, 2)
-    # Neighbouring rows read one slot, so they are one row of all its new tokens.
-    by_slot = write.step("view", TOKENS, [slots, -1])
-    place = write.step("clamp", write.step("sub", by_slot, vocab), 0, dimensions.audio.positions)
-    first = write.step("mul", write.step("arange", slots, dtype="int64"), count)
-    index = write.step("add", place, write.step("unsqueeze", first, 1))
-    rows = write.step(
-        "index_select", write.step("flatten", sound, 0, 2), 0, write.step("flatten", index)
-    )
-    sizes = [write.size(TOKENS, 0), write.size(TOKENS, 1), dimensions.width]
-    heard = write.step("view", rows, sizes)
+    places = write.step("clamp", write.step("sub", TOKENS, vocab), 0, dimensions.audio.positions)
     is_text = write.step("unsqueeze", write.step("lt", TOKENS, vocab), -1)
-    return decoder.decoded(write, write.step("where", is_text, text, heard), dimensions)
+    return write.step("where", is_text, text, _heard(write, places))
+
+
+def _beside(write: ProgramWriter) -> Node:
+    """Return the sums of new tokens' embeddings and those of sound at their positions.
+
+    Past the end of the sound it is the first one, of silence.
+    """
+    places = positions(write)
+    is_there = write.step("lt", places, write.size(_SOUND, 2))
+    places = write.step("where", is_there, places, 0)
+    return write.step("add", write.embedding(EMBEDDING, TOKENS), _heard(write, places))
+
+
+def _heard(write: ProgramWriter, places: Node) -> Node:
+    """Return embeddings of sound at places [rows, new] of each row's own slot."""
+    slots, count = write.size(_SOUND, 0), write.size(_SOUND, 2)
+    # Neighbouring rows read one slot, so they are one row of all its new tokens.
+    by_slot = write.step("view", places, [slots, -1])
+    first = write.step("mul", write.step("arange", slots, dtype="int64"), count)
+    index = write.step("add", by_slot, write.step("unsqueeze", first, 1))
+    rows = write.step(
+        "index_select", write.step("flatten", _SOUND, 0, 2), 0, write.step("flatten", index)
+    )
+    return write.step("view", rows, [write.size(TOKENS, 0), write.size(TOKENS, 1), -1])
 
 
 def _constants(
@@ -143,12 +166,13 @@ def _constants(
 
 
 def _probe(dimensions: AudioDecoderDimensions) -> Probe:
-    """Return two inputs of noise, each between two tokens of text."""
+    """Return two inputs of noise, each between or beside tokens of text."""
     generator, audio, vocab = np.random.default_rng(0), dimensions.audio, dimensions.vocab_size
     frames = audio.frames or _PROBED
     features_btm = generator.uniform(-1, 1, (2, frames, audio.n_mels)).astype(np.float32)
+    heard = min(_HEARD, audio.encoded(frames))
     texts = generator.integers(0, vocab, (2, 2))
-    sound = np.arange(vocab, vocab + min(_HEARD, audio.encoded(frames)))
+    sound = np.zeros(heard, np.int64) if audio.beside else np.arange(vocab, vocab + heard)
     return Probe(
         prompts=[np.concatenate([text[:1], sound, text[1:]]) for text in texts],
         source=audio.source(features_btm),

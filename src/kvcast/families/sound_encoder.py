@@ -23,6 +23,12 @@ class SoundEncoder(Protocol):
     n_mels: int
     """Bands of a frame."""
 
+    beside: bool = False
+    """Whether embeddings lie beside tokens: what a row reads at position p is the sum of both.
+
+    Otherwise numbers from the vocabulary's size on stand for them.
+    """
+
     @property
     def frames(self) -> int:
         """Frames that each input has; 0: as many as its sound has."""

@@ -5,7 +5,7 @@ Prompts are those that transformers' processors write. Knows no recording and no
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -20,6 +20,7 @@ from kvcast.speech.granite_speech import GraniteRecognition
 from kvcast.speech.hearing import Hearing, Sound, features_of
 from kvcast.speech.model import SpeechModel
 from kvcast.speech.recognition import Heard, Hints, Recognition
+from kvcast.speech.voxtral_realtime import VoxtralRealtimeRecognition
 from kvcast.tokenizers.base import TextTokenizer
 
 _SHORTEST = 8000
@@ -146,10 +147,11 @@ class VoxtralRecognition(Hearing):
         return Heard(text=self.tokenizer.decode(tokens).strip(), language=hints.language)
 
 
-RECOGNITIONS: Mapping[str, Callable[[TextTokenizer, SoundEncoder, int], Recognition]] = {
+RECOGNITIONS: Mapping[str, Callable[[TextTokenizer, Any, int], Recognition]] = {
     "granite_speech": GraniteRecognition,
     "qwen3_asr": QwenRecognition,
     "voxtral": VoxtralRecognition,
+    "voxtral_realtime": VoxtralRealtimeRecognition,
 }
 """By the dimensions' architecture."""
 

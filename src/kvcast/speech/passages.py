@@ -123,7 +123,10 @@ class Excerpt(Passage):
         recognition, params = manner.recognition, manner.params
         prompt = recognition.prompt(sound.positions, manner.hints)
         seconds = (end - first) / FRAMES_PER_SECOND
-        most = params.max_new_tokens or recognition.tokens_of(seconds, manner.hints)
+        most = recognition.tokens_of(seconds, manner.hints)
+        if params.max_new_tokens is not None:
+            given = params.max_new_tokens
+            most = min(given, most) if recognition.paced else given
         room = min(most, manner.room, manner.positions + 1 - len(prompt))
         request = SearchRequest(
             Prompt(np.array(prompt, np.int64), input=sound),
@@ -134,7 +137,8 @@ class Excerpt(Passage):
         )
         yield request
         best = MaximumLikelihood(params.length_penalty).best(request.search.candidates())
-        if len(best.tokens) == room and params.max_new_tokens is None:
+        is_cut = len(best.tokens) == room and not recognition.paced
+        if is_cut and params.max_new_tokens is None:
             notice = f"the text has more than {room} tokens: cut"
             self.notices.append((first / FRAMES_PER_SECOND, notice))
         heard = recognition.read(best.tokens, manner.hints)

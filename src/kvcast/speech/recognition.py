@@ -65,6 +65,7 @@ class Recognition(ABC):
         options: names of further options of `TranscribeParams` that it takes, see
             `kvcast.speech.model.TAKEN`.
         refused: names of options among those that it does not take.
+        paced: whether text and sound advance together, so that `tokens_of` is exact.
         longest: frames of 10 ms in an excerpt, at most.
         most_positions: of an encoded excerpt.
         most_tokens: of the longest excerpt's text, unless the user says otherwise.
@@ -75,6 +76,7 @@ class Recognition(ABC):
     languages: Mapping[str, str] = MappingProxyType({"en": "English"})
     options: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    paced: bool = False
     longest: int = 28 * FRAMES_PER_SECOND
     most_tokens: int = 512
     most_positions: int

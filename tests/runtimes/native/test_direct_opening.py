@@ -27,6 +27,7 @@ from kit.dimensions import (
     T5GEMMA,
     UNILMS,
     VOXTRAL,
+    VOXTRAL_REALTIME,
 )
 from kit.models import lazy_tensors, random_programs, random_tensors, write
 from kit.tiny_gguf import tiny_llama
@@ -54,6 +55,7 @@ MODELS = [
     QWEN3_ASR,
     VOXTRAL,
     GRANITE_SPEECH,
+    VOXTRAL_REALTIME,
 ]
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kvcast.families.audio_encoder import MOST_FRAMES, AudioEncoder
 from kvcast.families.block_conformer import MOST_FRAMES as MOST_PAIRS
 from kvcast.families.block_conformer import BlockConformer
+from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.sound_encoder import SoundEncoder
 
 
@@ -79,3 +80,17 @@ def _(of: BlockConformer) -> Encoding:
     convolved = of.layers * frames * of.kernel * of.channels
     matrices = of.layers * layer + other + asked + held + last
     return Encoding(2 * products, 2 * (attention + convolved), matrices)
+
+
+@counted.register
+def _(of: CausalEncoder) -> Encoding:
+    frames = of.positions * of.each
+    positions, mixed = of.positions * of.joined, of.heads * of.head_dim
+    layer = of.width * (4 * mixed + 3 * of.inner)
+    projector = of.output * (of.joined * of.width + of.output)
+    products = positions * of.layers * layer + of.positions * projector
+    seen = min(of.window, positions)
+    pairs = positions * seen - seen * (seen - 1) // 2
+    convolved = 3 * (frames * of.n_mels * of.width + positions * of.width**2)
+    attention = 2 * of.layers * pairs * mixed
+    return Encoding(2 * products, 2 * (attention + convolved), of.layers * layer + projector)

@@ -1,0 +1,225 @@
+"""Voxtral Realtime's encoder as data: Whisper's convolutions and a decoder's layers, all causal.
+
+A position sees a window of those before it, so that no later sound changes it. Neighbouring
+positions are joined, and a projector gives embeddings, one for each token of the text. Canonical
+tensors are [out, in], as in torch's Linear; query, key and value are one tensor in this order, and
+so are gate and up. Knows no decoder.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from kvcast.errors import KvcastError
+from kvcast.families.programs import SOURCE_LENGTHS, Argument
+from kvcast.families.sound_encoder import FEATURES, SoundEncoder
+from kvcast.families.stacks import ACTIVATIONS
+from kvcast.spec.program import Constant, Node
+from kvcast.spec.rotary import Rotary
+from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.writer import ProgramWriter
+
+_KERNEL = 3  # frames of a convolution
+_HALVED = 2  # frames of a position
+_AFTER = 11
+"""Embeddings of the silence that follows a sound, beside those of the delay: text comes later."""
+
+_MOST_EMBEDDINGS = 375  # of the longest excerpt, of 30 seconds
+_ANGLES = ("encoder.cosines", "encoder.sines")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalEncoder(SoundEncoder):
+    """Everything that determines an encoder's tensor shapes and computation.
+
+    Attributes:
+        n_mels: bands of a frame.
+        width: size of a hidden state.
+        inner: inner width of a feed-forward, which has a gate.
+        heads: number of heads.
+        head_dim: size of each.
+        layers: number of layers.
+        window: positions that one sees, its own among them.
+        rotary: angles of positions.
+        epsilon: of norms.
+        activation: of gates; one of `stacks.ACTIVATIONS`.
+        joined: neighbouring positions that become one embedding.
+        projector_activation: in the projector.
+        output: size of an embedding, and inner width of the projector.
+        silence: embeddings of the silence before a sound.
+        delay: how many embeddings later than its sound the text comes.
+
+    """
+
+    n_mels: int
+    width: int
+    inner: int
+    heads: int
+    head_dim: int
+    layers: int
+    window: int
+    rotary: Rotary
+    epsilon: float
+    output: int
+    activation: str = "silu"
+    joined: int = 4
+    projector_activation: str = "gelu"
+    silence: int = 32
+    delay: int = 6
+
+    def __post_init__(self) -> None:
+        sizes = {name: vars(self)[name] for name in _SIZES}
+        require_positive(**sizes)
+        require_layers(self.layers)
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("projector_activation", self.projector_activation, ACTIVATIONS)
+        if max(sizes.values()) > MOST_POSITIONS:
+            raise KvcastError("an encoder is larger than any model's")
+        if max(self.silence, self.delay) > _MOST_EMBEDDINGS:
+            raise KvcastError("there is more silence beside sound than any model has")
+        self.rotary.check(self.head_dim)
+
+    frames, beside = 0, True
+
+    @classmethod
+    @override
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(**{**fields, "rotary": Rotary(**fields["rotary"])})
+
+    @property
+    def each(self) -> int:
+        """Frames of an embedding."""
+        return _HALVED * self.joined
+
+    @property
+    def after(self) -> int:
+        """Embeddings of the silence after a sound."""
+        return self.delay + _AFTER
+
+    @property
+    @override
+    def positions(self) -> int:
+        return self.silence + _MOST_EMBEDDINGS + self.after
+
+    @override
+    def encoded(self, frames: int) -> int:
+        return frames // self.each
+
+    @override
+    def arguments(self) -> tuple[Argument, ...]:
+        shape = ("batch", "frames", self.n_mels)
+        return (
+            Argument(name=FEATURES.name, shape=shape, dtype="float32"),
+            Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int32"),
+        )
+
+    @override
+    def source(self, features_btm: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+        batch, frames = features_btm.shape[:2]
+        whole_btm = features_btm[:, : frames // self.each * self.each]
+        return whole_btm, np.full(batch, self.encoded(frames), np.int32)
+
+    @override
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        width, mixed = self.width, self.heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "encoder.conv1.weight": (width, self.n_mels, _KERNEL),
+            "encoder.conv1.bias": (width,),
+            "encoder.conv2.weight": (width, width, _KERNEL),
+            "encoder.conv2.bias": (width,),
+            "encoder.norm.weight": (width,),
+            "encoder.projector.up.weight": (self.output, self.joined * width),
+            "encoder.projector.down.weight": (self.output, self.output),
+        }
+        for i in range(self.layers):
+            layer = f"encoder.layers.{i}"
+            shapes |= {
+                f"{layer}.attention_norm.weight": (width,),
+                f"{layer}.attention.qkv.weight": (3 * mixed, width),
+                f"{layer}.attention.qkv.bias": (3 * mixed,),
+                f"{layer}.attention.out.weight": (width, mixed),
+                f"{layer}.attention.out.bias": (width,),
+                f"{layer}.feed_forward_norm.weight": (width,),
+                f"{layer}.feed_forward.gate_up.weight": (2 * self.inner, width),
+                f"{layer}.feed_forward.down.weight": (width, self.inner),
+                f"{layer}.feed_forward.down.bias": (width,),
+            }
+        return shapes
+
+    @override
+    def constants(self) -> Mapping[str, NDArray[np.generic]]:
+        """Return tables of angles for all positions of the longest excerpt."""
+        tables = self.rotary.tables(self.joined * self.positions, self.head_dim)
+        return dict(zip(_ANGLES, tables, strict=True))
+
+    @override
+    def written(self, write: ProgramWriter) -> Node:
+        x = write.step("transpose", FEATURES, 1, 2)
+        x = _convolved(write, x, 1, stride=1)
+        x = write.step("transpose", _convolved(write, x, 2, stride=_HALVED), 1, 2)
+        angles = self._angles(write, write.step("arange", write.size(x, 1), dtype="int64"))
+        for i in range(self.layers):
+            query, key, value = self._projected(write, x, i, angles)
+            x = self._continued(write, x, (query, key, value), i)
+        return self._embedded(write, x)
+
+    def _angles(self, write: ProgramWriter, places: Node) -> list[Node]:
+        """Return cosines and sines of positions, [t, 1, d / 2]: of every head the same."""
+        tables = [write.step("index_select", Constant(name), 0, places) for name in _ANGLES]
+        return [write.step("unsqueeze", table, 1) for table in tables]
+
+    def _projected(
+        self, write: ProgramWriter, x: Node, i: int, angles: Sequence[Node]
+    ) -> tuple[Node, Node, Node]:
+        """Return queries and keys, which are rotated, and values, each [batch, t, heads * d]."""
+        layer = f"encoder.layers.{i}"
+        normed = write.rms_norm(x, f"{layer}.attention_norm", self.epsilon)
+        query, key, value = write.chunk(
+            write.linear(normed, f"{layer}.attention.qkv", bias=True), 3
+        )
+        return self._rotated(write, query, angles), self._rotated(write, key, angles), value
+
+    def _rotated(self, write: ProgramWriter, x: Node, angles: Sequence[Node]) -> Node:
+        cosines, sines = angles
+        heads = write.step("unflatten", x, -1, [self.heads, self.head_dim])
+        first, second = write.chunk(heads, 2)
+        turned = [
+            write.step("sub", write.step("mul", first, cosines), write.step("mul", second, sines)),
+            write.step("add", write.step("mul", second, cosines), write.step("mul", first, sines)),
+        ]
+        return write.step("flatten", write.step("cat", turned, -1), 2, 3)
+
+    def _continued(self, write: ProgramWriter, x: Node, qkv: Sequence[Node], i: int) -> Node:
+        """Let the hidden states attend to keys, of which theirs are the last ones."""
+        layer, scale = f"encoder.layers.{i}", self.head_dim**-0.5
+        given = *qkv, self.heads, scale, self.window - 1, 0
+        mixed = write.step("window_attention", *given)
+        x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
+        normed = write.rms_norm(x, f"{layer}.feed_forward_norm", self.epsilon)
+        inner = write.linear(normed, f"{layer}.feed_forward.gate_up", gate=self.activation)
+        return write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
+
+    def _embedded(self, write: ProgramWriter, x: Node) -> Node:
+        """Return the embeddings of hidden states, [batch, 1, t / joined, output]."""
+        normed = write.rms_norm(x, "encoder.norm", self.epsilon)
+        joined = write.step("flatten", write.step("unflatten", normed, 1, [-1, self.joined]), 2, 3)
+        activation = self.projector_activation
+        inner = write.linear(joined, "encoder.projector.up", activation=activation)
+        return write.step("unsqueeze", write.linear(inner, "encoder.projector.down"), 1)
+
+
+_SIZES = (
+    *("n_mels", "width", "inner", "heads", "head_dim", "layers", "window", "output", "joined"),
+    *("silence", "delay"),
+)
+
+
+def _convolved(write: ProgramWriter, x: Node, number: int, *, stride: int) -> Node:
+    """Convolve channels [batch, channels, t] with positions before each, zeros at the beginning."""
+    padding = [_KERNEL - stride, 0]
+    name = f"encoder.conv{number}"
+    return write.conv1d(x, name, stride=stride, padding=padding, activation="gelu")

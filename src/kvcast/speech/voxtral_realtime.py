@@ -1,0 +1,69 @@
+"""Voxtral Realtime: sound and text advance together, a token for each 80 ms.
+
+Silence lies around the sound, as transformers' processor pads it: before it tokens tell of nothing,
+and after it the text ends, which comes later than what is said. Knows no recording and no runtime.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
+from kvcast.engine.requests import Input
+from kvcast.families.causal_encoder import CausalEncoder
+from kvcast.runtimes.base import Float32
+from kvcast.speech.hearing import Hearing, Sound
+from kvcast.speech.languages import LANGUAGES
+from kvcast.speech.recognition import Heard, Hints
+from kvcast.tokenizers.base import TextTokenizer
+
+_LOUDEST = np.float32(1.5)  # log10 of the power that features are floored below
+
+
+class VoxtralRealtimeRecognition(Hearing):
+    """A text as long as its sound, in whose tokens most say nothing; it hears the language."""
+
+    audio: CausalEncoder
+    paced = True
+    languages: Mapping[str, str] = {
+        code: LANGUAGES[code]
+        for code in (
+            *("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt", "zh", "ja", "ko", "ru"),
+        )
+    }
+
+    def __init__(self, tokenizer: TextTokenizer, audio: CausalEncoder, vocab_size: int) -> None:
+        super().__init__(tokenizer, audio, vocab_size)
+        begin, pad = self.special("<s>", "[STREAMING_PAD]")
+        self._before = [begin, *[pad] * (audio.silence + audio.delay)]
+        self.most_tokens = audio.positions - len(self._before)
+
+    @property
+    def _each(self) -> int:
+        """Samples of a token."""
+        return HOP * self.audio.each
+
+    @override
+    def input(self, samples: Float32) -> Input:
+        before = self.audio.silence * self._each
+        after = -len(samples) % self._each + self.audio.after * self._each
+        # Reflected, silence is silence.
+        padded = np.pad(samples, (before + N_FFT // 2, after + N_FFT // 2))
+        frames = (before + len(samples) + after) // HOP
+        log_mel_tm = log_mel_frames(padded, self.audio.n_mels)[:frames]
+        return Sound(normalised(log_mel_tm, _LOUDEST), self.audio)
+
+    @override
+    def prompt(self, positions: int, hints: Hints) -> list[int]:
+        return list(self._before)
+
+    @override
+    def tokens_of(self, seconds: float, hints: Hints) -> int:
+        sound = -(-round(seconds * SAMPLE_RATE) // self._each)
+        return self.audio.silence + sound + self.audio.after - len(self._before)
+
+    @override
+    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+        return Heard(text=self.tokenizer.decode(tokens).strip(), language=hints.language)
