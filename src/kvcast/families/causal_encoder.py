@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families.programs import SOURCE_LENGTHS, Argument
+from kvcast.families.programs import LISTEN, NEXT, SOURCE_LENGTHS, Argument, StreamedSource
 from kvcast.families.sound_encoder import FEATURES, SoundEncoder
 from kvcast.families.stacks import ACTIVATIONS
 from kvcast.spec.program import Constant, Node
@@ -29,6 +29,7 @@ _AFTER = 11
 """Embeddings of the silence that follows a sound, beside those of the delay: text comes later."""
 
 _MOST_EMBEDDINGS = 375  # of the longest excerpt, of 30 seconds
+_SAMPLES, _DONE, _ALL = Node("samples"), Node("done"), 1 << 62
 _ANGLES = ("encoder.cosines", "encoder.sines")
 
 
@@ -158,21 +159,20 @@ class CausalEncoder(SoundEncoder):
 
     @override
     def written(self, write: ProgramWriter) -> Node:
-        x = write.step("transpose", FEATURES, 1, 2)
-        x = _convolved(write, x, 1, stride=1)
-        x = write.step("transpose", _convolved(write, x, 2, stride=_HALVED), 1, 2)
-        angles = self._angles(write, write.step("arange", write.size(x, 1), dtype="int64"))
+        x = _convolved(write, FEATURES, 1, padding=_KERNEL - 1)
+        x = _convolved(write, x, 2, padding=_KERNEL - _HALVED)
+        angles = self.angles(write, write.step("arange", write.size(x, 1), dtype="int64"))
         for i in range(self.layers):
-            query, key, value = self._projected(write, x, i, angles)
-            x = self._continued(write, x, (query, key, value), i)
-        return self._embedded(write, x)
+            query, key, value = self.projected(write, x, i, angles)
+            x = self.continued(write, x, (query, key, value), i)
+        return self.embedded(write, x)
 
-    def _angles(self, write: ProgramWriter, places: Node) -> list[Node]:
+    def angles(self, write: ProgramWriter, places: Node) -> list[Node]:
         """Return cosines and sines of positions, [t, 1, d / 2]: of every head the same."""
         tables = [write.step("index_select", Constant(name), 0, places) for name in _ANGLES]
         return [write.step("unsqueeze", table, 1) for table in tables]
 
-    def _projected(
+    def projected(
         self, write: ProgramWriter, x: Node, i: int, angles: Sequence[Node]
     ) -> tuple[Node, Node, Node]:
         """Return queries and keys, which are rotated, and values, each [batch, t, heads * d]."""
@@ -193,7 +193,7 @@ class CausalEncoder(SoundEncoder):
         ]
         return write.step("flatten", write.step("cat", turned, -1), 2, 3)
 
-    def _continued(self, write: ProgramWriter, x: Node, qkv: Sequence[Node], i: int) -> Node:
+    def continued(self, write: ProgramWriter, x: Node, qkv: Sequence[Node], i: int) -> Node:
         """Let the hidden states attend to keys, of which theirs are the last ones."""
         layer, scale = f"encoder.layers.{i}", self.head_dim**-0.5
         given = *qkv, self.heads, scale, self.window - 1, 0
@@ -203,7 +203,7 @@ class CausalEncoder(SoundEncoder):
         inner = write.linear(normed, f"{layer}.feed_forward.gate_up", gate=self.activation)
         return write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
 
-    def _embedded(self, write: ProgramWriter, x: Node) -> Node:
+    def embedded(self, write: ProgramWriter, x: Node) -> Node:
         """Return the embeddings of hidden states, [batch, 1, t / joined, output]."""
         normed = write.rms_norm(x, "encoder.norm", self.epsilon)
         joined = write.step("flatten", write.step("unflatten", normed, 1, [-1, self.joined]), 2, 3)
@@ -218,8 +218,44 @@ _SIZES = (
 )
 
 
-def _convolved(write: ProgramWriter, x: Node, number: int, *, stride: int) -> Node:
-    """Convolve channels [batch, channels, t] with positions before each, zeros at the beginning."""
-    padding = [_KERNEL - stride, 0]
-    name = f"encoder.conv{number}"
-    return write.conv1d(x, name, stride=stride, padding=padding, activation="gelu")
+def _convolved(write: ProgramWriter, x: Node, number: int, *, padding: int) -> Node:
+    """Convolve [batch, t, channels] with positions before each, zeros at the beginning."""
+    channels = write.step("transpose", x, 1, 2)
+    name, stride = f"encoder.conv{number}", number  # the second halves positions
+    before = [padding, 0]
+    x = write.conv1d(channels, name, stride=stride, padding=before, activation="gelu")
+    return write.step("transpose", x, 1, 2)
+
+
+def streamed(encoder: CausalEncoder) -> StreamedSource:
+    """Write `listen`, which takes the frames of embeddings [1, n, frames of one * n_mels].
+
+    It leaves the last inputs of convolutions, and keys and values of each layer's window.
+    """
+    mixed = encoder.heads * encoder.head_dim
+    left = {"frames": (_KERNEL - 1, encoder.n_mels), "halves": (_KERNEL - _HALVED, encoder.width)}
+    for i in range(encoder.layers):
+        left |= {f"key_{i}": (0, mixed), f"value_{i}": (0, mixed)}
+    write = ProgramWriter([_SAMPLES.name, _DONE.name, *left])
+    kept: dict[str, Node] = {}
+
+    def with_former(name: str, new: Node, most: int) -> Node:
+        whole = write.step("cat", [Node(name), new], 1)
+        # Of none from the end would be all.
+        kept[f"{NEXT}{name}"] = write.step("slice", whole, 1, -most if most else _ALL, _ALL)
+        return whole
+
+    frames = write.step("unflatten", _SAMPLES, 2, [encoder.each, encoder.n_mels])
+    x = write.step("flatten", frames, 1, 2)
+    x = _convolved(write, with_former("frames", x, _KERNEL - 1), 1, padding=0)
+    x = _convolved(write, with_former("halves", x, _KERNEL - _HALVED), 2, padding=0)
+    places = write.step("positions", x, write.step("mul", _DONE, encoder.joined))
+    angles = encoder.angles(write, write.step("flatten", places))
+    for i in range(encoder.layers):
+        query, key, value = encoder.projected(write, x, i, angles)
+        keys = with_former(f"key_{i}", key, encoder.window - 1)
+        values = with_former(f"value_{i}", value, encoder.window - 1)
+        x = encoder.continued(write, x, (query, keys, values), i)
+    embeddings = encoder.embedded(write, x)
+    program = write.program(cross_embeddings_0=embeddings, **kept)
+    return StreamedSource(programs={LISTEN: program}, left=left)

@@ -18,13 +18,21 @@ from kvcast.families.sound_encoder import SoundEncoder
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.granite_speech import GraniteRecognition
 from kvcast.speech.hearing import Hearing, Sound, features_of
-from kvcast.speech.model import SpeechModel
+from kvcast.speech.languages import language_code
+from kvcast.speech.live_window import LiveWindow
+from kvcast.speech.model import SpeechModel, check
+from kvcast.speech.paced_window import PacedWindow
+from kvcast.speech.params import LiveParams
+from kvcast.speech.passages import UNKNOWN
 from kvcast.speech.recognition import Heard, Hints, Recognition
 from kvcast.speech.voxtral_realtime import VoxtralRealtimeRecognition
 from kvcast.tokenizers.base import TextTokenizer
 
 _SHORTEST = 8000
 """Samples of the shortest sound that Qwen3-ASR is given; silence follows a shorter one."""
+
+_LIVE = frozenset({"language", "step", "pause", "vad_threshold", "best_of"})
+"""Options of live sound that have an effect, or, as best_of, none at a temperature of 0."""
 
 _REPEATED = 20
 """Copies of up to so many characters are one, if there are so many of them."""
@@ -171,3 +179,13 @@ class AudioDecoderModel(SpeechModel):
             tokenizer, dimensions.audio, dimensions.vocab_size
         )
         super().__init__(runtime, tokenizer, dimensions, recognition)
+
+    @override
+    def streaming_window(self, answer: Any, params: LiveParams) -> LiveWindow:
+        pacing = self.recognition.pacing
+        if pacing is None:
+            return super().streaming_window(answer, params)
+        check(params, _LIVE)
+        language = params.language and language_code(params.language, self.languages)
+        stream = self.tokenizer.stream
+        return PacedWindow(self.runtime, pacing, stream, language=language or UNKNOWN)

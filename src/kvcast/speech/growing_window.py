@@ -9,17 +9,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-import numpy as np
 from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.runtimes.base import Float32
 from kvcast.speech.growing import GrowingText
-from kvcast.speech.live_window import LiveWindow, Settled
+from kvcast.speech.live_window import Settled
+from kvcast.speech.utterances import Utterances
 from kvcast.tokenizers.stream import TextStream
 
 
-class GrowingWindow(LiveWindow):
+class GrowingWindow(Utterances):
     """One utterance after another, each a text of its own."""
 
     def __init__(
@@ -42,19 +42,10 @@ class GrowingWindow(LiveWindow):
                 the text of what no later sound changes is one of them.
 
         """
-        self.start = self.decoded_to = 0
+        super().__init__(language)
         self._text, self._stream, self._most = text, stream, most
-        self._language = language
-        self._sound: list[Float32] = []  # of this utterance, or before it
-        self._end = 0
-        self._begun = False
         self._supposed: list[int] = []
         self._former: deque[list[int]] = deque(maxlen=agreement - 2)
-
-    @property
-    @override
-    def end(self) -> int:
-        return self._end
 
     @property
     @override
@@ -63,36 +54,12 @@ class GrowingWindow(LiveWindow):
 
     @property
     @override
-    def language(self) -> str:
-        return self._language
-
-    @property
-    @override
     def supposed(self) -> str:
         return "".join(self._pieces(self._supposed)[len(self._text.settled) :])
 
     @override
-    def append(self, samples: Float32) -> None:
-        self._sound.append(samples)
-        self._end += len(samples)
-        if not self._begun:
-            self._begun = True
-            samples = np.concatenate(self._sound)
+    def hear(self, samples: Float32) -> None:
         self._text.hear(samples)
-
-    @override
-    def keep_last(self, samples: int) -> None:
-        sound = np.concatenate([np.empty(0, np.float32), *self._sound])
-        kept = sound[max(0, len(sound) - samples) :]
-        self._sound = [kept]
-        self.start = self._end - len(kept)
-        self.decoded_to = max(self.decoded_to, self.start)
-
-    @override
-    def skip(self, samples: Float32, kept: int) -> None:
-        self._sound.append(samples)
-        self._end += len(samples)
-        self.keep_last(kept)
 
     @override
     def listen(self) -> list[Settled]:
@@ -116,12 +83,6 @@ class GrowingWindow(LiveWindow):
         self._text.begin()
         self._begun, self._supposed = False, []
         self._former.clear()
-        return settled
-
-    @override
-    def make_room(self) -> list[Settled]:
-        settled = self.conclude(self._end)
-        self.keep_last(0)
         return settled
 
     def _settle(self, count: int) -> list[Settled]:

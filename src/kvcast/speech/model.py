@@ -19,7 +19,7 @@ from kvcast.families.table import family_with
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.languages import language_code
-from kvcast.speech.params import TEMPERATURES, TranscribeParams
+from kvcast.speech.params import TEMPERATURES, LiveParams, TranscribeParams
 from kvcast.speech.passages import ExcerptPlan, Manner
 from kvcast.speech.recognition import Hints, Recognition
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
@@ -27,9 +27,9 @@ from kvcast.speech.transcription import ServedRecording, Transcription
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
+    from kvcast.audio.endpoints import Listener
     from kvcast.speech.live import LiveTranscription
     from kvcast.speech.live_window import LiveWindow
-    from kvcast.speech.params import LiveParams
 
 TAKEN = frozenset(
     {
@@ -64,6 +64,8 @@ _REASONS = {
     "initial_prompt": "it reads no text before the speech",
     "hotwords": "it reads no text before the speech",
 }
+_STEP = 0.03
+"""Seconds of new sound that are worth a hypothesis live: about a block of those that arrive."""
 _LONGEST_CONTEXT = 512
 """Most tokens of names and terms in an engine, whose rows are as long as any request needs."""
 
@@ -140,12 +142,40 @@ class SpeechModel:
         """Raise UsageError: the model gives no times of words."""
         raise UsageError("this model gives no times of words: align with a Whisper model")
 
-    def live(self, *_: Any, **__: Any) -> "LiveTranscription":
-        """Raise UsageError: the model hears whole excerpts."""
-        raise UsageError(_NOT_LIVE)
+    @keywords_of(LiveParams)
+    def live(
+        self, listener: "Listener | None" = None, *, params: LiveParams
+    ) -> "LiveTranscription":
+        """Turn sound into text while it arrives, with a model that has a `streaming_window`.
 
-    def streaming_window(self, answer: Any, params: "LiveParams") -> "LiveWindow":  # noqa: ARG002
-        """Raise UsageError: the model hears whole excerpts."""
+        Args:
+            listener: gives probabilities of speech; Silero's voice activity detection if it is
+                installed, or else loudness, with a notice.
+            params: given as keywords.
+
+        Returns:
+            A transcription to feed with sound: `feed` and `finish` return its updates.
+
+        Raises:
+            UsageError: for options that the model does not take, and of one that hears nothing
+                live.
+
+        """
+        from kvcast.audio.endpoints import Endpoints
+        from kvcast.speech.live import LiveTranscription
+        from kvcast.speech.voice import live_listener
+
+        window = self.streaming_window(None, params)
+        listener, notices = (listener, ()) if listener is not None else live_listener()
+        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
+        step = params.step or _STEP
+        return LiveTranscription(window, endpoints, step=step, notices=notices)
+
+    def streaming_window(self, answer: Any, params: LiveParams) -> "LiveWindow":  # noqa: ARG002
+        """Return a window over a stream of sound, with a row of its own.
+
+        Raises UsageError for options that the model does not take, and if it hears whole excerpts.
+        """
         raise UsageError(_NOT_LIVE)
 
     @property

@@ -6,33 +6,25 @@ Knows no recording and no runtime.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.audio.endpoints import Endpoints
 from kvcast.engine.requests import Input
 from kvcast.families.moonshine import MoonshineDimensions, source_of
 from kvcast.families.moonshine_encoder import streamed
-from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.growing import GrowingSizes, GrowingText
 from kvcast.speech.growing_window import GrowingWindow
 from kvcast.speech.languages import language_code
-from kvcast.speech.live import LiveTranscription
 from kvcast.speech.live_window import LiveWindow
 from kvcast.speech.model import SpeechModel, check
 from kvcast.speech.params import LiveParams
 from kvcast.speech.recognition import Heard, Hints, Recognition
 from kvcast.tokenizers.base import TextTokenizer
 
-if TYPE_CHECKING:
-    from kvcast.audio.endpoints import Listener
-
-_STEP = 0.03
-"""Seconds of new sound that are worth a hypothesis live: about a block of those that arrive."""
 _LONGEST_UTTERANCE = 30
 """Seconds; a longer one becomes two."""
 _LIVE = frozenset({"language", "step", "agreement", "pause", "vad_threshold", "best_of"})
@@ -123,35 +115,8 @@ class MoonshineModel(SpeechModel):
         recognition = MoonshineRecognition(tokenizer, dimensions)
         super().__init__(runtime, tokenizer, dimensions, recognition)
 
-    @keywords_of(LiveParams)
-    def live(self, listener: "Listener | None" = None, *, params: LiveParams) -> LiveTranscription:
-        """Turn sound into text while it arrives; of models over frames alone.
-
-        Args:
-            listener: gives probabilities of speech; Silero's voice activity detection if it is
-                installed, or else loudness, with a notice.
-            params: given as keywords.
-
-        Returns:
-            A transcription to feed with sound: `feed` and `finish` return its updates.
-
-        Raises:
-            UsageError: for options that the model does not take.
-
-        """
-        from kvcast.speech.voice import live_listener
-
-        window = self.streaming_window(None, params)
-        listener, notices = (listener, ()) if listener is not None else live_listener()
-        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
-        step = params.step or _STEP
-        return LiveTranscription(window, endpoints, step=step, notices=notices)
-
+    @override
     def streaming_window(self, answer: Any, params: LiveParams) -> LiveWindow:
-        """Return a window over a stream of sound, with a row of its own.
-
-        Raises UsageError for options that the model does not take.
-        """
         dimensions, recognition = self.dimensions, self.recognition
         if not dimensions.frame:
             return super().streaming_window(answer, params)

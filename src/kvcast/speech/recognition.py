@@ -7,11 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcast.engine.requests import Input, Request
 from kvcast.runtimes.base import Float32
 from kvcast.speech.segments import FRAMES_PER_SECOND, Word
+
+if TYPE_CHECKING:
+    from kvcast.speech.paced_window import Pacing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,11 @@ class Recognition(ABC):
 
     def request(self, sound: Input) -> Request | None:  # noqa: ARG002 - most search for a text
         """Return the request of a model that searches for no text; None for others."""
+        return None
+
+    @property
+    def pacing(self) -> "Pacing | None":
+        """How sound is heard live, by a model whose text advances with it; None: it is not."""
         return None
 
     def written(self, request: Any, hints: Hints) -> Written:

@@ -12,10 +12,11 @@ from typing_extensions import override
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
 from kvcast.engine.requests import Input
-from kvcast.families.causal_encoder import CausalEncoder
+from kvcast.families.causal_encoder import CausalEncoder, streamed
 from kvcast.runtimes.base import Float32
 from kvcast.speech.hearing import Hearing, Sound
 from kvcast.speech.languages import LANGUAGES
+from kvcast.speech.paced_window import Pacing
 from kvcast.speech.recognition import Heard, Hints
 from kvcast.tokenizers.base import TextTokenizer
 
@@ -50,10 +51,30 @@ class VoxtralRealtimeRecognition(Hearing):
         before = self.audio.silence * self._each
         after = -len(samples) % self._each + self.audio.after * self._each
         # Reflected, silence is silence.
-        padded = np.pad(samples, (before + N_FFT // 2, after + N_FFT // 2))
-        frames = (before + len(samples) + after) // HOP
-        log_mel_tm = log_mel_frames(padded, self.audio.n_mels)[:frames]
-        return Sound(normalised(log_mel_tm, _LOUDEST), self.audio)
+        padded = np.pad(samples, (before + N_FFT // 2, after + N_FFT // 2 - HOP))
+        return Sound(self._features(padded), self.audio)
+
+    def _features(self, samples: Float32) -> Float32:
+        log_mel_tm = log_mel_frames(samples, self.audio.n_mels)
+        return normalised(log_mel_tm, _LOUDEST)
+
+    @property
+    def pacing(self) -> Pacing:
+        """How sound is heard live."""
+        return Pacing(
+            source=streamed(self.audio),
+            features=lambda samples: self._features(samples).reshape(
+                -1, self.audio.each * self.audio.n_mels
+            ),
+            samples=self._each,
+            lead=N_FFT // 2,
+            overlap=N_FFT - HOP,
+            silence=self.audio.silence,
+            after=self.audio.after,
+            most=self.audio.positions,
+            prompt=self._before,
+            ends=self.ends,
+        )
 
     @override
     def prompt(self, positions: int, hints: Hints) -> list[int]:
