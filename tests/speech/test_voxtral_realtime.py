@@ -1,15 +1,22 @@
 """Live text of a model whose text advances with its sound is that of each whole utterance."""
 
+import base64
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers.models.voxtral_realtime.feature_extraction_voxtral_realtime import (
+    VoxtralRealtimeFeatureExtractor,
+)
 
 import kvcast
-from kit.audio_decoders import random_voxtral_realtime, save_audio_decoder
-from kvcast.errors import UsageError
+from kit.audio_decoders import VOCAB, random_voxtral_realtime, save_audio_decoder
+from kvcast.errors import KvcastError, UsageError
 from kvcast.speech.params import LiveParams
+from kvcast.speech.recognition import Hints
 
 RATE, PIECE = 16_000, 1280
 
@@ -91,3 +98,90 @@ def test_options_and_runtimes_without_use_are_refused(folder: Path, model: Any):
     eager = kvcast.load(folder, runtime="eager")
     with pytest.raises(UsageError, match="runtime native"):
         eager.live(listener)
+
+
+SPECIAL = (
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[AUDIO]",
+    "[BEGIN_AUDIO]",
+    "[STREAMING_PAD]",
+    "[STREAMING_WORD]",
+)
+FORMAT = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]")
+FORMAT += ("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[PREFIX]", "[SUFFIX]", "[SYSTEM_PROMPT]")
+FORMAT += ("[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "[ARGS]")
+FORMAT += ("[CALL_ID]", "[THINK]", "[/THINK]", "[TRANSCRIBE]", "[MIDDLE]", "<pad>")
+
+
+def tekken(**audio: Any) -> dict[str, Any]:
+    """A tokenizer of all the model's tokens, bytes and pairs, with what it tells of sound."""
+    special = [*SPECIAL, *FORMAT]
+    pairs = [bytes([97 + i // 26, 97 + i % 26]) for i in range(VOCAB - 256 - len(special))]
+    texts = [*(bytes([i]) for i in range(256)), *pairs]
+    spectrogram = {"num_mel_bins": 32, "window_size": 400, "hop_length": 160}
+    return {
+        "type": "Tekken",
+        "config": {
+            "pattern": r" ?\p{L}+|[^\p{L}]",
+            "num_vocab_tokens": len(texts),
+            "default_vocab_size": VOCAB,
+            "default_num_special_tokens": len(special),
+            "version": "v13",
+        },
+        "vocab": [
+            {"rank": i, "token_bytes": base64.b64encode(text).decode(), "token_str": None}
+            for i, text in enumerate(texts)
+        ],
+        "special_tokens": [
+            {"rank": i, "token_str": text, "is_control": True} for i, text in enumerate(special)
+        ],
+        "audio": {
+            "sampling_rate": RATE,
+            "frame_rate": 12.5,
+            "audio_encoding_config": spectrogram,
+            "transcription_delay_ms": 480,
+            "streaming_look_ahead_ms": 2.5,
+            "streaming_look_back_ms": 52.5,
+            "streaming_n_left_pad_tokens": 32,
+            "transcription_format": "streaming",
+            **audio,
+        },
+    }
+
+
+def test_prompt_and_silence_are_those_of_mistrals_library(folder: Path, tmp_path: Path):
+    pytest.importorskip("mistral_common")
+    from mistral_common.protocol.transcription.request import StreamingMode, TranscriptionRequest
+    from mistral_common.tokens.tokenizers.audio import Audio
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    own = shutil.copytree(folder, tmp_path / "own")
+    (own / "tokenizer.json").unlink()
+    (own / "tekken.json").write_text(json.dumps(tekken()))
+    model = kvcast.load(own, runtime="native", quantize="none", threads=1)
+    sound = Audio(audio_array=noise(1.27, 0), sampling_rate=RATE, format="wav")
+    request = TranscriptionRequest(
+        audio={"data": sound.to_base64("wav"), "format": "wav"},
+        streaming=StreamingMode.OFFLINE,
+        language=None,
+    )
+    theirs = MistralTokenizer.from_file(own / "tekken.json").encode_transcription(request)
+    [padded] = [audio.audio_array.astype(np.float32) for audio in theirs.audios]
+    given = model.recognition.input(padded[32 * PIECE :][: round(1.27 * RATE)])
+    assert model.recognition.prompt(given.positions, Hints()) == theirs.tokens
+    extractor = VoxtralRealtimeFeatureExtractor(feature_size=32)
+    [features] = extractor(padded, sampling_rate=RATE, return_tensors="np")["input_features"]
+    np.testing.assert_allclose(given.features_tm, features.T, atol=2e-6)
+    assert given.positions == len(padded) // PIECE
+    [segment] = model.transcribe(noise(1.27, 0))
+    assert len(segment.tokens) == given.positions - len(theirs.tokens)
+
+
+def test_another_delay_than_the_models_is_one_line(folder: Path, tmp_path: Path):
+    own = shutil.copytree(folder, tmp_path / "own")
+    (own / "tekken.json").write_text(json.dumps(tekken(transcription_delay_ms=960)))
+    with pytest.raises(KvcastError, match="transcription_delay_ms must be 480, not 960") as error:
+        kvcast.load(own, runtime="native")
+    assert "\n" not in str(error.value)
