@@ -1,4 +1,4 @@
-"""`kvcast verify` of bundles that are right, wrong, read-only, another model's or not there."""
+"""`kvcast verify` of bundles that are right, wrong, damaged or another model's."""
 
 import json
 import shutil
@@ -8,10 +8,8 @@ import jsonschema
 import pytest
 
 from kit.tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
-from kvcast.bundle.manifest import MANIFEST, read_bundle
+from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
-from kvcast.errors import InputOutputError
-from kvcast.verification import subject
 from verification.faults import flipped_bit, reseal
 
 SCHEMA = json.loads(
@@ -67,20 +65,6 @@ def test_a_sound_bundle_passes_and_a_wrong_weight_is_named(bundle, checkpoint, c
     assert read_bundle(bundle).verification["report"] == document
 
 
-def test_a_bundle_that_takes_no_record_is_verified_all_the_same(bundle, monkeypatch, capsys):
-    def full(path: Path, _: object) -> None:
-        raise InputOutputError(f"cannot write {path}: Read-only file system")
-
-    monkeypatch.setattr(subject, "save", full)
-    before = (bundle / MANIFEST).read_bytes()
-    assert main(["verify", str(bundle), "--positions", "16"]) == 0
-    printed = capsys.readouterr()
-    assert "does not keep the report: cannot write" in printed.err
-    assert "Read-only file system" in printed.err
-    assert "checks passed" in printed.out
-    assert (bundle / MANIFEST).read_bytes() == before
-
-
 def test_another_models_checkpoint_is_refused(bundle, tmp_path, capsys):
     arrays = {name: array for name, array in tensors().items() if not name.startswith("blk.1.")}
     values = sizes("llama") | {"llama.block_count": 1} | vocabulary()
@@ -95,14 +79,9 @@ def test_what_is_missing_is_one_line(bundle, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     gone = tmp_path / "gone"
     cases = [
-        ((gone,), 66, "gone"),
         ((tmp_path / "empty",), 1, "holds no model that kvcast can read"),
         ((bundle, "--against", gone), 66, "gone"),
-        ((bundle, "--prompts", gone), 66, "gone"),
-        ((bundle, "--audio", gone), 66, "gone: there is no such file"),
-        ((bundle, "--prompts", gone, "--audio", gone), 2, "give --audio or --prompts"),
         ((bundle, "--junit", gone / "report.xml"), 74, "gone"),
-        ((bundle, "--positions", "2"), 2, "--positions"),
     ]
     for words, code, told in cases:
         assert verify(*words) == code, words

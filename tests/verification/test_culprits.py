@@ -27,11 +27,14 @@ from kit.dimensions import (
 from kit.models import bundle, open_folder, opened, random_tensors
 from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
+from kvcast.runtimes.aoti.stored import own_name
 from kvcast.runtimes.memory import CompactedRing, TurningRing
+from kvcast.runtimes.stored import StoredNumbers
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.rotary import Rotary
 from kvcast.verification.culprits import checks
 from kvcast.verification.culprits.layers import run_both
+from kvcast.verification.culprits.tensors import difference
 from verification.faults import BEHAVIOUR_FAULTS, FILE_FAULTS, overflowing
 
 TOLERANCE = 1e-3
@@ -97,6 +100,49 @@ def test_a_fault_is_seen_in_the_layers_where_files_cannot_be_read(name, tmp_path
     assert NAMED_BY_LAYERS[name] in check.detail
 
 
+def test_what_is_wrong_with_a_tensor_is_told_in_words():
+    generator = np.random.default_rng(0)
+    wanted = generator.normal(0, 1, (8, 64)).astype(np.float32)
+
+    def told(change, bits=32):
+        actual = wanted.copy()
+        change(actual)
+        return difference("w", StoredNumbers(actual, bits=bits), wanted)
+
+    assert told(lambda _: None) == ""
+    assert told(lambda w: w.__setitem__([2, 5], w[[5, 2]])) == (
+        "row 2 holds what row 5 should, row 5 holds what row 2 should"
+    )
+    assert told(lambda w: w.__setitem__(slice(None), np.roll(w, 3, axis=0))) == (
+        "8 rows are shifted by 3: each holds what another should"
+    )
+    assert told(lambda w: w.__setitem__((1, 2), np.nan)) == (
+        "1 of 512 numbers are not finite: at [1, 2]"
+    )
+    noise = generator.normal(0, 1, wanted.shape).astype(np.float32)
+    assert told(lambda w: w.__iadd__(noise)).startswith("512 of 512 numbers differ, by up to ")
+    assert told(lambda w: w.__imul__(1 + 1e-4 * noise), bits=16) == ""
+    assert "differ, by up to" in told(lambda w: w.__imul__(1 + 1e-4 * noise))
+    assert "output 3 has another scale" in told(lambda w: w[3].__imul__(2))
+    stored = StoredNumbers(np.full((1, 2), np.inf, np.float32), bits=16)
+    assert difference("w", stored, np.array([[7e4, 1e5]], np.float32)) == (
+        "2 of 2 numbers overflow fp16, which holds 65,504: they are up to 1e+05: at [0, 0], [0, 1]"
+    )
+    assert difference("w", stored, wanted) == "has shape (1, 2), not (8, 64)"
+
+
+def test_tensors_of_fewer_bits_in_a_package_have_their_own_names():
+    names = {
+        "results.program.cosines_0": "cosines_0",
+        "results.program.decoder.head_float16.weight": "decoder.head.weight",
+        "results.program.decoder.layers.0.attention.qkv_bfloat16.bias": (
+            "decoder.layers.0.attention.qkv.bias"
+        ),
+        "results.program.embedding.weight.codes": "embedding.weight.codes",
+    }
+    assert {name: own_name(name) for name in names} == names
+
+
 def test_dimensions_that_are_not_the_checkpoints_are_named():
     others = replace(MISTRAL, rotary=Rotary(base=1000.0), windows=(7, 6), architecture="other")
     check = checks.dimensions(others, MISTRAL)
@@ -159,6 +205,8 @@ AGREEING = [
         (replace(GEMMA3, windows=(5, None)), LFM2, QWEN3_5, ROFORMER, SMALL, SMALL_T5),
         ("native", "onnx"),
     ),
+    # Which other tests compile as well.
+    (replace(GEMMA3, windows=(5, None)), "aoti"),
     (MIXED, "executorch"),
 ]
 

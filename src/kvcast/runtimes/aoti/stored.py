@@ -3,6 +3,7 @@
 In int8 matrices are PyTorch's own, of smoothed models, and are not read. Knows no model.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from kvcast.runtimes.native.stored import constants_of
 from kvcast.runtimes.stored import Stored, StoredNumbers
 
 WEIGHTS, PREFIX = "aoti/weights.safetensors", "results.program."
+_ROUNDED = re.compile(r"_b?float16(?=\.(?:weight|bias)$)")
 
 
 def stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> Stored:
@@ -24,7 +26,7 @@ def stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...
     if manifest.quantize == "int8":
         return Stored()
     file = safe_open(folder / WEIGHTS, framework="pt")  # NumPy has no bfloat16
-    names = {name.removeprefix(PREFIX): name for name in file.keys()}  # type: ignore[no-untyped-call] # noqa: SIM118
+    names = {own_name(name): name for name in file.keys()}  # type: ignore[no-untyped-call] # noqa: SIM118
 
     def read(name: str) -> NDArray[Any]:
         tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
@@ -32,12 +34,19 @@ def stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...
         return array
 
     constants = constants_of(read, names, shapes)
-    if manifest.dtype == "fp32":
-        return Stored(constants=constants)
-    return Stored(constants={name: partial(_rounded, of) for name, of in constants.items()})
+    rounded = {own_name(name) for name in names.values() if _ROUNDED.search(name)}
+    return Stored(
+        constants={
+            name: partial(_rounded, of) if name in rounded else of for name, of in constants.items()
+        }
+    )
+
+
+def own_name(name: str) -> str:
+    """Return a tensor's name in programs; those of fewer bits have a dtype in the file's."""
+    return _ROUNDED.sub("", name.removeprefix(PREFIX))
 
 
 def _rounded(read: Callable[[], StoredNumbers]) -> StoredNumbers:
-    """Return numbers that were fp32 in the checkpoint, perhaps, and have fewer bits."""
-    numbers = read()
-    return numbers if numbers.steps is not None else replace(numbers, bits=16)
+    """Return numbers that have fewer bits than the checkpoint's."""
+    return replace(read(), bits=16)

@@ -21,6 +21,7 @@ Rounding takes half a step, and a scale in fp16 a sixteenth of one more. The sea
 """
 _LEAST = 1e-7
 """What may differ where all codes of a block are zero."""
+_LARGEST_HALF = 65504.0
 _ANGLES = re.compile(r"(?:^|\.)(?:cosines|sines)(?:_\d+)?$")
 _MOST = 3
 """As many places are named."""
@@ -44,8 +45,8 @@ def difference(name: str, stored: StoredNumbers, expected: NDArray[np.generic]) 
     count = int(wrong.sum())
     if not count:
         return ""
-    if unfit := int((~np.isfinite(actual)).sum()):
-        return f"{unfit:,} of {actual.size:,} numbers are not finite{_at(~np.isfinite(actual))}"
+    if not np.isfinite(actual).all():
+        return _not_finite(actual, wanted)
     if _ANGLES.search(name):
         return _angles(actual, wanted, np.arccos if "cosines" in name else np.arcsin)
     return (
@@ -55,6 +56,15 @@ def difference(name: str, stored: StoredNumbers, expected: NDArray[np.generic]) 
         or f"{count:,} of {actual.size:,} numbers differ, by up to "
         f"{np.abs(actual - wanted).max():.3g}{_at(wrong)}"
     )
+
+
+def _not_finite(actual: Float32, wanted: Float32) -> str:
+    unfit = ~np.isfinite(actual)
+    count, largest = int(unfit.sum()), float(np.abs(wanted[unfit]).max())
+    what = "are not finite"
+    if np.isfinite(largest) and largest > _LARGEST_HALF:
+        what = f"overflow fp16, which holds {_LARGEST_HALF:,.0f}: they are up to {largest:.3g}"
+    return f"{count:,} of {actual.size:,} numbers {what}{_at(unfit)}"
 
 
 def _wrong(stored: StoredNumbers, actual: Float32, wanted: Float32) -> NDArray[np.bool_]:
@@ -145,7 +155,8 @@ def _other_scales(
         factor = float(actual[row] @ wanted[row]) / length if length else 0.0
         off = np.linalg.norm(actual[row] - factor * wanted[row])
         rounding = 0.02 if stored.steps is None or stored.bits == 8 else 0.2
-        if not factor > 0 or off > rounding * np.linalg.norm(actual[row]):
+        is_scaled = factor > 0 and abs(factor - 1) > rounding
+        if not is_scaled or off > rounding * np.linalg.norm(actual[row]):
             return ""
         factors[row] = factor
     largest = np.abs(wanted).max(axis=1)
