@@ -16,7 +16,7 @@ import onnx_ir as ir
 import pytest
 
 from kit import dimensions as every
-from kit.dimensions import GEMMA3, LFM2, LLAMA, MIXTRAL, QWEN3_5, SMALL, SMALL_T5
+from kit.dimensions import GEMMA3, GPT_OSS, LFM2, LLAMA, MIXTRAL, QWEN3_5, SMALL, SMALL_T5
 from kit.models import bundle, checkpoint_of, encoded, random_programs, speech
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
@@ -98,11 +98,12 @@ def test_all_families_do_on_native(dimensions: Any):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dimensions", [LLAMA, LFM2, MIXTRAL, SMALL_T5])
+@pytest.mark.parametrize("dimensions", [LLAMA, LFM2, MIXTRAL, SMALL_T5, GEMMA3, GPT_OSS])
 def test_all_families_do_on_eager(dimensions: Any):
     decode, counted = opened("eager", dimensions)["decode"], work(dimensions)
     assert moved(decode) == (4 * counted.cached, 4 * counted.written)
     assert after_lookups(decode) == 4 * counted.weights
+    assert "copied" not in {cache.how for cache in decode.caches}
 
 
 @pytest.mark.parametrize(

@@ -235,13 +235,15 @@ def _attend(
         return scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scale, enable_gqa=groups > 1
         )
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    logits = query @ key.transpose(-1, -2) * scale
+    # A key head's query heads are further queries of it: to repeat keys would copy the cache.
+    folded = query.unflatten(1, (-1, groups)).flatten(2, 3)
+    logits = (folded @ key.transpose(-1, -2) * scale).unflatten(2, (groups, -1)).flatten(1, 2)
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
     if mask.dtype == torch.bool:
         mask = torch.zeros((), device=mask.device).masked_fill(~mask, -torch.inf)
-    return softmax_beside(logits + mask, sinks) @ value
+    weights = softmax_beside(logits + mask, sinks).unflatten(1, (-1, groups)).flatten(2, 3)
+    return (weights @ value).unflatten(2, (groups, -1)).flatten(1, 2)
 
 
 def softmax_beside(logits_rhsc: Tensor, sinks: Tensor | None) -> Tensor:

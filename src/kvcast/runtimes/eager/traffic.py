@@ -6,6 +6,7 @@ and is neither a product nor attention. Views do nothing and are not counted. Kn
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,7 +111,8 @@ def _watched(
 ) -> Sequence[Tensor]:
     """Run a program without numbers and count what it does; return its results."""
     held = {_storage(part): name for name, part in arguments.items() if name in caches}
-    watch = _Watch(tally, held, dict(_constants(program)), sizes)
+    lines = {name: prod(cache.shape[:2]) * cache.shape[-1] for name, cache in caches.items()}
+    watch = _Watch(tally, held, dict(_constants(program)), lines, sizes)
     with watch:
         return program(*arguments.values())
 
@@ -126,7 +128,8 @@ def _constants(program: TorchProgram) -> Iterator[tuple[int, str]]:
 class _Watch(TorchDispatchMode):
     """Counts operators; `caches` and `constants` are names by memory.
 
-    Within an operator over caches (`inside` is its name), only what it does to these.
+    `lines` are the numbers of a position of all rows of a cache, by the cache's name. Within an
+    operator over caches, whose name is `inside`, only what it does to these is counted.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class _Watch(TorchDispatchMode):
         tally: Tally,
         caches: Mapping[int, str],
         constants: Mapping[int, str],
+        lines: Mapping[str, int],
         sizes: CallSizes,
         inside: str = "",
     ) -> None:
@@ -141,6 +145,7 @@ class _Watch(TorchDispatchMode):
         self._tally = tally
         self._caches = caches
         self._constants = constants
+        self._lines = lines
         self._sizes = sizes
         self._inside = inside
 
@@ -196,9 +201,8 @@ class _Watch(TorchDispatchMode):
                 others = [x for x in given[1:] if x.is_floating_point()]
                 written = max(map(_bytes, others), default=_bytes(part))
             elif any(product in name for product in _PRODUCTS):
-                new = part.shape[0] * part.shape[1] * self._sizes.new * part.shape[-1]
-                own = cache.startswith("past_")
-                read = max(0, _bytes(part) - own * new * part.element_size())
+                new = self._sizes.new * self._lines[cache] if cache.startswith("past_") else 0
+                read = max(0, _bytes(part) - new * part.element_size())
             else:
                 read = sum(map(_bytes, results)) if name in _LOOKUPS else size
                 copied, read = (_bytes(part), 0) if read >= _bytes(part) else (0, read)
@@ -221,7 +225,7 @@ class _Watch(TorchDispatchMode):
         for part in tree_leaves((given, options)):
             if isinstance(part, Tensor) and part.dtype == torch.int32:  # lengths
                 part.fill_(self._sizes.length)
-        with _Watch(self._tally, held, {}, self._sizes, inside=name):
+        with _Watch(self._tally, held, {}, self._lines, self._sizes, inside=name):
             _KERNELS[func](*given, **options)
 
 
