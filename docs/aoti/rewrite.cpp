@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   for (const unsigned char byte : text) source.push_back(byte + kFirstByte);
   source.push_back(kEnd);
   const at::Tensor source_lengths = torch::tensor({static_cast<int32_t>(source.size())}, at::kInt);
-  const Tensors crossed = encode.run({torch::tensor(source, at::kLong)[None], source_lengths});
+  const Tensors crossed = encode.run({torch::tensor(source, at::kLong).unsqueeze(0), source_lengths});
 
   // The caches are this program's memory. Every call writes one slot of them in place.
   Tensors caches;
@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   int64_t token = kStart;
   for (int32_t length = 0; length < kCapacity; ++length) {
     // Of the first argument only the size counts: how many slots to read.
-    Tensors given{torch::empty({length + 1}, at::kChar), torch::tensor({token}, at::kLong)[None],
+    Tensors given{torch::empty({length + 1}, at::kChar), torch::tensor({token}, at::kLong).unsqueeze(0),
                   torch::tensor({length}, at::kInt), torch::zeros({1}, at::kLong)};
     given.insert(given.end(), caches.begin(), caches.end());
     given.insert(given.end(), crossed.begin(), crossed.end());

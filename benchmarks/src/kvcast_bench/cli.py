@@ -7,7 +7,7 @@ from typing import Any
 from kvcast.cli import console
 from kvcast.cli.arguments import Parser
 from kvcast.errors import UsageError
-from kvcast_bench.commands import generate, gpu, opening, runtimes, serve, transcribe
+from kvcast_bench.commands import generate, gpu, opening, runtimes, serve, sources, transcribe
 
 _BENCHMARKS = {
     "transcribe": (
@@ -27,6 +27,7 @@ _BENCHMARKS = {
         "time kvcast serve against other servers, with many clients",
     ),
     "open": (opening, "time opening a model in a new process, and its memory, beside llama.cpp"),
+    "sources": (sources, "work published claims about caches again: counts, and times in turns"),
     "gpu": (gpu, "time decoding steps on a CUDA device, beside its memory's limit"),
 }
 

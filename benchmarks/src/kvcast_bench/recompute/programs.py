@@ -81,15 +81,13 @@ def written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
     """Return the recomputing programs."""
     cached = family_with(dimensions).written(dimensions)
     encode, decode = cached["encode"], cached["decode"]
-    states = _states(encode)
-    up_to_states = replace(encode, outputs={STATES: states}).needed([STATES])
     write = ProgramWriter([], first=len(decode.steps))
     heads = dimensions.decoder_heads
     made = cross_caches(write, Node(STATES), dimensions.decoder_layers, heads, bias=True)
     names = {node.name: name for name, node in made.items()}
     projected = [replace(step, name=names.get(step.name, step.name)) for step in write.steps]
     return {
-        "encode": replace(encode, outputs={STATES: states}, steps=up_to_states),
+        "encode": encoded_states(encode),
         "decode": replace(
             decode,
             inputs=[*(n for n in decode.inputs if not n.startswith("cross_")), STATES],
@@ -98,11 +96,13 @@ def written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
     }
 
 
-def _states(encode: Program) -> str:
-    """Return the step that makes the encoder's states."""
-    return next(
+def encoded_states(encode: Program) -> Program:
+    """Return an encoder that gives its states and projects none."""
+    states = next(
         step.name for step in encode.steps if Constant("encoder.norm.weight") in step.arguments
     )
+    up_to_states = replace(encode, outputs={STATES: states})
+    return replace(up_to_states, steps=up_to_states.needed([STATES]))
 
 
 class RecomputingJob(LoweringJob):

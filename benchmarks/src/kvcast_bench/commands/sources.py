@@ -1,0 +1,64 @@
+"""Work published claims about caches again: what they count is counted, what they time is timed.
+
+Prints a table or more for each claim, in Markdown. docs/sources.md has them, and says what each
+claim is.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvcast.errors import InputOutputError
+from kvcast.saving import save
+from kvcast_bench.commands import add_numbers, add_some, require
+from kvcast_bench.sources.figures import Figures, markdown, written
+
+if TYPE_CHECKING:
+    from kvcast_bench.sources.turns import Clock
+
+_TIMED = ("cross", "conditional", "recomputed")
+CLAIMS = ("cross", "conditional", "reset", "ring", "flops", "recomputed")
+"""Modules of `kvcast_bench.sources`, in the page's order."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_some(parser, "--claims", CLAIMS, "those to work")
+    add_numbers(parser, {"threads": (2, "of PyTorch"), "runs": (5, "after one to warm up")})
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the tables into this page as well"
+    )
+
+
+def run(args: argparse.Namespace) -> str:
+    """Measure; returns the output."""
+    require("runtimes", "torch")
+    from kvcast_bench.sources.turns import Clock
+
+    page = _read(args.page) if args.page is not None else ""
+    clock = Clock(runs=args.runs, threads=args.threads)
+    figures = {claim: worked(claim, clock) for claim in dict.fromkeys(args.claims)}
+    if args.page is not None:
+        save(args.page, written(page, figures))
+    return "\n".join(f"{claim}\n\n{markdown(tables)}" for claim, tables in figures.items())
+
+
+def worked(claim: str, clock: "Clock") -> Sequence[Figures]:
+    """Return a claim's tables."""
+    measure: Callable[..., Sequence[Figures]]
+    measure = import_module(f"kvcast_bench.sources.{claim}").measure
+    if claim not in _TIMED:
+        return measure()
+    import torch
+
+    torch.set_num_threads(clock.threads)
+    return measure(clock)
+
+
+def _read(page: Path) -> str:
+    try:
+        return page.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InputOutputError(f"{page} cannot be read") from None

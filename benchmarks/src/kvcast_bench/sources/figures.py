@@ -1,0 +1,75 @@
+"""Tables of figures in Markdown, and the page that has them between comments. Measures nothing."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kvcast.errors import KvcastError
+
+TIMES = "×"  # noqa: RUF001 - a ratio's head
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A table.
+
+    Attributes:
+        head: names of its columns.
+        rows: cells of each row, as many.
+        note: what holds for all of it: shapes, dtype, threads, runs.
+
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """Return the table, and the note below it."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{table}\n\n{self.note}\n" if self.note else f"{table}\n"
+
+
+def markdown(tables: Sequence[Figures]) -> str:
+    """Return tables as a page has them."""
+    return "\n".join(table.markdown() for table in tables)
+
+
+def written(page: str, claims: Mapping[str, Sequence[Figures]]) -> str:
+    """Return a page with the tables of each claim between its comments.
+
+    These are `<!-- figures: NAME -->` and `<!-- end of figures -->`. Raises KvcastError for a page
+    that lacks a claim's.
+    """
+    for name, tables in claims.items():
+        place = re.compile(rf"(<!-- figures: {name} -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+        if not place.search(page):
+            raise KvcastError(f"the page has no place for {name}: <!-- figures: {name} -->")
+        text = markdown(tables)
+        page = place.sub(lambda found, text=text: f"{found[1]}{text}{found[2]}", page)  # type: ignore[misc]
+    return page
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """Return milliseconds: median (minimum to maximum)."""
+    shown = [median(seconds), min(seconds), max(seconds)]
+    middle, least, most = (f"{1000 * each:,.{_places(1000 * shown[0])}f}" for each in shown)
+    return f"{middle} ({least} to {most})"
+
+
+def _places(number: float) -> int:
+    """Return how many decimals give a number three digits."""
+    return 0 if number >= 100 else 1 if number >= 10 else 2
+
+
+def times(seconds: Sequence[float], baseline: Sequence[float]) -> str:
+    """Return the ratio of two medians."""
+    return f"{median(seconds) / median(baseline):.2f}"
+
+
+def prefixed(number: float) -> str:
+    """Return operations with three digits and a power of ten."""
+    mantissa, _, exponent = f"{number:.2e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
