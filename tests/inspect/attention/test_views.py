@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -12,14 +13,16 @@ import pytest
 from kit.pixels import image, indexes, texts
 from kit.recordings import EXAMPLE
 from kvcast.cli import main
-from kvcast.errors import UsageError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.inspect.attention.looking import over_sound, over_text
+from kvcast.inspect.attention.mean import HeadChoice, mean_weights
 from kvcast.inspect.attention.model import InspectedModel
 from kvcast.inspect.attention.picture import draw
 from kvcast.inspect.attention.png import palette, png
+from kvcast.inspect.attention.recording import RecordingRuntime
 from kvcast.inspect.attention.sound import excerpt, spectrogram
 from kvcast.inspect.attention.table import render
-from kvcast.inspect.attention.view import AttentionView, Token, averaged, chosen_heads
+from kvcast.inspect.attention.view import AttentionView, Token
 from kvcast.inspect.attention.weights import LayerWeights
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "attention.schema.json"
@@ -72,18 +75,58 @@ def dates() -> AttentionView:
 
 def test_heads_are_all_those_asked_for_or_the_usual_ones():
     of_two = layers(2, 2)
-    assert chosen_heads(of_two, None, None, []) == [(0, 0), (0, 1), (2, 0), (2, 1)]
-    assert chosen_heads(of_two, None, None, [(2, 1)]) == [(2, 1)]
-    assert chosen_heads(of_two, 2, None, [(0, 1)]) == [(2, 0), (2, 1)]
-    assert chosen_heads(of_two, None, 1, []) == [(0, 1), (2, 1)]
-    assert chosen_heads(of_two, 0, 1, []) == [(0, 1)]
+
+    def chosen(**choice: Any) -> Any:
+        return mean_weights(of_two, HeadChoice(**choice)).heads
+
+    assert chosen() == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert chosen(usual=[(2, 1)]) == [(2, 1)]
+    assert chosen(layer=2, usual=[(0, 1)]) == [(2, 0), (2, 1)]
+    assert chosen(head=1) == [(0, 1), (2, 1)]
+    assert chosen(layer=0, head=1) == [(0, 1)]
     with pytest.raises(UsageError, match="no attention in layer 1: give one of 0, 2"):
-        chosen_heads(of_two, 1, None, [])
+        chosen(layer=1)
     with pytest.raises(UsageError, match="no head 2: give one of 0 to 1"):
-        chosen_heads(of_two, None, 2, [])
-    mean_st = averaged(of_two, [(0, 1), (2, 0)])
+        chosen(head=2)
+    mean = mean_weights(of_two, HeadChoice(usual=[(0, 1), (2, 0)]))
     expected_st = (of_two[0].weights_hst[1] + of_two[1].weights_hst[0]) / 2
-    np.testing.assert_allclose(mean_st, expected_st, atol=1e-7)
+    np.testing.assert_allclose(mean.weights_st, expected_st, atol=1e-7)
+
+
+@pytest.mark.parametrize("error", [0.01, float("nan")])
+def test_weights_that_are_not_the_layers_own_are_refused(error: float):
+    [first, second] = layers(2, 2)
+    with pytest.raises(KvcastError, match="differ from the layer's own result"):
+        mean_weights([first, replace(second, error=error)], HeadChoice(layer=0))
+
+
+def test_what_a_row_was_fed_is_kept_until_it_is_emptied_or_cut_back():
+    class Silent:
+        def encode(self, cache: Any, slots: Any, *source: Any) -> Any:
+            return cache
+
+        def prefill(self, tokens: Any, cache: Any) -> Any:
+            return None, cache
+
+        decode = prefill
+
+    def held(count: int) -> Any:
+        return SimpleNamespace(lengths=np.array([count], np.int32))
+
+    recorded, sound = RecordingRuntime(Silent()), np.ones((1, 3), np.float32)
+    recorded.encode(held(0), [0], sound)
+    recorded.prefill([np.array([1, 2])], held(0))
+    recorded.decode([np.array([3])], held(2))
+    recorded.decode(np.array([[9]]), held(3))
+    recorded.decode([np.array([4, 5])], held(3))
+    sound *= 2
+    recorded.encode(held(0), [0], sound)
+    recorded.prefill([np.array([7])], held(0))
+    recorded.prefill([np.array([8])], held(1))
+    first, second = recorded.sequences
+    assert (first.prompt, first.tokens) == (2, [1, 2, 3, 4, 5])
+    assert (second.prompt, second.tokens) == (2, [7, 8])
+    assert [each.source[0].tolist() for each in recorded.sequences] == [[[1] * 3], [[2] * 3]]
 
 
 def test_a_png_holds_each_number_as_its_colour():
@@ -157,7 +200,9 @@ def test_a_line_of_sound_tells_when_and_draws_the_course():
     assert line == '"x"    1.01 s  |' + " " * 25 + "@" + " " * 23 + "." + " " * 10 + "|"
 
 
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_mistakes_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     t5 = ("--model", "demo-t5")
     assert "--start is of sound" in failed(capsys, 2, DATE, *t5, "--start", "1")
     assert "no head 4: give one of 0 to 3" in failed(capsys, 2, DATE, *t5, "--head", "4")
@@ -167,6 +212,8 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "cannot write" in failed(capsys, 74, DATE, *t5, "--svg", str(tmp_path))
     (tmp_path / "bundle.json").write_text("{}")
     assert "give the checkpoint" in failed(capsys, 2, DATE, "--model", str(tmp_path))
+    monkeypatch.setattr("kvcast.inspect.attention.looking.MOST_POSITIONS", 9)
+    assert "11 tokens are too many to show (at most 9)" in failed(capsys, 2, DATE, *t5)
 
 
 @pytest.mark.slow
@@ -208,3 +255,15 @@ def test_a_text_attends_to_itself(capsys: pytest.CaptureFixture[str]):
     assert weights_st.shape == (len(shown["rows"]),) * 2
     np.testing.assert_allclose(weights_st.sum(1), 1, atol=1e-4)
     assert not np.triu(weights_st, 1).any()
+    assert "the prompt is not valid UTF-8" in failed(capsys, 2, "\udcff", *words[1:3])
+
+
+@pytest.mark.slow
+def test_a_whisper_that_tells_the_language_first_shows_the_text(capsys: pytest.CaptureFixture[str]):
+    given = (str(EXAMPLE), "--model", "demo-base", "--json")
+    for told in ([], ["--language", "en"]):
+        shown = json.loads(printed(capsys, *given, *told))
+        text = "".join(token["text"] for token in shown["rows"])
+        assert "John Dashwood had then leisure to consider" in text
+        assert shown["seconds_per_column"] == 0.02
+    assert "language" in failed(capsys, 2, *given[:3], "--language", "xx")

@@ -1,7 +1,6 @@
 """Attention weights equal those of the libraries that models come from."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ from kit.openai_whisper import openai_attention
 from kit.recordings import EXAMPLE
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.errors import KvcastError
 from kvcast.inspect.attention.model import InspectedModel
 from kvcast.inspect.attention.reading import AttentionReader
 from kvcast.inspect.attention.recording import FedSequence
 from kvcast.inspect.attention.sound import excerpt
-from kvcast.inspect.attention.weights import check
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.reference import EagerReference, NativeReference
 from models.test_decoder_equals_transformers import LENGTH, VOCAB, oracle_and_checkpoint
@@ -65,11 +62,11 @@ def test_a_decoders_weights_are_those_of_transformers(model: str, tmp_path: Path
         results = oracle(torch.from_numpy(tokens)[None], output_attentions=True, **told)
     theirs = [part[0].numpy() for part in results.attentions if part is not None]
     reader = AttentionReader(checkpoint, NativeReference(checkpoint, None))
-    ours = reader.layers(fed(tokens), "self")
+    ours = list(reader.layers(fed(tokens), "self"))
     assert len(ours) == len(theirs)
     for layer, expected_hst in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(layer.weights_hst, expected_hst, atol=3e-5)
-    check(ours)
+    assert max(layer.error for layer in ours) < 1e-5
     assert [layer.layer for layer in ours] == ATTENDING.get(model, list(range(len(theirs))))
 
 
@@ -94,7 +91,7 @@ def test_a_t5s_weights_are_those_of_transformers(name: str):
     sequence = fed(target[0], padded, np.array([13], np.int32))
     reader = AttentionReader(checkpoint, NativeReference(checkpoint, None))
     for kind, theirs in (("cross", results.cross_attentions), ("self", results.decoder_attentions)):
-        ours = reader.layers(sequence, kind)
+        ours = list(reader.layers(sequence, kind))
         assert [layer.layer for layer in ours] == list(range(dimensions.decoder_layers))
         for layer, expected in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(layer.weights_hst, expected[0].numpy(), atol=1e-5)
@@ -103,8 +100,8 @@ def test_a_t5s_weights_are_those_of_transformers(name: str):
 def test_a_source_sees_itself_and_a_target_what_is_before_it():
     programs = random_programs(ROFORMER)
     reader = AttentionReader(checkpoint_of(programs), EagerReference(programs))
-    layers = reader.layers(fed([5, 6, 7, 8, 9, 10, 11], prompt=4), "self")
-    check(layers)
+    layers = list(reader.layers(fed([5, 6, 7, 8, 9, 10, 11], prompt=4), "self"))
+    assert max(layer.error for layer in layers) < 1e-5
     queries, keys = np.ogrid[:7, :7]
     seen = (keys < 4) | (keys <= queries)
     for layer in layers:
@@ -112,21 +109,11 @@ def test_a_source_sees_itself_and_a_target_what_is_before_it():
         assert not layer.weights_hst[:, ~seen].any()
 
 
-def test_weights_that_are_not_the_layers_own_are_refused():
-    programs = random_programs(ROFORMER)
-    reader = AttentionReader(checkpoint_of(programs), EagerReference(programs))
-    layers = reader.layers(fed([5, 6, 7], prompt=2), "self")
-    assert check(layers) < 1e-5
-    for error in (0.01, float("nan")):
-        with pytest.raises(KvcastError, match="differ from the layer's own result"):
-            check([*layers, replace(layers[0], error=error)])
-
-
 @pytest.mark.slow
 def test_a_whispers_weights_are_those_of_openai_whisper():
     model = InspectedModel.open("demo", lambda _: None)
     sequence = model.heard(excerpt(str(EXAMPLE), 0, 30), None)
-    layers = model.reader.layers(sequence, "cross")
+    layers = list(model.reader.layers(sequence, "cross"))
     checkpoint = open_checkpoint(locate("demo"))
     programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
     scores_hst, _ = openai_attention(programs, sequence.source[0][0], sequence.tokens_s)

@@ -9,20 +9,16 @@ from math import ceil
 import numpy as np
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
+from kvcast.inspect.attention.mean import HeadChoice, mean_weights
 from kvcast.inspect.attention.model import InspectedModel
 from kvcast.inspect.attention.recording import FedSequence
-from kvcast.inspect.attention.view import (
-    AttentionView,
-    Head,
-    Over,
-    Token,
-    averaged,
-    chosen_heads,
-)
-from kvcast.inspect.attention.weights import check
+from kvcast.inspect.attention.view import AttentionView, Over, Token
+from kvcast.inspect.schedule import MOST_POSITIONS
 from kvcast.runtimes.base import Float32, Int64
 
+_WINDOW = 30.0
+"""Seconds that a sound of any length is padded to, by models that do so."""
 _ANSWER = 64
 """New tokens that answer a source, at most, unless another number is given."""
 
@@ -102,10 +98,16 @@ def _view(
         rows = range(sequence.prompt - 1, len(sequence.tokens) - 1)
         if not rows:
             raise KvcastError(f"{model.name} wrote nothing")
-    layers = model.reader.layers(sequence, model.kind)
-    usual: Sequence[Head] = model.alignment_heads if over == "sound" else ()
-    heads = chosen_heads(layers, layer, head, usual)
-    weights_st = averaged(layers, heads)[list(rows)]
+    if len(sequence.tokens) > MOST_POSITIONS:
+        raise UsageError(
+            f"{len(sequence.tokens):,} tokens are too many to show (at most {MOST_POSITIONS:,}): "
+            "give a shorter text"
+        )
+    mean = mean_weights(
+        model.reader.layers(sequence, model.kind),
+        HeadChoice(layer=layer, head=head, usual=model.alignment_heads if over == "sound" else ()),
+    )
+    weights_st = mean.weights_st[list(rows)]
     if columns is not None:
         weights_st = weights_st[:, columns]
     shift = 0 if over == "text" else 1
@@ -114,9 +116,9 @@ def _view(
         over=over,
         rows=_spelled(model, [sequence.tokens[row + shift] for row in rows]),
         columns=_columns(model, sequence, over, weights_st.shape[1]),
-        heads=heads,
+        heads=mean.heads,
         weights_st=weights_st,
-        error=check(layers),
+        error=mean.error,
     )
 
 
@@ -138,4 +140,4 @@ def _padded_to(model: InspectedModel, samples: Float32, positions: int, seconds:
     if "mel_frames" in model.facts:
         return seconds_heard(model)
     half = model.model.recognition.input(samples[: len(samples) // 2])
-    return 30.0 if half.positions == positions else seconds
+    return _WINDOW if half.positions == positions else seconds

@@ -79,19 +79,21 @@ class InspectedModel:
 
         Raises UsageError for a language that the model does not know, or none where it needs one.
         """
+        self.recorded.sequences.clear()
         for _ in self.model.transcribe(samples, temperature=0.0, language=language):
             pass
         return self._first()
 
     def read(self, text: str, new: int) -> FedSequence:
         """Read a text, and write up to so many tokens after it, or in answer to it, greedily."""
+        self.recorded.sequences.clear()
         # The last token is chosen and not fed.
         self.model.generate(text, max_new_tokens=new + 1, temperature=0.0)
         return self._first()
 
     def _first(self) -> FedSequence:
-        """Return the last sequence over the first input: one before it asked for the language."""
+        """Return the first sequence that wrote something: one before it asked for the language."""
         sequences = self.recorded.sequences
         if not sequences:
             raise KvcastError("nothing was decoded: there is no speech, or no text")
-        return [each for each in sequences if each.source is sequences[0].source][-1]
+        return next((each for each in sequences if len(each.tokens) > each.prompt), sequences[0])

@@ -3,7 +3,7 @@
 Knows no family, and neither tokens' meaning nor how a sequence was written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -40,8 +40,8 @@ class AttentionReader:
         """Kinds of attention that the decoder has."""
         return attention_kinds(self._written[_DECODE])
 
-    def layers(self, sequence: FedSequence, kind: Kind) -> list[LayerWeights]:
-        """Return the weights of each layer with attention of a kind, over all that was fed."""
+    def layers(self, sequence: FedSequence, kind: Kind) -> Iterator[LayerWeights]:
+        """Yield the weights of each layer with attention of a kind, over all that was fed."""
         dimensions, tokens_s = self.checkpoint.dimensions, sequence.tokens_s
         program = self._written[_DECODE]
         inputs = {
@@ -55,7 +55,7 @@ class AttentionReader:
             program = self.family.whole(dimensions)
             inputs["sources"] = np.array([sequence.prompt], np.int32)
         inputs = {name: inputs[name] for name in program.inputs}
-        return list(layer_weights(self.reference, program, inputs, self._constant, kind))
+        return layer_weights(self.reference, program, inputs, self._constant, kind)
 
     def _encoded(self, sequence: FedSequence) -> dict[str, NDArray[Any]]:
         """Return the inputs of `encode` and its results, by name; nothing without an encoder."""

@@ -1,4 +1,4 @@
-"""What is shown of a text's attention: heads averaged, with the tokens of rows and columns.
+"""What is shown of a text's attention: the mean of heads, with the tokens of rows and columns.
 
 Knows neither a model's insides nor how a view is drawn.
 """
@@ -7,19 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeAlias
 
-import numpy as np
-
-from kvcast.errors import UsageError
-from kvcast.inspect.attention.weights import LayerWeights
+from kvcast.inspect.attention.mean import Head, spans
 from kvcast.runtimes.base import Float32
 
 FORMAT, VERSION = "kvcast.inspect.attention", 1
 
 Over: TypeAlias = Literal["sound", "source", "text"]
 """What is attended to: a sound, a source of tokens that an encoder read, or the text itself."""
-
-Head: TypeAlias = tuple[int, int]
-"""A layer of the decoder, and a head of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,38 +81,6 @@ class AttentionView:
         }
 
 
-def chosen_heads(
-    layers: Sequence[LayerWeights], layer: int | None, head: int | None, usual: Sequence[Head]
-) -> list[Head]:
-    """Return the heads to average: those asked for, or the usual ones, or else all.
-
-    Raises UsageError for a layer or a head that is not there.
-    """
-    if layer is None and head is None and usual:
-        return list(usual)
-    known = {each.layer: len(each.weights_hst) for each in layers}
-    if layer is not None and layer not in known:
-        raise UsageError(f"there is no attention in layer {layer}: give one of {_spans(known)}")
-    least = min(known.values() if layer is None else [known[layer]])
-    if head is not None and head >= least:
-        raise UsageError(f"there is no head {head}: give one of 0 to {least - 1}")
-    return [
-        (number, each)
-        for number, heads in known.items()
-        if layer in (None, number)
-        for each in range(heads)
-        if head in (None, each)
-    ]
-
-
-def averaged(layers: Sequence[LayerWeights], heads: Sequence[Head]) -> Float32:
-    """Return the mean weights [queries, keys] of some heads."""
-    by_layer = {each.layer: each.weights_hst for each in layers}
-    chosen = [by_layer[layer][head] for layer, head in heads]
-    mean_st: Float32 = np.mean(chosen, axis=0, dtype=np.float32)
-    return mean_st
-
-
 def _token(token: Token) -> dict[str, Any]:
     return {"id": token.id, "text": token.text}
 
@@ -128,15 +90,4 @@ def _averaged(heads: Sequence[Head]) -> str:
         [(layer, head)] = heads
         return f"layer {layer}, head {head}"
     layers = sorted({layer for layer, _ in heads})
-    return f"mean of {len(heads)} heads of layer{'s' * (len(layers) > 1)} {_spans(layers)}"
-
-
-def _spans(numbers: Sequence[int] | dict[int, int]) -> str:
-    """Return `0 to 3, 7`."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in spans)
+    return f"mean of {len(heads)} heads of layer{'s' * (len(layers) > 1)} {spans(layers)}"
