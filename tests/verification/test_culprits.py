@@ -166,6 +166,12 @@ def test_what_fp16_does_not_hold_is_an_overflow():
     assert checks.layers(fine, 0.02, exact=True).outcome == "passed"
 
 
+def test_codes_are_not_compared_with_numbers():
+    folder = bundle(LLAMA, runtime="native", cache="int8")
+    check = layers_check(folder, LLAMA, steps=2)
+    assert (check.outcome, check.detail) == ("skipped", "caches hold codes alone")
+
+
 def test_keys_that_are_not_written_are_named():
     fault = BEHAVIOUR_FAULTS["one layer's key missing"]
     layers = read_bundle(bundle(LLAMA, runtime="native")).cache
