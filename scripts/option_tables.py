@@ -22,6 +22,7 @@ from kvcast.cluster import params as cluster
 from kvcast.loading import params as loading
 from kvcast.loading.catalogue import catalogue
 from kvcast.options import Choice, Declared, Params
+from kvcast.quantizing import params as quantizing
 from kvcast.server import params as server
 from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
 from kvcast.speech import params as speech
@@ -61,7 +62,7 @@ def _table(match: re.Match[str]) -> str:
     if match["rows"]:
         lines = {"runtimes": runtime_table, "models": model_table}[match["rows"]]()
     else:
-        rooms = (loading, text, speech, server, cluster, verification)
+        rooms = (loading, text, speech, server, cluster, quantizing, verification)
         declared: type[Params] = {k: v for room in rooms for k, v in vars(room).items()}[
             match["params"]
         ]
@@ -128,7 +129,8 @@ def _meaning(option: Declared) -> str:
     """Return the help, with the words to choose from unless it names them all."""
     check = option.option.check
     if isinstance(check, Choice) and not all(word in option.help for word in check.words()):
-        return f"{option.help}: {', '.join(map(_code, check.words()))}"
+        words = [*check.words(), *filter(None, [check.file])]
+        return f"{option.help}: {', '.join(map(_code, words))}"
     return option.help
 
 

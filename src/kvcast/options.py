@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
+from pathlib import Path
 from types import NoneType
 from typing import (
     Annotated,
@@ -121,14 +122,21 @@ class Text(Check):
 
 @dataclass(frozen=True)
 class Choice(Check):
-    """One of several words; `words` is called on every check, so tables may grow."""
+    """One of several words; `words` is called on every check, so tables may grow.
+
+    `file` stands for a file that may be named instead, such as NAME.json, whose ending tells it.
+    """
 
     words: Callable[[], Sequence[str]]
+    file: str = ""
 
     @override
     def problem(self, value: Any, kind: type) -> str | None:
-        words = self.words()
-        return None if value in words else f"must be one of {', '.join(words)}, not {value!r}"
+        words, named = self.words(), self.file and isinstance(value, str)
+        if value in words or (named and Path(value).suffix == Path(self.file).suffix):
+            return None
+        files = f" or a file {self.file}" if self.file else ""
+        return f"must be one of {', '.join(words)}{files}, not {value!r}"
 
 
 @dataclass(frozen=True, kw_only=True)

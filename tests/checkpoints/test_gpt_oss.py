@@ -77,7 +77,7 @@ def expert_formats(checkpoint):
         DECODER.tensor_shapes(checkpoint.dimensions),
         checkpoint.tensors.rows_of,
         DECODER.constants(checkpoint.dimensions, checkpoint.tensors),
-        OWN,
+        BundlePrecision(quantize=OWN),
     )
     packed = packed_constants(Machine(1), list(programs.values()), weights)
     return {of.matrices[0].format for of in packed.values() if isinstance(of, Experts)}

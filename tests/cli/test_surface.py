@@ -23,6 +23,7 @@ ALLOWED = (
     "kvcast.inspect",
     "kvcast.loading",
     "kvcast.options",
+    "kvcast.quantizing",
     "kvcast.saving",
     "kvcast.server",
     "kvcast.spec",
@@ -72,6 +73,7 @@ def test_no_private_attribute_of_another_module_is_touched(path: Path):
         ["generate", "--help"],
         ["export", "--help"],
         ["inspect", "--help"],
+        ["quantize", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(words: list[str]):

@@ -70,6 +70,7 @@ class Manifest:
     `processor` lists the instructions that native code in the bundle needs; empty if there is none.
     `calibration` describes the calibration of int4's codes; empty without calibration. `adapters`
     have a name, a SHA-256 and a weight each; `source` is the model that they were merged into.
+    `recipe` is the one that the export followed (`kvcast.spec.recipes`); empty without.
     """
 
     family: str
@@ -85,6 +86,7 @@ class Manifest:
     processor: tuple[str, ...] = ()
     calibration: dict[str, Any] = field(default_factory=dict)
     adapters: list[dict[str, Any]] = field(default_factory=list)
+    recipe: dict[str, Any] = field(default_factory=dict)
     verification: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
 
@@ -105,7 +107,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of `bundle.json`."""
         fields = asdict(self)
-        for name in ("calibration", "adapters"):  # earlier readers of this version know neither
+        for name in ("calibration", "adapters", "recipe"):  # earlier readers know none of them
             if not fields[name]:
                 del fields[name]
         return json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1) + "\n"

@@ -67,6 +67,13 @@ def _add_export(parser: Parser) -> None:
     export.add_arguments(parser)
 
 
+def _add_quantize(parser: Parser) -> None:
+    from kvcast.cli import quantize
+
+    parser.set_defaults(run=quantize.run)
+    quantize.add_arguments(parser)
+
+
 def _add_verify(parser: Parser) -> None:
     from kvcast.cli import verify
 
@@ -107,6 +114,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "generate": ("continue text with a language model", _add_generate),
     "serve": ("offer models over HTTP, with OpenAI's interface", _add_serve),
     "export": ("turn a model into a bundle for one of the runtimes", _add_export),
+    "quantize": ("find the precision of each matrix that changes few tokens", _add_quantize),
     "verify": ("compare a model's cached results with those without a cache", _add_verify),
     "inspect": ("show how a model works: masks, caches, costs, attention", _add_inspect),
     "doctor": ("show which runtimes work here, and why the rest do not", _add_doctor),

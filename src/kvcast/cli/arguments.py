@@ -10,6 +10,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from typing_extensions import override
@@ -117,6 +118,16 @@ class _Switch(_Given):
         super().__call__(parser, namespace, True, option_string)
 
 
+class _WithFiles(tuple[str, ...]):
+    """Words to choose from, and files with the ending of the last of them."""
+
+    __slots__ = ()
+
+    @override
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or Path(str(value)).suffix == Path(self[-1]).suffix
+
+
 def _settings(option: Declared) -> dict[str, Any]:
     """Return argparse's settings for an option, besides its spellings."""
     text = option.help.replace("%", "%%")
@@ -126,8 +137,9 @@ def _settings(option: Declared) -> dict[str, Any]:
     if option.kind is bool:
         return {"action": argparse.BooleanOptionalAction, "default": True, "help": text}
     settings: dict[str, Any] = {"default": option.default, "help": text}
-    if isinstance(option.option.check, Choice):
-        return settings | {"choices": tuple(option.option.check.words())}
+    if isinstance(check := option.option.check, Choice):
+        words = tuple(check.words())
+        return settings | {"choices": _WithFiles((*words, check.file)) if check.file else words}
     settings["metavar"] = option.option.metavar
     if option.many and option.kind is str:
         return settings | {"type": _reader(option), "action": "append", "default": []}

@@ -89,6 +89,18 @@ def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) 
     target.check_build(precision, build)
 
 
+def check_recipe(
+    precision: BundlePrecision, source: Path, name: str, adapters: Sequence[Adapter]
+) -> None:
+    """Raise UsageError for a recipe of another model than the one in `source`."""
+    recipe = precision.recipe
+    if recipe is not None and fingerprint(source, adapters) != recipe.sha256:
+        raise UsageError(
+            f"the recipe was made for {recipe.model}, whose files or adapters are not those of "
+            f"{name}: run kvcast quantize {name}"
+        )
+
+
 def export_folder(
     source: Path,
     name: str,
@@ -110,6 +122,7 @@ def export_folder(
     target = TARGETS[runtime]
     on_phase("reading")
     digest = fingerprint(source)
+    check_recipe(precision, source, name, adapters)
     checkpoint = open_checkpoint(source, adapters)
     _check_layers(runtime, checkpoint)
     if precision.calibrated:
@@ -147,6 +160,7 @@ def export_folder(
             source={"name": _public_name(name), "sha256": digest},
             calibration=calibration,
             adapters=[adapter.record() for adapter in adapters],
+            recipe={} if precision.recipe is None else precision.recipe.fields(),
             tools={name: version(name) for name in ("kvcast", *target.tools)},
         )
         on_phase("sealing")

@@ -26,7 +26,7 @@ from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Task
 from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, quantize_eager
-from kvcast.loading.exporting import check_export, export_folder, require
+from kvcast.loading.exporting import check_export, check_recipe, export_folder, require
 from kvcast.loading.isolation import check_in_child
 from kvcast.loading.params import LoadParams
 from kvcast.machine.processor import available_cores
@@ -36,6 +36,7 @@ from kvcast.runtimes.targets import TARGETS, default_runtime
 from kvcast.spec.digests import sha256_of
 from kvcast.spec.paths import cache_dir
 from kvcast.spec.phases import OnPhase
+from kvcast.spec.recipes import Recipe, names_recipe
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, PrecisionRequest
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def _opened_directly(
     precision = RUNTIMES[runtime].choose_opening(params.precision)
     if not RUNTIMES[runtime].direct or precision.calibrated:
         return None
+    check_recipe(precision, folder, name, adapters)
     checkpoint = open_checkpoint(folder, adapters)
     _check_task(name, checkpoint.family, task)
     if RUNTIMES[runtime].exports:
@@ -234,11 +236,23 @@ def check_request(
         "cache": (request.cache, _cache(manifest)),
     }
     for option, (value, has) in options.items():
-        if value not in (None, has):
+        if option == "quantize" and value is not None and names_recipe(value):
+            _check_followed(folder, manifest, value)
+        elif value not in (None, has):
             raise UsageError(
                 f"{folder} was exported with --{option} {has}: use that, not --{option} "
                 f"{value}, or export the checkpoint again"
             )
+
+
+def _check_followed(folder: Path, manifest: Manifest, path: str) -> None:
+    """Raise UsageError for a bundle that does not follow the recipe in a file."""
+    recipe = Recipe.read(Path(path))
+    if not manifest.recipe or Recipe.of(manifest.recipe) != recipe:
+        raise UsageError(
+            f"{folder} was not exported with --quantize {path}: leave that out, or export the "
+            "checkpoint again"
+        )
 
 
 def checked_dimensions(folder: Path, manifest: Manifest) -> Any:

@@ -45,6 +45,10 @@ def _offering(names: Sequence[str], attribute: str) -> str:
     return " and ".join(name for name in names if len(getattr(RUNTIMES[name], attribute)) > 1)
 
 
+def _following_recipes() -> str:
+    return " and ".join(name for name, runtime in RUNTIMES.items() if runtime.recipes)
+
+
 def _runtime(names: Callable[[], Sequence[str]], means: str, default: str) -> Option:
     return Option(
         group=LOADING,
@@ -59,8 +63,10 @@ def _quantize(
 ) -> Option:
     return Option(
         group=LOADING,
-        help="weight quantisation",
-        check=Choice(lambda: _values(names(), "quantize")),
+        help=lambda: (
+            f"weight quantisation, or what kvcast quantize wrote, on {_following_recipes()}"
+        ),
+        check=Choice(lambda: _values(names(), "quantize"), file="RECIPE.json"),
         default=lambda: before + _by_runtime(names(), attribute),
     )
 

@@ -7,8 +7,10 @@ and needs none of its code.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from kvcast.errors import UsageError
+from kvcast.spec.recipes import RECIPE, Recipe, names_recipe
 
 CALIBRATED = "int4-calibrated"
 """int4 whose codes suit the matrices' inputs in a text that the model writes."""
@@ -22,10 +24,12 @@ class BundlePrecision:
     """The precision of a bundle.
 
     Attributes:
-        quantize: how weight matrices are quantised: "none", one of the target's schemes, or `OWN`.
+        quantize: how weight matrices are quantised: "none", one of the target's schemes, `OWN`, or
+            `RECIPE`.
         dtype: of everything that is not quantised: "fp32", "bf16" or "fp16".
         cache: of self caches: the same as `dtype`, or "int8".
         calibrated: whether int4's codes are calibrated; see `CALIBRATED`.
+        recipe: the precision of each matrix and of cross caches; None: it follows from the rest.
 
     """
 
@@ -33,16 +37,26 @@ class BundlePrecision:
     dtype: str = "fp32"
     cache: str = "fp32"
     calibrated: bool = field(default=False, repr=False)  # exports are cached by the rest's repr
+    recipe: Recipe | None = field(default=None, repr=False)  # runtimes that cache exports have none
+
+    @property
+    def cross(self) -> str:
+        """The precision of cross caches."""
+        return self.cache if self.recipe is None else self.recipe.cross_cache
 
     @property
     def exact(self) -> bool:
         """Whether everything is fp32, so results must equal the reference."""
-        return (self.quantize, self.dtype, self.cache) == ("none", "fp32", "fp32")
+        precisions = (self.quantize, self.dtype, self.cache, self.cross)
+        return precisions == ("none", "fp32", "fp32", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionRequest:
-    """The precision that a user asks for; None leaves the choice to the runtime."""
+    """The precision that a user asks for; None leaves the choice to the runtime.
+
+    `quantize` may be a recipe's path.
+    """
 
     quantize: str | None = None
     dtype: str | None = None
@@ -64,6 +78,7 @@ class RuntimeInfo:
             write, as `module:class`.
         direct: whether checkpoints are opened as they are, without a bundle.
         keeps_codes: whether a checkpoint that is opened as it is keeps its own codes by default.
+        recipes: whether each matrix may have a precision of its own.
         compiles: whether exporting compiles native code, so that build options apply.
         package: the file of its bundles that can contain native code; empty if none can.
         quantize: quantisation schemes for weight matrices.
@@ -86,6 +101,7 @@ class RuntimeInfo:
     traffic: str = ""
     direct: bool = False
     keeps_codes: bool = False
+    recipes: bool = False
     compiles: bool = False
     package: str = ""
     quantize: tuple[str, ...]
@@ -109,7 +125,9 @@ class RuntimeInfo:
         return f"{own}{self.default_quantize}"
 
     def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
-        """Fill in defaults; raises UsageError for a precision the runtime lacks."""
+        """Fill in defaults, or read a recipe; raises UsageError for what the runtime lacks."""
+        if request.quantize is not None and names_recipe(request.quantize):
+            return self._by_recipe(Path(request.quantize), request)
         quantize = request.quantize or self.default_quantize
         self._check("quantize", quantize, self.quantize)
         unquantized = self.dtypes[0] if quantize == "none" else self.quantized_dtype
@@ -125,6 +143,22 @@ class RuntimeInfo:
         calibrated = quantize == CALIBRATED
         stored = "int4" if calibrated else quantize
         return BundlePrecision(quantize=stored, dtype=dtype, cache=cache, calibrated=calibrated)
+
+    def _by_recipe(self, path: Path, request: PrecisionRequest) -> BundlePrecision:
+        if not self.recipes:
+            having = " or ".join(name for name, runtime in RUNTIMES.items() if runtime.recipes)
+            raise UsageError(f"{self.title} follows no recipe: use --runtime {having}")
+        recipe = Recipe.read(path)
+        self._check("dtype", request.dtype or self.dtypes[0], self.dtypes)
+        if request.cache not in (None, recipe.self_cache):
+            raise UsageError(
+                f"{path} keeps self caches in {recipe.self_cache}: drop --cache {request.cache}"
+            )
+        return BundlePrecision(
+            quantize="none" if recipe.exact else RECIPE,
+            cache=recipe.self_cache,
+            recipe=recipe,
+        )
 
     def choose_opening(self, request: PrecisionRequest) -> BundlePrecision:
         """Fill in defaults for a checkpoint that is opened as it is."""
@@ -199,6 +233,7 @@ RUNTIMES: Mapping[str, RuntimeInfo] = {
         traffic="kvcast.runtimes.native.traffic:NativeTraffic",
         direct=True,
         keeps_codes=True,
+        recipes=True,
         quantize=_BLOCKS,
         default_quantize="int8",
         caches=("fp32", "fp16", "int8"),

@@ -15,10 +15,11 @@ from safetensors.numpy import save_file
 from kvcast.bundle.manifest import Graph
 from kvcast.runtimes.native.opening import graphs_of
 from kvcast.runtimes.native.planning import WEIGHTS
-from kvcast.runtimes.native.quantize import Kind, kinds, roles_of, stored
+from kvcast.runtimes.native.quantize import Kind, kinds_by, roles_of, stored
 from kvcast.spec.blocks import BlocksOf, no_blocks
 from kvcast.spec.phases import OnPhase
 from kvcast.spec.program import Program
+from kvcast.spec.runtimes import BundlePrecision
 
 FOLDER = "native"
 
@@ -27,7 +28,7 @@ def lower(
     programs: Mapping[str, Program],
     tensors: Mapping[str, NDArray[Any]],
     constants: Mapping[str, NDArray[Any]],
-    quantize: str,
+    precision: BundlePrecision,
     folder: Path,
     on_phase: OnPhase,
     blocks_of: BlocksOf = no_blocks,
@@ -38,7 +39,7 @@ def lower(
         programs: by the names that the runtime looks up.
         tensors: the checkpoint's, by name.
         constants: of the programs, beside the tensors.
-        quantize: "none", "int8" or "int4", of matrices.
+        precision: of matrices.
         folder: an existing folder.
         on_phase: called as each phase begins.
         blocks_of: the codes that the checkpoint has for a matrix, which are kept.
@@ -52,7 +53,9 @@ def lower(
         on_phase(f"exporting {name}")
         program.write(folder / FOLDER / f"{name}.json")
     on_phase("writing weights")
-    save_file(_stored(programs, tensors, constants, quantize, blocks_of), folder / FOLDER / WEIGHTS)
+    save_file(
+        _stored(programs, tensors, constants, precision, blocks_of), folder / FOLDER / WEIGHTS
+    )
     return graphs_of(programs, f"{FOLDER}/")
 
 
@@ -60,13 +63,13 @@ def _stored(
     programs: Mapping[str, Program],
     tensors: Mapping[str, NDArray[Any]],
     constants: Mapping[str, NDArray[Any]],
-    quantize: str,
+    precision: BundlePrecision,
     blocks_of: BlocksOf,
 ) -> dict[str, NDArray[Any]]:
     """Return the tensors of programs' constants in the weights' file."""
     roles = {name: roles_of(program) for name, program in programs.items()}
     convolved = {name for each in roles.values() for name in each.convolutions}
-    chosen = kinds(roles, quantize)
+    chosen = kinds_by(roles, precision)
     parts: dict[str, NDArray[Any]] = {}
     for name in sorted(set(_names(programs))):
         array, of = constants[name] if name in constants else tensors[name], blocks_of

@@ -68,25 +68,33 @@ def open_checkpoint(
         family.tensor_shapes(dimensions),
         checkpoint.tensors.rows_of,
         family.constants(dimensions, checkpoint.tensors),
-        precision.quantize,
+        precision,
     )
     constants = packed_constants(machine, list(programs.values()), weights, on_phase)
-    manifest = Manifest(
+    manifest = manifest_of(checkpoint, programs, precision)
+    exact = precision.quantize == "none"
+    place = Path(checkpoint.source)
+    return manifest, Interpreter(machine, programs, constants, lambda _: place, exact=exact)
+
+
+def manifest_of(
+    checkpoint: Checkpoint, programs: Mapping[str, Program], precision: BundlePrecision
+) -> Manifest:
+    """Return the manifest that a checkpoint's bundle would have."""
+    return Manifest(
         family=checkpoint.family,
         runtime="native",
         quantize=precision.quantize,
         dtype=precision.dtype,
         device="cpu",
         processor=(),
-        dimensions=asdict(dimensions),
-        cache=cache_layers(checkpoint.family, dimensions, precision),
+        dimensions=asdict(checkpoint.dimensions),
+        cache=cache_layers(checkpoint.family, checkpoint.dimensions, precision),
         graphs=graphs_of(programs, ""),
         source={"name": checkpoint.source},
         tools={},
+        recipe={} if precision.recipe is None else precision.recipe.fields(),
     )
-    exact = precision.quantize == "none"
-    place = Path(checkpoint.source)
-    return manifest, Interpreter(machine, programs, constants, lambda _: place, exact=exact)
 
 
 def graphs_of(programs: Mapping[str, Program], folder: str) -> dict[str, Graph]:
@@ -106,8 +114,11 @@ def cache_layers(
     family: str, dimensions: Any, precision: BundlePrecision
 ) -> tuple[CacheLayers, ...]:
     """Return the layout of caches of that precision."""
-    dtype = _DTYPES[precision.cache]
-    return tuple(layer.of_dtype(dtype) for layer in family_of(family).caches(dimensions))
+    own, cross = _DTYPES[precision.cache], _DTYPES[precision.cross]
+    return tuple(
+        layer.of_dtype(cross if layer.kind == "cross" else own)
+        for layer in family_of(family).caches(dimensions)
+    )
 
 
 def _read(path: Path, graph: Graph) -> Program:

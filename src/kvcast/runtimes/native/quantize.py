@@ -23,10 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.errors import KvcastError
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
 from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix, rounded
 from kvcast.spec.program import Node, Program, leaves
+from kvcast.spec.recipes import MATRICES
+from kvcast.spec.runtimes import OWN, BundlePrecision
 
 _DECODE, _ENCODE, _LOGITS = "decode", "encode", "logits"
 _EXPERTS = "mixture_of_experts"
@@ -104,6 +107,38 @@ def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
             for matrix in (roles.tables | roles.heads) & chosen_kinds.keys():
                 chosen_kinds[matrix] = Kind.TABLE
     return chosen_kinds
+
+
+def choices(programs: Mapping[str, Roles]) -> dict[str, tuple[str, ...]]:
+    """Return the precisions that a recipe may give to each matrix, by its name.
+
+    Routers stay as they are, as in `kinds`, and convolutions have no kernel of 4 bits.
+    """
+    *without_int4, _ = MATRICES
+    convolved = {name for roles in programs.values() for name in roles.convolutions}
+    return {
+        name: tuple(without_int4) if name in convolved else MATRICES
+        for name in sorted(kinds(programs, "int8"))
+    }
+
+
+def kinds_by(programs: Mapping[str, Roles], precision: BundlePrecision) -> dict[str, Kind]:
+    """Choose how each matrix is stored in a precision, by a recipe if it has one.
+
+    Raises KvcastError for a recipe of other matrices.
+    """
+    if precision.recipe is None:
+        return kinds(programs, "int8" if precision.quantize == OWN else precision.quantize)
+    asked, allowed, int8 = precision.recipe.matrices, choices(programs), kinds(programs, "int8")
+    if strange := sorted(asked.keys() ^ allowed.keys()):
+        raise KvcastError(f"the recipe is of another model: {strange[0]} is in one of them alone")
+    for name, chosen in asked.items():
+        if chosen not in allowed[name]:
+            raise KvcastError(f"the recipe asks for {chosen} of {name}, a convolution")
+    return {
+        name: {"fp32": Kind.EXACT, "int8": int8[name], "int4": Kind.INT4}[chosen]
+        for name, chosen in asked.items()
+    }
 
 
 def stored(

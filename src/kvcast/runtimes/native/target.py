@@ -40,7 +40,7 @@ class NativeTarget(Target):
             job.written(),
             job.checkpoint.tensors,
             job.family.constants(job.dimensions, job.checkpoint.tensors),
-            job.precision.quantize,
+            job.precision,
             folder,
             job.on_phase,
             job.blocks_of,

@@ -17,12 +17,12 @@ from typing_extensions import override
 from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.library import Format, Machine
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES, packed_experts, packed_matrix
-from kvcast.runtimes.native.quantize import Kind, kinds, roles_of
+from kvcast.runtimes.native.quantize import Kind, kinds_by, roles_of
 from kvcast.spec.blocks import BLOCK
 from kvcast.spec.file_rows import FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Constant, Program
-from kvcast.spec.runtimes import OWN
+from kvcast.spec.runtimes import OWN, BundlePrecision
 
 
 class Weights(Protocol):
@@ -131,7 +131,7 @@ class CheckpointWeights(Weights):
         shapes: of the tensors.
         rows_of: where the rows of a matrix lie.
         constants: of the programs, beside the tensors.
-        quantize: "none", "int8" or "int4", of matrices; OWN: the files' own codes.
+        precision: of matrices; with OWN the files' own codes.
 
     """
 
@@ -142,15 +142,15 @@ class CheckpointWeights(Weights):
         shapes: Mapping[str, tuple[int, ...]],
         rows_of: RowsOf,
         constants: Mapping[str, NDArray[Any]],
-        quantize: str,
+        precision: BundlePrecision,
     ) -> None:
         self._tensors = tensors
         self._shapes = shapes
         self._rows_of = rows_of
         self._constants = constants
-        self._own = quantize == OWN
+        self._own = precision.quantize == OWN
         roles = {name: roles_of(program) for name, program in programs.items()}
-        self._kinds = kinds(roles, "int8" if self._own else quantize)
+        self._kinds = kinds_by(roles, precision)
 
     @override
     def array(self, name: str) -> NDArray[Any]:

@@ -1,0 +1,259 @@
+"""Finds a recipe for a model: opens it, tries its parts alone and together, and reports.
+
+Knows neither how a search proceeds nor how a model is run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvcast.bundle.manifest import is_bundle
+from kvcast.checkpoints.adapters import open_adapters
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.errors import UsageError
+from kvcast.families.table import family_of
+from kvcast.loading.opening import open_model
+from kvcast.loading.params import LoadParams
+from kvcast.machine.processor import available_cores
+from kvcast.quantizing.params import QuantizeParams
+from kvcast.quantizing.passages import passages_of
+from kvcast.quantizing.search import Level, Search, moves_of
+from kvcast.quantizing.timing import (
+    WHOLE_ROUNDS,
+    Timed,
+    product_seconds,
+    seconds_per_token,
+    timed,
+)
+from kvcast.quantizing.trials import CROSS_CACHE, SELF_CACHE, Trials, with_precision
+from kvcast.spec.recipes import CACHES, Recipe
+from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
+
+CHOSEN = "chosen"
+"""The name of the recipe that was found, among points."""
+_PLAIN = ("int8", "int4")
+_ALONE = 4
+"""Parts are tried alone on so small a part of the positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A precision of the whole model.
+
+    Attributes:
+        name: in words.
+        recipe: None where it is no recipe, but a quantisation of that name.
+        flips: the share of positions whose likeliest token is not fp32's.
+        size: bytes of weights, and of the caches of the longest passage.
+        token: seconds of a token of the first passage, encoding and its prompt included.
+
+    """
+
+    name: str
+    recipe: Recipe | None
+    flips: float
+    size: int
+    token: Timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was found.
+
+    Attributes:
+        recipe: the smallest and fastest under the budget.
+        points: fp32, int8 and int4, the frontier, and the recipe, the largest first.
+        positions: that flips are a share of.
+        alone: of each matrix, and of caches, its precisions beside fp32, each tried alone.
+        seconds: of a token, of each matrix in each precision; matrices of products alone.
+
+    """
+
+    recipe: Recipe
+    points: Sequence[Measured]
+    positions: int
+    alone: Mapping[str, Sequence[Level]]
+    seconds: Mapping[str, Mapping[str, float]]
+
+
+def find_recipe(model: str, params: QuantizeParams) -> Found:
+    """Search for the precision of each matrix and cache; see `QuantizeParams`.
+
+    Raises:
+        KvcastError: the model or what it is measured on cannot be read; the message is one line.
+
+    """
+    if not params.on:
+        raise UsageError("--on is missing: name a recording, or a text")
+    place = locate(model, params.on_phase)
+    if is_bundle(place):
+        raise UsageError(f"{model} is a bundle: give the checkpoint that it was exported from")
+    adapters = open_adapters(params.adapter, params.on_phase)
+    checkpoint, threads = open_checkpoint(place, adapters), params.threads or available_cores()
+    exact: Any = open_model(
+        model,
+        LoadParams(
+            runtime="native",
+            quantize="none",
+            cache="fp32",
+            threads=threads,
+            adapter=params.adapter,
+            on_phase=params.on_phase,
+        ),
+    ).model
+    params.on_phase("writing in fp32")
+    family = family_of(checkpoint.family)
+    passages = passages_of(exact, family, params.on, params.positions)
+    trials = Trials(checkpoint, exact.runtime.interpreter, passages, threads, params.on_phase)
+    name = Path(model).resolve().name if Path(model).exists() else model
+    start = Recipe(model=name, sha256=fingerprint(place, adapters), matrices=trials.uniform("fp32"))
+    return _Finding(trials, start, params).found()
+
+
+class _Finding:
+    """The parts of a search for one model."""
+
+    def __init__(self, trials: Trials, start: Recipe, params: QuantizeParams) -> None:
+        self._trials, self._start, self._params = trials, start, params
+        self._positions = sum(passage.positions for passage in trials.passages)
+        self._known: dict[Recipe, float] = {}
+
+    def found(self) -> Found:
+        """Try parts alone, search, and measure what was found."""
+        self._params.on_phase("timing matrices")
+        seconds = product_seconds(self._trials)
+        alone = self._alone(seconds)
+        search = Search(
+            start=self._start,
+            moves=moves_of(alone),
+            budget=self._params.budget,
+            apply=with_precision,
+            measure=self._flips,
+        )
+        recipe = self._labelled(search.run())
+        points = self._points(recipe)
+        return Found(
+            recipe=recipe,
+            points=points,
+            positions=self._positions,
+            alone=alone,
+            seconds=seconds,
+        )
+
+    def _flips(self, recipe: Recipe) -> float:
+        """Return a recipe's share of flips; each is measured once."""
+        if recipe not in self._known:
+            self._params.on_phase(f"trying recipe {len(self._known) + 1}")
+            self._known[recipe] = self._trials.difference(self._trials.runtime(recipe)).share
+        return self._known[recipe]
+
+    def _alone(self, seconds: Mapping[str, Mapping[str, float]]) -> dict[str, list[Level]]:
+        """Try each matrix, and both kinds of caches, alone in each precision."""
+        sizes, least = self._trials, self._positions // _ALONE
+        parts = list(self._parts())
+        whole_bytes = sizes.bytes_of(self._start)
+        caches = [recipe for target, _, recipe in parts if target not in sizes.choices]
+        whole_seconds, *others = self._seconds([self._start, *caches])
+        cached = dict(zip(caches, others, strict=True))
+        levels: dict[str, list[Level]] = {}
+        for number, (target, precision, recipe) in enumerate(parts, 1):
+            self._params.on_phase(f"trying part {number} of {len(parts)}")
+            saved = whole_bytes - sizes.bytes_of(recipe)
+            if target in sizes.choices:
+                own = seconds.get(target, {})
+                faster = own.get("fp32", 0.0) - own.get(precision, 0.0)
+            else:
+                faster = whole_seconds - cached[recipe]
+            levels.setdefault(target, []).append(
+                Level(
+                    precision=precision,
+                    saving=self._saving(saved / whole_bytes, max(faster, 0.0) / whole_seconds),
+                    cost=sizes.alone(recipe, target, least).divergence,
+                )
+            )
+        return levels
+
+    def _parts(self) -> Iterator[tuple[str, str, Recipe]]:
+        """Yield a target, its precision and the recipe of that alone."""
+        allowed = {target: precisions[1:] for target, precisions in self._trials.choices.items()}
+        allowed[SELF_CACHE] = CACHES[1:]
+        if self._trials.source_positions:
+            allowed[CROSS_CACHE] = CACHES[1:]
+        for target, precisions in allowed.items():
+            for precision in precisions:
+                yield target, precision, with_precision(self._start, target, precision)
+
+    def _saving(self, size: float, time: float) -> float:
+        return {"bytes": size, "time": time, "both": (size + time) / 2}[self._params.saving]
+
+    def _seconds(self, recipes: Sequence[Recipe]) -> list[float]:
+        runtimes = [self._trials.runtime(recipe) for recipe in recipes]
+        return [each.median for each in self._timed(runtimes)]
+
+    def _timed(self, runtimes: Sequence[Any]) -> list[Timed]:
+        first = self._trials.passages[0]
+        return timed([partial(seconds_per_token, each, first) for each in runtimes], WHOLE_ROUNDS)
+
+    def _labelled(self, recipe: Recipe) -> Recipe:
+        return replace(
+            recipe,
+            measured={
+                "flips": self._flips(recipe),
+                "positions": self._positions,
+                "budget": self._params.budget,
+                "bytes": self._trials.bytes_of(recipe),
+                "on": Path(self._params.on).name,
+            },
+        )
+
+    def _points(self, chosen: Recipe) -> list[Measured]:
+        """Measure fp32, plain quantisations, the frontier of what was tried, and the chosen."""
+        trials, native = self._trials, RUNTIMES["native"]
+        self._params.on_phase("timing recipes")
+        plain = {
+            quantize: trials.plain(native.choose_precision(PrecisionRequest(quantize=quantize)))
+            for quantize in _PLAIN
+        }
+        recipes = {"fp32": self._start}
+        if chosen != self._start:
+            recipes[CHOSEN] = chosen
+        recipes |= {
+            f"recipe {number}": recipe
+            for number, recipe in enumerate(self._frontier(), 1)
+            if recipe not in (chosen, self._start)
+        }
+        runtimes = [trials.runtime(recipe) for recipe in recipes.values()]
+        times = self._timed([*(runtime for runtime, _ in plain.values()), *runtimes])
+        points = [
+            Measured(
+                name=name,
+                recipe=None,
+                flips=trials.difference(runtime).share,
+                size=size,
+                token=token,
+            )
+            for (name, (runtime, size)), token in zip(plain.items(), times, strict=False)
+        ]
+        points += [
+            Measured(
+                name=name,
+                recipe=recipe,
+                flips=self._flips(recipe),
+                size=trials.bytes_of(recipe),
+                token=token,
+            )
+            for (name, recipe), token in zip(recipes.items(), times[len(plain) :], strict=True)
+        ]
+        return sorted(points, key=lambda point: -point.size)
+
+    def _frontier(self) -> list[Recipe]:
+        """Return the recipes than which no smaller one has fewer flips, the largest first."""
+        sizes, tried = self._trials.bytes_of, list(self._known.items())
+        fewest, kept = float("inf"), list[Recipe]()
+        for recipe, _ in sorted(tried, key=lambda each: (each[1], sizes(each[0]))):
+            if sizes(recipe) < fewest:
+                fewest = sizes(recipe)
+                kept.append(recipe)
+        return kept

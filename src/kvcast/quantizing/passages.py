@@ -1,0 +1,188 @@
+"""Passages: sequences of tokens, with what was encoded for them, on which precisions are compared.
+
+A text that a decoder-only model reads is a passage itself. Otherwise passages are what the model
+in fp32 writes of a recording or of a line, noted as its runtime computes it. Knows no family.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import InputMissingError, InputOutputError, UsageError
+from kvcast.families.base import Family
+from kvcast.runtimes.base import Int64, Tokens
+
+LONGEST = 512
+"""Most tokens of a passage of a given text."""
+_NEW_TOKENS = 128  # of an answer to a line
+_NOTED = ("encode", "reset", "prefill", "decode")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Passage:
+    """Tokens that a row was fed with.
+
+    Attributes:
+        source: inputs of `encode`, each [1, ...]; empty without an encoder.
+        prompt: tokens [s], s >= 1, after the last of which the model is asked first.
+        target: tokens [t] that follow, after each of which it is asked again.
+
+    """
+
+    source: tuple[NDArray[Any], ...] = ()
+    prompt: Int64
+    target: Int64
+
+    @property
+    def positions(self) -> int:
+        """How often the model is asked."""
+        return 1 + len(self.target)
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has."""
+        return len(self.prompt) + len(self.target)
+
+
+def passages_of(model: Any, family: Family, on: str, positions: int) -> list[Passage]:
+    """Return passages of `positions` positions in all, fewer where there is no more.
+
+    Args:
+        model: in fp32, as `load` returns it.
+        family: the model's.
+        on: a recording's path, or a text's.
+        positions: 1 or more.
+
+    Raises:
+        InputMissingError, InputOutputError: the recording or the text cannot be read.
+        UsageError: there is nothing in it.
+
+    """
+    if family.task == "transcribe":
+        passages = _written(model, model.transcribe(on, temperature=0.0), positions)
+    elif family.interface == "decoder-only":
+        passages = _read(model.encoded(_text(on)).tokens, positions, model.dimensions.max_positions)
+    else:
+        lines = [line for line in _text(on).splitlines() if line.strip()]
+        options = {"max_new_tokens": _NEW_TOKENS, "temperature": 0.0, "beam": 1, "n": 1}
+        texts = chain.from_iterable(model.generate_each([line], **options) for line in lines)
+        passages = _written(model, texts, positions)
+    if not passages:
+        raise UsageError(f"{on} gives the model nothing to write: give more speech, or more text")
+    return passages
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputMissingError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise InputOutputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputOutputError(f"{path} is no text: it is not valid UTF-8") from None
+
+
+def _read(tokens_s: Int64, positions: int, most: int) -> list[Passage]:
+    """Cut a text's tokens into passages, which begin anywhere."""
+    tokens_s, each = tokens_s[:positions], min(LONGEST, most)
+    pieces = [tokens_s[i : i + each] for i in range(0, len(tokens_s), each)]
+    return [Passage(prompt=piece[:1], target=piece[1:]) for piece in pieces if len(piece) > 1]
+
+
+def _written(model: Any, results: Any, positions: int) -> list[Passage]:
+    """Take results while they are made, until enough was fed; return what was."""
+    with _noting(model.runtime) as notes:
+        for _ in results:
+            if notes.positions >= positions:
+                break
+    return list(_cut(notes.passages(), positions))
+
+
+def _cut(passages: Sequence[Passage], positions: int) -> Iterator[Passage]:
+    left = positions
+    for passage in passages:
+        if left > 0:
+            yield replace(passage, target=passage.target[: left - 1])
+        left -= passage.positions
+
+
+def _with(passage: Passage, part: str, tokens_s: Int64) -> Passage:
+    return replace(passage, **{part: tokens_s})  # type: ignore[arg-type]
+
+
+@dataclass
+class _Notes:
+    """What a runtime was fed with, by row.
+
+    A row that is reset begins a new sequence. Prompts without a token after them are left out:
+    they ask for a language.
+    """
+
+    sources: dict[int, tuple[NDArray[Any], ...]] = field(default_factory=dict)
+    rows: dict[int, Passage] = field(default_factory=dict)
+    done: list[Passage] = field(default_factory=list)
+
+    @property
+    def positions(self) -> int:
+        return sum(passage.positions for passage in self.passages())
+
+    def passages(self) -> list[Passage]:
+        return [each for each in (*self.done, *self.rows.values()) if len(each.target)]
+
+    def encode(self, _: Any, slots: Sequence[int], *source: NDArray[Any]) -> None:
+        for i, slot in enumerate(slots):
+            self.sources[slot] = tuple(part[i : i + 1].copy() for part in source)
+
+    def reset(self, _: Any, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
+        for row in rows:
+            if row in self.rows:
+                self.done.append(self.rows.pop(row))
+        nothing = np.empty(0, np.int64)
+        for row, slot in zip(rows, inputs or (), strict=False):
+            self.rows[row] = Passage(source=self.sources[slot], prompt=nothing, target=nothing)
+
+    def prefill(
+        self, tokens: Tokens, cache: Any, rows: Sequence[int] | None = None, *_: Any, **__: Any
+    ) -> None:
+        self._feed("prompt", tokens, cache, rows)
+
+    def decode(
+        self, tokens: Tokens, cache: Any, rows: Sequence[int] | None = None, *_: Any, **__: Any
+    ) -> None:
+        self._feed("target", tokens, cache, rows)
+
+    def _feed(self, part: str, tokens: Tokens, cache: Any, rows: Sequence[int] | None) -> None:
+        nothing = np.empty(0, np.int64)
+        for row, new in zip(range(len(cache.lengths)) if rows is None else rows, tokens):  # noqa: B905
+            held = self.rows.get(row, Passage(prompt=nothing, target=nothing))
+            fed = np.concatenate([getattr(held, part), new])
+            self.rows[row] = _with(held, part, fed)
+
+
+@contextmanager
+def _noting(runtime: Any) -> Iterator[_Notes]:
+    """Note what a runtime is fed with."""
+    notes = _Notes()
+    for name in _NOTED:
+        if (method := getattr(runtime, name, None)) is not None:
+            setattr(runtime, name, _told(getattr(notes, name), method))
+    try:
+        yield notes
+    finally:
+        for name in _NOTED:
+            vars(runtime).pop(name, None)
+
+
+def _told(tell: Any, method: Any) -> Any:
+    def call(*given: Any, **keywords: Any) -> Any:
+        tell(*given, **keywords)
+        return method(*given, **keywords)
+
+    return call

@@ -1,0 +1,320 @@
+"""Opens a model by any recipe at the price of a dictionary, and compares its tokens with fp32's.
+
+Each matrix is packed once in each precision; a recipe only says which of them a program reads.
+So all forms lie in memory at once: 1.4 times what fp32 takes. Knows no search.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import Checkpoint
+from kvcast.families.caches import CacheLayers
+from kvcast.families.table import family_of
+from kvcast.quantizing.passages import Passage
+from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.native.building import Experts, Matrix
+from kvcast.runtimes.native.instructions import SCALE_BYTES
+from kvcast.runtimes.native.interpreter import Interpreter
+from kvcast.runtimes.native.library import Machine
+from kvcast.runtimes.native.opening import cache_layers, manifest_of
+from kvcast.runtimes.native.opening import open_checkpoint as open_native
+from kvcast.runtimes.native.quantize import choices, roles_of
+from kvcast.runtimes.native.weights import CheckpointWeights, packed_constants
+from kvcast.runtimes.targets import TARGETS
+from kvcast.spec.phases import OnPhase
+from kvcast.spec.program import Constant
+from kvcast.spec.recipes import MATRICES, RECIPE, Recipe
+from kvcast.spec.runtimes import BundlePrecision
+
+SELF_CACHE, CROSS_CACHE = "self_cache", "cross_cache"
+"""Targets of a recipe beside matrices."""
+_AT_ONCE = 64  # positions whose logits lie in memory together
+_LIKELIEST = 64  # tokens of fp32 over which probabilities are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How a precision's predictions differ from fp32's.
+
+    Attributes:
+        flips: positions whose likeliest token is another one.
+        positions: that were compared.
+        divergence: Kullback-Leibler divergence from fp32 over its 64 likeliest tokens, in nats,
+            the mean of all positions.
+
+    """
+
+    flips: int
+    positions: int
+    divergence: float
+
+    @property
+    def share(self) -> float:
+        """The flips as a share of all positions."""
+        return self.flips / self.positions
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What fp32 says at n positions: likeliest tokens [n], and [n, k] with log-probabilities."""
+
+    best_n: Int64
+    tokens_nk: Int64
+    scores_nk: NDArray[np.float64]
+
+
+class Trials:
+    """A checkpoint in fp32, and in every other precision.
+
+    Attributes:
+        choices: the precisions that a recipe may give to each matrix.
+        family: the model's.
+        passages: to compare on.
+        programs: the model's, by name.
+        machine: which runs them.
+        packed: what programs read in place of their constants, in each precision of matrices.
+
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        exact: Interpreter,
+        passages: Sequence[Passage],
+        threads: int,
+        on_phase: OnPhase,
+    ) -> None:
+        """Pack the matrices.
+
+        Args:
+            checkpoint: the model's.
+            exact: the model in fp32, whose matrices and machine are used.
+            passages: to compare on, one or more.
+            threads: of what has matrices of its own.
+            on_phase: called as matrices are packed.
+
+        """
+        self.family = family_of(checkpoint.family)
+        self.passages = passages
+        self.programs = self.family.written(checkpoint.dimensions)
+        self.choices = choices({name: roles_of(each) for name, each in self.programs.items()})
+        self.machine: Machine = exact.machine
+        self._checkpoint, self._threads = checkpoint, threads
+        # In fp32 streams have programs of their own.
+        wanted = {part for each in self.programs.values() for part in each.constants()}
+        whole = {part: packed for part, packed in exact.constants.items() if part in wanted}
+        self.packed: Mapping[str, Mapping[Constant, Any]] = {
+            MATRICES[0]: whole,
+            **{
+                precision: self._packed_as(precision, whole, on_phase) for precision in MATRICES[1:]
+            },
+        }
+        self._expected = [
+            [_expected(logits_nv) for logits_nv in self._predictions(self.exact_runtime, i)]
+            for i in range(len(passages))
+        ]
+        self._encoded: dict[int, Sequence[NDArray[Any]]] = {}
+        encoding = [each for name, each in self.programs.items() if name != "decode"]
+        self._of_encoder = {part.name for each in encoding for part in each.constants()}
+
+    def uniform(self, precision: str) -> Mapping[str, str]:
+        """Return a precision for each matrix, or the next larger one that it may have."""
+        rank = MATRICES.index
+        return {
+            name: max((one for one in allowed if rank(one) <= rank(precision)), key=rank)
+            for name, allowed in self.choices.items()
+        }
+
+    @cached_property
+    def exact_runtime(self) -> Any:
+        """The model in fp32."""
+        matrices = self.uniform(MATRICES[0])
+        return self.runtime(Recipe(model="fp32", sha256="", matrices=matrices))
+
+    def runtime(self, recipe: Recipe, *, exact: bool | None = None) -> Any:
+        """Return the model by a recipe.
+
+        `exact`: attention of encoders is fp32 although matrices are not; by default it is where
+        all matrices are.
+        """
+        constants = {
+            part: self.packed[recipe.matrices.get(part.name, MATRICES[0])][part]
+            for part in self.packed[MATRICES[0]]
+        }
+        precision = BundlePrecision(
+            quantize="none" if recipe.exact else RECIPE, cache=recipe.self_cache, recipe=recipe
+        )
+        interpreter = Interpreter(
+            self.machine,
+            self.programs,
+            constants,
+            lambda _: Path(self._checkpoint.source),
+            exact=recipe.exact if exact is None else exact,
+        )
+        manifest = manifest_of(self._checkpoint, self.programs, precision)
+        return TARGETS["native"].runtimes()[self.family.interface](manifest, interpreter)
+
+    def plain(self, precision: BundlePrecision) -> tuple[Any, int]:
+        """Return the model in a precision that is no recipe, and its bytes as `bytes_of`."""
+        manifest, interpreter = open_native(self._checkpoint, precision, self._threads)
+        runtime = TARGETS["native"].runtimes()[self.family.interface](manifest, interpreter)
+        weights = sum(map(_bytes, interpreter.constants.values()))
+        return runtime, weights + self._cache_bytes(manifest.cache)
+
+    def alone(self, recipe: Recipe, target: str, most: int) -> Difference:
+        """Compare a recipe in which one target differs from fp32, on the first passages.
+
+        No passage is begun after `most` positions. Attention of encoders stays in fp32, and what no
+        encoder computes reads what fp32 encoded.
+        """
+        shared = target != CROSS_CACHE and target not in self._of_encoder
+        return self.difference(self.runtime(recipe, exact=True), most, encoded=shared)
+
+    def difference(
+        self, runtime: Any, most: int | None = None, *, encoded: bool = False
+    ) -> Difference:
+        """Compare a runtime's predictions with those of fp32, of the first passages.
+
+        `most`: no passage is begun after so many positions. `encoded`: sources are not encoded
+        again, but are what fp32 made of them.
+        """
+        flips, positions, divergence = 0, 0, 0.0
+        for i, expected in enumerate(self._expected):
+            if most is not None and positions >= most:
+                break
+            predicted = self._predictions(runtime, i, encoded=encoded)
+            for logits_nv, whole in zip(predicted, expected, strict=True):
+                flips += int((logits_nv.argmax(axis=-1) != whole.best_n).sum())
+                positions += len(logits_nv)
+                divergence += _divergence(whole, logits_nv)
+        return Difference(flips=flips, positions=positions, divergence=divergence / positions)
+
+    def bytes_of(self, recipe: Recipe) -> int:
+        """Return the bytes of the weights, and of caches of a row of the longest passage."""
+        weights = sum(
+            _bytes(self.packed[recipe.matrices.get(part.name, MATRICES[0])][part])
+            for part in self.packed[MATRICES[0]]
+        )
+        precision = BundlePrecision(quantize=RECIPE, cache=recipe.self_cache, recipe=recipe)
+        layers = cache_layers(self.family.name, self._checkpoint.dimensions, precision)
+        return weights + self._cache_bytes(layers)
+
+    @cached_property
+    def source_positions(self) -> int:
+        """How many positions the encoder makes of the first passage's source; 0 without one."""
+        if not (source := self.passages[0].source):
+            return 0
+        given = dict(zip(self.programs["encode"].inputs, source, strict=True))
+        sizes = self.exact_runtime.interpreter.sizes("encode", given)
+        return int(next(iter(sizes.values()))[2])
+
+    def _predictions(self, runtime: Any, i: int, *, encoded: bool = False) -> Iterator[Float32]:
+        """Yield logits [n, vocab] of a passage; each is valid until the next is asked for.
+
+        The prompt is read as a prompt, and the target as if the model had written it.
+        """
+        passage = self.passages[i]
+        cache = ready_cache(runtime, passage, self._encoded_by_fp32(i) if encoded else ())
+        logits_rsv, cache = runtime.prefill([passage.prompt], cache)
+        yield logits_rsv[0]
+        at_once = 1 if self.family.one_by_one else _AT_ONCE
+        for first in range(0, len(passage.target), at_once):
+            fed = passage.target[first : first + at_once]
+            logits_rsv, cache = runtime.decode([fed], cache, positions=range(len(fed)))
+            yield logits_rsv[0]
+
+    def _encoded_by_fp32(self, i: int) -> Sequence[NDArray[Any]]:
+        """Return what fp32 encodes of a passage's source, each [1, ...]; nothing without one."""
+        if not self.passages[i].source:
+            return ()
+        if i not in self._encoded:
+            slots = ready_cache(self.exact_runtime, self.passages[i]).memory.slots
+            self._encoded[i] = [part[slots.places[0]][None].copy() for part in slots.parts]
+        return self._encoded[i]
+
+    def _cache_bytes(self, layers: Sequence[CacheLayers]) -> int:
+        longest = max(passage.length for passage in self.passages)
+        return sum(_run_bytes(run, longest, self.source_positions) for run in layers)
+
+    def _packed_as(
+        self, precision: str, whole: Mapping[Constant, Any], on_phase: OnPhase
+    ) -> dict[Constant, Any]:
+        """Pack the matrices in a precision; what is no matrix stays as it is."""
+        checkpoint, dimensions = self._checkpoint, self._checkpoint.dimensions
+        recipe = Recipe(model="", sha256="", matrices=self.uniform(precision))
+        weights = CheckpointWeights(
+            self.programs,
+            checkpoint.tensors,
+            self.family.tensor_shapes(dimensions),
+            checkpoint.tensors.rows_of,
+            self.family.constants(dimensions, checkpoint.tensors),
+            BundlePrecision(quantize=RECIPE, recipe=recipe),
+        )
+        packed = packed_constants(self.machine, list(self.programs.values()), weights, on_phase)
+        return {part: packed[part] if part.name in self.choices else whole[part] for part in whole}
+
+
+def ready_cache(runtime: Any, passage: Passage, encoded: Sequence[NDArray[Any]] = ()) -> Any:
+    """Return a cache for a passage, whose source is encoded, or has been."""
+    if not passage.source:
+        return runtime.new_cache(1, passage.length)
+    cache = runtime.new_cache(1, passage.length, inputs=1)
+    if encoded:
+        cache.memory.fill([0], list(encoded))
+    else:
+        cache = runtime.encode(cache, [0], *passage.source)
+    return runtime.reset(cache, [0], [0])
+
+
+def with_precision(recipe: Recipe, target: str, precision: str) -> Recipe:
+    """Return a recipe with another precision of a matrix, or of the caches that have a name."""
+    if target == SELF_CACHE:
+        return replace(recipe, self_cache=precision)
+    if target == CROSS_CACHE:
+        return replace(recipe, cross_cache=precision)
+    return replace(recipe, matrices={**recipe.matrices, target: precision})
+
+
+def _expected(logits_nv: Float32) -> _Expected:
+    most = min(_LIKELIEST, logits_nv.shape[1])
+    tokens_nk = np.argpartition(-logits_nv, most - 1, axis=-1)[:, :most]
+    return _Expected(logits_nv.argmax(axis=-1), tokens_nk, _scores(logits_nv, tokens_nk))
+
+
+def _scores(logits_nv: Float32, tokens_nk: Int64) -> NDArray[np.float64]:
+    """Return log-probabilities among these tokens alone."""
+    logits_nk = np.take_along_axis(logits_nv, tokens_nk, axis=-1).astype(np.float64)
+    logits_nk = logits_nk - logits_nk.max(axis=-1, keepdims=True)
+    sums_n1 = np.exp(logits_nk).sum(axis=-1, keepdims=True)
+    scores_nk: NDArray[np.float64] = logits_nk - np.log(sums_n1)
+    return scores_nk
+
+
+def _divergence(expected: _Expected, logits_nv: Float32) -> float:
+    scores_nk = _scores(logits_nv, expected.tokens_nk)
+    return float((np.exp(expected.scores_nk) * (expected.scores_nk - scores_nk)).sum())
+
+
+def _bytes(packed: Any) -> int:
+    """Return the bytes that a packed constant takes; nothing for rows that stay in the file."""
+    match packed:
+        case Matrix():
+            return packed.tiles.nbytes
+        case Experts(matrices=matrices):
+            return sum(matrix.tiles.nbytes for matrix in matrices)
+        case np.ndarray():
+            return packed.nbytes
+    return 0
+
+
+def _run_bytes(run: CacheLayers, target: int, source: int) -> int:
+    """Return the bytes of keys and values for so many positions; other caches never change."""
+    line = run.head_dim * np.dtype(run.dtype).itemsize + SCALE_BYTES * (run.dtype == "int8")
+    positions = {"linear": target, "ring": min(target, run.capacity), "cross": source}
+    return 2 * run.layers * run.heads * positions.get(run.kind, 0) * line
