@@ -110,7 +110,7 @@ class Subject:
             oracle=oracle,
             recorded=recorded,
             files=self.files,
-            aliases=None if self.bundle is None else self.bundle[1].graph("decode").aliases,
+            bundle=self.bundle,
         )
 
     def keep(self, report: Report) -> None:

@@ -6,10 +6,12 @@ Knows no check.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.families.base import PROBE_STEPS
 from kvcast.families.caches import CacheLayers
@@ -59,8 +61,7 @@ class Trial:
         oracle: what is right; None where nobody knows.
         recorded: what the export recorded.
         files: what a bundle's files hold; None without a bundle.
-        aliases: results of `decode` and the caches that they are written to, as its bundle has
-            them; None without a bundle.
+        bundle: its folder and manifest; None for a model that was opened as it is.
 
     """
 
@@ -74,7 +75,7 @@ class Trial:
     oracle: Oracle | None
     recorded: RecordedOracle | None
     files: Files | None = None
-    aliases: Mapping[str, str] | None = None
+    bundle: tuple[Path, Manifest] | None = None
 
     def generator(self) -> np.random.Generator:
         """Return random numbers, the same each time."""

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvcast.errors import KvcastError
+from kvcast.runtimes.copies import copies_of
 from kvcast.verification.cases import one_each
 from kvcast.verification.report import Check, Outcome
 from kvcast.verification.trial import Trial, skipped
@@ -55,7 +57,7 @@ def memory(trial: Trial) -> Check:
 
 
 def copies(trial: Trial) -> Check:
-    """Look for caches that a step copies instead of writing to them."""
+    """Look for caches that a step copies: in a bundle's graphs, and where they lie afterwards."""
     name, driver = "copies", trial.driver
     text = trial.baselines[0].text
     if not len(text.written_n):
@@ -69,12 +71,26 @@ def copies(trial: Trial) -> Check:
         _, cache = driver.decode(cache, one_each([token]))
     after = enumerate(_addresses(cache))
     moved = [i for i, address in after if address != before[i]]
-    measured = {"caches": len(before), "moved": moved}
-    if moved:
-        words = f"{len(moved)} of {len(before)} caches lie elsewhere after steps: they are copied"
-        return Check(name=name, outcome="failed", detail=words, measured=measured)
-    words = f"all {len(before)} tensors of caches are written in place"
+    copied, read = _copied(trial)
+    measured = {"caches": len(before), "moved": moved, "copied": copied}
+    if copied or moved:
+        words = ", ".join(copied) or f"{len(moved)} of {len(before)} caches, which lie elsewhere"
+        detail = f"a step copies whole caches: {words}"
+        return Check(name=name, outcome="failed", detail=detail, measured=measured)
+    words = f"all {len(before)} tensors of caches stay where they are{read}"
     return Check(name=name, outcome="passed", detail=words, measured=measured)
+
+
+def _copied(trial: Trial) -> tuple[list[str], str]:
+    """Return the caches that a bundle's graphs copy, and in words whether these could be read."""
+    if trial.bundle is None:
+        return [], ""
+    try:
+        found = copies_of(*trial.bundle)
+    except KvcastError as error:
+        return [], f"; what steps do with them cannot be read: {error}"
+    words = [f"{cache.name} by {', '.join(cache.by)}, {cache.copied:,} bytes" for cache in found]
+    return words, "; its programs copy none whole"
 
 
 def _addresses(cache: Any) -> list[int]:
