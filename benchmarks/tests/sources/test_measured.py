@@ -112,7 +112,7 @@ def test_texts_are_equal_without_a_cache_and_products_as_predicted(case):
         texts = [writer.cached(), writer.recomputed()]
         ran = [cross.products(writer.cached), cross.products(writer.recomputed)]
     assert texts[0] == texts[1]
-    assert len(set(texts[0])) > 1
+    assert len(texts[0]) == case.new
     # A UniLM's source is read in a call of its own, whose head the prediction leaves out.
     of = recomputed.published(case.shape)
     heads = 0
