@@ -61,6 +61,11 @@ class Methods:
             results: list[Tensor] = self._program.load_method(name).execute(arguments)
         return results
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the methods."""
+        return frozenset(self._program.method_names)
+
     def shapes(self, name: str) -> list[tuple[int, ...]]:
         """Return the largest shape of each argument."""
         metadata = self._program.metadata(name)

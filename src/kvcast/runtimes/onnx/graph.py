@@ -13,7 +13,9 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.runtimes.opening import ProgramFile, TensorSpec, check_programs, naming
 
 _DTYPES = {
+    "tensor(bool)": "bool",
     "tensor(float)": "float32",
+    "tensor(float16)": "float16",
     "tensor(int8)": "int8",
     "tensor(uint8)": "uint8",
     "tensor(int32)": "int32",
@@ -49,6 +51,10 @@ class OnnxGraph:
         """Run over the bound arrays."""
         with naming(self.path):
             self._session.run_with_iobinding(binding)
+
+    def end_profiling(self) -> Path:
+        """Write the profile that the session was opened with; return its file."""
+        return Path(self._session.end_profiling())
 
     def inputs(self) -> dict[str, TensorSpec]:
         """Return the graph's declared inputs."""

@@ -31,9 +31,16 @@ _PRODUCT = (
 )
 
 
-def onnx_session(path: Path, threads: int) -> OnnxGraph:
-    """Load a graph that runs with this many threads."""
+def onnx_session(path: Path, threads: int, profile: Path | None = None) -> OnnxGraph:
+    """Load a graph that runs with this many threads.
+
+    `profile` is where the name of a file of its operators' times and sizes begins; see
+    `OnnxGraph.end_profiling`.
+    """
     options = ort.SessionOptions()
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
     options.intra_op_num_threads = threads
     options.log_severity_level = _ERRORS_ONLY
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)

@@ -1,0 +1,1 @@
+"""Decoders that other tools exported: whether they are right, and what a step of theirs costs."""

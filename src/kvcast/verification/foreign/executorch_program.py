@@ -1,0 +1,157 @@
+"""What a step of an ExecuTorch program does to its caches, from its instructions.
+
+Caches are values in the program's own memory that instructions write. Sizes of values that depend
+on the number of tokens are upper bounds, so they are left out. What is inside of a delegate is not
+seen. Knows no exporter and runs nothing.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from kvcast.errors import InputOutputError, KvcastError
+from kvcast.runtimes.executorch.quiet import quiet
+from kvcast.verification.foreign.base import How, Movement
+
+_WRITTEN_BACK = "aten::copy_"
+_ANEW = "aten::index_put"
+_IN_PLACE: Mapping[str, int] = {"llama::update_cache": 1, "aten::index_put_": 0}
+"""Operators that write a cache where it lies, and which of their arguments it is."""
+_MOVING = (
+    *("aten::expand_copy", "aten::permute_copy", "aten::view_copy", "aten::slice_copy"),
+    *("aten::cat", "aten::clone", "aten::_to_copy", "aten::transpose_copy", "aten::repeat"),
+)
+_OF_PREFIXES = "llama::custom_sdpa"
+"""Attention over the positions in use; any other meets all slots of a cache."""
+_QUANTIZED = ("quantized_decomposed", "torchao", "llama::quantized")
+_DIMENSIONS = 4
+_DTYPES: Mapping[str, tuple[str, int]] = {
+    "FLOAT": ("fp32", 4),
+    "HALF": ("fp16", 2),
+    "BFLOAT16": ("bf16", 2),
+    "CHAR": ("int8", 1),
+}
+
+
+@dataclass(frozen=True)
+class CacheValue:
+    """A cache's tensor: its number in the method, sizes, bytes, and what a step does to it.
+
+    `filled`: whether a step writes all of it from what it computes in that step.
+    """
+
+    number: int
+    sizes: tuple[int, ...]
+    nbytes: int
+    how: How
+    filled: bool
+
+
+class MethodInstructions:
+    """The instructions of one method of a program's file."""
+
+    def __init__(self, path: Path, method: str) -> None:
+        plan = _plan(path, method)
+        self._values = [value.val for value in plan.values]
+        self._operators = [operator.name for operator in plan.operators]
+        self._delegates = len(plan.delegates)
+        calls = [
+            instruction.instr_args for chain in plan.chains for instruction in chain.instructions
+        ]
+        self._calls = [
+            (self._operators[call.op_index], list(call.args))
+            for call in calls
+            if type(call).__name__ == "KernelCall"
+        ]
+        self.caches: Sequence[CacheValue] = self._caches()
+
+    def movements(self) -> Sequence[Movement]:
+        """Return the operators that write as much as a whole cache, or all of one."""
+        own = [cache for cache in self.caches if not cache.filled]
+        least = min((cache.nbytes for cache in own), default=0)
+        found: dict[str, list[int]] = {}
+        for operator, arguments in self._calls:
+            target = arguments[0] if operator == _WRITTEN_BACK else arguments[-1]
+            moves = operator in (_ANEW, _WRITTEN_BACK, *_MOVING)
+            if least and moves and (size := self._static_bytes(target)) >= least:
+                found.setdefault(operator.partition("::")[2], []).append(size)
+        return [
+            Movement(operator=operator, count=len(sizes), fixed=sum(sizes), per_position=0)
+            for operator, sizes in found.items()
+        ]
+
+    def recomputed(self) -> Mapping[str, int]:
+        """Count the caches that a step of one token fills whole, by the operator that does."""
+        filled = sum(cache.filled for cache in self.caches)
+        return {_ANEW.partition("::")[2]: filled} if filled else {}
+
+    @property
+    def spans_capacity(self) -> bool:
+        """Whether queries meet all slots of a cache."""
+        return bool(self.caches) and _OF_PREFIXES not in self._operators
+
+    def precision(self) -> str:
+        """Tell the narrowest numbers, as far as operators and caches tell."""
+        if any(name.startswith(_QUANTIZED) for name in self._operators):
+            return "int8 weights"
+        dtypes = Counter(
+            self._values[cache.number].scalar_type.name for cache in self.caches
+        ).most_common(1)
+        return _DTYPES.get(dtypes[0][0], ("fp32", 4))[0] if dtypes else "fp32"
+
+    def _caches(self) -> Sequence[CacheValue]:
+        made = {
+            arguments[-1]: arguments for operator, arguments in self._calls if operator == _ANEW
+        }
+        found: dict[int, tuple[How, bool]] = {}
+        for operator, arguments in self._calls:
+            if operator == _WRITTEN_BACK and self._is_state(arguments[0]):
+                put = made.get(arguments[1])
+                source = self._static_bytes(put[2]) if put else 0
+                whole = source >= self._bytes(arguments[0]) > 0
+                found[arguments[0]] = "copied", whole
+            elif (place := _IN_PLACE.get(operator)) is not None and self._is_state(
+                arguments[place]
+            ):
+                found[arguments[place]] = "in place", False
+        return [
+            CacheValue(number, tuple(self._values[number].sizes), self._bytes(number), how, filled)
+            for number, (how, filled) in sorted(found.items())
+        ]
+
+    def _is_state(self, number: int) -> bool:
+        value = self._values[number]
+        return (
+            type(value).__name__ == "Tensor"
+            and len(value.sizes) == _DIMENSIONS
+            and not value.data_buffer_idx
+        )
+
+    def _bytes(self, number: int) -> int:
+        value = self._values[number]
+        if type(value).__name__ != "Tensor" or value.scalar_type.name not in _DTYPES:
+            return 0
+        return int(prod(value.sizes)) * _DTYPES[value.scalar_type.name][1]
+
+    def _static_bytes(self, number: int) -> int:
+        """Return a tensor's bytes; 0 where they depend on the number of tokens."""
+        value = self._values[number]
+        if type(value).__name__ != "Tensor" or value.shape_dynamism.name != "STATIC":
+            return 0
+        return self._bytes(number)
+
+
+def _plan(path: Path, method: str) -> Any:
+    """Read a method's plan; raises KvcastError for a file that is no program."""
+    with quiet():
+        from executorch.exir._serialize._program import deserialize_pte_binary
+    try:
+        program = deserialize_pte_binary(path.read_bytes()).program
+    except OSError as error:
+        raise InputOutputError(f"cannot read {path}: {error.strerror}") from None
+    except Exception:
+        raise KvcastError(f"{path} is no ExecuTorch program; export it again") from None
+    return next(plan for plan in program.execution_plan if plan.name == method)
