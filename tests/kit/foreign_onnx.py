@@ -299,16 +299,18 @@ def write_genai_llama(
 ) -> None:
     """Write a graph with external data and genai_config.json.
 
-    `fault`: "stale": attention sees one position more than there is, of whatever was there before.
+    `fault`: "stale": every position sees what lies in slot 40, whether it is written or not.
     """
     g = Graph(model.tensors(seed))
     cos, sin = (g.constant(table) for table in model.angles())
     counted = g.op("ReduceSum", "attention_mask", g.ints(1), keepdims=0)
-    more = 0 if fault == "stale" else 1
-    last = g.op("Cast", g.op("Sub", counted, g.constant(more, np.int64)), to=TensorProto.INT32)
+    last = g.op("Cast", g.op("Sub", counted, g.constant(1, np.int64)), to=TensorProto.INT32)
     total = g.op("Gather", g.op("Shape", "attention_mask"), g.constant(1, np.int64))
-    total = g.op("Cast", g.op("Add", total, g.constant(1 - more, np.int64)), to=TensorProto.INT32)
+    total = g.op("Cast", total, to=TensorProto.INT32)
     x = g.op("Gather", _embedding(g, "model.embed_tokens.weight"), "input_ids")
+    if fault == "stale":
+        slot = g.op("Gather", "past_key_values.0.key", g.constant(40, np.int64), axis=2)
+        x = g.op("Add", x, g.op("ReduceSum", slot, g.ints(1, 2)))
     for i in range(model.layers):
         at = f"model.layers.{i}"
         h = g.norm(x, f"{at}.input_layernorm", model.eps)

@@ -61,7 +61,7 @@ def test_graphs_compute_what_the_checkpoint_does(tmp_path, model, write):
     np.testing.assert_allclose(one_by_one(theirs, TOKENS)[0], want_sv, atol=1e-4)
     theirs.cut(12)
     np.testing.assert_allclose(one_by_one(theirs, TOKENS[:, 12:])[0], want_sv[12:], atol=1e-4)
-    assert theirs.precision == "fp32"
+    assert theirs.precision.exact
     # Rows change places: row 1 goes on from what row 0 held.
     theirs.begin(2, tuple(np.repeat(part, 2, 0) for part in source))
     theirs.feed(np.concatenate([TOKENS[:, :8], TOKENS[:, 1:9]]))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from kvcast.loading.opening import Model
     from kvcast.verification.cases import Case
+    from kvcast.verification.report import Report
 
 _OUTPUT = "output"
 _LEFT_OUT = frozenset({"generation_config"})
@@ -41,10 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
+        nargs="?",
         type=filled,
         help="a bundle, or whatever kvcast export takes, which is opened on --runtime",
     )
     under = headings(parser, VERIFYING, LOADING, _OUTPUT)
+    under[VERIFYING].add_argument(
+        "--foreign",
+        type=Path,
+        metavar="FOLDER",
+        help="instead of MODEL: a decoder that optimum, onnxruntime-genai or optimum-executorch "
+        "exported",
+    )
     add_options(under, VerifyParams)
     under[VERIFYING].add_argument(
         "--audio",
@@ -70,30 +79,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify and print the report; returns 0 where all checks passed."""
-    from kvcast.verification.subject import open_subject
-    from kvcast.verification.verifying import verify
-
-    params = VerifyParams(**keywords(args, VerifyParams))
-    read = _inputs(args)
+    if (args.model is None) == (args.foreign is None):
+        raise UsageError("give a MODEL, or the folder of another exporter with --foreign")
     if args.junit is not None:
         check_target(args.junit)
-    with progress(quiet=args.quiet).waiting(f"verifying {args.model}") as on_phase:
-        opening = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
-        subject = open_subject(args.model, opening, against=params.against, cases_of_model=read)
-        report = verify(subject, positions=params.positions, seed=params.seed, on_phase=on_phase)
+    report = _verified(args) if args.foreign is None else _foreign(args)
     if args.junit is not None:
         save(args.junit, report.junit())
-    try:
-        subject.keep(report)
-    except InputOutputError as error:
-        if not args.quiet:
-            console.say(f"the bundle does not keep the report: {error}")
     if args.json:
         console.emit(json.dumps(report.document(), ensure_ascii=False, allow_nan=False) + "\n")
     else:
         lines = [console.printable(line.rstrip("\n")) for line in report.lines()]
         console.emit("\n".join(lines) + "\n")
     return 0 if report.passed else 1
+
+
+def _foreign(args: argparse.Namespace) -> "Report":
+    """Verify the folder of another exporter."""
+    from kvcast.machine.processor import available_cores
+    from kvcast.verification.foreign.verifying import verify_foreign
+
+    own = ("audio", "prompts", "runtime", "quantize", "dtype", "cache", "adapter")
+    if given := [f"--{name}" for name in own if getattr(args, name)]:
+        raise UsageError(f"--foreign takes the folder as it is: drop {' and '.join(given)}")
+    with progress(quiet=args.quiet).waiting(f"verifying {args.foreign}") as on_phase:
+        return verify_foreign(
+            args.foreign,
+            **keywords(args, VerifyParams),
+            threads=args.threads or available_cores(),
+            trust=args.trust,
+            on_phase=on_phase,
+        )
+
+
+def _verified(args: argparse.Namespace) -> "Report":
+    """Verify a model of kvcast's; a bundle keeps the report."""
+    from kvcast.verification.subject import open_subject
+    from kvcast.verification.verifying import verify
+
+    params = VerifyParams(**keywords(args, VerifyParams))
+    read = _inputs(args)
+    with progress(quiet=args.quiet).waiting(f"verifying {args.model}") as on_phase:
+        opening = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
+        subject = open_subject(args.model, opening, against=params.against, cases_of_model=read)
+        report = verify(subject, positions=params.positions, seed=params.seed, on_phase=on_phase)
+    try:
+        subject.keep(report)
+    except InputOutputError as error:
+        if not args.quiet:
+            console.say(f"the bundle does not keep the report: {error}")
+    return report
 
 
 def _inputs(args: argparse.Namespace) -> "Callable[[Model], Sequence[Case]]":

@@ -15,11 +15,16 @@ from typing import Any, Literal, TypeAlias
 JSON_FORMAT = "kvcast.verification"
 JSON_VERSION = 1
 
-Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
+Outcome: TypeAlias = Literal["passed", "failed", "skipped", "noted"]
 
 _NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WIDTH, _NAMES = 96, 18
-_MARKS: Mapping[Outcome, str] = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
+_MARKS: Mapping[Outcome, str] = {
+    "passed": "ok",
+    "failed": "FAILED",
+    "skipped": "-",
+    "noted": "note",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,8 @@ class Check:
 
     Attributes:
         name: a stable identifier, such as "second-input".
-        outcome: "skipped" where the question does not arise, or could not be asked.
+        outcome: "skipped" where the question does not arise, or could not be asked; "noted" where
+            it has an answer that is neither right nor wrong.
         detail: in one line: what was compared and how it agrees; for a failure what is wrong and
             where; for a skipped check why.
         measured: numbers, words, lists and mappings of them, by name; NumPy's are taken, too.
@@ -114,7 +120,7 @@ class Report:
             ET.SubElement(properties, "property", name=name, value=_printable(value))
         for check in self.checks:
             case = ET.SubElement(suite, "testcase", classname="kvcast.verify", name=check.name)
-            if check.outcome != "passed":
+            if check.outcome in ("failed", "skipped"):
                 kind = "failure" if check.outcome == "failed" else "skipped"
                 ET.SubElement(case, kind, message=_printable(check.detail))
             measured = {"detail": check.detail, **_plain(check.measured)}
@@ -136,7 +142,7 @@ class Report:
             yield from _row(check.name, f"{_MARKS[check.outcome]:<8}{check.detail}", hanging=8)
         yield "\n"
         failed = [check.name for check in self.checks if check.outcome == "failed"]
-        made = sum(check.outcome != "skipped" for check in self.checks)
+        made = sum(check.outcome in ("passed", "failed") for check in self.checks)
         if failed:
             yield f"{len(failed)} of {made} checks failed: {', '.join(failed)}\n"
         else:

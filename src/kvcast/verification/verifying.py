@@ -1,14 +1,17 @@
 """Verifies a model: makes all checks, in order. Knows no check by name, and no runtime."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
+from typing import TypeVar
 
 from kvcast.errors import in_one_line
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.verification.checks import CHECKS
 from kvcast.verification.report import Check, Report
 from kvcast.verification.subject import Subject
-from kvcast.verification.trial import CheckOf, Trial
+from kvcast.verification.trial import Trial
+
+TrialT = TypeVar("TrialT", bound=Trial)
 
 
 def verify(
@@ -36,18 +39,19 @@ def verify(
     for name, check in CHECKS.items():
         if not only or name in only:
             on_phase(f"checking: {name}")
-            checks.append(_made(name, check, trial))
+            checks.append(made(name, check, trial))
     return Report(
         subject=subject.name,
         runtime=subject.runtime_name,
         precision=subject.precision_words,
         reference="none: the model beside itself" if oracle is None else oracle.name,
         checks=checks,
-        tools=_tools(subject.tools),
+        tools=tools_with(subject.tools),
     )
 
 
-def _made(name: str, check: CheckOf, trial: Trial) -> Check:
+def made(name: str, check: Callable[[TrialT], Check], trial: TrialT) -> Check:
+    """Make a check; one in which an error is raised has failed."""
     try:
         return check(trial)
     except Exception as error:  # whatever a broken package raises is what there is to tell
@@ -55,5 +59,6 @@ def _made(name: str, check: CheckOf, trial: Trial) -> Check:
         return Check(name=name, outcome="failed", detail=detail)
 
 
-def _tools(recorded: Mapping[str, str]) -> dict[str, str]:
+def tools_with(recorded: Mapping[str, str]) -> dict[str, str]:
+    """Return versions of libraries, with kvcast's own."""
     return {"kvcast": version("kvcast"), **recorded}

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.spec.runtimes import BundlePrecision
 
 Source: TypeAlias = Sequence[NDArray[Any]]
 """Input of an encoder, one entry a row: tokens int64 [rows, t], or features fp32 [rows, f, t]."""
@@ -77,7 +78,7 @@ class ForeignModel(ABC):
     Attributes:
         exporter: what made it.
         runtime: what runs it.
-        precision: in words, beginning with one of `kvcast.verification.foreign.precision`'s names.
+        precision: of its weights.
         encoder: what its encoder takes: "tokens" or "features"; empty without one.
         vocab_size: width of its logits.
         capacity: most positions of a sequence; None where the files do not say.
@@ -89,7 +90,7 @@ class ForeignModel(ABC):
 
     exporter: str
     runtime: str
-    precision: str
+    precision: BundlePrecision
     encoder: Literal["", "tokens", "features"] = ""
     vocab_size: int
     capacity: int | None

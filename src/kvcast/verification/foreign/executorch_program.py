@@ -14,6 +14,7 @@ from typing import Any
 
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.runtimes.executorch.quiet import quiet
+from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.foreign.base import How, Movement
 
 _WRITTEN_BACK = "aten::copy_"
@@ -57,7 +58,6 @@ class MethodInstructions:
         plan = _plan(path, method)
         self._values = [value.val for value in plan.values]
         self._operators = [operator.name for operator in plan.operators]
-        self._delegates = len(plan.delegates)
         calls = [
             instruction.instr_args for chain in plan.chains for instruction in chain.instructions
         ]
@@ -93,14 +93,13 @@ class MethodInstructions:
         """Whether queries meet all slots of a cache."""
         return bool(self.caches) and _OF_PREFIXES not in self._operators
 
-    def precision(self) -> str:
+    def precision(self) -> BundlePrecision:
         """Tell the narrowest numbers, as far as operators and caches tell."""
         if any(name.startswith(_QUANTIZED) for name in self._operators):
-            return "int8 weights"
-        dtypes = Counter(
-            self._values[cache.number].scalar_type.name for cache in self.caches
-        ).most_common(1)
-        return _DTYPES.get(dtypes[0][0], ("fp32", 4))[0] if dtypes else "fp32"
+            return BundlePrecision(quantize="int8")
+        dtypes = Counter(self._values[cache.number].scalar_type.name for cache in self.caches)
+        dtype = _DTYPES[dtypes.most_common(1)[0][0]][0] if dtypes else "fp32"
+        return BundlePrecision(quantize="none", dtype=dtype, cache=dtype)
 
     def _caches(self) -> Sequence[CacheValue]:
         made = {

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from kvcast.bundle.manifest import stays_inside
 from kvcast.errors import InputOutputError, KvcastError, in_one_line
+from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.foreign.base import How, Movement
 
 _APPEND = ("Concat",)
@@ -31,6 +32,11 @@ _WIDTHS: Mapping[ir.DataType, str] = {
     ir.DataType.FLOAT16: "fp16",
     ir.DataType.BFLOAT16: "bf16",
 }
+_OF_INTEGERS = (
+    *("MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearMatMul"),
+    *("QGemm", "ConvInteger"),
+)
+_FOUR = 4
 _LEAST = 256
 """Bytes of a tensor that counts as a weight."""
 
@@ -145,29 +151,21 @@ class DecoderGraph:
             if tensor.nbytes >= _LEAST:
                 yield (tensor.dtype.name, tuple(tensor.shape.numpy())), tensor.nbytes, tensor
 
-    def precision(self) -> str:
-        """Tell the narrowest numbers of its matrices, in words."""
-        operators = Counter(node.op_type for node in _all_nodes(self._graph))
-        if operators["MatMulNBits"]:
-            bits = {
-                node.attributes["bits"].as_int() if "bits" in node.attributes else 4
-                for node in _all_nodes(self._graph)
-                if node.op_type == "MatMulNBits"
-            }
-            return f"int{min(bits)} weights"
-        integers = (
-            "MatMulInteger",
-            "DynamicQuantizeMatMul",
-            "MatMulIntegerToFloat",
-            "QLinearMatMul",
-        )
-        if any(operators[name] for name in integers):
-            return "int8 weights"
+    def precision(self) -> BundlePrecision:
+        """Tell the narrowest numbers of its matrices."""
+        nodes = list(_all_nodes(self._graph))
+        operators = {node.op_type for node in nodes}
+        if "MatMulNBits" in operators:
+            least = min(_bits(node) for node in nodes if node.op_type == "MatMulNBits")
+            return BundlePrecision(quantize="int8" if least > _FOUR else "int4")
+        if not operators.isdisjoint(_OF_INTEGERS):
+            return BundlePrecision(quantize="int8")
         floats: Counter[str] = Counter()
-        for (_, _), size, tensor in self.weights():
+        for _, size, tensor in self.weights():
             if tensor.dtype in _WIDTHS:
                 floats[_WIDTHS[tensor.dtype]] += size
-        return floats.most_common(1)[0][0] if floats else "fp32"
+        dtype = floats.most_common(1)[0][0] if floats else "fp32"
+        return BundlePrecision(quantize="none", dtype=dtype, cache=dtype)
 
     def _maker(self, value: ir.Value) -> ir.Node | None:
         """Return the operator that makes a value in a step; None for an input's own value."""
@@ -246,6 +244,10 @@ def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
 def _step_branch(node: ir.Node) -> ir.Graph:
     """Return the branch of an `If` that a step takes: its condition is that a cache is filled."""
     return node.attributes["then_branch"].as_graph()
+
+
+def _bits(node: ir.Node) -> int:
+    return node.attributes["bits"].as_int() if "bits" in node.attributes else _FOUR
 
 
 def _origin(name: str) -> int:
