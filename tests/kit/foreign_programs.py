@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kit.foreign_onnx import Llama
+from kit.foreign_models import Llama
 from kvcast.runtimes.executorch.quiet import quiet
 
 

@@ -6,10 +6,8 @@ from functools import partial
 import jsonschema
 import pytest
 
+from kit.foreign_models import T5, Llama, write_checkpoint
 from kit.foreign_onnx import (
-    T5,
-    Llama,
-    write_checkpoint,
     write_genai_llama,
     write_optimum_llama,
     write_optimum_t5,

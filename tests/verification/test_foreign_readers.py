@@ -7,10 +7,8 @@ import numpy as np
 import onnx
 import pytest
 
+from kit.foreign_models import T5, Llama, write_checkpoint
 from kit.foreign_onnx import (
-    T5,
-    Llama,
-    write_checkpoint,
     write_genai_llama,
     write_optimum_llama,
     write_optimum_t5,

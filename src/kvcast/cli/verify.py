@@ -96,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _foreign(args: argparse.Namespace) -> "Report":
     """Verify the folder of another exporter."""
-    from kvcast.machine.processor import available_cores
     from kvcast.verification.foreign.verifying import verify_foreign
 
     own = ("audio", "prompts", "runtime", "quantize", "dtype", "cache", "adapter")
@@ -106,7 +105,7 @@ def _foreign(args: argparse.Namespace) -> "Report":
         return verify_foreign(
             args.foreign,
             **keywords(args, VerifyParams),
-            threads=args.threads or available_cores(),
+            threads=args.threads,
             trust=args.trust,
             on_phase=on_phase,
         )

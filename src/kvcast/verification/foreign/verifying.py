@@ -11,6 +11,7 @@ from kvcast.checkpoints.source import locate, open_checkpoint, read_dimensions
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.table import family_with
 from kvcast.loading.components import programs_of
+from kvcast.machine.processor import available_cores
 from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.verification.cases import Case, cases_of
@@ -31,7 +32,7 @@ def verify_foreign(
     folder: Path,
     *,
     against: str | None = None,
-    threads: int = 1,
+    threads: int | None = None,
     trust: bool = False,
     positions: int = 512,
     seed: int = 0,
@@ -42,7 +43,7 @@ def verify_foreign(
     Args:
         folder: of optimum, onnxruntime-genai or optimum-executorch.
         against: the checkpoint that it was made from; None: the folder's own, if it has one.
-        threads: of the runtime.
+        threads: of the runtime; None: as many as there are cores.
         trust: whether native code in the folder is run.
         positions: of the longest text, if the decoder takes so many.
         seed: of sampled texts.
@@ -53,7 +54,7 @@ def verify_foreign(
         KvcastError: the folder or the checkpoint cannot be opened.
 
     """
-    reopen = partial(open_foreign, folder, threads, trust=trust)
+    reopen = partial(open_foreign, folder, threads or available_cores(), trust=trust)
     model = reopen()
     reference = _reference(folder, against, model, on_phase)
     trial = _trial(folder, model, reference, reopen, positions, seed)
