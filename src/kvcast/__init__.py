@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kvcast.whisper.detection import DetectedLanguage
     from kvcast.whisper.model import WhisperModel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BartModel",
