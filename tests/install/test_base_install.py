@@ -1,5 +1,6 @@
 """The base install opens checkpoints, and with ONNX Runtime bundles, where there is no torch."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -123,6 +124,16 @@ def test_a_model_runs_with_the_library_of_a_wheel(base_python: Path, tmp_path: P
 
 
 @needs_compiler
+def test_a_model_is_verified_without_torch(base_python: Path, tmp_path: Path) -> None:
+    words = ("verify", "demo-t5", "--quantize", "none", "--threads", "1", "--positions", "24")
+    done = run(base_python, *words, "--json", KVCAST_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
+    assert "native fp32" in report["reference"]
+    assert outcomes["teacher-forced"] == outcomes["chunks"] == outcomes["beams"] == "passed"
+
+
 def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_path: Path) -> None:
     from kvcast.checkpoints.source import locate
 
