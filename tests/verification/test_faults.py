@@ -102,6 +102,17 @@ def test_a_fault_of_behaviour_is_reported(name):
         assert found.keys() == named.keys()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BEHAVIOURS)
+def test_a_fault_of_behaviour_shows_among_the_noise_of_int8(name):
+    """Where rows of a call share scales."""
+    fault, named = BEHAVIOUR_FAULTS[name], BEHAVIOURS[name]
+    folder = bundle(fault.dimensions, "int8", "onnx")
+    assert failed(report_of(folder, fault.dimensions)) == {}
+    found = failed(report_of(folder, fault.dimensions, around=fault.around))
+    assert found.keys() & named.keys()
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_fault_is_reported_and_its_sound_twin_is_not(name, tmp_path):
     only = QUICK[name]

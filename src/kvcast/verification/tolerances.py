@@ -18,10 +18,19 @@ from kvcast.spec.runtimes import BundlePrecision
 
 @dataclass(frozen=True)
 class Allowed:
-    """Errors: the largest, and the mean of all."""
+    """Errors.
+
+    Attributes:
+        largest: of a logit.
+        mean: of all logits that are compared at a time.
+        pooled: whether the mean is of all comparisons of a check, since those of single positions
+            are too noisy to tell rounding from mistakes.
+
+    """
 
     largest: float
     mean: float
+    pooled: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,12 @@ class Tolerance:
 
 _EXACT = Allowed(1e-3, 1e-4)
 """Sums in another order."""
-_IN_COMPANY = Allowed(3.0, 0.15)
-"""Rows of a call share a scale, or products of narrow numbers are summed in another order."""
+_IN_COMPANY = Allowed(6.0, 0.25, pooled=True)
+"""Rows of a call share a scale, or products of narrow numbers are summed in another order.
+
+On ONNX Runtime in int8 single positions of random models are off by up to 0.97 on average, and all
+positions of a check by up to 0.19 (T5) over 20 seeds, where an export routes to other experts too.
+"""
 _BESIDE_FP32 = Allowed(2e-3, 2e-4)
 _LAYERS = 2e-3
 """Of keys and values, relative to a head's; also sums in another order."""
@@ -65,4 +78,4 @@ def tolerance_of(runtime: str, precision: BundlePrecision) -> Tolerance:
     own = _EXACT if runtime in ("native", "eager") else _IN_COMPANY
     four = precision.quantize in ("int4", "8da4w")
     reference = _FOUR_BITS if four else _EIGHT_BITS
-    return Tolerance(_EXACT, own, reference, 6 * reference.mean)
+    return Tolerance(_EXACT, own, reference, 10 * reference.mean)

@@ -1,7 +1,7 @@
 """Reads the constants of a bundle's graphs, for comparing them with a checkpoint's.
 
-In int8 and int4 matrices are smoothed, or in blocks of ONNX Runtime's own, and are not read. Knows
-no model.
+In int8 and int4 matrices are smoothed, or in blocks of ONNX Runtime's own, and are not read; nor
+are experts' matrices, whose gates lie between their rows. Knows no model.
 """
 
 from functools import partial
@@ -10,6 +10,7 @@ from pathlib import Path
 from kvcast.bundle.manifest import Manifest, stays_inside
 from kvcast.runtimes.stored import Stored, StoredNumbers
 
+_EXPERTS = 3  # axes of a matrix for each
 _TRANSPOSED = ".transposed"  # ends the name of a weight [inputs, outputs]
 
 
@@ -33,7 +34,7 @@ def stored(folder: Path, manifest: Manifest) -> Stored:
             outside = isinstance(tensor, ir.ExternalTensor) and not stays_inside(
                 str(tensor.location)
             )
-            if tensor is not None and not outside:
+            if tensor is not None and not outside and len(tensor.shape) < _EXPERTS:
                 own = name.removesuffix(_TRANSPOSED)
                 constants[own] = partial(read, tensor, transposed=own != name)
     return Stored(constants=constants)
