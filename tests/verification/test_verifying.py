@@ -70,7 +70,8 @@ def test_sound_models_of_every_family_pass(name, precision):
     report = verify(subject(FAMILIES[name], precision=precision), positions=40)
     assert failed(report) == {}
     made = outcomes(report)
-    assert {each for each in made if made[each] == "skipped"} <= SKIPPED
+    no_caches = {"layers"} if name == "ctc" else set()
+    assert {each for each in made if made[each] == "skipped"} <= SKIPPED | no_caches
     assert made["alignment"] == ("passed" if name == "whisper" else "skipped")
 
 

@@ -115,7 +115,7 @@ def layers(run: Run, tolerance: float, *, exact: bool) -> Check:
 
     """
     if not run.tensors:
-        return Check(name=LAYERS, outcome="skipped", detail="caches hold codes alone")
+        return Check(name=LAYERS, outcome="skipped", detail="no cache holds numbers")
     errors = {tensor.place: float(tensor.errors_p().max()) for tensor in run.tensors}
     largest = max(errors.values(), default=0.0)
     measured = {"tolerance": tolerance, "largest": largest, "by_tensor": errors}
