@@ -17,7 +17,7 @@ from kvcast.bundle.writing import seal
 from kvcast.cli import main
 from kvcast.errors import InputOutputError
 from kvcast.runtimes.native.planning import WEIGHTS
-from verification.test_report import SCHEMA
+from verification.test_verification_report import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/sense-and-sensibility.flac"

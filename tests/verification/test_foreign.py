@@ -13,7 +13,7 @@ from kit.foreign_onnx import (
     write_optimum_t5,
 )
 from kvcast.cli import main
-from verification.test_report import SCHEMA
+from verification.test_verification_report import SCHEMA
 
 LLAMA, SEQ2SEQ = Llama(), T5()
 

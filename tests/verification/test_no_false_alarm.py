@@ -30,7 +30,7 @@ from kit.dimensions import (
 )
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.verifying import verify
-from verification.models import failed, subject
+from verification.subjects import failed, subject
 
 SEEDS = 20
 PRECISIONS: Mapping[str, BundlePrecision] = {

@@ -36,8 +36,8 @@ from kvcast.errors import KvcastError
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.checks import CHECKS
 from kvcast.verification.verifying import verify
-from verification.models import EXACT, INT8, failed, outcomes, subject
-from verification.test_report import SCHEMA
+from verification.subjects import EXACT, INT8, failed, outcomes, subject
+from verification.test_verification_report import SCHEMA
 
 FAMILIES = {
     **{"whisper": SMALL, "t5": SMALL_T5, "cross-biased t5": CROSS_BIASED_T5},

@@ -67,7 +67,8 @@ def on_own_kernels(case: Case, folder: Path, inputs: tuple[Tensor, Tensor]) -> l
     """What kvcast's own runtime gives, with the same program and weights."""
     tensors = {name: part.numpy() for name, part in case.signature.program.state_dict().items()}
     program = written()
-    native.lower({"decode": program}, tensors, {}, "int4", folder, ignore_phase, own_codes)
+    precision = BundlePrecision(quantize="int4")
+    native.lower({"decode": program}, tensors, {}, precision, folder, ignore_phase, own_codes)
     machine = Machine(2)
     weights = BundleWeights(folder / "native" / WEIGHTS)
     constants = packed_constants(machine, [program], weights)

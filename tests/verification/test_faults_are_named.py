@@ -13,7 +13,7 @@ from kvcast.models.executor import TorchModel
 from kvcast.verification.report import Report
 from kvcast.verification.verifying import verify
 from verification.faults import BEHAVIOUR_FAULTS, FILE_FAULTS, overflowing, overflowing_tensors
-from verification.models import failed, subject_of
+from verification.subjects import failed, subject_of
 
 Named = Mapping[str, Sequence[str]]
 """Words in the details of checks that fail, by their names."""
