@@ -1,6 +1,7 @@
 """Configurations and files of BART and its relatives: what is read, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from checkpoints.tiny_whisper import edit_json
 from kit.random_barts import END, KINDS, random_bart, save_bart
 from kvcast.checkpoints.bart_huggingface import bart_dimensions
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.t5gemma2_huggingface import t5gemma2_dimensions
 from kvcast.checkpoints.t5gemma_huggingface import t5gemma_dimensions
 from kvcast.errors import KvcastError
 
-TYPES = sorted({model_type for model_type, _ in KINDS.values()} - {"t5gemma"})
+TYPES = sorted({model_type for model_type, _ in KINDS.values()} - {"t5gemma", "t5gemma2"})
 LIES = [
     {"d_model": -1},
     {"d_model": 1000001},
@@ -76,6 +78,58 @@ def test_a_stack_that_lies_is_one_line(stack: str, lie: dict):
 def test_a_pair_of_stacks_that_lies_is_one_line(lie: dict):
     with pytest.raises(KvcastError, match=r"config\.json: "):
         t5gemma_dimensions({"model_type": "t5gemma", **lie}, "config.json")
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"encoder": {"text_config": []}},
+        {"encoder": {"eoi_token_index": -1}},
+        {"encoder": {"text_config": {"hidden_size": 2048}}},
+        {"encoder": {"text_config": {"vocab_size": 300}}},
+        {"encoder": {"text_config": {"sliding_window_pattern": 0}}},
+        {"decoder": {"rope_parameters": {"sliding_attention": {"rope_theta": 0}}}},
+        {"decoder": {"layer_types": ["full_attention"]}},
+        {"decoder_start_token_id": 10**6},
+    ],
+    ids=str,
+)
+def test_a_t5gemma2_that_lies_is_one_line(lie: dict):
+    with pytest.raises(KvcastError, match=r"config\.json: ") as caught:
+        t5gemma2_dimensions({"model_type": "t5gemma2", **lie}, "config.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_t5gemma2s_tensors_may_have_other_prefixes_and_copies(tmp_path: Path):
+    folder = save_bart(random_bart("t5gemma2"), tmp_path / "model")
+    expected = open_checkpoint(folder)
+    assert expected.dimensions.one_embedding
+    assert not expected.tensors.unused
+    layers = re.compile(r"^encoder\.(?=layers|norm|embed)")
+
+    def change(tensors):
+        named = {
+            layers.sub("encoder.text_model.", name.removeprefix("model.")): tensor
+            for name, tensor in tensors.items()
+        }
+        own = "encoder.text_model.embed_tokens.weight"
+        copies = ("decoder.embed_tokens.weight", "lm_head.out_proj.weight")
+        end = named[own.replace("weight", "eoi_embedding")].clone()
+        return {**named, "decoder.embed_tokens.eoi_embedding": end} | {
+            name: named[own].clone() for name in copies
+        }
+
+    rewrite_weights(folder, change)
+    again = open_checkpoint(folder)
+    assert again.dimensions == expected.dimensions
+    assert again.tensors.keys() == expected.tensors.keys()
+    assert all((again.tensors[name] == expected.tensors[name]).all() for name in expected.tensors)
+    other = "decoder.embed_tokens.eoi_embedding"
+    rewrite_weights(folder, lambda tensors: tensors | {other: tensors[other] + 1})
+    apart = open_checkpoint(folder)
+    assert not apart.dimensions.one_embedding
+    difference = apart.tensors["decoder.eoi_embedding"] - apart.tensors["encoder.eoi_embedding"]
+    assert (abs(difference - 1) < 1e-5).all()
 
 
 @pytest.fixture

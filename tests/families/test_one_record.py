@@ -58,6 +58,7 @@ OWN = {
         "inspect.work.t5gemma",
         "text.t5gemma",
         "checkpoints.t5gemma_huggingface",
+        "checkpoints.t5gemma2_huggingface",
     ),
     "moonshine": (
         "families.moonshine",

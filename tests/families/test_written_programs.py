@@ -24,6 +24,7 @@ from kit.dimensions import (
     SMALL,
     SMALL_T5,
     T5GEMMA,
+    T5GEMMA2,
     UNILMS,
     VOXTRAL_REALTIME,
 )
@@ -56,6 +57,7 @@ CASES = [
 # Not on ONNX Runtime.
 OTHERS = [LFM2, replace(LFM2, convolution=1, convolution_bias=False), QWEN3_5, GEMMA4]
 OTHERS += [GEMMA4_EXPERTS, GRANITE4, T5GEMMA, CANARY, *PARAKEETS, GRANITE_SPEECH, VOXTRAL_REALTIME]
+OTHERS += [T5GEMMA2]
 
 SOUND = [MOONSHINE, MOONSHINE_STREAMING]
 

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kit.dimensions import SIMBERT, T5_SMALL
+from kit.dimensions import SIMBERT, T5_SMALL, T5GEMMA, T5GEMMA2
 from kvcast.errors import UsageError
 from kvcast.families.t5 import T5
+from kvcast.families.t5gemma import T5GEMMA as FAMILY_OF_T5GEMMA
 from kvcast.families.unilm import UNILM
 from kvcast.inspect.cost import CostQuery, document
 from kvcast.inspect.sizes import counted
 from kvcast.inspect.work.t5 import T5Work
+from kvcast.inspect.work.t5gemma import T5GemmaWork
 from kvcast.inspect.work.unilm import UnilmWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -84,6 +86,26 @@ def test_a_t5_reads_each_weight_once_but_for_what_is_looked_up(tied: bool):
     read = model.encode().weights + model.project().weights + model.call(0, 1).weights
     looked_up = 2 * 32 * 4 + (0 if tied else 50 * 24)
     assert read == model.parameters - looked_up
+
+
+@pytest.mark.parametrize("dimensions", [T5GEMMA, T5GEMMA2], ids=["apart", "merged"])
+def test_a_t5gemma_multiplies_every_matrix_of_its_decoder_with_every_token(dimensions):
+    model = T5GemmaWork(dimensions=dimensions, source=7)
+    shapes, of = FAMILY_OF_T5GEMMA.tensor_shapes(dimensions), dimensions.decoder
+    assert model.parameters == sum(map(prod, shapes.values()))
+    call, once = model.call(4, 5), model.project()
+    of_source = sum(
+        prod(shape)
+        for name, shape in shapes.items()
+        if name.startswith("decoder.layers.") and name.endswith("attention.key_value.weight")
+    )
+    # The merged attention's own keys and values are made by the same matrices.
+    own = matrices(shapes, "decoder.layers.") - (0 if dimensions.merged else of_source)
+    assert call.keys_values + call.linear == 2 * 5 * own
+    assert once.cross_keys_values == 2 * 7 * of.layers * 2 * of.keys * of.width
+    assert call.attention == of.layers * 2 * 2 * of.mixed * (5 + 6 + 7 + 8 + 9 + 5 * 7)
+    assert call.cached == of.layers * 2 * of.keys * (4 + 7)
+    assert once.weights == of_source
 
 
 def test_what_keeping_a_t5s_cross_keys_is_worth_grows_with_the_source():

@@ -16,12 +16,13 @@ from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.conformer import Conformer
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.gemma_stack import GemmaStack
 from kvcast.families.moonshine import MoonshineDimensions
 from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.families.query_former import QueryFormer
 from kvcast.families.state_spaces import StateSpace
 from kvcast.families.t5 import T5Dimensions
-from kvcast.families.t5gemma import GemmaStack, T5GemmaDimensions
+from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.spec.rotary import Rotary
@@ -157,6 +158,19 @@ T5GEMMA = T5GemmaDimensions(
     decoder=T5GEMMA_DECODER,
     start_token=2,
     logit_softcap=20.0,
+)
+T5GEMMA2_DECODER = replace(
+    T5GEMMA_DECODER, window_rotary=Rotary(base=30.0), attention_softcap=0.0, query_key_norm=True
+)
+T5GEMMA2 = replace(
+    T5GEMMA,
+    architecture="t5gemma2",
+    source_vocab_size=160,
+    encoder=replace(T5GEMMA2_DECODER, heads=2, kv_heads=1, windows=(None, 6)),
+    decoder=T5GEMMA2_DECODER,
+    merged=True,
+    one_embedding=True,
+    eoi_token=9,
 )
 MOONSHINE = MoonshineDimensions(
     vocab_size=320,

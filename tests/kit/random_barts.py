@@ -1,6 +1,6 @@
 """Random models of transformers that read a source and write a target, as folders on disk.
 
-BART, its relatives and T5Gemma.
+BART, its relatives, T5Gemma and T5Gemma 2.
 
 Every field that changes a result has another value in one of KINDS.
 """
@@ -60,6 +60,40 @@ _GEMMA_ENCODER: dict[str, Any] = {
     "sliding_window": 5,
     "attention_bias": True,
 }
+_GEMMA2_DECODER: dict[str, Any] = {
+    **_GEMMA_DECODER,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+    },
+}
+_GEMMA2_ENCODER: dict[str, Any] = {
+    "text_config": {
+        **_GEMMA2_DECODER,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 6,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 6,
+        "attention_bias": True,
+        "rms_norm_eps": 0.02,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "mm_tokens_per_image": 4,
+    "eoi_token_index": 33,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("bart", {}),
     "bart-scaled": ("bart", {"scale_embedding": True, "activation_function": "relu"}),
@@ -87,6 +121,29 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "t5gemma2": ("t5gemma2", {"encoder": _GEMMA2_ENCODER, "decoder": _GEMMA2_DECODER}),
+    "t5gemma2-apart": (
+        "t5gemma2",
+        {
+            "encoder": {
+                **_GEMMA2_ENCODER,
+                "text_config": {
+                    **_GEMMA2_ENCODER["text_config"],
+                    "layer_types": None,
+                    "sliding_window_pattern": 2,
+                    "sliding_window": 5,
+                    "hidden_activation": "silu",
+                },
+            },
+            "decoder": {
+                **_GEMMA2_DECODER,
+                "final_logit_softcapping": None,
+                "attention_bias": True,
+                "sliding_window": 2 * POSITIONS,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
@@ -101,7 +158,7 @@ def random_bart(kind: str, seed: int = 0) -> Any:
         for name, parameter in model.named_parameters():
             if "norm" in name and name.endswith("weight"):
                 # T5Gemma keeps its norms' weights less one.
-                parameter.normal_(float(model_type != "t5gemma"), 0.2)
+                parameter.normal_(float(not model_type.startswith("t5gemma")), 0.2)
             elif parameter.requires_grad:  # waves are what they are
                 # Attention that moves texts, and biases that do not decide them alone.
                 mixes = "out_proj" in name or "fc2" in name

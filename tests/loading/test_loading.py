@@ -21,6 +21,7 @@ from kit.dimensions import (
     MISTRAL,
     QWEN3_5,
     T5GEMMA,
+    T5GEMMA2,
 )
 from kit.models import bundle, lazy_tensors, own_cache
 from kvcast.checkpoints.base import Checkpoint
@@ -55,10 +56,11 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         (GEMMA4, "whose layers have heads of several sizes, as gemma4_text"),
         (replace(LLAMA, sources=(0, 0)), "whose layers share caches, as llama"),
         (T5GEMMA, "whose encoder has windows or rotation, as t5gemma"),
+        (T5GEMMA2, "whose encoder has windows or rotation, as t5gemma2"),
         (CANARY, "whose encoder convolves channels, as canary"),
         (GEMMA4_EXPERTS, "with experts beside feed-forwards, as gemma4_text"),
     ],
-    ids=["states", "sizes", "caches", "encoders", "channels", "experts"],
+    ids=["states", "sizes", "caches", "encoders", "both", "channels", "experts"],
 )
 def test_a_model_with_layers_that_a_runtime_does_not_have_is_refused(
     dimensions: Any, problem: str

@@ -26,6 +26,7 @@ from kit.dimensions import (
     SMALL,
     SMALL_T5,
     T5GEMMA,
+    T5GEMMA2,
     TDT,
 )
 from kvcast.spec.runtimes import BundlePrecision
@@ -44,7 +45,8 @@ PRECISIONS: Mapping[str, BundlePrecision] = {
     "8da8w": BundlePrecision(quantize="8da8w"),
 }
 EVERY = {
-    **{"whisper": SMALL, "t5": SMALL_T5, "marian": MARIAN, "t5gemma": T5GEMMA},
+    **{"whisper": SMALL, "t5": SMALL_T5, "marian": MARIAN},
+    **{"t5gemma": T5GEMMA, "t5gemma2": T5GEMMA2},
     **{"moonshine": MOONSHINE, "canary": CANARY, "tdt": TDT, "qwen3-asr": QWEN3_ASR},
     **{"llama": LLAMA, "mistral": MISTRAL, "gemma3": GEMMA3, "gemma4": GEMMA4, "neox": NEOX},
     **{"mixtral": MIXTRAL, "gpt-oss": GPT_OSS, "lfm2": LFM2, "qwen3.5": QWEN3_5},

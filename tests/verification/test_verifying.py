@@ -29,6 +29,7 @@ from kit.dimensions import (
     SMALL,
     SMALL_T5,
     T5GEMMA,
+    T5GEMMA2,
     TDT,
     VOXTRAL,
 )
@@ -41,7 +42,7 @@ from verification.test_verification_report import SCHEMA
 
 FAMILIES = {
     **{"whisper": SMALL, "t5": SMALL_T5, "cross-biased t5": CROSS_BIASED_T5},
-    **{"marian": MARIAN, "nllb": NLLB, "t5gemma": T5GEMMA},
+    **{"marian": MARIAN, "nllb": NLLB, "t5gemma": T5GEMMA, "t5gemma2": T5GEMMA2},
     **{"moonshine": MOONSHINE, "streaming moonshine": MOONSHINE_STREAMING},
     **{"canary": CANARY, "ctc": CTC, "tdt": TDT, "qwen3-asr": QWEN3_ASR, "voxtral": VOXTRAL},
     **{"llama": LLAMA, "mistral": MISTRAL, "gemma3": GEMMA3, "gemma4": GEMMA4},

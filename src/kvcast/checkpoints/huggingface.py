@@ -21,6 +21,7 @@ from kvcast.checkpoints.peft import is_peft, read_peft
 from kvcast.checkpoints.refused import refuse_incomplete
 from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.t5_huggingface import T5
+from kvcast.checkpoints.t5gemma2_huggingface import T5GEMMA2
 from kvcast.checkpoints.t5gemma_huggingface import T5GEMMA
 from kvcast.checkpoints.unilm_huggingface import UNILM
 from kvcast.checkpoints.whisper_huggingface import WHISPER
@@ -66,6 +67,7 @@ _FAMILIES: Mapping[str, HuggingFaceFamily] = {
         BART,
         AUDIO_DECODER,
         T5GEMMA,
+        T5GEMMA2,
         MOONSHINE,
         CANARY,
         PARAKEET,

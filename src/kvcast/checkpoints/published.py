@@ -70,6 +70,7 @@ PUBLISHED: Mapping[str, str] = {
     "starcoder2": "bigcode/starcoder2-3b",
     "t5": "google/flan-t5-small",
     "t5gemma": "google/t5gemma-2b-2b-prefixlm-it",
+    "t5gemma2": "google/t5gemma-2-270m-270m",
     "umt5": "google/umt5-small",
     "voxtral": "mistralai/Voxtral-Mini-3B-2507",
     "voxtral_realtime": "mistralai/Voxtral-Mini-4B-Realtime-2602",

@@ -4,7 +4,7 @@ Defaults are those of transformers. Knows nothing of how weights are stored.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.source_text_huggingface import read_text
 from kvcast.checkpoints.tables import Entry, changed, fill, one_more, same
 from kvcast.checkpoints.text_huggingface import generation_fields
-from kvcast.families.t5gemma import GemmaStack, T5GemmaDimensions, tensor_shapes
+from kvcast.families.gemma_stack import GemmaStack
+from kvcast.families.t5gemma import T5GemmaDimensions, tensor_shapes
 from kvcast.spec.sizes import MOST_LAYERS
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -41,14 +42,15 @@ _DEFAULTS: Mapping[str, Any] = {
     "eos_token_id": 1,
 }
 _START = "decoder_start_token_id"
-_HEAD, _EMBEDDING = "lm_head.out_proj.weight", "decoder.embed_tokens.weight"
+HEAD, EMBEDDING = "lm_head.out_proj.weight", "decoder.embed_tokens.weight"
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
-def _names(stack: str, attentions: Mapping[str, str]) -> dict[str, Sequence[str]]:
+def stack_names(stack: str, attentions: Mapping[str, str]) -> dict[str, Sequence[str]]:
     """Return names of a stack's modules; `attentions`: ours by theirs."""
     layer = f"{stack}.layers.{{i}}"
     modules: dict[str, Sequence[str]] = {
+        stack: [f"{stack}.embed_tokens"],
         f"{stack}.embedding": [f"{stack}.embed_tokens"],
         f"{stack}.norm": [f"{stack}.norm"],
         f"{layer}.feed_forward_norm": [f"{layer}.pre_feedforward_layernorm"],
@@ -65,14 +67,16 @@ def _names(stack: str, attentions: Mapping[str, str]) -> dict[str, Sequence[str]
             f"{name}.query": [f"{module}.q_proj"],
             f"{name}.key_value": [f"{module}.{x}_proj" for x in "kv"],
             f"{name}.out": [f"{module}.o_proj"],
+            f"{name}.query_norm": [f"{module}.q_norm"],
+            f"{name}.key_norm": [f"{module}.k_norm"],
         }
     return modules
 
 
 NAMES: Mapping[str, Sequence[str]] = {
     "head": ["lm_head.out_proj"],
-    **_names("encoder", {"self_attn": "self_attention"}),
-    **_names("decoder", {"self_attn": "self_attention", "cross_attn": "cross_attention"}),
+    **stack_names("encoder", {"self_attn": "self_attention"}),
+    **stack_names("decoder", {"self_attn": "self_attention", "cross_attn": "cross_attention"}),
 }
 
 
@@ -84,18 +88,33 @@ def read_t5gemma(
     Raises KvcastError, naming the file, for what kvcast does not support and for tensors that do
     not belong to the configuration; InputMissingError without a tokenizer.
     """
-    started = generation_fields(folder).get(_START)
-    if started is not None:
-        config = {**config, _START: started}
-    dimensions = t5gemma_dimensions(config, str(folder / "config.json"))
-    tensors = _own_tensors(stored)
-    dimensions = replace(dimensions, tied=_HEAD not in tensors)
+    dimensions = t5gemma_dimensions(with_start_token(folder, config), str(folder / "config.json"))
+    tensors = own_tensors(stored)
+    dimensions = replace(dimensions, tied=HEAD not in tensors)
+    return checkpoint_of(folder, config, dimensions, tensors, NAMES)
+
+
+def with_start_token(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with the first token of targets that generation_config.json tells."""
+    token = generation_fields(folder).get(_START)
+    return config if token is None else {**config, _START: token}
+
+
+def checkpoint_of(
+    folder: Path,
+    config: Mapping[str, Any],
+    dimensions: T5GemmaDimensions,
+    tensors: Mapping[str, StoredTensor],
+    names: Mapping[str, Sequence[str]],
+) -> Checkpoint:
+    """Return the checkpoint of a folder; `names` are its modules' by ours."""
     decoder = config.get("decoder")
     ends = decoder.get("eos_token_id") if isinstance(decoder, dict) else None
     ends = config.get("eos_token_id") or ends or _DEFAULTS["eos_token_id"]
+    entries = _entries(dimensions, names)
     return Checkpoint(
         dimensions=dimensions,
-        tensors=fill(_entries(dimensions), tensors, str(folder), "a T5Gemma", lenient=True),
+        tensors=fill(entries, tensors, str(folder), "a T5Gemma", lenient=True),
         text=read_text(folder, {**config, "eos_token_id": ends}),
         source=f"Hugging Face folder {folder}",
     )
@@ -110,22 +129,47 @@ def t5gemma_dimensions(config: Mapping[str, Any], label: str) -> T5GemmaDimensio
     none = Fields(values={}, label=label)
     stacks = [outer.group(name) or none for name in ("encoder", "decoder")]
     encoder, decoder = (replace(stack, values={**_DEFAULTS, **stack.values}) for stack in stacks)
-    usual = outer.whole("bos_token_id", decoder.whole("bos_token_id", least=0), least=0)
-    return outer.make(
-        T5GemmaDimensions,
-        architecture=config["model_type"],
-        vocab_size=decoder.whole("vocab_size"),
-        source_vocab_size=encoder.whole("vocab_size"),
-        encoder=_stack(encoder),
-        decoder=_stack(decoder),
-        logit_softcap=_softcap(decoder, "final_logit_softcapping"),
-        tied=outer.flag("tie_word_embeddings", True),
-        start_token=outer.whole(_START, usual, least=0),
+    return dimensions_of(
+        outer,
+        (encoder, decoder),
+        encoder=_stack(encoder, lambda reach: 2 * reach + 1),
+        decoder=_stack(decoder, lambda window: window),
     )
 
 
-def _stack(fields: Fields) -> GemmaStack:
-    positions = fields.whole("max_position_embeddings")
+def dimensions_of(outer: Fields, stacks: tuple[Fields, Fields], **parts: Any) -> T5GemmaDimensions:
+    """Return what both stacks' fields tell, beside the `parts` that a type of model reads."""
+    encoder, decoder = stacks
+    usual = outer.whole("bos_token_id", decoder.whole("bos_token_id", least=0), least=0)
+    return outer.make(
+        T5GemmaDimensions,
+        architecture=outer.values["model_type"],
+        vocab_size=decoder.whole("vocab_size"),
+        source_vocab_size=encoder.whole("vocab_size"),
+        logit_softcap=_softcap(decoder, "final_logit_softcapping"),
+        tied=outer.flag("tie_word_embeddings", True),
+        start_token=outer.whole(_START, usual, least=0),
+        **parts,
+    )
+
+
+def _stack(fields: Fields, seen: Callable[[int], int]) -> GemmaStack:
+    """Read a stack, where a position sees so many of a window."""
+    longest = fields.whole("max_position_embeddings")
+    kinds = layer_kinds(fields, lambda i: FULL if i % 2 else SLIDING)
+    window = fields.whole("sliding_window") if SLIDING in kinds else longest
+    return stack_of(
+        fields,
+        # One as long as any sequence is none.
+        windows=tuple(
+            seen(window) if kind == SLIDING and window < longest else None for kind in kinds
+        ),
+        attention_softcap=_softcap(fields, "attn_logit_softcapping"),
+    )
+
+
+def stack_of(fields: Fields, **parts: Any) -> GemmaStack:
+    """Return what a stack's fields tell, beside the `parts` that a type of model reads."""
     return fields.make(
         GemmaStack,
         width=fields.whole("hidden_size"),
@@ -133,14 +177,13 @@ def _stack(fields: Fields) -> GemmaStack:
         heads=fields.whole("num_attention_heads"),
         kv_heads=fields.whole("num_key_value_heads"),
         head_dim=fields.whole("head_dim"),
-        windows=_windows(fields, positions),
-        positions=positions,
+        positions=fields.whole("max_position_embeddings"),
         rotary=read_rotary(fields, FULL, "rope_theta"),
         norm_eps=fields.positive("rms_norm_eps"),
         activation=activation_of(fields),
         attention_scale=fields.positive("query_pre_attn_scalar") ** -0.5,
-        attention_softcap=_softcap(fields, "attn_logit_softcapping"),
         attention_bias=fields.flag("attention_bias"),
+        **parts,
     )
 
 
@@ -148,40 +191,45 @@ def _softcap(fields: Fields, name: str) -> float:
     return 0.0 if fields.values.get(name) is None else fields.positive(name)
 
 
-def _windows(fields: Fields, positions: int) -> tuple[int | None, ...]:
-    """Return each layer's window; None where it is as long as any sequence."""
+def layer_kinds(fields: Fields, usual: Callable[[int], str]) -> list[str]:
+    """Return each layer's kind, FULL or SLIDING; `usual` tells it where no field does."""
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:
-        kinds = [SLIDING if i % 2 == 0 else FULL for i in range(layers)]
+        kinds = list(map(usual, range(layers)))
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.error(f"layer_types must list {layers} layers")
     if any(kind not in (FULL, SLIDING) for kind in kinds):
         raise fields.error(f"layer_types other than {FULL} and {SLIDING} are not supported")
-    window = fields.whole("sliding_window") if SLIDING in kinds else positions
-    return tuple(window if kind == SLIDING and window < positions else None for kind in kinds)
+    return kinds
 
 
-def _own_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return tensors without name prefixes, with norm weights as they multiply."""
+def own_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return tensors without name prefixes, with norm weights as they multiply.
+
+    A head that is the decoder's embedding is left out; one that differs counts, whatever the
+    configuration says.
+    """
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     own = {
         name: changed(tensor, one_more) if name.endswith("norm.weight") else tensor
         for name, tensor in own.items()
     }
-    if _HEAD in own and same(own[_HEAD], own.setdefault(_EMBEDDING, own[_HEAD])):
-        del own[_HEAD]
+    if HEAD in own and same(own[HEAD], own.setdefault(EMBEDDING, own[HEAD])):
+        del own[HEAD]
     return own
 
 
-def _entries(dimensions: T5GemmaDimensions) -> Iterator[Entry]:
+def _entries(
+    dimensions: T5GemmaDimensions, modules: Mapping[str, Sequence[str]]
+) -> Iterator[Entry]:
     """Yield canonical tensors with the parts of files that fill them."""
     for canonical, shape in tensor_shapes(dimensions).items():
         module, _, leaf = canonical.rpartition(".")
         layer = _LAYER.search(module)
         names = [
             f"{name.format(i=layer[0] if layer else 0)}.{leaf}"
-            for name in NAMES[_LAYER.sub("{i}", module)]
+            for name in modules[_LAYER.sub("{i}", module)]
         ]
         rows, *rest = shape
         counts = [rows // len(names)] * len(names)
@@ -197,5 +245,5 @@ T5GEMMA = HuggingFaceFamily(
     model_types=("t5gemma",),
     dimensions=t5gemma_dimensions,
     read=read_t5gemma,
-    heads={_HEAD: (f"model.{_EMBEDDING}", _EMBEDDING)},
+    heads={HEAD: (f"model.{EMBEDDING}", EMBEDDING)},
 )

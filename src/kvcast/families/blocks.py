@@ -1,6 +1,6 @@
 """Parts of programs that several families have. Knows sizes and no family."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvcast.families.programs import ProgramSignature, cache_names
@@ -91,12 +91,22 @@ def cross_caches(
 
     They are [batch, heads, t, head_dim], by the names of the caches.
     """
+    names = [f"decoder.layers.{layer}.cross_attention.key_value" for layer in range(layers)]
+    pairs = (write.chunk(write.linear(encoded, name, bias=bias), 2) for name in names)
+    return by_head(write, pairs, heads)
+
+
+def by_head(
+    write: ProgramWriter, pairs: Iterable[Sequence[Node]], heads: int
+) -> Mapping[str, Node]:
+    """Return a key and a value of each decoder layer, [batch, t, width], as the cross caches.
+
+    They are [batch, heads, t, head_dim], by the names of the caches.
+    """
     parts = [
         write.step("contiguous", write.step("transpose", apart, 1, 2))
-        for layer in range(layers)
-        for part in write.chunk(
-            write.linear(encoded, f"decoder.layers.{layer}.cross_attention.key_value", bias=bias), 2
-        )
+        for pair in pairs
+        for part in pair
         for apart in [write.step("unflatten", part, -1, [heads, -1])]
     ]
-    return dict(zip(cache_names("cross", layers), parts, strict=True))
+    return dict(zip(cache_names("cross", len(parts) // 2), parts, strict=True))

@@ -1,9 +1,13 @@
-"""T5Gemma, an encoder and a decoder of Gemma 2's blocks, as data.
+"""T5Gemma, an encoder and a decoder of Gemma 2's blocks, and T5Gemma 2, of Gemma 3's, as data.
+
+A layer of T5Gemma's decoder attends to the target and then to the source. One of T5Gemma 2's
+attends to both at once: the source's keys and values are made by the matrices and the norm of the
+target's, and are not rotated; one softmax is over all.
 
 Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
-one tensor in this order, and so are key and value of cross-attention, and gate and up. Norms
-multiply by their weight as it is. Rotary pairs are in halves of a head. Knows no file format,
-weights, text or runtimes.
+one tensor in this order; key and value of what a source is projected by are one, and so are gate
+and up. Norms multiply by their weight as it is. Rotary pairs are in halves of a head. Knows no file
+format, weights, text or runtimes.
 """
 
 import math
@@ -19,6 +23,7 @@ from kvcast.families.base import Family, PrecisionRoles
 from kvcast.families.blocks import (
     TOKENS,
     attended,
+    by_head,
     cache_of,
     chosen,
     cross_caches,
@@ -27,6 +32,13 @@ from kvcast.families.blocks import (
     written,
 )
 from kvcast.families.caches import self_and_cross_caches
+from kvcast.families.gemma_stack import (
+    GemmaStack,
+    Shapes,
+    StackWriter,
+    attention_shapes,
+    feed_forward_shapes,
+)
 from kvcast.families.sources import (
     PROBED,
     SOURCE,
@@ -36,84 +48,11 @@ from kvcast.families.sources import (
 )
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import require_positive
 from kvcast.spec.writer import ProgramWriter
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-_SIZES = ("width", "inner", "heads", "kv_heads", "head_dim", "positions")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GemmaStack:
-    """The encoder or the decoder.
-
-    Attributes:
-        width: size of a hidden state.
-        inner: inner width of the feed-forward.
-        heads: number of heads of queries.
-        kv_heads: number of heads of keys and values; `heads` is a multiple.
-        head_dim: size of a head, even.
-        windows: of each layer how many positions a query of the decoder sees, its own included, or
-            how far one of the encoder sees on both sides; None: all.
-        positions: length of the longest sequence.
-        rotary: angles of all layers.
-        norm_eps: of every norm.
-        activation: of the gate, one of ACTIVATIONS.
-        attention_scale: factor on the products of queries and keys.
-        attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
-        attention_bias: whether attention's projections have biases.
-
-    """
-
-    width: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    windows: tuple[int | None, ...]
-    positions: int
-    rotary: Rotary
-    norm_eps: float
-    activation: str
-    attention_scale: float
-    attention_softcap: float = 0.0
-    attention_bias: bool = False
-
-    def __post_init__(self) -> None:
-        require_positive(**{name: getattr(self, name) for name in _SIZES})
-        require_layers(len(self.windows))
-        if not self.windows or not all(map(_is_window, self.windows)):
-            raise KvcastError("windows must have one or more layers, each None or 1 or more")
-        if self.heads % self.kv_heads:
-            raise KvcastError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
-        if self.head_dim % 2:
-            raise KvcastError(f"head_dim must be even, not {self.head_dim}")
-        if self.positions > MOST_POSITIONS:
-            raise KvcastError(f"{self.positions} positions are more than any model has")
-        self.rotary.check(self.head_dim)
-        require_one_of("activation", self.activation, ACTIVATIONS)
-        for name in ("norm_eps", "attention_scale"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise KvcastError(f"{name} must be a finite number above 0")
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return len(self.windows)
-
-    @property
-    def mixed(self) -> int:
-        """Size of all heads together."""
-        return self.heads * self.head_dim
-
-    @property
-    def keys(self) -> int:
-        """Size of a position's keys."""
-        return self.kv_heads * self.head_dim
-
-
-def _is_window(window: object) -> bool:
-    return window is None or (type(window) is int and 1 <= window <= MOST_POSITIONS)
+_STACKS = ("encoder", "decoder")
+_ANGLES = ("cosines", "sines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +68,10 @@ class T5GemmaDimensions:
         logit_softcap: c in c tanh(x / c), on the model's logits; 0: none.
         tied: whether the head is the decoder's embedding.
         start_token: the first token of a target.
+        merged: whether a layer of the decoder attends to target and source at once (T5Gemma 2).
+        one_embedding: whether the encoder's embedding is the decoder's.
+        eoi_token: the end of an image, whose embedding is a tensor of its own, not scaled; None:
+            there is no such tensor.
 
     """
 
@@ -140,6 +83,9 @@ class T5GemmaDimensions:
     start_token: int
     logit_softcap: float = 0.0
     tied: bool = True
+    merged: bool = False
+    one_embedding: bool = False
+    eoi_token: int | None = None
 
     def __post_init__(self) -> None:
         require_positive(vocab_size=self.vocab_size, source_vocab_size=self.source_vocab_size)
@@ -147,6 +93,15 @@ class T5GemmaDimensions:
             raise KvcastError(
                 f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
             )
+        widths = self.encoder.width, self.decoder.width
+        if (self.merged or self.one_embedding) and len(set(widths)) > 1:
+            raise KvcastError("encoder and decoder share matrices, but have other widths")
+        if self.one_embedding and self.vocab_size != self.source_vocab_size:
+            raise KvcastError("encoder and decoder share tokens, but have other numbers of them")
+        if self.decoder.query_key_norm and not self.merged:
+            raise KvcastError("keys of a source that is attended to apart have no norm")
+        if self.eoi_token is not None and (type(self.eoi_token) is not int or self.eoi_token < 0):
+            raise KvcastError(f"eoi_token {self.eoi_token!r} is not a token")
 
     @property
     def encoder_layers(self) -> int:
@@ -183,6 +138,12 @@ class T5GemmaDimensions:
         """Both stacks, by the names that their tensors begin with."""
         return {"encoder": self.encoder, "decoder": self.decoder}
 
+    @property
+    def tables(self) -> Mapping[str, int]:
+        """Rows of each embedding, by the stack that its names begin with."""
+        own = {} if self.one_embedding else {"encoder": self.source_vocab_size}
+        return {**own, "decoder": self.vocab_size}
+
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
@@ -192,67 +153,41 @@ class T5GemmaDimensions:
             raise KvcastError(f"not the dimensions of a T5Gemma: {error}") from None
 
 
-_STACKS = ("encoder", "decoder")
-
-
 def _stack(fields: Mapping[str, Any]) -> GemmaStack:
-    rotary = Rotary(**fields["rotary"])
-    return GemmaStack(**{**fields, "windows": tuple(fields["windows"]), "rotary": rotary})
+    given = {name: fields.get(name) for name in ("rotary", "window_rotary")}
+    angles = {name: None if part is None else Rotary(**part) for name, part in given.items()}
+    return GemmaStack(**{**fields, "windows": tuple(fields["windows"]), **angles})
 
 
-def tensor_shapes(dimensions: T5GemmaDimensions) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(dimensions: T5GemmaDimensions) -> Shapes:
     """Return every canonical name with its shape."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: Shapes = {}
     if not dimensions.tied:
         shapes["head.weight"] = (dimensions.vocab_size, dimensions.decoder.width)
-    tokens = {"encoder": dimensions.source_vocab_size, "decoder": dimensions.vocab_size}
     for name, stack in dimensions.stacks.items():
-        shapes |= {
-            f"{name}.embedding.weight": (tokens[name], stack.width),
-            f"{name}.norm.weight": (stack.width,),
-        }
-        layer = _layer_shapes(stack)
-        if name == "decoder":
-            layer |= _cross_shapes(stack, dimensions.encoder.width)
+        if name in dimensions.tables:
+            shapes[f"{name}.embedding.weight"] = (dimensions.tables[name], stack.width)
+            if dimensions.eoi_token is not None:
+                shapes[f"{name}.eoi_embedding"] = (stack.width,)
+        shapes[f"{name}.norm.weight"] = (stack.width,)
+        layer = _attentions(dimensions, name) | feed_forward_shapes(stack)
         for i in range(stack.layers):
             shapes |= {f"{name}.layers.{i}.{tensor}": shape for tensor, shape in layer.items()}
     return shapes
 
 
-def _layer_shapes(stack: GemmaStack) -> dict[str, tuple[int, ...]]:
-    matrices = {
-        "self_attention.qkv": (stack.mixed + 2 * stack.keys, stack.width),
-        "self_attention.out": (stack.width, stack.mixed),
-    }
-    return {
-        **_norms(stack, "self_attention"),
-        **_matrices(stack, matrices),
-        **_norms(stack, "feed_forward"),
-        "feed_forward.gate_up.weight": (2 * stack.inner, stack.width),
-        "feed_forward.down.weight": (stack.width, stack.inner),
-    }
-
-
-def _cross_shapes(stack: GemmaStack, encoded: int) -> dict[str, tuple[int, ...]]:
-    matrices = {
-        "cross_attention.query": (stack.mixed, stack.width),
-        "cross_attention.key_value": (2 * stack.keys, encoded),
-        "cross_attention.out": (stack.width, stack.mixed),
-    }
-    return _norms(stack, "cross_attention") | _matrices(stack, matrices)
-
-
-def _norms(stack: GemmaStack, block: str) -> dict[str, tuple[int, ...]]:
-    return {f"{block}_{norm}.weight": (stack.width,) for norm in ("norm", "post_norm")}
-
-
-def _matrices(
-    stack: GemmaStack, matrices: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
-    weights = {f"{name}.weight": shape for name, shape in matrices.items()}
-    if not stack.attention_bias:
-        return weights
-    return weights | {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
+def _attentions(dimensions: T5GemmaDimensions, name: str) -> Shapes:
+    """Return the tensors of attention of a layer of a stack."""
+    stack, encoded = dimensions.stacks[name], dimensions.encoder.width
+    query, out = (stack.mixed, stack.width), (stack.width, stack.mixed)
+    qkv = {"qkv": (stack.mixed + 2 * stack.keys, stack.width), "out": out}
+    apart = {"query": query, "key_value": (2 * stack.keys, encoded), "out": out}
+    if name == "encoder":
+        return attention_shapes(stack, "self_attention", qkv)
+    if dimensions.merged:
+        return attention_shapes(stack, "attention", apart)
+    own = attention_shapes(stack, "self_attention", qkv)
+    return own | attention_shapes(stack, "cross_attention", apart)
 
 
 def _written(dimensions: T5GemmaDimensions) -> Mapping[str, Program]:
@@ -262,8 +197,8 @@ def _written(dimensions: T5GemmaDimensions) -> Mapping[str, Program]:
 def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
     stack = dimensions.encoder
-    block = _Block(write, stack, "encoder")
-    x = block.embedded(SOURCE)
+    block = _writer(write, dimensions, "encoder")
+    x = _embedded(write, dimensions, "encoder", SOURCE)
     for i, window in enumerate(stack.windows):
         name = f"encoder.layers.{i}.self_attention"
         mixed = write.step(
@@ -272,39 +207,30 @@ def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
             stack.heads,
             stack.attention_scale,
             SOURCE_LENGTHS,
-            *block.angles,
-            reach=window or 0,
+            *block.angles(i).values(),
+            window=window or 0,
             softcap=stack.attention_softcap,
         )
         x = block.fed(block.added(x, mixed, name), i)
     encoded = write.rms_norm(x, "encoder.norm", stack.norm_eps)
-    decoder = dimensions.decoder
-    caches = decoder.layers, decoder.kv_heads
-    return write.program(**cross_caches(write, encoded, *caches, bias=decoder.attention_bias))
+    decoder, layers = dimensions.decoder, range(dimensions.decoder.layers)
+    if not dimensions.merged:
+        bias, heads = decoder.attention_bias, decoder.kv_heads
+        return write.program(**cross_caches(write, encoded, len(layers), heads, bias=bias))
+    target = _writer(write, dimensions, "decoder")
+    pairs = (target.key_value(encoded, f"decoder.layers.{i}.attention") for i in layers)
+    return write.program(**by_head(write, pairs, decoder.kv_heads))
 
 
 def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     """Write `decode`: new target tokens to logits."""
-    stack = dimensions.decoder
-    block = _Block(write, stack, "decoder")
-    cosines, sines = block.angles
-    x = block.embedded(TOKENS)
-    for i, window in enumerate(stack.windows):
-        name = f"decoder.layers.{i}.self_attention"
-        qkv = block.qkv(block.before(x, name), name)
-        options = {"window": window or 0, "softcap": stack.attention_softcap}
-        angles = {"cosines": cosines, "sines": sines}
-        x = block.added(
-            x, attended(write, i, qkv, stack.attention_scale, **options, **angles), name
-        )
-        name = f"decoder.layers.{i}.cross_attention"
-        before = block.before(x, name)
-        query = write.linear(before, f"{name}.query", bias=stack.attention_bias)
-        cross = (*cache_of("cross", i), stack.attention_scale, SOURCE_LENGTHS)
-        softcap = stack.attention_softcap
-        x = block.added(x, write.step("cross_attention", query, *cross, softcap=softcap), name)
-        x = block.fed(x, i)
-    normed = write.rms_norm(flat(write, chosen(write, x)), "decoder.norm", stack.norm_eps)
+    block = _writer(write, dimensions, "decoder")
+    attends = _attends_to_both if dimensions.merged else _attends_to_each
+    x = _embedded(write, dimensions, "decoder", TOKENS)
+    for i in range(block.stack.layers):
+        x = block.fed(attends(block, x, i), i)
+    x = flat(write, chosen(write, x))
+    normed = write.rms_norm(x, "decoder.norm", block.stack.norm_eps)
     logits = write.linear(normed, "decoder.embedding" if dimensions.tied else "head")
     if softcap := dimensions.logit_softcap:
         capped = write.step("tanh", write.step("div", logits, softcap))
@@ -312,60 +238,77 @@ def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     return write.program(logits=in_rows(write, logits))
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Writes the parts that layers of both stacks have."""
+def _attends_to_each(block: StackWriter, x: Node, i: int) -> Node:
+    """Attend to the target, and then to the source."""
+    stack, name = block.stack, f"decoder.layers.{i}.self_attention"
+    qkv = block.qkv(block.before(x, name), name)
+    mixed = attended(block.write, i, qkv, stack.attention_scale, **_own_cache(block, i))
+    x = block.added(x, mixed, name)
+    name = f"decoder.layers.{i}.cross_attention"
+    query = block.query(block.before(x, name), name)
+    cross = (*cache_of("cross", i), stack.attention_scale, SOURCE_LENGTHS)
+    softcap = stack.attention_softcap
+    mixed = block.write.step("cross_attention", query, *cross, softcap=softcap)
+    return block.added(x, mixed, name)
 
-    write: ProgramWriter
-    stack: GemmaStack
-    name: str
 
-    @property
-    def angles(self) -> Sequence[Constant]:
-        """Tables of cosines and sines."""
-        return [Constant(f"{self.name}.{table}") for table in ("cosines", "sines")]
+def _attends_to_both(block: StackWriter, x: Node, i: int) -> Node:
+    """Attend to target and source in one softmax."""
+    name = f"decoder.layers.{i}.attention"
+    normed, scale = block.before(x, name), block.stack.attention_scale
+    key, value = cache_of("cross", i)
+    cross = {"cross_key": key, "cross_value": value, "cross_lengths": SOURCE_LENGTHS}
+    qkv = (block.query(normed, name), *block.key_value(normed, name))
+    mixed = attended(block.write, i, qkv, scale, **_own_cache(block, i), **cross)
+    return block.added(x, mixed, name)
 
-    def embedded(self, tokens: Node) -> Node:
-        """Embed tokens."""
-        x = self.write.embedding(f"{self.name}.embedding.weight", tokens)
-        return self.write.step("mul", x, math.sqrt(self.stack.width))
 
-    def before(self, x: Node, name: str) -> Node:
-        """Return the input of a part of a layer."""
-        return self.write.rms_norm(x, f"{name}_norm", self.stack.norm_eps)
+def _own_cache(block: StackWriter, i: int) -> dict[str, Any]:
+    """Return the options of attention over a layer's own cache."""
+    window, softcap = block.stack.windows[i] or 0, block.stack.attention_softcap
+    return {"window": window, "softcap": softcap, **block.angles(i)}
 
-    def qkv(self, normed: Node, name: str) -> Sequence[Node]:
-        """Return queries, keys and values of self-attention."""
-        stack = self.stack
-        projected = self.write.linear(normed, f"{name}.qkv", bias=stack.attention_bias)
-        return self.write.split(projected, [stack.mixed, stack.keys, stack.keys])
 
-    def added(self, x: Node, mixed: Node, name: str) -> Node:
-        """Add attention's projected result, normed, to its input."""
-        bias = self.stack.attention_bias
-        return self._normed_sum(x, self.write.linear(mixed, f"{name}.out", bias=bias), name)
+def _embedded(write: ProgramWriter, dimensions: T5GemmaDimensions, name: str, tokens: Node) -> Node:
+    """Embed tokens of a stack, [..., width]."""
+    owner = name if name in dimensions.tables else "decoder"
+    x = write.embedding(f"{owner}.embedding.weight", tokens)
+    x = write.step("mul", x, math.sqrt(dimensions.stacks[name].width))
+    if dimensions.eoi_token is None:
+        return x
+    is_end = write.step("unsqueeze", write.step("eq", tokens, dimensions.eoi_token), -1)
+    return write.step("where", is_end, Constant(f"{owner}.eoi_embedding"), x)
 
-    def fed(self, x: Node, layer: int) -> Node:
-        """Add a layer's feed-forward."""
-        name = f"{self.name}.layers.{layer}.feed_forward"
-        activation = self.stack.activation
-        inner = self.write.linear(self.before(x, name), f"{name}.gate_up", gate=activation)
-        return self._normed_sum(x, self.write.linear(inner, f"{name}.down"), name)
 
-    def _normed_sum(self, x: Node, product: Node, name: str) -> Node:
-        normed = self.write.rms_norm(product, f"{name}_post_norm", self.stack.norm_eps)
-        return self.write.step("add", x, normed)
+def _writer(write: ProgramWriter, dimensions: T5GemmaDimensions, name: str) -> StackWriter:
+    stack, kinds = dimensions.stacks[name], _kinds_of_angles(dimensions)
+    names = {
+        rotary: [f"{table}_{i}" for table in _ANGLES]
+        for i, (rotary, *sizes) in enumerate(kinds)
+        if sizes == [stack.positions, stack.head_dim]
+    }
+    return StackWriter(write, stack, name, names)
+
+
+def _kinds_of_angles(dimensions: T5GemmaDimensions) -> Sequence[tuple[Rotary, int, int]]:
+    """Return the angles of layers with their positions and sizes of heads, each once."""
+    kinds = [
+        (stack.rotary_of(i), stack.positions, stack.head_dim)
+        for stack in dimensions.stacks.values()
+        for i in range(stack.layers)
+    ]
+    return list(dict.fromkeys(kinds))
 
 
 def _constants(
     dimensions: T5GemmaDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the tables of angles of both stacks."""
+    """Return the tables of angles."""
     tables: dict[str, NDArray[np.generic]] = {}
-    for name, stack in dimensions.stacks.items():
-        cosines, sines = stack.rotary.tables(stack.positions, stack.head_dim)
-        tables |= {f"{name}.cosines": cosines, f"{name}.sines": sines}
+    for i, (rotary, positions, head_dim) in enumerate(_kinds_of_angles(dimensions)):
+        names = [f"{table}_{i}" for table in _ANGLES]
+        tables |= dict(zip(names, rotary.tables(positions, head_dim), strict=True))
     return tables
 
 

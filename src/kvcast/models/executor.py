@@ -24,7 +24,6 @@ from kvcast.models.ops.attention import (
     packed_self_attention,
     self_attention,
     shared_attention,
-    source_attention,
 )
 from kvcast.models.ops.convolution import (
     channel_convolution,
@@ -34,6 +33,7 @@ from kvcast.models.ops.convolution import (
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.models.ops.relative import relative_scores
 from kvcast.models.ops.sound import group_norm, window_attention
+from kvcast.models.ops.source import source_attention
 from kvcast.models.ops.states import delta_rule, packed_states, selective_scan
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.self_attention import SelfAttention, SharedAttention

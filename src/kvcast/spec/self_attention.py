@@ -12,7 +12,8 @@ T = TypeVar("T")
 class SelfAttention(NamedTuple, Generic[T]):
     """A call of self-attention.
 
-    Letters in shapes: r rows, s new positions, c capacity, h heads, d head_dim.
+    Letters in shapes: r rows, s new positions, c capacity, h heads, d head_dim; b encoded inputs,
+    of which row i reads input i // (r // b), and t their positions.
 
     Attributes:
         query: [r, s, h * d].
@@ -29,6 +30,10 @@ class SelfAttention(NamedTuple, Generic[T]):
         bias: [r or 1, h or 1, s, c], added to the scaled products; linear caches only.
         causal: whether a position sees only those up to itself.
         sinks: [h], a logit beside those of a head's queries, whose share gives nothing.
+        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see beside the
+            cache, in the same softmax; they are not rotated, and have no bias. None: none.
+        cross_value: like `cross_key`.
+        cross_lengths: int32 [b], how many of an input's t positions are valid; None: all.
 
     """
 
@@ -46,6 +51,14 @@ class SelfAttention(NamedTuple, Generic[T]):
     bias: T | None = None
     causal: bool = True
     sinks: T | None = None
+    cross_key: T | None = None
+    cross_value: T | None = None
+    cross_lengths: T | None = None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether queries see an encoded input beside the cache."""
+        return self.cross_key is not None
 
 
 class SharedAttention(NamedTuple, Generic[T]):

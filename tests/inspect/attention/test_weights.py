@@ -12,6 +12,7 @@ from kit.dimensions import ROFORMER
 from kit.in_transformers import SETTINGS, random_t5, t5_tensors
 from kit.models import checkpoint_of, lazy_tensors, random_programs
 from kit.openai_whisper import openai_attention
+from kit.random_barts import random_bart, save_bart
 from kit.recordings import EXAMPLE
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -95,6 +96,32 @@ def test_a_t5s_weights_are_those_of_transformers(name: str):
         assert [layer.layer for layer in ours] == list(range(dimensions.decoder_layers))
         for layer, expected in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(layer.weights_hst, expected[0].numpy(), atol=1e-5)
+
+
+def test_weights_of_target_and_source_in_one_softmax_are_those_of_transformers(tmp_path: Path):
+    oracle = random_bart("t5gemma2")
+    checkpoint = open_checkpoint(save_bart(oracle, tmp_path / "model"))
+    generator = np.random.default_rng(0)
+    source, target = (generator.integers(6, 80, (1, count)) for count in (13, 11))
+    with torch.no_grad():
+        results = oracle(
+            input_ids=torch.from_numpy(source),
+            decoder_input_ids=torch.from_numpy(target),
+            output_attentions=True,
+        )
+    padded = np.pad(source, ((0, 0), (0, 4)))
+    sequence = fed(target[0], padded, np.array([13], np.int32))
+    reader = AttentionReader(checkpoint, NativeReference(checkpoint, None))
+    assert reader.kinds == {"self", "cross"}
+    whole = 0
+    for kind, theirs in (("cross", results.cross_attentions), ("self", results.decoder_attentions)):
+        ours = list(reader.layers(sequence, kind))
+        assert max(layer.error for layer in ours) < 1e-5
+        assert [layer.layer for layer in ours] == [0, 1, 2]
+        for layer, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(layer.weights_hst, expected[0].numpy(), atol=1e-5)
+        whole += ours[0].weights_hst.sum(-1)
+    np.testing.assert_allclose(whole, 1, atol=1e-5)
 
 
 def test_a_source_sees_itself_and_a_target_what_is_before_it():

@@ -127,16 +127,28 @@ class SelfCall(Brief):
     sines: Array | None = None
     sinks: Array | None = None  # [h]
     bias: Array | None = None  # [r or 1, h or 1, s, c]
+    cross_key: Array | None = None  # [b, g, t, line], NaN past an input's length
+    cross_value: Array | None = None
+    cross_lengths: Array | None = None
     gap: int = 0  # between lines
+
+    @property
+    def rows_each(self) -> int:
+        return 1 if self.cross_key is None else len(self.query) // len(self.cross_key)
 
     @property
     def lengths(self) -> Array:
         return np.array([len(past) for past in self.past_keys], np.int32)
 
     def rows(self, first: int, last: int) -> Self:
-        bias = self.bias
+        bias, inputs = self.bias, np.arange(first, last) // self.rows_each
+        own = (self.cross_key, self.cross_value, self.cross_lengths)
+        cross = [part if part is None else part[inputs] for part in own]
         return replace(
             self,
+            cross_key=cross[0],
+            cross_value=cross[1],
+            cross_lengths=cross[2],
             query=self.query[first:last],
             key=self.key[first:last],
             value=self.value[first:last],
@@ -193,9 +205,21 @@ class SelfCall(Brief):
         words += [lengths.ctypes.data, 0, bits(self.scale), bits(self.softcap), self.window]
         sinks = None if self.sinks is None else guarded(self.sinks)
         words += [int(self.causal), int(self.prompt), *map(_pointer, (*tables, sinks))]
-        words += [*_bias(bias), *_flat(out)]
+        cross, held = self.encoded()
+        words += [*_bias(bias), *cross, *_flat(out)]
         run(machine(threads, instructions), Operation.SELF_ATTENTION, words)
+        del held
         return out.reshape(self.query.shape).copy(), keys, values
+
+    def encoded(self) -> tuple[list[int], list[Array]]:
+        """Return the words of the inputs that are attended to as well, and what they point to."""
+        if self.cross_key is None or self.cross_value is None:
+            return [0] * 10 + [1], []
+        held = [guarded(self.cross_key), guarded(self.cross_value)]
+        lengths = [] if self.cross_lengths is None else [guarded(self.cross_lengths)]
+        words = [word for cache in held for word in _heads(cache)]
+        words += [_pointer(lengths[0] if lengths else None), self.cross_key.shape[2]]
+        return [*words, self.rows_each], [*held, *lengths]
 
     def again(
         self, offsets: list[int], keys: Array, values: Array, threads: int, instructions: str
@@ -211,8 +235,10 @@ class SelfCall(Brief):
         words = [rows, asked, heads, self.key.shape[2], head_dim, self.capacity]
         words += [*_flat(query), 0, 0, 0, 0, *_heads(keys), *_heads(values)]
         words += [lengths.ctypes.data, at.ctypes.data, bits(self.scale), bits(self.softcap)]
-        words += [self.window, 1, 0, *map(_pointer, (*tables, sinks)), *_bias(None), *_flat(out)]
-        run(machine(threads, instructions), Operation.SELF_ATTENTION, words)
+        cross, held = self.encoded()
+        words += [self.window, 1, 0, *map(_pointer, (*tables, sinks)), *_bias(None), *cross]
+        run(machine(threads, instructions), Operation.SELF_ATTENTION, [*words, *_flat(out)])
+        del held
         return out.reshape(rows, asked, heads, head_dim).copy()
 
     def expected(self) -> Array:
@@ -232,19 +258,31 @@ class SelfCall(Brief):
                 for head in range(heads):
                     g = head // groups
                     bias = None
+                    other_keys, other_values = self.beside(row, g)
                     if self.bias is not None:
                         own = np.broadcast_to(self.bias, (rows, heads, new, self.capacity))
                         bias = own[row, head, s, first:last]
+                        bias = np.concatenate([bias, np.zeros(len(other_keys))])
                     out[row, s, head] = attended(
                         query[row, s, head],
-                        keys[first:last, g],
-                        values[first:last, g],
+                        np.concatenate([keys[first:last, g], other_keys]),
+                        np.concatenate([values[first:last, g], other_values]),
                         self.scale,
                         bias,
                         self.softcap,
                         None if self.sinks is None else self.sinks[head],
                     )
         return out
+
+    def beside(self, row: int, group: int) -> tuple[Array, Array]:
+        """Return keys and values [t, d] of a row's input."""
+        if self.cross_key is None or self.cross_value is None:
+            return (np.zeros((0, self.key.shape[-1])),) * 2
+        at, count = row // self.rows_each, self.cross_key.shape[2]
+        if self.cross_lengths is not None:
+            count = self.cross_lengths[at]
+        key, value = (numbers(x[at, group, :count]) for x in (self.cross_key, self.cross_value))
+        return key, value
 
 
 def attended(
@@ -333,7 +371,7 @@ class WholeCall(Brief):
     bias: Array | None = None  # [b or 1, h, t, t]
     scale: float = 0.3
     softcap: float = 0.0
-    reach: int = 0
+    window: int = 0
     angles: Array | None = None  # [t, d / 2]
     exact: bool = True
     gaps: tuple[int, int, int] = field(default=(0, 0, 0))
@@ -368,7 +406,7 @@ class WholeCall(Brief):
         out = strided(np.full((inputs * positions, width), np.nan), width + self.gaps[0])
         lengths = None if self.lengths is None else guarded(self.lengths)
         bias = None if self.bias is None else guarded(self.bias)
-        words = [inputs, positions, heads, key_heads, head_dim, self.reach]
+        words = [inputs, positions, heads, key_heads, head_dim, self.window]
         words += [word for rows in lines for word in _flat(rows)]
         words += [_pointer(lengths), bits(self.scale), bits(self.softcap)]
         words += [*(map(_pointer, tables) if tables else (0, 0)), *_bias(bias)]
@@ -392,7 +430,8 @@ class WholeCall(Brief):
             if self.bias is not None:
                 bias = self.bias[b if len(self.bias) > 1 else 0, head, t, :length]
             g = head // (heads // self.key.shape[2])
-            seen = slice(max(0, t - self.reach), t + self.reach + 1) if self.reach else slice(None)
+            before, after = (self.window - 1) // 2, self.window // 2
+            seen = slice(max(0, t - before), t + after + 1) if self.window else slice(None)
             keys, values = key[b, :length, g][seen], self.value[b, :length, g][seen]
             given = self.scale, bias if bias is None else bias[seen], self.softcap
             out[b, t, head] = attended(query[b, t, head], keys, values, *given)

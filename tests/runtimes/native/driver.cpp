@@ -272,8 +272,8 @@ Number any_number(Random& random) {
 
 // Attention of random sizes, the same for the same random numbers; everything that it wrote.
 std::vector<float> attend_to_cache(Machine& machine, Random random) {
-  const int rows = 1 + below(random, 4), positions = 1 + below(random, 9), each = 1 + below(random, 3);
-  const int key_heads = 1 + below(random, 3), heads = each * key_heads, head_dim = 2 * (1 + below(random, 40));
+  const int rows = 1 + below(random, 4), positions = 1 + below(random, 9), shared = 1 + below(random, 3);
+  const int key_heads = 1 + below(random, 3), heads = shared * key_heads, head_dim = 2 * (1 + below(random, 40));
   const int capacity = positions + below(random, 150), lines = rows * positions, half = head_dim / 2;
   std::vector<int32_t> lengths(rows);
   for (int32_t& length : lengths) length = below(random, capacity - positions + 1);
@@ -295,6 +295,20 @@ std::vector<float> attend_to_cache(Machine& machine, Random random) {
   call.prompt = below(random, 2);
   call.cosines = cosines.data();
   call.sines = sines.data();
+  // In half of the trials an input beside the cache, of each row or of all.
+  const int each = below(random, 2) ? rows : 1, inputs = rows / each, sources = 1 + below(random, 150);
+  std::vector<int32_t> held(inputs);
+  for (int32_t& length : held) length = 1 + below(random, sources);
+  const Number other = any_number(random);
+  std::vector<uint8_t> cross = cached(machine, random, other, inputs * key_heads * sources, head_dim);
+  if (below(random, 2)) {
+    const size_t cross_head = head_stride(other, sources, head_dim);
+    call.cross_key = {cross.data(), other, cross_head * key_heads, cross_head};
+    call.cross_value = call.cross_key;
+    call.cross_lengths = held.data();
+    call.cross_positions = sources;
+    call.rows_each = each;
+  }
   call.out = {out.data(), call.query.stride};
   self_attention(machine, call);
   out.insert(out.end(), keys.begin(), keys.end());
@@ -340,7 +354,7 @@ std::vector<float> attend_to_all(Machine& machine, Random random) {
   // What only exact attention has, and in half of the trials nothing of it. Soft caps are left out: plain has
   // the system's tanh, which differs from one to another.
   if (below(random, 2)) {
-    call.reach = below(random, 20);
+    call.window = below(random, 40);
     if (below(random, 2)) call.cosines = cosines.data(), call.sines = sines.data();
   }
   call.exact = below(random, 2) == 0;

@@ -72,7 +72,9 @@ def self_calls(draw: st.DrawFn, *, ring: bool = False) -> SelfCall:
         bias[..., end:] = np.nan
         for s in range(new if causal and rows == 1 else 0):
             bias[:, :, s, lengths[0] + s + 1 :] = np.nan
+    cross = draw_inputs(draw, rng, rows, key_heads, head_dim) if draw(st.booleans()) else {}
     return SelfCall(
+        **cross,
         query=3 * normal(rng, rows, new, key_heads * groups, head_dim),
         key=normal(rng, rows, new, key_heads, head_dim),
         value=normal(rng, rows, new, key_heads, head_dim),
@@ -91,6 +93,23 @@ def self_calls(draw: st.DrawFn, *, ring: bool = False) -> SelfCall:
         bias=bias,
         gap=draw(st.sampled_from([0, 7])),
     )
+
+
+def draw_inputs(
+    draw: st.DrawFn, rng: np.random.Generator, rows: int, key_heads: int, head_dim: int
+) -> dict[str, Any]:
+    """Return encoded inputs that rows read beside their caches."""
+    inputs, positions = draw(st.sampled_from([1, rows])), draw(st.sampled_from([1, 7, 256, 300]))
+    parts = [
+        stored(normal(rng, inputs, key_heads, positions, head_dim), draw(NUMBERS)) for _ in range(2)
+    ]
+    lengths = None
+    if draw(st.booleans()):
+        lengths = np.array([draw(st.integers(1, positions)) for _ in range(inputs)], np.int32)
+        for cache in parts:
+            for row, length in enumerate(lengths):
+                cache[row, :, length:] = nothing((), cache.dtype)
+    return {"cross_key": parts[0], "cross_value": parts[1], "cross_lengths": lengths}
 
 
 def check_self(call: SelfCall, threads: int, instructions: str) -> None:
@@ -336,8 +355,8 @@ def whole_calls(draw: st.DrawFn, *, exact: bool) -> WholeCall:
         return replace(call, scale=head_dim**-0.5)
     rotates = head_dim % 2 == 0 and draw(st.booleans())
     angles = rng.uniform(0, 6, (positions, head_dim // 2)).astype(np.float32) if rotates else None
-    reach = draw(st.sampled_from([0, 0, 1, 5, 80]))
-    return replace(call, softcap=draw(CAPS), reach=reach, angles=angles)
+    window = draw(st.sampled_from([0, 0, 1, 2, 6, 11, 161]))
+    return replace(call, softcap=draw(CAPS), window=window, angles=angles)
 
 
 @each_set
@@ -572,6 +591,35 @@ def test_self_attention_is_torchs(capacity: int, softcap: float, instructions: s
 
 
 WAVES = {"cosines": np.cos, "sines": np.sin}
+
+
+@each_set
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("capacity", [9, 40])
+def test_attention_to_a_cache_and_an_input_in_one_softmax_is_torchs(
+    capacity: int, softcap: float, instructions: str
+) -> None:
+    import torch
+
+    from kvcast.models.ops.attention import self_attention
+
+    rng = np.random.default_rng(5)
+    angles = rng.uniform(0, 6, (28, 16))
+    tables = {name: f(angles).astype(np.float32) for name, f in WAVES.items()}
+    cross = [normal(rng, 1, 2, 13, 32) for _ in range(2)]
+    held = np.array([11], np.int32)
+    names = {"cross_key": cross[0], "cross_value": cross[1], "cross_lengths": held}
+    call = linear_call(rng, 7, 21, capacity=capacity, window=9, softcap=softcap, **tables, **names)
+    mixed, _, _ = call.run(2, instructions)
+    caches = [torch.tensor(np.nan_to_num(cache)) for cache in call.caches()]
+    flat = [torch.tensor(x).flatten(2) for x in (call.query, call.key, call.value)]
+    given = [torch.tensor(call.lengths), call.scale, 9, softcap]
+    options = {name: torch.tensor(x) for name, x in {**tables, **names}.items()}
+    expected = self_attention(*flat, *caches, *given, **options)
+    close(mixed.reshape(2, 7, -1), expected.numpy())
+    close(call.expected(), mixed)
+    alone = replace(call, cross_key=None, cross_value=None, cross_lengths=None)
+    assert np.abs(alone.run(2, instructions)[0] - mixed).max() > 0.1
 
 
 @each_set

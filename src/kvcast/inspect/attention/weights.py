@@ -9,7 +9,7 @@ noticed. Knows no family and no token.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -36,7 +36,8 @@ class LayerWeights:
     Attributes:
         kind: over the sequence itself, or over an encoded input.
         layer: number of the decoder's layer.
-        weights_hst: [heads, queries, keys]; those of a query sum to 1, but for a sink's share.
+        weights_hst: [heads, queries, keys]; those of a query sum to 1, but for the share of a sink,
+            or of keys of the other kind in the same softmax.
         error: largest difference of weights times values from what the step computed, relative to
             its largest number.
 
@@ -61,6 +62,7 @@ class _Attention:
         scale: factor on the products.
         softcap: c in c tanh(x / c); 0: none.
         sinks_h: a logit beside those of a head's queries, whose share gives nothing.
+        encoded: how many of the keys, the last ones, are of an encoded input.
 
     """
 
@@ -72,6 +74,26 @@ class _Attention:
     scale: float
     softcap: float
     sinks_h: Float32 | None = None
+    encoded: int = 0
+
+    def of_kind(self, weights_hst: Float32, kind: Kind) -> Float32:
+        """Return the weights of keys of a kind."""
+        own = weights_hst.shape[-1] - self.encoded
+        return weights_hst[..., own:] if kind == "cross" else weights_hst[..., :own]
+
+    def beside(self, other: "_Attention") -> "_Attention":
+        """Return the attention over the keys of both, of an encoded input in `other`."""
+        bias_hst = self.bias_hst
+        if bias_hst is not None:
+            bias_hst = np.pad(bias_hst, ((0, 0), (0, 0), (0, other.encoded)))
+        return replace(
+            self,
+            key_htd=np.concatenate([self.key_htd, other.key_htd], axis=1),
+            value_htd=np.concatenate([self.value_htd, other.value_htd], axis=1),
+            seen_st=np.concatenate([self.seen_st, other.seen_st], axis=1),
+            bias_hst=bias_hst,
+            encoded=other.encoded,
+        )
 
     def weights_hst(self) -> Float32:
         """Return the weights."""
@@ -103,7 +125,11 @@ def _over_own_cache(*arguments: Any) -> _Attention:
     seen_st = _seen(positions_s, call.window)
     if not call.causal:
         seen_st[:] = True
-    return _over_cache(call, positions_s, seen_st, call.bias)
+    own = _over_cache(call, positions_s, seen_st, call.bias)
+    if call.cross_key is None or call.cross_value is None:
+        return own
+    encoded = call.cross_key, call.cross_value, call.scale, call.cross_lengths
+    return own.beside(_over_encoded(call.query, *encoded))
 
 
 def _over_shared_cache(*arguments: Any) -> _Attention:
@@ -158,6 +184,7 @@ def _over_encoded(
         bias_hst=None if bias is None else bias[0, :, :, :held],
         scale=scale,
         softcap=softcap,
+        encoded=held,
     )
 
 
@@ -183,16 +210,29 @@ def _seen(positions_s: NDArray[np.int64], window: int) -> NDArray[np.bool_]:
     return visible(positions_s, np.arange(int(positions_s.max()) + 1), window or None)
 
 
-_ATTENTION: Mapping[str, tuple[Kind, Callable[..., _Attention]]] = {
-    "self_attention": ("self", _over_own_cache),
-    "shared_attention": ("self", _over_shared_cache),
-    "cross_attention": ("cross", _over_encoded),
+_ATTENTION: Mapping[str, Callable[..., _Attention]] = {
+    "self_attention": _over_own_cache,
+    "shared_attention": _over_shared_cache,
+    "cross_attention": _over_encoded,
 }
 
 
 def attention_kinds(program: Program) -> set[Kind]:
     """Return the kinds of attention that a program has."""
-    return {_ATTENTION[step.operation][0] for step in program.steps if step.operation in _ATTENTION}
+    return {kind for step in program.steps for kind in _kinds(step)}
+
+
+def _kinds(step: Step) -> set[Kind]:
+    """Return what a step attends to; nothing of another operation."""
+    match step.operation:
+        case "self_attention":
+            call = SelfAttention[Any](*step.arguments, **step.keywords)
+            return {"self", "cross"} if call.crosses else {"self"}
+        case "shared_attention":
+            return {"self"}
+        case "cross_attention":
+            return {"cross"}
+    return set()
 
 
 def layer_weights(
@@ -213,11 +253,7 @@ def layer_weights(
         kind: of attention.
 
     """
-    steps = [
-        (layer, step)
-        for layer, step in _numbered(program.steps)
-        if step.operation in _ATTENTION and _ATTENTION[step.operation][0] == kind
-    ]
+    steps = [(layer, step) for layer, step in _numbered(program.steps) if kind in _kinds(step)]
     names = [step.name for _, step in steps]
     read = {name for _, step in steps for name in step.reads if name not in inputs}
     results = reference.results(program, inputs, [*names, *sorted(read)])
@@ -231,12 +267,13 @@ def layer_weights(
     for layer, step in steps:
         arguments = map(given, step.arguments)
         named = {name: given(argument) for name, argument in step.keywords.items()}
-        attention = _ATTENTION[step.operation][1](*arguments, **named)
+        attention = _ATTENTION[step.operation](*arguments, **named)
         weights_hst = attention.weights_hst()
         expected_sx = results[step.name][0]
         difference = np.abs(attention.mixed_sx(weights_hst) - expected_sx).max()
         error = float(difference / max(np.abs(expected_sx).max(), _TINY))
-        yield LayerWeights(kind=kind, layer=layer, weights_hst=weights_hst, error=error)
+        of_kind = attention.of_kind(weights_hst, kind)
+        yield LayerWeights(kind=kind, layer=layer, weights_hst=of_kind, error=error)
 
 
 def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, Step]]:

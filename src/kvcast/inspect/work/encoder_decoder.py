@@ -25,6 +25,8 @@ class FamilySizes:
         step_weights: number of weights that a call of the decoder reads.
         keys: size of all heads of keys together; 0: `mixed`.
         columns: number of outputs of a decoder layer's matrices, if int8 has a scale for each.
+        attentions: how many queries and outputs a layer of the decoder has: one of each for the
+            target and for the source, or for both together.
 
     """
 
@@ -36,6 +38,7 @@ class FamilySizes:
     step_weights: int
     keys: int = 0
     columns: int = 0
+    attentions: int = 2
 
     @property
     def held(self) -> int:
@@ -96,8 +99,7 @@ class EncoderDecoderWork(Counted):
         table = self.dimensions.vocab_size * width
         seen = pairs(length + new, None) - pairs(length, None) + new * t
         keys_values = layers * 2 * keys * width
-        # Query and output of both attentions, and the feed-forward.
-        linear = layers * (4 * mixed * width + sizes.feed_forward)
+        linear = layers * (2 * sizes.attentions * mixed * width + sizes.feed_forward)
         return Work(
             keys_values=2 * each * keys_values,
             linear=2 * each * linear,

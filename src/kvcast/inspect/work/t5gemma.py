@@ -19,15 +19,26 @@ class T5GemmaWork(SourceWork):
     @cached_property
     @override
     def sizes(self) -> FamilySizes:
-        of = self.dimensions.decoder
-        tables = {stack: self.count(f"{stack}.embedding.") for stack in ("encoder", "decoder")}
-        held = self.count("decoder.") - tables["decoder"] - self.cross_weights
+        of, merged = self.dimensions.decoder, self.dimensions.merged
+        tables = {
+            stack: self.count(f"{stack}.embedding.") + self.count(f"{stack}.eoi_embedding")
+            for stack in ("encoder", "decoder")
+        }
+        held = self.count("decoder.") - tables["decoder"]
+        if not merged:
+            held -= self.cross_weights
         return FamilySizes(
             source=self.source,
             width=of.width,
             mixed=of.mixed,
             keys=of.keys,
             feed_forward=3 * of.width * of.inner,
+            attentions=1 if merged else 2,
             encoder_weights=self.count("encoder.") - tables["encoder"],
             step_weights=held + self.dimensions.vocab_size * of.width,
         )
+
+    @cached_property
+    @override
+    def cross_weights(self) -> int:
+        return self.count("decoder.", "attention.key_value")

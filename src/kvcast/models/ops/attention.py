@@ -47,6 +47,9 @@ def self_attention(
     bias: Tensor | None = None,
     causal: bool = True,
     sinks: Tensor | None = None,
+    cross_key: Tensor | None = None,
+    cross_value: Tensor | None = None,
+    cross_lengths: Tensor | None = None,
 ) -> Tensor:
     """Append `key` and `value` to a cache and attend to everything in it.
 
@@ -69,11 +72,18 @@ def self_attention(
         causal: whether a position sees only those up to itself. If not, it sees all of its row,
             including this call's positions.
         sinks: [heads], a logit beside those of a head's queries, whose share gives nothing.
+        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see beside the
+            cache, in the same softmax. Row i reads input i // (r // b).
+        cross_value: like `cross_key`.
+        cross_lengths: int32 [b], how many of an input's t positions are valid; None: all.
 
     Returns:
         [r, s, heads * d].
 
     """
+    beside = None
+    if cross_key is not None and cross_value is not None:
+        beside = cross_key, cross_value, padding_mask(cross_key, cross_lengths)
     head_dim = key_cache.shape[-1]
     query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
     positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
@@ -94,15 +104,14 @@ def self_attention(
         mask = visible(seen_from_rs, positions_rc, window)
         if bias is not None:
             mask = torch.where(mask, bias[..., :held], -torch.inf)
-        mixed = _attend(query, keys, values, mask, scale, softcap, sinks)
+        mixed = attend(query, keys, values, mask, scale, softcap, sinks, beside)
     else:
         # Attend to the old ring and the new positions side by side, then store the latest ones.
         keys, values = torch.cat([key_cache, key], dim=2), torch.cat([value_cache, value], dim=2)
         old_rc = held_positions(positions_rs[:, 0] - 1, capacity, capacity)
         positions_rc = torch.cat([old_rc, positions_rs], dim=1)
-        mixed = _attend(
-            query, keys, values, visible(positions_rs, positions_rc, window), scale, softcap, sinks
-        )
+        mask = visible(positions_rs, positions_rc, window)
+        mixed = attend(query, keys, values, mask, scale, softcap, sinks, beside)
         kept = slice(-capacity, None)
         _write(key_cache, value_cache, key[:, :, kept], value[:, :, kept], positions_rs[:, kept])
     return mixed.transpose(1, 2).flatten(2)
@@ -220,7 +229,7 @@ def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
     return visible_rsc[:, None]
 
 
-def _attend(
+def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -228,22 +237,55 @@ def _attend(
     scale: float,
     softcap: float,
     sinks: Tensor | None = None,
+    beside: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> Tensor:
-    """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask."""
-    groups = query.shape[1] // key.shape[1]
-    if not softcap and sinks is None:
+    """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask.
+
+    `beside` are keys and values [b, kv_heads, t, d] in the same softmax, and their boolean mask.
+    """
+    if not softcap and sinks is None and beside is None:
+        shares_keys = query.shape[1] > key.shape[1]
         return scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scale, enable_gqa=groups > 1
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=shares_keys
         )
+    logits = _logits(query, key, mask, scale, softcap)
+    if beside is None:
+        return _mixed(softmax_beside(logits, sinks), value)
+    cross_key, cross_value, cross_mask = beside
+    rows, batch = len(query), len(cross_key)
+    # An input's rows are further queries of it: to repeat keys would copy the cache.
+    folded = query.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+    others = _logits(folded, cross_key, cross_mask, scale, softcap)
+    others = others.unflatten(2, (rows // batch, -1)).transpose(1, 2).flatten(0, 1)
+    weights = softmax_beside(torch.cat([logits, others], -1), sinks)
+    own, others = weights.split([logits.shape[-1], others.shape[-1]], -1)
+    others = others.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+    mixed = _mixed(others, cross_value).unflatten(2, (rows // batch, -1))
+    return _mixed(own, value) + mixed.transpose(1, 2).flatten(0, 1)
+
+
+def _logits(
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: float, softcap: float
+) -> Tensor:
+    """[r, h, s, c], -inf where nothing is seen."""
+    groups = query.shape[1] // key.shape[1]
     # A key head's query heads are further queries of it: to repeat keys would copy the cache.
     folded = query.unflatten(1, (-1, groups)).flatten(2, 3)
     logits = (folded @ key.transpose(-1, -2) * scale).unflatten(2, (groups, -1)).flatten(1, 2)
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
+    if mask is None:
+        return logits
     if mask.dtype == torch.bool:
         mask = torch.zeros((), device=mask.device).masked_fill(~mask, -torch.inf)
-    weights = softmax_beside(logits + mask, sinks).unflatten(1, (-1, groups)).flatten(2, 3)
-    return (weights @ value).unflatten(2, (groups, -1)).flatten(1, 2)
+    return logits + mask
+
+
+def _mixed(weights: Tensor, value: Tensor) -> Tensor:
+    """[r, h, s, c] of [r, kv_heads, c, d], as [r, h, s, d]."""
+    groups = weights.shape[1] // value.shape[1]
+    folded = weights.unflatten(1, (-1, groups)).flatten(2, 3)
+    return (folded @ value).unflatten(2, (groups, -1)).flatten(1, 2)
 
 
 def softmax_beside(logits_rhsc: Tensor, sinks: Tensor | None) -> Tensor:
@@ -294,7 +336,7 @@ def shared_attention(
     held = min(int(positions_ra.max()) + 1, key_cache.shape[2])
     keys, values = key_cache[:, :, :held], value_cache[:, :, :held]
     mask = visible(positions_ra, torch.arange(held, device=query.device)[None], window)
-    return _attend(query, keys, values, mask, scale, softcap, sinks).transpose(1, 2).flatten(2)
+    return attend(query, keys, values, mask, scale, softcap, sinks).transpose(1, 2).flatten(2)
 
 
 @torch.library.custom_op("kvcast::cross_attention", mutates_args=())
@@ -335,7 +377,7 @@ def cross_attention(
     folded_bhqd = folded_bqhd.transpose(1, 2)
     if softcap or heads != key_heads:
         seen = torch.ones((), dtype=torch.bool) if mask is None else mask
-        mixed = _attend(folded_bhqd, key, value, seen, scale, softcap)
+        mixed = attend(folded_bhqd, key, value, seen, scale, softcap)
     else:
         mixed = scaled_dot_product_attention(folded_bhqd, key, value, attn_mask=mask, scale=scale)
     return mixed.transpose(1, 2).reshape(query.shape)
@@ -381,53 +423,6 @@ def encoder_attention(
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
     mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    return mixed.transpose(1, 2).flatten(2)
-
-
-def source_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    heads: int,
-    scale: float,
-    lengths: Tensor,
-    cosines: Tensor,
-    sines: Tensor,
-    *,
-    reach: int = 0,
-    softcap: float = 0.0,
-) -> Tensor:
-    """Attend from every position to those around it, with rotary embeddings and no cache.
-
-    Args:
-        query: [b, t, heads * d].
-        key: [b, t, kv_heads * d]; heads is a multiple of kv_heads.
-        value: like `key`.
-        heads: number of heads of queries.
-        scale: factor on the products of queries and keys.
-        lengths: int32 [b], 1 or more: how many of an input's t positions are valid. The results for
-            the others are meaningless.
-        cosines: [t or more, d / 2].
-        sines: like `cosines`.
-        reach: how far a position sees on both sides; 0: everywhere.
-        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
-
-    Returns:
-        [b, t, heads * d].
-
-    """
-    head_dim, count = query.shape[-1] // heads, query.shape[1]
-    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
-    angles = cosines[:count], sines[:count]
-    query, key = rotated(query, *angles), rotated(key, *angles)
-    positions_t = torch.arange(count, device=query.device)
-    mask = (positions_t < lengths[:, None])[:, None, None]
-    if reach:
-        near_tt = (positions_t[:, None] - positions_t).abs() <= reach
-        # A position that is not valid sees itself, as no softmax is of nothing.
-        own_tt = torch.eye(count, dtype=torch.bool, device=query.device)
-        mask = mask & near_tt | own_tt
-    mixed = _attend(query, key, value, mask, scale, softcap)
     return mixed.transpose(1, 2).flatten(2)
 
 

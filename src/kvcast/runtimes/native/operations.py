@@ -413,7 +413,28 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
         causal=int(call.causal),
         prompt=int(builder.prompt),
         bias=_bias(builder, call.bias),
+        **_crossed(call, key_heads, head_dim),
     )
+
+
+def _crossed(call: SelfAttention[Any], key_heads: int, head_dim: int) -> Mapping[str, Any]:
+    """Return the words of an encoded input that is attended to beside a cache."""
+    key, value, rows = call.cross_key, call.cross_value, call.query.sizes[0]
+    if key is None or value is None:
+        _expect(key is value is call.cross_lengths, "keys of an input")
+        return _WITHOUT_INPUT
+    inputs, heads, positions, size = _cache_sizes(key)
+    fits = _cache_sizes(value) == _cache_sizes(key) and (heads, size) == (key_heads, head_dim)
+    _expect(fits and _is_cache(key) and _is_cache(value), "keys of an input")
+    _expect(inputs > 0 and rows % inputs == 0, "rows of an input")
+    _expect_lengths(call.cross_lengths, inputs)
+    return {
+        "cross_key": _heads(key),
+        "cross_value": _heads(value),
+        "cross_lengths": _or_none(call.cross_lengths),
+        "cross_positions": positions,
+        "rows_each": rows // inputs,
+    }
 
 
 def _shared_attention(builder: Builder, call: SharedAttention[Any]) -> Value:
@@ -428,6 +449,7 @@ def _shared_attention(builder: Builder, call: SharedAttention[Any]) -> Value:
         causal=1,
         prompt=0,  # few queries: packing keys for them would take longer
         bias=_bias(builder, None),
+        **_WITHOUT_INPUT,
     )
 
 
@@ -730,14 +752,14 @@ def _source_attention(
     cosines: NDArray[Any],
     sines: NDArray[Any],
     *,
-    reach: int = 0,
+    window: int = 0,
     softcap: float = 0.0,
 ) -> Value:
     _expect_angles(cosines, sines, query.sizes[-1] // heads // 2)
-    _expect(len(cosines) >= query.sizes[1] and reach >= 0, "positions")
+    _expect(len(cosines) >= query.sizes[1] and window >= 0, "positions")
     given = query, key, value, heads, scale, lengths
     angles = cosines, sines
-    return _whole_attention(builder, *given, reach=reach, softcap=softcap, angles=angles)
+    return _whole_attention(builder, *given, window=window, softcap=softcap, angles=angles)
 
 
 def _whole_attention(
@@ -750,7 +772,7 @@ def _whole_attention(
     lengths: Value | None,
     *,
     bias: Value | None = None,
-    reach: int = 0,
+    window: int = 0,
     softcap: float = 0.0,
     angles: tuple[NDArray[Any], NDArray[Any]] | None = None,
     exact: bool = True,
@@ -774,7 +796,7 @@ def _whole_attention(
         heads=heads,
         key_heads=key_heads,
         head_dim=head_dim,
-        reach=reach,
+        window=window,
         query=flat(builder.lines(query)),
         key=flat(builder.lines(key)),
         value=flat(builder.lines(value)),
@@ -951,6 +973,16 @@ def _heads(cache: Value) -> list[Word]:
 
 def _or_none(value: Value | None) -> Word:
     return NOTHING if value is None else value.address
+
+
+_NO_HEADS = STRUCTS["Heads"].words(data=NOTHING, number=int(Dtype.F32), stride=0, head_stride=0)
+_WITHOUT_INPUT: Mapping[str, Any] = {
+    "cross_key": _NO_HEADS,
+    "cross_value": _NO_HEADS,
+    "cross_lengths": NOTHING,
+    "cross_positions": 0,
+    "rows_each": 1,
+}
 
 
 def _bias(builder: Builder, bias: Value | None) -> list[Word]:

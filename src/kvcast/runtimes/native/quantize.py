@@ -27,9 +27,10 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
 from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix, rounded
-from kvcast.spec.program import Node, Program, leaves
+from kvcast.spec.program import Node, Program, Step, leaves
 from kvcast.spec.recipes import MATRICES
 from kvcast.spec.runtimes import OWN, BundlePrecision
+from kvcast.spec.self_attention import SelfAttention
 
 _DECODE, _ENCODE, _LOGITS = "decode", "encode", "logits"
 _EXPERTS = "mixture_of_experts"
@@ -75,7 +76,7 @@ def roles_of(program: Program) -> Roles:
         tables=program.matrices("embedding"),
         heads=set(_heads(program)),
         routers=set(_routers(program)),
-        crosses=any(step.operation == "cross_attention" for step in program.steps),
+        crosses=any(map(_crosses, program.steps)),
     )
 
 
@@ -182,6 +183,12 @@ def _file(name: str, blocks: CodedMatrix) -> dict[str, NDArray[Any]]:
         codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
         tensors[name + LEAST] = np.ascontiguousarray(blocks.least)
     return {name + CODES: codes, **tensors}
+
+
+def _crosses(step: Step) -> bool:
+    if step.operation == "self_attention":
+        return SelfAttention[Any](*step.arguments, **step.keywords).crosses
+    return step.operation == "cross_attention"
 
 
 def _routers(program: Program) -> Iterator[str]:

@@ -209,6 +209,8 @@ class _Counter:
         line = rows * heads * size // array.size * array.shape[3] if array.size else 0
         sizes, read, written, copied = self._sizes, 0, 0, 0
         match instruction.operation:
+            case Operation.SELF_ATTENTION if field.startswith("cross_"):
+                read = fields["cross_positions"] * line
             case Operation.SELF_ATTENTION:
                 read = min(slots, sizes.seen(fields["window"])) * line
                 if fields["offsets"] is None:

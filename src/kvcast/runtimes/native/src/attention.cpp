@@ -60,6 +60,10 @@ struct Source {
   virtual float* out(int group, int query) const = 0;
   virtual void write(int group, const Range& positions, float* space) const {}  // the new ones among them
   virtual Range written(int group) const { return {0, 0}; }               // the new positions
+  // Positions of another cache, which every query sees in the same softmax.
+  virtual int beside(int group) const { return 0; }
+  virtual HeadLines beside_keys(int group) const { return keys(group); }
+  virtual HeadLines beside_values(int group) const { return values(group); }
   virtual bool in_order() const { return true; }  // whether later queries see no earlier positions
   virtual float softcap() const { return 0; }
   virtual float sink(int group, int query) const { return -INFINITY; }    // a logit whose share gives nothing
@@ -150,6 +154,12 @@ class Attending {
   }
 
  private:
+  // A part, counted in the cache that it is of.
+  struct PartAt {
+    int index;
+    bool beside;
+  };
+
   Range queries(int tile) const {
     return {tile * at_once_, std::min((tile + 1) * at_once_, source_.queries)};
   }
@@ -179,9 +189,12 @@ class Attending {
     return {std::min(first.first, last.first), std::max(first.last, last.last)};
   }
 
+  int parts_beside(int group) const { return parts(source_.beside(group), PART); }
+
   int most_parts() const {
     int most = 1;
-    for (int group = 0; group < source_.groups; group++) most = std::max(most, parts_of(seen(group)).count());
+    for (int group = 0; group < source_.groups; group++)
+      most = std::max(most, parts_of(seen(group)).count() + parts_beside(group));
     return most;
   }
 
@@ -200,14 +213,17 @@ class Attending {
   }
 
   void attend(int group, int tile, int run) {
-    const Range all = parts_of(seen(group, tile)), range = queries(tile);
-    const Range mine = {all.first + all.count() * run / runs_, all.first + all.count() * (run + 1) / runs_};
+    const Range own = parts_of(seen(group, tile)), range = queries(tile);
+    // Of all parts, counted from the first of the group's own; those beside come last.
+    const int all = own.count() + parts_beside(group);
+    const Range mine = {all * run / runs_, all * (run + 1) / runs_};
     const int d = source_.head_dim, count = range.count();
     const Tile space(at_once_, d);
     if (tiles_ == 1) {  // no other unit reads the new positions in these parts
       const Range fresh = source_.written(group);
-      const int from = run == 0 ? fresh.first : std::max(fresh.first, mine.first * PART);
-      const int to = run + 1 == runs_ ? fresh.last : std::min(fresh.last, mine.last * PART);
+      const auto begin_of = [&](int p) { return (own.first + std::min(p, own.count())) * PART; };
+      const int from = run == 0 ? fresh.first : std::max(fresh.first, begin_of(mine.first));
+      const int to = run + 1 == runs_ ? fresh.last : std::min(fresh.last, begin_of(mine.last));
       source_.write(group, {from, to}, space.line);
     }
     for (int j = 0; j < count; j++) source_.pack(group, range.first + j, space.query + j * padded(d));
@@ -215,18 +231,19 @@ class Attending {
     Softmax sums[MANY_QUERIES], of_part[MANY_QUERIES];
     std::fill(sums, sums + count, Softmax{-INFINITY, 0});
     for (int p = mine.first; p < mine.last; p++) {
-      const size_t at = (unit * parts_ + p - all.first) * at_once_;
+      const PartAt place = p < own.count() ? PartAt{own.first + p, false} : PartAt{p - own.count(), true};
+      const size_t at = (unit * parts_ + p) * at_once_;
       if (runs_ > 1) {
-        attend_part(group, range, p, space, sums_ + at, mixed_ + at * padded(d));
+        attend_part(group, range, place, space, sums_ + at, mixed_ + at * padded(d));
         continue;
       }
-      attend_part(group, range, p, space, of_part, space.part);
+      attend_part(group, range, place, space, of_part, space.part);
       for (int j = 0; j < count; j++)
         merge(sums[j], space.mixed + j * padded(d), of_part[j], space.part + j * padded(d), d);
     }
     if (runs_ > 1) {
       if (left_[unit].fetch_sub(1) != 1) return;
-      for (int p = 0; p < all.count(); p++)
+      for (int p = 0; p < all; p++)
         for (int j = 0; j < count; j++) {
           const size_t at = (unit * parts_ + p) * at_once_ + j;
           merge(sums[j], space.mixed + j * padded(d), sums_[at], mixed_ + at * padded(d), d);
@@ -304,15 +321,18 @@ class Attending {
 
   // Some positions of a part, without queries.
   Part positions_of(int group, int index, const Range& positions) const {
-    const HeadLines keys = source_.keys(group), values = source_.values(group);
+    return lines_of(source_.keys(group), source_.values(group), source_.capacity, index, positions);
+  }
+
+  Part lines_of(const HeadLines& keys, const HeadLines& values, int capacity, int index, const Range& positions) const {
     Part part{};
     part.head_dim = source_.head_dim;
     part.key_number = keys.number;
     part.value_number = values.number;
     part.begin = positions.first;
     if (positions.count() > 0) {
-      const int slot = (index * PART + positions.first) % source_.capacity;
-      part.counts[0] = std::min(positions.count(), source_.capacity - slot);
+      const int slot = (index * PART + positions.first) % capacity;
+      part.counts[0] = std::min(positions.count(), capacity - slot);
       part.counts[1] = positions.count() - part.counts[0];
       part.keys[0] = keys.slot(slot, part.head_dim);
       part.values[0] = values.slot(slot, part.head_dim);
@@ -322,13 +342,22 @@ class Attending {
     return part;
   }
 
-  void attend_part(int group, const Range& queries, int index, const Tile& space, Softmax* sums, float* mixed) const {
+  // A part of positions beside, which all of some queries see.
+  Part beside_of(int group, int index, int queries, int* first, int* last) const {
+    const int count = source_.beside(group), end = std::min(count - index * PART, PART);
+    std::fill_n(first, queries, 0);
+    std::fill_n(last, queries, end);
+    return lines_of(source_.beside_keys(group), source_.beside_values(group), count, index, {0, end});
+  }
+
+  void attend_part(int group, const Range& queries, PartAt at, const Tile& space, Softmax* sums, float* mixed) const {
     int first[MANY_QUERIES], last[MANY_QUERIES];
     const float* biases[MANY_QUERIES];
-    Part part = positions_of(group, index, find_seen(group, queries, index, first, last));
+    Part part = at.beside ? beside_of(group, at.index, queries.count(), first, last)
+                          : positions_of(group, at.index, find_seen(group, queries, at.index, first, last));
     for (int j = 0; j < queries.count(); j++) {
-      biases[j] = source_.bias(group, queries.first + j);
-      if (biases[j] != nullptr) biases[j] += index * PART;
+      biases[j] = at.beside ? nullptr : source_.bias(group, queries.first + j);
+      if (biases[j] != nullptr) biases[j] += at.index * PART;
     }
     part.queries = queries.count();
     part.query = space.query;
@@ -415,10 +444,19 @@ struct SelfSource final : Source {
   float softcap() const override { return of.softcap; }
   float sink(int group, int query) const override { return of.sinks ? of.sinks[head(group, query)] : -INFINITY; }
 
+  int input(int group) const { return row(group) / of.rows_each; }
+  int beside(int group) const override {
+    if (of.cross_key.data == nullptr) return 0;
+    return of.cross_lengths == nullptr ? of.cross_positions : std::min<int>(of.cross_lengths[input(group)], of.cross_positions);
+  }
+  HeadLines beside_keys(int group) const override { return head_of(of.cross_key, input(group), key_head(group)); }
+  HeadLines beside_values(int group) const override { return head_of(of.cross_value, input(group), key_head(group)); }
+
   // The same for all calls of a model.
   const PromptAttention* prompt_attention() const override {
-    const PromptAttention* prompt = sets.prompt_attention;
-    return of.prompt && prompt != nullptr && head_dim <= prompt->widest_head && of.bias.data == nullptr ? prompt : nullptr;
+    const PromptAttention* const prompt = sets.prompt_attention;
+    const bool plain = of.bias.data == nullptr && of.cross_key.data == nullptr;
+    return of.prompt && plain && prompt != nullptr && head_dim <= prompt->widest_head ? prompt : nullptr;
   }
 
   Range written(int group) const override {
@@ -518,7 +556,7 @@ struct WholeSource final : Source {
   Range sees(int group, int query) const override {
     const int at = position(query), end = length(group);
     if (at >= end) return {end, end};
-    return of.reach ? Range{std::max(0, at - of.reach), std::min(end, at + of.reach + 1)} : Range{0, end};
+    return of.window ? Range{std::max(0, at - (of.window - 1) / 2), std::min(end, at + of.window / 2 + 1)} : Range{0, end};
   }
 
   void pack(int group, int query, float* to) const override {
@@ -643,7 +681,7 @@ void cross_attention(Machine& machine, const CrossAttention& of) {
 void whole_attention(Machine& machine, const WholeAttention& of) {
   if (of.inputs == 0 || of.positions == 0) return;
   const bool alike = of.query.stride == of.key.stride && of.query.stride == of.value.stride && of.heads == of.key_heads;
-  const bool plain = of.bias.data == nullptr && of.reach == 0 && of.softcap == 0 && of.cosines == nullptr;
+  const bool plain = of.bias.data == nullptr && of.window == 0 && of.softcap == 0 && of.cosines == nullptr;
   if (!of.exact && plain && alike && of.head_dim <= WIDEST_HEAD)
     whole_in_tiles(machine, of);
   else

@@ -164,7 +164,12 @@ void execute(Machine& machine, const ElementsWords& w) {
 }
 
 void execute(Machine& machine, const Gather& w) { gather(machine, w); }
-void execute(Machine& machine, const SelfAttention& w) { self_attention(machine, w); }
+
+void execute(Machine& machine, const SelfAttention& w) {
+  if (w.rows_each < 1) throw std::invalid_argument("an input without rows");
+  self_attention(machine, w);
+}
+
 void execute(Machine& machine, const CrossAttention& w) { cross_attention(machine, w); }
 void execute(Machine& machine, const WholeAttention& w) { whole_attention(machine, w); }
 void execute(Machine& machine, const Storing& w) { store(machine, w); }
