@@ -28,7 +28,7 @@ def folder() -> Path:
 
 @pytest.fixture
 def programs(folder: Path):
-    return traffic_of(folder, read_bundle(folder), CallSizes(rows=2, length=9))
+    return traffic_of(folder, read_bundle(folder), CallSizes(rows=2, length=9)).programs
 
 
 def test_the_object_has_the_schemas_form_and_what_was_read(
@@ -38,6 +38,7 @@ def test_the_object_has_the_schemas_form_and_what_was_read(
     shown = json.loads(capsys.readouterr().out)
     jsonschema.validate(shown, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert shown["call"] == {"rows": 2, "length": 9, "new": 1, "source": SMALL.source_positions}
+    assert shown["precision"] == {"quantize": "none", "dtype": "fp32", "cache": "fp32"}
     assert shown["copies"] == []
     for program, read in zip(shown["programs"], programs, strict=True):
         assert program["total"]["weights"] == read.weights

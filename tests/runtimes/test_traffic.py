@@ -33,7 +33,7 @@ from kvcast.bundle.writing import seal
 from kvcast.families.table import family_with
 from kvcast.inspect.work import work_of
 from kvcast.inspect.work.base import Work
-from kvcast.runtimes.copies import copies_of, reader_of, traffic_of
+from kvcast.runtimes.copies import copies_of, traffic_of, traffic_of_checkpoint
 from kvcast.runtimes.native.library import TILE
 from kvcast.runtimes.targets import TARGETS
 from kvcast.runtimes.traffic import INPUT, CallSizes, ProgramTraffic
@@ -67,13 +67,13 @@ def work(dimensions: Any, new: int = 1) -> Work:
 def opened(runtime: str, dimensions: Any, new: int = 1) -> dict[str, ProgramTraffic]:
     """Return the traffic of a checkpoint that is opened as it is, by programs."""
     checkpoint = checkpoint_of(random_programs(dimensions))
-    programs = reader_of(runtime).checkpoint(checkpoint, EXACT, sizes(dimensions, new))
-    return {program.name: program for program in programs}
+    read = traffic_of_checkpoint(checkpoint, runtime, EXACT, sizes(dimensions, new))
+    return {program.name: program for program in read.programs}
 
 
 def exported(folder: Path, dimensions: Any, new: int = 1) -> dict[str, ProgramTraffic]:
-    programs = traffic_of(folder, read_bundle(folder), sizes(dimensions, new))
-    return {program.name: program for program in programs}
+    read = traffic_of(folder, read_bundle(folder), sizes(dimensions, new))
+    return {program.name: program for program in read.programs}
 
 
 def moved(program: ProgramTraffic) -> tuple[int, int]:

@@ -6,7 +6,6 @@ from typing import Any
 from kit.models import checkpoint_of, open_folder, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
-from kvcast.loading.opening import precision_of
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.reference import EagerReference
 from kvcast.runtimes.targets import TARGETS
@@ -54,7 +53,7 @@ def subject_of(folder: Path, programs: TorchModel) -> Subject:
     return Subject(
         name="random",
         runtime_name=manifest.runtime,
-        precision=precision_of(manifest),
+        precision=manifest.precision,
         runtime=open_folder(folder),
         dimensions=programs.dimensions,
         layers=manifest.cache,

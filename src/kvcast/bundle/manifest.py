@@ -13,9 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar, get_origin
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.families.base import Family
 from kvcast.families.caches import CacheLayers
+from kvcast.families.table import family_of
 from kvcast.spec.digests import file_sha256, sha256_of
-from kvcast.spec.runtimes import is_native
+from kvcast.spec.runtimes import BundlePrecision, is_native
 
 MANIFEST = "bundle.json"
 FORMAT = "kvcast-bundle"
@@ -23,6 +25,9 @@ VERSION = 3
 
 LONGEST = 4 << 20
 """The most bytes that a manifest may have; that of a model with 100 layers has a tenth of it."""
+
+_CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+"""Precisions of caches, by their dtypes."""
 
 _Part = TypeVar("_Part")
 
@@ -89,6 +94,22 @@ class Manifest:
     recipe: dict[str, Any] = field(default_factory=dict)
     verification: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
+
+    @property
+    def precision(self) -> BundlePrecision:
+        """The bundle's precision, without its recipe."""
+        own = (layers.dtype for layers in self.cache if layers.kind in ("linear", "ring"))
+        return BundlePrecision(
+            quantize=self.quantize,
+            dtype=self.dtype,
+            cache=_CACHES[next(own, "float32")],
+            calibrated=bool(self.calibration),
+        )
+
+    def model(self) -> tuple[Family, Any]:
+        """Return the model's family and dimensions; raises KvcastError if either is not known."""
+        family = family_of(self.family)
+        return family, family.dimensions.from_json(self.dimensions)
 
     def graph(self, name: str) -> Graph:
         """Return a program's graph; raises KvcastError if the bundle has none."""

@@ -6,7 +6,7 @@ Knows no file format.
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.families.table import family_with
 from kvcast.spec.blocks import CodedMatrix
 from kvcast.spec.file_rows import Encoding, FileRows, joined_rows
+from kvcast.spec.runtimes import OWN, BundlePrecision
 
 # NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
 _KINDS: Mapping[str, np.dtype[Any]] = {
@@ -168,6 +169,11 @@ class Checkpoint:
     def family(self) -> str:
         """Name of the model's family."""
         return family_with(self.dimensions).name
+
+    def opened_in(self, precision: BundlePrecision) -> BundlePrecision:
+        """Return what a precision is for these files: int8 where `OWN` finds no codes to keep."""
+        keeps = precision.quantize != OWN or self.tensors.has_codes()
+        return precision if keeps else replace(precision, quantize="int8")
 
 
 @dataclass(frozen=True, kw_only=True)

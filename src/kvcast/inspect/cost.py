@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvcast.errors import UsageError
+from kvcast.inspect.grid import table
 from kvcast.inspect.machine import MachineRates
 from kvcast.inspect.units import duration, plural, prefixed, size
 from kvcast.inspect.work.base import PARTS, Counted, Work
@@ -162,19 +163,18 @@ def _introduction(cost: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _caches(cost: Mapping[str, Any]) -> Iterator[str]:
-    yield from _table(
-        ["cache", "layers", "positions", "bytes", ""],
+    header = ("cache", "layers", "positions", "bytes", "")
+    lines = [
         [
-            [
-                cache["kind"],
-                f"{cache['layers']}",
-                f"{cache['positions']:,}",
-                size(cache["bytes"]),
-                f"{cache['bytes'] / 2**20:,.1f} MiB",
-            ]
-            for cache in cost["cache"]
-        ],
-    )
+            cache["kind"],
+            f"{cache['layers']}",
+            f"{cache['positions']:,}",
+            size(cache["bytes"]),
+            f"{cache['bytes'] / 2**20:,.1f} MiB",
+        ]
+        for cache in cost["cache"]
+    ]
+    yield from table(header, lines, right=range(1, len(header)))
 
 
 def _calls(cost: Mapping[str, Any]) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _calls(cost: Mapping[str, Any]) -> Iterator[str]:
         lines.append([f"{kind} read", *(size(way["bytes"][kind]) for way in ways)])
     if cost["machine"] is not None:
         lines.append(["least time", *(duration(way["seconds"]) for way in ways)])
-    yield from _table(["FLOP", *titles], lines)
+    yield from table(["FLOP", *titles], lines, right=range(1, len(columns) + 1))
     yield from _summary(cost)
 
 
@@ -219,14 +219,3 @@ def _summary(cost: Mapping[str, Any]) -> Iterator[str]:
         first, *steps = (calls[name]["cached"]["seconds"] for name in ("first", "next", "last"))
         each = " to ".join(dict.fromkeys(map(duration, steps)))
         yield f"At best the first token takes {duration(first)} and each next {each}."
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Align the first column left, the others right."""
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    for line in (header, *lines):
-        first, *others = (
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        yield "  ".join([first, *others]).rstrip()

@@ -9,14 +9,14 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any
 
+from kvcast.inspect.grid import table
 from kvcast.inspect.units import plural, size
-from kvcast.loading.traffic import COPIED, ModelTraffic, ProgramTraffic
-from kvcast.runtimes.traffic import CacheTraffic, LayerTraffic
+from kvcast.runtimes.traffic import LayerTraffic, ModelTraffic, ProgramTraffic
 
 FORMAT, VERSION = "kvcast.inspect.graph", 1
 _MOST_OPERATORS = 5
 _COLUMNS = ("layer", "weights", "cache read", "written", "caches", "operators")
-_RIGHT = ("weights", "cache read", "written")
+_NUMBERS = range(1, 4)
 
 
 def document(name: str, model: ModelTraffic) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def document(name: str, model: ModelTraffic) -> dict[str, Any]:
             }
             for program in model.programs
         ],
-        "copies": [cache.name for cache in _copies(model)],
+        "copies": [cache.name for cache in model.copies],
     }
 
 
@@ -52,7 +52,7 @@ def render(name: str, model: ModelTraffic) -> str:
     """Return tables, one for each program."""
     lines = [*_introduction(name, model)]
     for program in model.programs:
-        lines += ["", program.name, *_table([*_rows(program)])]
+        lines += ["", program.name, *table(_COLUMNS, [*_rows(program)], right=_NUMBERS)]
     return "\n".join([*lines, "", _verdict(model)]) + "\n"
 
 
@@ -117,24 +117,9 @@ def _listed(operators: Mapping[str, int]) -> str:
     return ", ".join([*shown, *([f"{plural(more, 'other')}"] if more else [])])
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-    for row in (_COLUMNS, *rows):
-        cells = (
-            cell.rjust(width) if name in _RIGHT else cell.ljust(width)
-            for name, cell, width in zip(_COLUMNS, row, widths, strict=True)
-        )
-        yield "  ".join(cells).rstrip()
-
-
 def _verdict(model: ModelTraffic) -> str:
-    copies = _copies(model)
-    if not copies:
+    if not model.copies:
         return "No cache is copied."
-    each = ", ".join(f"{cache.name} ({', '.join(cache.by)})" for cache in copies)
-    copied = size(sum(cache.copied for cache in copies))
+    each = ", ".join(f"{cache.name} ({', '.join(cache.by)})" for cache in model.copies)
+    copied = size(sum(cache.copied for cache in model.copies))
     return f"Copied whole, {copied} a call: {each}"
-
-
-def _copies(model: ModelTraffic) -> list[CacheTraffic]:
-    return [cache for program in model.programs for cache in program.caches if cache.how == COPIED]

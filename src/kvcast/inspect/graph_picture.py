@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from kvcast.inspect.units import size
-from kvcast.loading.traffic import ModelTraffic, ProgramTraffic
-from kvcast.runtimes.traffic import LayerTraffic
+from kvcast.runtimes.traffic import LayerTraffic, ModelTraffic, ProgramTraffic
 
 BAR = 560
 """The width of the largest layer's bar."""

@@ -12,7 +12,7 @@ from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import read_dimensions
 from kvcast.errors import InputOutputError, KvcastError
-from kvcast.families.table import family_of, family_with
+from kvcast.families.table import family_with
 from kvcast.spec.entry_points import imported
 
 
@@ -60,7 +60,7 @@ def dimensions_of(path: Path) -> Any:
     # Not `read_bundle`, which would read all weights for their checksums.
     try:
         manifest = Manifest.from_json((path / MANIFEST).read_text(encoding="utf-8"))
-        dimensions = family_of(manifest.family).dimensions.from_json(manifest.dimensions)
+        _, dimensions = manifest.model()
     except (OSError, UnicodeDecodeError):
         raise InputOutputError(f"{path / MANIFEST} cannot be read: export it again") from None
     except KvcastError as error:

@@ -22,7 +22,7 @@ from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.table import family_of
 from kvcast.loading.opening import NO_ADAPTERS, checked_dimensions
-from kvcast.loading.probing import at_once, stepped, steps_of
+from kvcast.loading.probing import TOLERANCE, at_once, likeliest, stepped, steps_of
 from kvcast.machine.processor import available_cores
 from kvcast.runtimes.base import Runtime
 from kvcast.runtimes.native import opening
@@ -33,10 +33,8 @@ from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
 _NATIVE = "native"
-EXACT_TOLERANCE = 1e-3
-"""Largest difference of fp32 logits that comes from summing in another order."""
 ROUNDED_TOLERANCE = 0.1
-"""The same, in standard deviations of the logits, where products are of rounded numbers."""
+"""As `TOLERANCE`, in standard deviations of the logits, where products are of rounded numbers."""
 
 Opener = Callable[[str | None], tuple[Manifest, Interpreter]]
 """Opens a model with a set of instructions; None: the chosen."""
@@ -82,10 +80,7 @@ def proof(source: Source, manifest: Manifest, runtime: Runtime) -> dict[str, Any
     whole_rsv = at_once(plain, family, probe, written_rs)
     exact = manifest.quantize == "none"
     spread = float(whole_rsv.std())
-    tolerance = EXACT_TOLERANCE if exact else ROUNDED_TOLERANCE * spread
-    # A token counts as equal if its logit is within the tolerance of the best.
-    chosen_rs = np.take_along_axis(whole_rsv, written_rs[..., None], axis=-1)[..., 0]
-    equal = int((chosen_rs >= whole_rsv.max(axis=-1) - tolerance).sum())
+    equal = likeliest(written_rs, whole_rsv, TOLERANCE if exact else ROUNDED_TOLERANCE * spread)
     error = float(np.abs(stepped_rsv - whole_rsv).max())
     return {
         "tokens": written_rs.size,

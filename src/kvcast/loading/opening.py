@@ -233,7 +233,7 @@ def check_request(
         "runtime": (runtime, manifest.runtime),
         "quantize": (request.quantize, _quantize(manifest)),
         "dtype": (request.dtype, manifest.dtype),
-        "cache": (request.cache, _cache(manifest)),
+        "cache": (request.cache, manifest.precision.cache),
     }
     for option, (value, has) in options.items():
         if option == "quantize" and value is not None and names_recipe(value):
@@ -258,7 +258,7 @@ def _check_followed(folder: Path, manifest: Manifest, path: str) -> None:
 def checked_dimensions(folder: Path, manifest: Manifest) -> Any:
     """Return the dimensions of a bundle's model; raises KvcastError if its manifest is wrong."""
     try:
-        dimensions = family_of(manifest.family).dimensions.from_json(manifest.dimensions)
+        _, dimensions = manifest.model()
         check_manifest(manifest, dimensions)
     except KvcastError as error:
         raise KvcastError(f"{folder}: {error}") from None
@@ -292,28 +292,9 @@ def _eager(checkpoint: Checkpoint, precision: BundlePrecision, threads: int) -> 
     return eager_runtime(programs)
 
 
-_CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
-
-
-def precision_of(manifest: Manifest) -> BundlePrecision:
-    """Return a bundle's precision."""
-    return BundlePrecision(
-        quantize=manifest.quantize,
-        dtype=manifest.dtype,
-        cache=_cache(manifest),
-        calibrated=bool(manifest.calibration),
-    )
-
-
 def _quantize(manifest: Manifest) -> str:
     """Return the quantisation of an export."""
     return CALIBRATED if manifest.calibration else manifest.quantize
-
-
-def _cache(manifest: Manifest) -> str:
-    """Return the precision of a bundle's self caches; a manifest without any is refused later."""
-    dtypes = (layers.dtype for layers in manifest.cache if layers.kind in ("linear", "ring"))
-    return _CACHES[next(dtypes, "float32")]
 
 
 def export_once(

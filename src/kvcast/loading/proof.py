@@ -13,13 +13,10 @@ from kvcast.errors import KvcastError
 from kvcast.families.base import Probe
 from kvcast.families.programs import ALIGNMENT_QUERIES, cache_names
 from kvcast.families.table import family_with
-from kvcast.loading.probing import at_once, cache_for, stepped, steps_of
+from kvcast.loading.probing import TOLERANCE, at_once, cache_for, likeliest, stepped, steps_of
 from kvcast.loading.recorded import KEY, record_of
 from kvcast.runtimes.base import Float32, Int64, Runtime
 from kvcast.runtimes.reference import Reference
-
-# Largest difference of fp32 logits that comes from summing in another order; 1e-4 was seen.
-TOLERANCE = 1e-3
 
 
 def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str, Any]:
@@ -112,9 +109,7 @@ def _record(
     if not np.isfinite(whole_rsv).all():
         raise KvcastError("the model's logits are not all finite: fetch its weights again")
     error = float(np.abs(stepped_rsv - whole_rsv).max())
-    # A token counts as equal if its logit is within the tolerance of the reference's best.
-    chosen_rs = np.take_along_axis(whole_rsv, written_rs[..., None], axis=-1)[..., 0]
-    equal = int((chosen_rs >= whole_rsv.max(axis=-1) - TOLERANCE).sum())
+    equal = likeliest(written_rs, whole_rsv, TOLERANCE)
     if np.isnan(error) or (exact and (error > TOLERANCE or equal < written_rs.size)):
         raise KvcastError(
             f"the exported graphs differ from the model: {equal} of {written_rs.size} tokens "

@@ -1,30 +1,90 @@
-"""Finds whole copies of caches in a bundle, and reads all traffic of its programs.
+"""Reads the traffic of a model's programs, and finds whole copies of caches in a bundle.
 
-The table of runtimes names each one's reader. Nothing of a bundle is run. Knows no runtime.
+The table of runtimes names each one's reader. Nothing is run. Knows no runtime.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcast.bundle.manifest import Manifest, read_bundle
-from kvcast.errors import KvcastError
+from kvcast.errors import KvcastError, UsageError
+from kvcast.families.base import Family
+from kvcast.families.caches import ENCODED
 from kvcast.families.table import family_of
-from kvcast.runtimes.traffic import (
-    COPIED,
-    CacheTraffic,
-    CallSizes,
-    ProgramTraffic,
-    TrafficReader,
-)
+from kvcast.runtimes.traffic import CacheTraffic, CallSizes, ModelTraffic, TrafficReader
 from kvcast.spec.entry_points import imported
-from kvcast.spec.runtimes import RUNTIMES
+from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
+
+if TYPE_CHECKING:
+    from kvcast.checkpoints.base import Checkpoint
 
 _LENGTH = 64
 """Positions before a call, where nobody cares for how many."""
+_USUAL_SOURCE = 128
 
 
-def reader_of(runtime: str) -> TrafficReader:
+def traffic_of(folder: Path, manifest: Manifest, sizes: CallSizes) -> ModelTraffic:
+    """Return the traffic of a call of each program of a bundle whose checksums were verified.
+
+    Raises:
+        UsageError: the model has no such sizes.
+        KvcastError: the runtime's files cannot be read, or say too little.
+
+    """
+    family, dimensions = manifest.model()
+    sizes = _fitting(sizes, family, dimensions)
+    programs = _reader(manifest.runtime).bundle(folder, manifest, sizes)
+    order = list(family.programs(dimensions))  # `encode` comes first
+    return ModelTraffic(
+        family=manifest.family,
+        runtime=manifest.runtime,
+        precision=manifest.precision,
+        sizes=sizes,
+        programs=sorted(programs, key=lambda part: (*order, part.name).index(part.name)),
+    )
+
+
+def traffic_of_checkpoint(
+    checkpoint: "Checkpoint", runtime: str, precision: BundlePrecision, sizes: CallSizes
+) -> ModelTraffic:
+    """Return the traffic of a call of each program of a model that a runtime opens as it is.
+
+    Raises:
+        UsageError: the model has no such sizes.
+        KvcastError: the model cannot be read.
+
+    """
+    sizes = _fitting(sizes, family_of(checkpoint.family), checkpoint.dimensions)
+    precision = checkpoint.opened_in(precision)
+    return ModelTraffic(
+        family=checkpoint.family,
+        runtime=runtime,
+        precision=precision,
+        sizes=sizes,
+        programs=_reader(runtime).checkpoint(checkpoint, precision, sizes),
+    )
+
+
+def copies_of(folder: Path, manifest: Manifest | None = None) -> Sequence[CacheTraffic]:
+    """Return the caches of a bundle of which a step makes whole copies; none in a sound one.
+
+    `manifest` is the bundle's, if it has been read and verified. A convolution's last inputs and a
+    state are rewritten by nature and do not count.
+
+    Raises:
+        InputMissingError: `folder` is no bundle.
+        KvcastError: it is damaged, or its files say too little.
+
+    """
+    manifest = read_bundle(folder) if manifest is None else manifest
+    family, dimensions = manifest.model()
+    length = min(_LENGTH, family.positions(dimensions) - 1)
+    return traffic_of(folder, manifest, CallSizes(length=length)).copies
+
+
+def _reader(runtime: str) -> TrafficReader:
     """Return a runtime's reader; raises KvcastError for one that is not known or not installed."""
     if runtime not in RUNTIMES:
         raise KvcastError(f"this kvcast knows no runtime {runtime}: update it")
@@ -41,37 +101,24 @@ def reader_of(runtime: str) -> TrafficReader:
     return reader
 
 
-def traffic_of(folder: Path, manifest: Manifest, sizes: CallSizes) -> Sequence[ProgramTraffic]:
-    """Return the traffic of a call of each program of a bundle whose checksums were verified.
+def _fitting(sizes: CallSizes, family: Family, dimensions: Any) -> CallSizes:
+    """Return sizes that a model takes, with the positions of its encoded inputs.
 
-    Raises:
-        UsageError: the model has no such sizes.
-        KvcastError: the runtime's files cannot be read, or say too little.
-
+    Raises UsageError for a length that it does not have, or a source where all are as long.
     """
-    programs = reader_of(manifest.runtime).bundle(folder, manifest, sizes)
-    # `encode` comes first.
-    order = list(family_of(manifest.family).programs(_dimensions(manifest)))
-    return sorted(programs, key=lambda program: (*order, program.name).index(program.name))
-
-
-def copies_of(folder: Path, manifest: Manifest | None = None) -> Sequence[CacheTraffic]:
-    """Return the caches of a bundle of which a step makes whole copies; none in a sound one.
-
-    `manifest` is the bundle's, if it has been read and verified. A convolution's last inputs and a
-    state are rewritten by nature and do not count.
-
-    Raises:
-        InputMissingError: `folder` is no bundle.
-        KvcastError: it is damaged, or its files say too little.
-
-    """
-    manifest = read_bundle(folder) if manifest is None else manifest
-    longest = family_of(manifest.family).positions(_dimensions(manifest))
-    length = min(_LENGTH, longest - 1)
-    programs = traffic_of(folder, manifest, CallSizes(length=length))
-    return [cache for program in programs for cache in program.caches if cache.how == COPIED]
-
-
-def _dimensions(manifest: Manifest) -> Any:
-    return family_of(manifest.family).dimensions.from_json(manifest.dimensions)
+    longest = family.positions(dimensions)
+    if sizes.length + sizes.new > longest:
+        raise UsageError(
+            f"a cache of {sizes.length:,} positions and {sizes.new:,} new ones are more than the "
+            f"model's {longest:,}: shorten --length or --new"
+        )
+    capacity = next((run.capacity for run in family.caches(dimensions) if run.kind in ENCODED), 1)
+    if "source" not in family.programs(dimensions)["decode"].sizes:
+        if sizes.source is not None:
+            raise UsageError("the model has no source of various lengths: drop --source")
+        return replace(sizes, source=capacity)
+    if (sizes.source or 0) > capacity:
+        raise UsageError(
+            f"a source of {sizes.source:,} positions is too long: the model has {capacity:,}"
+        )
+    return replace(sizes, source=sizes.source or min(capacity, _USUAL_SOURCE))

@@ -116,8 +116,13 @@ class Target(Protocol):
     needs: tuple[str, ...]
     tools: tuple[str, ...]
 
-    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
+    def check_build(
+        self,
+        precision: BundlePrecision,  # noqa: ARG002 - by default, whatever exports to it builds it
+        build: BuildOptions,  # noqa: ARG002
+    ) -> None:
         """Raise UsageError if no machine can build this, KvcastError if this machine cannot."""
+        return
 
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
         """Write the graphs of a family's programs; raises KvcastError if the target cannot."""
@@ -135,6 +140,7 @@ class Target(Protocol):
 
     def processor(self) -> tuple[str, ...]:
         """Return the processor instructions that graphs built here will need; empty if none."""
+        return ()
 
     def suits_machine(self, on_phase: OnPhase) -> bool:  # noqa: ARG002 - most need nothing
         """Tell whether it opens bundles here and is as fast as it is meant to be.

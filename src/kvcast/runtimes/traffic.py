@@ -12,12 +12,11 @@ copied, in addition, all of the copy, read and written.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.caches import ENCODED, KEY_VALUE, CacheLayers
 from kvcast.families.programs import Argument, ProgramSignature, Shape
@@ -41,7 +40,6 @@ INPUT, OUTPUT = "input", "output"
 FIXED_SIZE = ("inputs", "state")
 """Kinds of caches that do not grow."""
 
-_USUAL_SOURCE = 128
 _LAYER = re.compile(r"(?:(?P<stack>encoder|decoder)\.)?(?:.*\.)?layers\.(?P<number>\d+)\.")
 
 
@@ -53,7 +51,7 @@ class CallSizes:
         rows: rows of the call, each with an encoded input of its own.
         length: positions before the call.
         new: tokens of each row.
-        source: positions of an encoded input; None: as many as is usual (`sizes_for`).
+        source: positions of an encoded input; None: as many as is usual.
 
     """
 
@@ -142,8 +140,28 @@ class ProgramTraffic:
         return tuple(cache for layer in self.layers for cache in layer.caches)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelTraffic:
+    """What a call of each of a model's programs does on a runtime."""
+
+    family: str
+    runtime: str
+    precision: BundlePrecision
+    sizes: CallSizes
+    programs: Sequence[ProgramTraffic]
+
+    @property
+    def copies(self) -> Sequence[CacheTraffic]:
+        """The caches of which a call makes whole copies."""
+        caches = (cache for program in self.programs for cache in program.caches)
+        return [cache for cache in caches if cache.how == COPIED]
+
+
 class TrafficReader(Protocol):
-    """How a runtime tells the traffic of its programs. Raises KvcastError with one line."""
+    """How a runtime tells the traffic of its programs. Raises KvcastError with one line.
+
+    It takes sizes that the model has, with the positions of its encoded inputs.
+    """
 
     def bundle(
         self, folder: Path, manifest: Manifest, sizes: CallSizes
@@ -367,26 +385,3 @@ def probed_shapes(family: Family, dimensions: Any) -> dict[str, tuple[int, ...]]
         return {}
     source = family.probe(dimensions).source
     return {name: part.shape for name, part in zip(encode.inputs, source, strict=True)}
-
-
-def sizes_for(family: Family, dimensions: Any, sizes: CallSizes) -> CallSizes:
-    """Return sizes that a model takes, with the positions of its encoded inputs.
-
-    Raises UsageError for a length that it does not have, or a source where all are as long.
-    """
-    longest = family.positions(dimensions)
-    if sizes.length + sizes.new > longest:
-        raise UsageError(
-            f"a cache of {sizes.length:,} positions and {sizes.new:,} new ones are more than the "
-            f"model's {longest:,}: shorten --length or --new"
-        )
-    capacity = next((run.capacity for run in family.caches(dimensions) if run.kind in ENCODED), 1)
-    if "source" not in family.programs(dimensions)["decode"].sizes:
-        if sizes.source is not None:
-            raise UsageError("the model has no source of various lengths: drop --source")
-        return replace(sizes, source=capacity)
-    if (sizes.source or 0) > capacity:
-        raise UsageError(
-            f"a source of {sizes.source:,} positions is too long: the model has {capacity:,}"
-        )
-    return replace(sizes, source=sizes.source or min(capacity, _USUAL_SOURCE))

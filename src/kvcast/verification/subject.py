@@ -22,14 +22,14 @@ from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_with
 from kvcast.loading.components import programs_of
 from kvcast.loading.isolation import remember_success
-from kvcast.loading.opening import Model, OpenedModel, open_model, precision_of
+from kvcast.loading.opening import Model, OpenedModel, open_model
 from kvcast.loading.params import LoadParams
 from kvcast.loading.recorded import RecordedOutputs, read_record
 from kvcast.runtimes.base import Runtime
 from kvcast.runtimes.reference import EagerReference, Reference, has_torch, reference_of
 from kvcast.runtimes.targets import TARGETS
 from kvcast.saving import save
-from kvcast.spec.runtimes import OWN, RUNTIMES, BundlePrecision
+from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
 from kvcast.verification.cases import Case, cases_of, driver_of
 from kvcast.verification.files import Files, files_of
 from kvcast.verification.references import CheckpointOracle, Oracle, RecordedOracle
@@ -218,11 +218,9 @@ def _precision(
     runtime: str, manifest: Manifest | None, checkpoint: Checkpoint | None, params: LoadParams
 ) -> BundlePrecision:
     if manifest is not None:
-        return precision_of(manifest)
+        return manifest.precision
     precision = RUNTIMES[runtime].choose_opening(params.precision)
-    if precision.quantize == OWN and not (checkpoint and checkpoint.tensors.has_codes()):
-        return replace(precision, quantize="int8")
-    return precision
+    return precision if checkpoint is None else checkpoint.opened_in(precision)
 
 
 def _reference(checkpoint: Checkpoint, runtime: str, params: LoadParams) -> Reference:

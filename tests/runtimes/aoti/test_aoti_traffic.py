@@ -25,7 +25,7 @@ from runtimes.aoti.small_package import compiled_products
 def test_the_c_plus_plus_reads_and_writes_what_is_counted_from_dimensions(dimensions: Any):
     folder = bundle(dimensions, runtime="aoti")
     sizes = CallSizes(rows=2, length=9)
-    programs = {p.name: p for p in traffic_of(folder, read_bundle(folder), sizes)}
+    programs = {p.name: p for p in traffic_of(folder, read_bundle(folder), sizes).programs}
     decode, work = programs["decode"], work_of(dimensions).call(9, 1, rows=2, inputs=2)
     assert sum(layer.read for layer in decode.layers) == 4 * work.cached
     assert sum(layer.written for layer in decode.layers) == 4 * work.written

@@ -16,7 +16,8 @@ pytest.importorskip("executorch", reason="ExecuTorch is not installed")
 
 
 def read_of(folder: Any, sizes: CallSizes) -> Any:
-    return {p.name: p for p in traffic_of(folder, read_bundle(folder), sizes)}["decode"]
+    read = traffic_of(folder, read_bundle(folder), sizes)
+    return {program.name: program for program in read.programs}["decode"]
 
 
 @pytest.mark.slow

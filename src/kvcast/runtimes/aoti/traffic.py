@@ -23,7 +23,6 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.families.caches import ENCODED
-from kvcast.families.table import family_of
 from kvcast.runtimes.aoti.sources import read_sources
 from kvcast.runtimes.opening import naming
 from kvcast.runtimes.traffic import (
@@ -36,7 +35,6 @@ from kvcast.runtimes.traffic import (
     caches_of,
     probed_shapes,
     shapes_of,
-    sizes_for,
 )
 
 _WEIGHTS = "weights.safetensors"
@@ -78,9 +76,7 @@ class AotiTraffic(TrafficReader):
     def bundle(
         self, folder: Path, manifest: Manifest, sizes: CallSizes
     ) -> Sequence[ProgramTraffic]:
-        family = family_of(manifest.family)
-        dimensions = family.dimensions.from_json(manifest.dimensions)
-        sizes = sizes_for(family, dimensions, sizes)
+        family, dimensions = manifest.model()
         package = folder / manifest.graph("decode").file
         files = _stored(package.with_name(_WEIGHTS))
         caches = caches_of(manifest.cache, sizes)

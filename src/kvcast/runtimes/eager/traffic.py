@@ -30,7 +30,6 @@ from kvcast.runtimes.traffic import (
     caches_of,
     probed_shapes,
     shapes_of,
-    sizes_for,
 )
 from kvcast.spec.runtimes import BundlePrecision
 
@@ -57,8 +56,8 @@ class EagerTraffic(TrafficReader):
         self, checkpoint: "Checkpoint", precision: BundlePrecision, sizes: CallSizes
     ) -> Sequence[ProgramTraffic]:
         family, dimensions = family_of(checkpoint.family), checkpoint.dimensions
-        sizes, probed = sizes_for(family, dimensions, sizes), probed_shapes(family, dimensions)
-        tensors, layers = family.tensor_shapes(dimensions), family.caches(dimensions)
+        tensors, probed = family.tensor_shapes(dimensions), probed_shapes(family, dimensions)
+        layers = family.caches(dimensions)
         constants = family.constants(dimensions, checkpoint.tensors)
         weights: dict[str, Tensor] = {
             name: nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)

@@ -10,13 +10,7 @@ from kvcast.errors import KvcastError
 from kvcast.families.base import Interface
 from kvcast.runtimes.reference import EagerReference, Reference
 from kvcast.runtimes.self_test import SelfTestResult, versions
-from kvcast.runtimes.target import (
-    BuildOptions,
-    Lowered,
-    LoweringJob,
-    Target,
-)
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.runtimes.target import Lowered, LoweringJob, Target
 
 
 class ExecutorchTarget(Target):
@@ -24,10 +18,6 @@ class ExecutorchTarget(Target):
 
     needs: tuple[str, ...] = ("torch", "executorch")
     tools: tuple[str, ...] = ("torch", "executorch")
-
-    @override
-    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
-        pass  # whatever exports to it can build it
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
@@ -55,10 +45,6 @@ class ExecutorchTarget(Target):
         if "XnnpackBackend" not in open_runtime().backend_registry.registered_backend_names:
             raise KvcastError("this ExecuTorch lacks XNNPACK: pip install 'kvcast[executorch]'")
         return SelfTestResult(versions=installed)
-
-    @override
-    def processor(self) -> tuple[str, ...]:
-        return ()
 
     @override
     def runtimes(self) -> Mapping[Interface, Any]:

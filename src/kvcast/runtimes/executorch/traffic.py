@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.families.caches import ENCODED
-from kvcast.families.table import family_of
 from kvcast.runtimes.executorch.quiet import quiet
 from kvcast.runtimes.opening import naming
 from kvcast.runtimes.traffic import (
@@ -34,7 +33,6 @@ from kvcast.runtimes.traffic import (
     Tally,
     TrafficReader,
     caches_of,
-    sizes_for,
 )
 
 with quiet():
@@ -61,8 +59,6 @@ class ExecutorchTraffic(TrafficReader):
     def bundle(
         self, folder: Path, manifest: Manifest, sizes: CallSizes
     ) -> Sequence[ProgramTraffic]:
-        family = family_of(manifest.family)
-        sizes = sizes_for(family, family.dimensions.from_json(manifest.dimensions), sizes)
         path = folder / manifest.graph("decode").file
         with naming(path):
             file = deserialize_pte_binary(path.read_bytes())

@@ -5,7 +5,7 @@ they lie in its files. Knows no file format.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from kvcast.runtimes.native.weights import BundleWeights, CheckpointWeights, pac
 from kvcast.runtimes.opening import naming
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Program
-from kvcast.spec.runtimes import OWN, BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision
 
 _DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
@@ -57,8 +57,7 @@ def open_checkpoint(
 
     `instructions` is a set of the library's, by default the chosen.
     """
-    if precision.quantize == OWN and not checkpoint.tensors.has_codes():
-        precision = replace(precision, quantize="int8")
+    precision = checkpoint.opened_in(precision)
     family, dimensions = family_of(checkpoint.family), checkpoint.dimensions
     programs = family.written(dimensions)
     machine = Machine(threads, instructions)

@@ -16,7 +16,7 @@ from kvcast.families.table import family_of
 from kvcast.runtimes.reference import EagerReference, Reference, has_torch
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
 from kvcast.runtimes.stored import Stored
-from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Target
+from kvcast.runtimes.target import Lowered, LoweringJob, Target
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.runtimes import BundlePrecision
 
@@ -26,10 +26,6 @@ class NativeTarget(Target):
 
     needs: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-
-    @override
-    def check_build(self, precision: BundlePrecision, build: BuildOptions) -> None:
-        pass  # whatever exports to it can build it
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
@@ -63,10 +59,6 @@ class NativeTarget(Target):
             check_compiler()
             return SelfTestResult(versions=compile_tiny())
         return SelfTestResult(versions={"instructions": chosen_instructions()})
-
-    @override
-    def processor(self) -> tuple[str, ...]:
-        return ()
 
     @override
     def suits_machine(self, on_phase: OnPhase) -> bool:

@@ -19,7 +19,6 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.programs import ProgramSignature
-from kvcast.families.table import family_of
 from kvcast.runtimes.bound import LOGITS
 from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.instructions import SCALE_BYTES, Dtype, Operation
@@ -36,7 +35,6 @@ from kvcast.runtimes.traffic import (
     caches_of,
     probed_shapes,
     shapes_of,
-    sizes_for,
 )
 from kvcast.spec.file_rows import FileRows
 from kvcast.spec.program import Constant
@@ -66,10 +64,8 @@ class NativeTraffic(TrafficReader):
 def _programs(
     manifest: Manifest, interpreter: Interpreter, sizes: CallSizes
 ) -> list[ProgramTraffic]:
-    family = family_of(manifest.family)
-    dimensions = family.dimensions.from_json(manifest.dimensions)
-    tensors = family.tensor_shapes(dimensions)
-    sizes, probed = sizes_for(family, dimensions, sizes), probed_shapes(family, dimensions)
+    family, dimensions = manifest.model()
+    tensors, probed = family.tensor_shapes(dimensions), probed_shapes(family, dimensions)
     caches = caches_of(manifest.cache, sizes)
     constants = list(_constants(interpreter.constants))
     programs = []

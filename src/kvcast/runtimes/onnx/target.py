@@ -49,10 +49,6 @@ class OnnxTarget(Target):
         return SelfTestResult(versions=installed)
 
     @override
-    def processor(self) -> tuple[str, ...]:
-        return ()
-
-    @override
     def suits_machine(self, on_phase: OnPhase) -> bool:
         return _is_installed()
 

@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.families.caches import ENCODED
-from kvcast.families.table import family_of
 from kvcast.runtimes.opening import naming
 from kvcast.runtimes.traffic import (
     FIXED_SIZE,
@@ -24,7 +23,6 @@ from kvcast.runtimes.traffic import (
     Tally,
     TrafficReader,
     caches_of,
-    sizes_for,
 )
 
 _SPARE = 128  # slots of a ring beside its window's
@@ -46,9 +44,7 @@ class OnnxTraffic(TrafficReader):
     def bundle(
         self, folder: Path, manifest: Manifest, sizes: CallSizes
     ) -> Sequence[ProgramTraffic]:
-        family = family_of(manifest.family)
-        dimensions = family.dimensions.from_json(manifest.dimensions)
-        sizes = sizes_for(family, dimensions, sizes)
+        family, dimensions = manifest.model()
         caches = caches_of(manifest.cache, sizes, spare=_SPARE)
         tensors = family.tensor_shapes(dimensions)
         programs = []
