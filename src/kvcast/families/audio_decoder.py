@@ -19,8 +19,8 @@ from kvcast.families import decoder, decoder_shapes
 from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.block_conformer import BlockConformer
-from kvcast.families.blocks import TOKENS, positions, written
-from kvcast.families.caches import CacheLayers
+from kvcast.families.blocks import EMBEDDINGS, TOKENS, embeddings_at, positions, written
+from kvcast.families.caches import CacheLayers, embeddings_cache
 from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.decoder import EMBEDDING
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -36,8 +36,6 @@ from kvcast.spec.writer import ProgramWriter
 
 _PROBED = 70  # frames of a proof's sound: no whole chunk
 _HEARD = 8  # of its embeddings, at most
-_EMBEDDINGS = "cross_embeddings_0"
-_SOUND = Node(_EMBEDDINGS)
 
 ENCODERS: Mapping[str, type[SoundEncoder]] = {
     "granite_speech": BlockConformer,
@@ -87,13 +85,7 @@ def tensor_shapes(dimensions: AudioDecoderDimensions) -> dict[str, tuple[int, ..
 
 
 def _embeddings(dimensions: AudioDecoderDimensions) -> CacheLayers:
-    return CacheLayers(
-        kind="embeddings",
-        layers=1,
-        heads=1,
-        head_dim=dimensions.width,
-        capacity=dimensions.audio.positions,
-    )
+    return embeddings_cache(dimensions.audio.positions, dimensions.width)
 
 
 def _caches(dimensions: AudioDecoderDimensions) -> tuple[CacheLayers, ...]:
@@ -114,7 +106,7 @@ def _written(dimensions: AudioDecoderDimensions) -> Mapping[str, Program]:
 
 
 def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
-    return write.program(**{_EMBEDDINGS: dimensions.audio.written(write)})
+    return write.program(**{EMBEDDINGS.name: dimensions.audio.written(write)})
 
 
 def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
@@ -129,7 +121,7 @@ def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
     text = write.embedding(EMBEDDING, write.step("clamp", TOKENS, 0, vocab - 1))
     places = write.step("clamp", write.step("sub", TOKENS, vocab), 0, dimensions.audio.positions)
     is_text = write.step("unsqueeze", write.step("lt", TOKENS, vocab), -1)
-    return write.step("where", is_text, text, _heard(write, places))
+    return write.step("where", is_text, text, embeddings_at(write, places))
 
 
 def _beside(write: ProgramWriter) -> Node:
@@ -138,22 +130,9 @@ def _beside(write: ProgramWriter) -> Node:
     Past the end of the sound it is the first one, of silence.
     """
     places = positions(write)
-    is_there = write.step("lt", places, write.size(_SOUND, 2))
+    is_there = write.step("lt", places, write.size(EMBEDDINGS, 2))
     places = write.step("where", is_there, places, 0)
-    return write.step("add", write.embedding(EMBEDDING, TOKENS), _heard(write, places))
-
-
-def _heard(write: ProgramWriter, places: Node) -> Node:
-    """Return embeddings of sound at places [rows, new] of each row's own slot."""
-    slots, count = write.size(_SOUND, 0), write.size(_SOUND, 2)
-    # Neighbouring rows read one slot, so they are one row of all its new tokens.
-    by_slot = write.step("view", places, [slots, -1])
-    first = write.step("mul", write.step("arange", slots, dtype="int64"), count)
-    index = write.step("add", by_slot, write.step("unsqueeze", first, 1))
-    rows = write.step(
-        "index_select", write.step("flatten", _SOUND, 0, 2), 0, write.step("flatten", index)
-    )
-    return write.step("view", rows, [write.size(TOKENS, 0), write.size(TOKENS, 1), -1])
+    return write.step("add", write.embedding(EMBEDDING, TOKENS), embeddings_at(write, places))
 
 
 def _constants(

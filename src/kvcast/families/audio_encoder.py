@@ -16,13 +16,19 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
+from kvcast.families.blocks import with_biases
 from kvcast.families.programs import SOURCE, Argument
 from kvcast.families.sound_encoder import FEATURES, SoundEncoder
 from kvcast.spec.program import Constant, Node
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    MOST_POSITIONS,
+    require_layers,
+    require_one_of,
+    require_positive,
+)
 from kvcast.spec.writer import ProgramWriter
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 MOST_FRAMES = 3000
 """Frames of 10 ms in the longest excerpt."""
 
@@ -196,20 +202,18 @@ def batch_of(layouts: list[ChunkLayout], chunks: int) -> tuple[NDArray[np.generi
 def _shapes(encoder: AudioEncoder) -> dict[str, tuple[int, ...]]:
     width, inner = encoder.width, encoder.inner
     joined = width * encoder.joined
-    shapes = _stem_shapes(encoder)
+    modules: dict[str, tuple[int, ...]] = {"encoder.norm": (width,)}
     for i in range(encoder.layers):
         layer = f"encoder.layers.{i}"
-        matrices = {
-            "attention.qkv": (3 * width, width),
-            "attention.out": (width, width),
-            "feed_forward.up": (inner, width),
-            "feed_forward.down": (width, inner),
+        modules |= {
+            f"{layer}.attention_norm": (width,),
+            f"{layer}.attention.qkv": (3 * width, width),
+            f"{layer}.attention.out": (width, width),
+            f"{layer}.feed_forward_norm": (width,),
+            f"{layer}.feed_forward.up": (inner, width),
+            f"{layer}.feed_forward.down": (width, inner),
         }
-        for name, shape in matrices.items():
-            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
-        for norm in ("attention_norm", "feed_forward_norm"):
-            shapes |= {f"{layer}.{norm}.{leaf}": (width,) for leaf in ("weight", "bias")}
-    shapes |= {f"encoder.norm.{leaf}": (width,) for leaf in ("weight", "bias")}
+    shapes = _stem_shapes(encoder) | with_biases(modules)
     projector = {"up": (encoder.projected, joined), "down": (encoder.output, encoder.projected)}
     for name, shape in projector.items():
         shapes[f"encoder.projector.{name}.weight"] = shape

@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles
 from kvcast.families.blocks import cross_caches, written
@@ -22,9 +19,17 @@ from kvcast.families.sources import (
     source_probe,
     source_programs,
 )
-from kvcast.families.stacks import ACTIVATIONS, Block, decode, stack_shapes
+from kvcast.families.stacks import Block, decode, stack_shapes
 from kvcast.spec.program import Program
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    require_heads,
+    require_layers,
+    require_one_of,
+    require_positions,
+    require_positive,
+    require_token,
+)
 from kvcast.spec.writer import ProgramWriter
 
 _SIZES = (
@@ -96,15 +101,11 @@ class BartDimensions:
             require_positive(source_vocab_size=self.source_vocab_size)
         require_layers(self.encoder_layers, self.decoder_layers)
         require_one_of("activation", self.activation, ACTIVATIONS)
-        for heads in (self.encoder_heads, self.decoder_heads):
-            if self.width % heads:
-                raise KvcastError(f"width {self.width} is not a multiple of {heads} heads")
-        if max(self.source_positions, self.target_positions) > MOST_POSITIONS:
-            raise KvcastError("there are more positions than any model has")
-        if type(self.start_token) is not int or not 0 <= self.start_token < self.vocab_size:
-            raise KvcastError(
-                f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
-            )
+        require_heads(self.width, self.encoder_heads, self.decoder_heads)
+        require_positions(
+            source_positions=self.source_positions, target_positions=self.target_positions
+        )
+        require_token("start_token", self.start_token, self.vocab_size)
 
     @property
     def head_dim(self) -> int:
@@ -184,13 +185,6 @@ def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
     )
 
 
-def _no_constants(
-    dimensions: BartDimensions,  # noqa: ARG001
-    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
-) -> dict[str, NDArray[np.generic]]:
-    return {}
-
-
 BART = Family(
     name="bart",
     title="BART",
@@ -201,7 +195,7 @@ BART = Family(
     caches=self_and_cross_caches,
     programs=source_programs,
     written=_written,
-    constants=_no_constants,
+    constants=lambda _, __: {},
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),
     probe=lambda dimensions: source_probe(

@@ -19,7 +19,15 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families import query_former
-from kvcast.families.programs import SOURCE_LENGTHS, Argument
+from kvcast.families.blocks import with_biases
+from kvcast.families.conformer_modules import (
+    EPSILON,
+    convolved,
+    fed,
+    module_shapes,
+    require_kernel,
+)
+from kvcast.families.programs import LENGTHS_OF_SOURCES, Argument
 from kvcast.families.query_former import QueryFormer
 from kvcast.families.sound_encoder import FEATURES, SoundEncoder
 from kvcast.spec.program import Constant, Node
@@ -29,8 +37,7 @@ from kvcast.spec.writer import ProgramWriter
 MOST_FRAMES = 1500
 """Frames of 20 ms in the longest excerpt."""
 
-_EPSILON = 1e-5  # of layer norms
-_LONGEST_KERNEL = 1023
+_ACTIVATION = "silu"  # of feed-forwards and convolutions
 _BLOCKS, _BLOCK_LENGTHS, _WINDOWS = Node("blocks"), Node("block_lengths"), Node("windows")
 _NOTHING = "encoder.nothing"
 
@@ -78,8 +85,7 @@ class BlockConformer(SoundEncoder):
         require_layers(self.layers)
         if max(sizes.values()) > MOST_POSITIONS:
             raise KvcastError("an encoder is larger than any model's")
-        if self.kernel % 2 == 0 or self.kernel > _LONGEST_KERNEL:
-            raise KvcastError(f"a kernel of {self.kernel} positions is not possible")
+        require_kernel(self.kernel)
         if self.queries > self.window:
             raise KvcastError(f"{self.queries} queries are more than the window's {self.window}")
 
@@ -111,7 +117,7 @@ class BlockConformer(SoundEncoder):
             Argument(name=_BLOCKS.name, shape=("batch", "blocks", "span"), dtype="int64"),
             Argument(name=_BLOCK_LENGTHS.name, shape=("batch", "blocks"), dtype="int32"),
             Argument(name=_WINDOWS.name, shape=("batch", "windows", self.window), dtype="int64"),
-            Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int32"),
+            LENGTHS_OF_SOURCES,
         )
 
     @override
@@ -143,25 +149,13 @@ class BlockConformer(SoundEncoder):
         shapes: dict[str, tuple[int, ...]] = {}
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"
-            linears |= {
-                f"{layer}.feed_forward.up": (self.inner, width),
-                f"{layer}.feed_forward.down": (width, self.inner),
-                f"{layer}.self_attention.out": (width, mixed),
-                f"{layer}.convolution.in": (2 * self.channels, width),
-                f"{layer}.convolution.out": (width, self.channels),
-                f"{layer}.last_feed_forward.up": (self.inner, width),
-                f"{layer}.last_feed_forward.down": (width, self.inner),
-            }
+            linears[f"{layer}.self_attention.out"] = (width, mixed)
             shapes |= {
+                **module_shapes(layer, width, self.inner, self.channels, self.kernel),
                 f"{layer}.self_attention.qkv.weight": (3 * mixed, width),
                 f"{layer}.self_attention.distances": (2, self.block, self.head_dim),
-                f"{layer}.convolution.kernel": (self.kernel, 1, self.channels),
-                f"{layer}.convolution.shift": (self.channels,),
             }
-            for norm in _NORMS:
-                shapes |= {f"{layer}.{norm}.{leaf}": (width,) for leaf in ("weight", "bias")}
-        for name, shape in linears.items():
-            shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        shapes |= with_biases(linears)
         return shapes | query_former.shapes(self.projector, self.queries, width)
 
     @override
@@ -173,11 +167,11 @@ class BlockConformer(SoundEncoder):
         x = write.linear(FEATURES, "encoder.in", bias=True)
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"
-            x = self._fed(write, x, f"{layer}.feed_forward")
+            x = fed(write, x, f"{layer}.feed_forward", _ACTIVATION)
             x = self._attended(write, x, f"{layer}.self_attention")
-            x = self._convolved(write, x, f"{layer}.convolution")
-            x = self._fed(write, x, f"{layer}.last_feed_forward")
-            x = write.layer_norm(x, f"{layer}.norm", _EPSILON)
+            x = convolved(write, x, f"{layer}.convolution", _ACTIVATION)
+            x = fed(write, x, f"{layer}.last_feed_forward", _ACTIVATION)
+            x = write.layer_norm(x, f"{layer}.norm", EPSILON)
             if i + 1 == self._halfway:
                 likely = write.step("softmax", write.linear(x, "encoder.characters", bias=True))
                 x = write.linear(likely, "encoder.of_characters", bias=True, residual=x)
@@ -189,15 +183,10 @@ class BlockConformer(SoundEncoder):
         """Layers before which probabilities are brought back; 0: they are not."""
         return self.layers // 2
 
-    def _fed(self, write: ProgramWriter, x: Node, name: str) -> Node:
-        normed = write.layer_norm(x, f"{name}_norm", _EPSILON)
-        inner = write.linear(normed, f"{name}.up", bias=True, activation="silu")
-        return write.linear(inner, f"{name}.down", bias=True, residual=x)
-
     def _attended(self, write: ProgramWriter, x: Node, name: str) -> Node:
         """Attend within blocks; heads share the keys of distances, so each is an input to them."""
         scale = self.head_dim**-0.5
-        normed = write.layer_norm(x, f"{name}_norm", _EPSILON)
+        normed = write.layer_norm(x, f"{name}_norm", EPSILON)
         blocks = write.step("flatten", _BLOCKS, 0, 1)
         apart = write.step(
             "index_select", write.step("flatten", normed, 0, 1), 0, write.step("flatten", blocks)
@@ -221,14 +210,6 @@ class BlockConformer(SoundEncoder):
         valid = write.step("index_select", inputs, 1, own)
         return write.linear(valid, f"{name}.out", bias=True, residual=x)
 
-    def _convolved(self, write: ProgramWriter, x: Node, name: str) -> Node:
-        normed = write.layer_norm(x, f"{name}_norm", _EPSILON)
-        gated = write.linear(normed, f"{name}.in", bias=True, gate="sigmoid")
-        apart = write.step("unsqueeze", gated, 2)
-        mixed = write.channel_convolution(apart, name, stride=1, activation="silu")
-        flat = write.step("flatten", mixed, 2, 3)
-        return write.linear(flat, f"{name}.out", bias=True, residual=x)
-
     def _projected(self, write: ProgramWriter, x: Node) -> Node:
         """Return the embeddings of all windows, [batch, t, output]; zeros follow the last one."""
         nothing = write.step("index_select", Constant(_NOTHING), 0, _zero(write))
@@ -240,15 +221,6 @@ class BlockConformer(SoundEncoder):
         embeddings = write.linear(answers, "encoder.projector.out", bias=True)
         flat = write.step("flatten", embeddings, 0, 1)
         return write.step("unflatten", flat, 0, [write.size(FEATURES, 0), -1])
-
-
-_NORMS = (
-    "feed_forward_norm",
-    "self_attention_norm",
-    "convolution_norm",
-    "last_feed_forward_norm",
-    "norm",
-)
 
 
 def _zero(write: ProgramWriter) -> Node:

@@ -1,4 +1,7 @@
-"""Parts of programs that several families have. Knows sizes and no family."""
+"""Parts of programs and of tables of tensors that several families have.
+
+Knows sizes and no family.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +16,18 @@ Write = Callable[[ProgramWriter, Any], Program]
 
 TOKENS, LENGTHS, OFFSETS = Node("tokens"), Node("lengths"), Node("offsets")
 """Inputs of `decode`: tokens [rows, new], lengths [rows], offsets [asked]."""
+
+EMBEDDINGS = Node("cross_embeddings_0")
+"""What `encode` gives a decoder without cross-attention to read: [slots, 1, t, width]."""
+
+
+def with_biases(modules: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of weights and biases by canonical name, from those of modules' weights."""
+    return {
+        f"{name}.{leaf}": part
+        for name, shape in modules.items()
+        for leaf, part in (("weight", shape), ("bias", shape[:1]))
+    }
 
 
 def written(
@@ -63,6 +78,18 @@ def positions(write: ProgramWriter) -> Node:
     An operation of its own, as attention is: only these know which row a token belongs to.
     """
     return write.step("positions", TOKENS, LENGTHS)
+
+
+def embeddings_at(write: ProgramWriter, places: Node) -> Node:
+    """Return EMBEDDINGS of each row's own slot at places [rows, new]: [rows, new, width]."""
+    slots, count = write.size(EMBEDDINGS, 0), write.size(EMBEDDINGS, 2)
+    # Neighbouring rows read one slot, so they are one row of all its new tokens.
+    by_slot = write.step("view", places, [slots, -1])
+    first = write.step("mul", write.step("arange", slots, dtype="int64"), count)
+    index = write.step("add", by_slot, write.step("unsqueeze", first, 1))
+    held = write.step("flatten", EMBEDDINGS, 0, 2)
+    lines = write.step("index_select", held, 0, write.step("flatten", index))
+    return write.step("view", lines, [write.size(TOKENS, 0), write.size(TOKENS, 1), -1])
 
 
 def chosen(write: ProgramWriter, hidden: Node) -> Node:

@@ -147,3 +147,8 @@ def self_and_cross_caches(dimensions: EncoderDecoderSizes) -> tuple[CacheLayers,
         )
         for kind, capacity in capacities.items()
     )
+
+
+def embeddings_cache(positions: int, width: int) -> CacheLayers:
+    """Describe what `encode` gives a decoder without cross-attention to read."""
+    return CacheLayers(kind="embeddings", layers=1, heads=1, head_dim=width, capacity=positions)

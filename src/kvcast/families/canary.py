@@ -9,27 +9,30 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
-from kvcast.families.blocks import cross_caches, written
+from kvcast.families.blocks import cross_caches, with_biases, written
 from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
-    SOURCE_LENGTHS,
-    Argument,
+    LENGTHS_OF_SOURCES,
     ProgramSignature,
     cross_argument,
     decode_program,
     encode_program,
 )
-from kvcast.families.stacks import ACTIVATIONS, decode, stack_shapes
+from kvcast.families.stacks import decode, stack_shapes
 from kvcast.spec.program import Program
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    require_heads,
+    require_layers,
+    require_one_of,
+    require_positions,
+    require_positive,
+)
 from kvcast.spec.writer import ProgramWriter
-
-_PROBED = 100  # frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class CanaryDimensions:
         decoder_layers: number of its layers.
         target_positions: length of the longest text, with what precedes it.
         before: tokens that precede what tells of the language.
-        activation: of the feed-forward; one of `stacks.ACTIVATIONS`.
+        activation: of the feed-forward; one of `sizes.ACTIVATIONS`.
         projected: whether a matrix lies between encoder and decoder.
         tied: whether the head is the embedding.
 
@@ -73,16 +76,14 @@ class CanaryDimensions:
         require_positive(**{name: vars(self)[name] for name in _SIZES})
         require_layers(self.decoder_layers)
         require_one_of("activation", self.activation, ACTIVATIONS)
-        if self.width % self.decoder_heads:
-            raise KvcastError(f"width {self.width} is not a multiple of {self.decoder_heads} heads")
+        require_heads(self.width, self.decoder_heads)
+        require_positions(target_positions=self.target_positions)
         if not self.projected and self.encoder.width != self.width:
             raise KvcastError(
                 f"the decoder is {self.width} wide, and its encoder {self.encoder.width}"
             )
         if not all(type(token) is int and 0 <= token < self.vocab_size for token in self.before):
             raise KvcastError(f"a text's first tokens are not of {self.vocab_size} tokens")
-        if self.target_positions > MOST_POSITIONS:
-            raise KvcastError("there are more positions than any model has")
 
     @property
     def head_dim(self) -> int:
@@ -125,18 +126,17 @@ def tensor_shapes(dimensions: CanaryDimensions) -> dict[str, tuple[int, ...]]:
         f"{dimensions.head}.bias": (vocab,),
     }
     if dimensions.projected:
-        between = {"weight": (width, dimensions.encoder.width), "bias": (width,)}
-        shapes |= {f"encoder.out.{leaf}": shape for leaf, shape in between.items()}
+        shapes |= with_biases({"encoder.out": (width, dimensions.encoder.width)})
     sizes = dimensions.inner, dimensions.decoder_layers, positions
     return shapes | dimensions.encoder.shapes() | stack_shapes("decoder", dimensions, *sizes)
 
 
 def _programs(dimensions: CanaryDimensions) -> Mapping[str, ProgramSignature]:
     own, cross = self_and_cross_caches(dimensions)
-    lengths = Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int32", example=(5, 3))
+    read = cross_argument(cross, "source"), LENGTHS_OF_SOURCES
     return {
-        "encode": encode_program(cross, dimensions.encoder.features, lengths),
-        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), lengths),
+        "encode": encode_program(cross, dimensions.encoder.features, LENGTHS_OF_SOURCES),
+        "decode": decode_program([own], ["logits"], *read),
     }
 
 
@@ -149,23 +149,12 @@ def _encode(write: ProgramWriter, dimensions: CanaryDimensions) -> Program:
     return write.program(**cross_caches(write, encoded, *sizes, bias=True))
 
 
-def _constants(
-    dimensions: CanaryDimensions,
-    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
-) -> dict[str, NDArray[np.generic]]:
-    return dimensions.encoder.constants()
-
-
 def _probe(dimensions: CanaryDimensions) -> Probe:
     """Return two inputs of noise with prompts of four tokens."""
-    generator, encoder = np.random.default_rng(0), dimensions.encoder
-    frames = min(_PROBED, encoder.most_frames)
-    features_btm = generator.normal(size=(2, frames, encoder.n_mels)).astype(np.float32)
-    lengths_b = np.full(2, encoder.encoded(frames), np.int32)
-    return Probe(
-        prompts=list(generator.integers(0, dimensions.vocab_size, (2, 4))),
-        source=(features_btm, lengths_b),
-    )
+    generator = np.random.default_rng(0)
+    source = dimensions.encoder.noise(2, generator)
+    prompts_rs = generator.integers(0, dimensions.vocab_size, (2, 4))
+    return Probe(prompts=list(prompts_rs), source=source)
 
 
 CANARY = Family(
@@ -180,7 +169,7 @@ CANARY = Family(
     written=lambda dimensions: written(
         _programs(dimensions), dimensions, encode=_encode, decode=decode
     ),
-    constants=_constants,
+    constants=lambda dimensions, _: dimensions.encoder.constants(),
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,

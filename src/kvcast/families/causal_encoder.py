@@ -15,12 +15,18 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families.programs import LISTEN, NEXT, SOURCE_LENGTHS, Argument, StreamedSource
+from kvcast.families.blocks import EMBEDDINGS
+from kvcast.families.programs import LENGTHS_OF_SOURCES, LISTEN, NEXT, Argument, StreamedSource
 from kvcast.families.sound_encoder import FEATURES, SoundEncoder
-from kvcast.families.stacks import ACTIVATIONS
 from kvcast.spec.program import Constant, Node
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    MOST_POSITIONS,
+    require_layers,
+    require_one_of,
+    require_positive,
+)
 from kvcast.spec.writer import ProgramWriter
 
 _KERNEL = 3  # frames of a convolution
@@ -47,7 +53,7 @@ class CausalEncoder(SoundEncoder):
         window: positions that one sees, its own among them.
         rotary: angles of positions.
         epsilon: of norms.
-        activation: of gates; one of `stacks.ACTIVATIONS`.
+        activation: of gates; one of `sizes.ACTIVATIONS`.
         joined: neighbouring positions that become one embedding.
         projector_activation: in the projector.
         output: size of an embedding, and inner width of the projector.
@@ -115,7 +121,7 @@ class CausalEncoder(SoundEncoder):
         shape = ("batch", "frames", self.n_mels)
         return (
             Argument(name=FEATURES.name, shape=shape, dtype="float32"),
-            Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int32"),
+            LENGTHS_OF_SOURCES,
         )
 
     @override
@@ -257,5 +263,5 @@ def streamed(encoder: CausalEncoder) -> StreamedSource:
         values = with_former(f"value_{i}", value, encoder.window - 1)
         x = encoder.continued(write, x, (query, keys, values), i)
     embeddings = encoder.embedded(write, x)
-    program = write.program(cross_embeddings_0=embeddings, **kept)
+    program = write.program(**{EMBEDDINGS.name: embeddings}, **kept)
     return StreamedSource(programs={LISTEN: program}, left=left)

@@ -13,19 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
+from kvcast.families.blocks import with_biases
+from kvcast.families.conformer_modules import (
+    EPSILON,
+    convolved,
+    fed,
+    module_shapes,
+    require_kernel,
+)
 from kvcast.families.programs import Argument
-from kvcast.families.stacks import ACTIVATIONS
+from kvcast.families.sound_encoder import FEATURES
 from kvcast.spec.program import Constant, Node
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    require_layers,
+    require_one_of,
+    require_positions,
+    require_positive,
+)
 from kvcast.spec.writer import ProgramWriter
 
-FEATURES = Node("features")
-"""The input of `encode`: log-mel features [batch, frames, mels]."""
-
 _DISTANCES = "encoder.distances"
-_EPSILON = 1e-5  # of layer norms
 _KERNEL = 3  # of the convolutions that make positions fewer
-_LONGEST_KERNEL, _MOST_HALVINGS = 1023, 6
+_MOST_HALVINGS = 6
+_PROBED = 100  # frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +53,7 @@ class Conformer:
         channels: of the convolutions that make positions fewer.
         halvings: how often they halve positions and bands.
         positions: most of them, after that.
-        activation: of feed-forwards and convolutions; one of `stacks.ACTIVATIONS`.
+        activation: of feed-forwards and convolutions; one of `sizes.ACTIVATIONS`.
         scaled: whether the first layer's input is multiplied by the square root of its width.
 
     """
@@ -67,12 +78,10 @@ class Conformer:
         require_one_of("activation", self.activation, ACTIVATIONS)
         if self.width % self.heads or self.width % 2:
             raise KvcastError(f"width {self.width} is not a multiple of {self.heads} heads and 2")
-        if self.kernel % 2 == 0 or self.kernel > _LONGEST_KERNEL:
-            raise KvcastError(f"a kernel of {self.kernel} positions is not possible: odd ones are")
+        require_kernel(self.kernel)
         if self.halvings > _MOST_HALVINGS or self.n_mels % (1 << self.halvings):
             raise KvcastError(f"{self.n_mels} bands cannot be halved {self.halvings} times")
-        if self.positions << self.halvings > MOST_POSITIONS:
-            raise KvcastError("there are more positions than any model has")
+        require_positions(frames=self.most_frames)
 
     @property
     def most_frames(self) -> int:
@@ -86,45 +95,34 @@ class Conformer:
     @property
     def features(self) -> Argument:
         """The argument of `encode`."""
-        return Argument(name="features", shape=("batch", "frames", self.n_mels), dtype="float32")
+        return Argument(name=FEATURES.name, shape=("batch", "frames", self.n_mels), dtype="float32")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return every canonical name with its shape."""
-        width, inner, channels = self.width, self.inner, self.channels
-        bands = self.n_mels >> self.halvings
-        kernels = {
-            f"encoder.subsampling.{i}": (_KERNEL, _KERNEL, channels) for i in range(self.halvings)
-        }
+        width, channels, bands = self.width, self.channels, self.n_mels >> self.halvings
         linears: dict[str, tuple[int, ...]] = {
             f"encoder.subsampling.{i}.mixed": (channels, channels) for i in range(1, self.halvings)
         }
         linears["encoder.subsampling.out"] = (width, bands * channels)
         shapes: dict[str, tuple[int, ...]] = {}
+        for i in range(self.halvings):
+            shapes |= {
+                f"encoder.subsampling.{i}.kernel": (_KERNEL, _KERNEL, channels),
+                f"encoder.subsampling.{i}.shift": (channels,),
+            }
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"
             linears |= {
-                f"{layer}.feed_forward.up": (inner, width),
-                f"{layer}.feed_forward.down": (width, inner),
                 f"{layer}.self_attention.qkv": (3 * width, width),
                 f"{layer}.self_attention.out": (width, width),
-                f"{layer}.convolution.in": (2 * width, width),
-                f"{layer}.convolution.out": (width, width),
-                f"{layer}.last_feed_forward.up": (inner, width),
-                f"{layer}.last_feed_forward.down": (width, inner),
             }
-            kernels[f"{layer}.convolution"] = (self.kernel, 1, width)
             shapes |= {
+                **module_shapes(layer, width, self.inner, width, self.kernel),
                 f"{layer}.self_attention.distance.weight": (width, width),
                 f"{layer}.self_attention.content_shift": (width,),
                 f"{layer}.self_attention.distance_shift": (width,),
             }
-            for norm in _NORMS:
-                shapes |= {f"{layer}.{norm}.{leaf}": (width,) for leaf in ("weight", "bias")}
-        for name, shape in linears.items():
-            shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-        for name, shape in kernels.items():
-            shapes |= {f"{name}.kernel": shape, f"{name}.shift": shape[-1:]}
-        return shapes
+        return shapes | with_biases(linears)
 
     def constants(self) -> dict[str, NDArray[np.generic]]:
         """Return waves [2, positions, width] of distances behind a position, and ahead of it."""
@@ -135,6 +133,14 @@ class Conformer:
         both = [np.stack([sign * sines, cosines], axis=-1) for sign in (1, -1)]
         return {_DISTANCES: np.stack(both).reshape(2, self.positions, self.width)}
 
+    def noise(
+        self, count: int, generator: np.random.Generator
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Return inputs of a proof as `encode` takes them: features, and lengths in positions."""
+        frames = min(_PROBED, self.most_frames)
+        features_btm = generator.normal(size=(count, frames, self.n_mels)).astype(np.float32)
+        return features_btm, np.full(count, self.encoded(frames), np.int32)
+
     def written(self, write: ProgramWriter) -> Node:
         """Write the encoder: FEATURES to hidden states [batch, t, width]."""
         x = self._fewer(write)
@@ -144,11 +150,11 @@ class Conformer:
         waves = write.step("index_select", Constant(_DISTANCES), 1, positions)
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"
-            x = self._fed(write, x, f"{layer}.feed_forward")
+            x = fed(write, x, f"{layer}.feed_forward", self.activation)
             x = self._attended(write, x, f"{layer}.self_attention", waves)
-            x = self._convolved(write, x, f"{layer}.convolution")
-            x = self._fed(write, x, f"{layer}.last_feed_forward")
-            x = write.layer_norm(x, f"{layer}.norm", _EPSILON)
+            x = convolved(write, x, f"{layer}.convolution", self.activation)
+            x = fed(write, x, f"{layer}.last_feed_forward", self.activation)
+            x = write.layer_norm(x, f"{layer}.norm", EPSILON)
         return x
 
     def _fewer(self, write: ProgramWriter) -> Node:
@@ -162,14 +168,9 @@ class Conformer:
                 x = write.linear(x, f"{name}.mixed", bias=True, activation="relu")
         return write.linear(write.step("flatten", x, 2, 3), "encoder.subsampling.out", bias=True)
 
-    def _fed(self, write: ProgramWriter, x: Node, name: str) -> Node:
-        normed = write.layer_norm(x, f"{name}_norm", _EPSILON)
-        inner = write.linear(normed, f"{name}.up", bias=True, activation=self.activation)
-        return write.linear(inner, f"{name}.down", bias=True, residual=x)
-
     def _attended(self, write: ProgramWriter, x: Node, name: str, waves: Node) -> Node:
         scale = (self.width // self.heads) ** -0.5
-        normed = write.layer_norm(x, f"{name}_norm", _EPSILON)
+        normed = write.layer_norm(x, f"{name}_norm", EPSILON)
         query, key, value = write.chunk(write.linear(normed, f"{name}.qkv", bias=True), 3)
         of_distances = write.step("add", query, Constant(f"{name}.distance_shift"))
         keys = write.linear(waves, f"{name}.distance")
@@ -179,20 +180,3 @@ class Conformer:
             "encoder_attention", of_contents, key, value, self.heads, scale, None, bias
         )
         return write.linear(mixed, f"{name}.out", bias=True, residual=x)
-
-    def _convolved(self, write: ProgramWriter, x: Node, name: str) -> Node:
-        normed = write.layer_norm(x, f"{name}_norm", _EPSILON)
-        gated = write.linear(normed, f"{name}.in", bias=True, gate="sigmoid")
-        apart = write.step("unsqueeze", gated, 2)
-        mixed = write.channel_convolution(apart, name, stride=1, activation=self.activation)
-        flat = write.step("flatten", mixed, 2, 3)
-        return write.linear(flat, f"{name}.out", bias=True, residual=x)
-
-
-_NORMS = (
-    "feed_forward_norm",
-    "self_attention_norm",
-    "convolution_norm",
-    "last_feed_forward_norm",
-    "norm",
-)

@@ -23,7 +23,6 @@ from kvcast.families.moonshine_encoder import (
     ANGLES,
     FRAMES_EACH,
     REACH,
-    SOURCE_LENGTHS,
     STRIDE,
     encode,
     encoder_shapes,
@@ -32,19 +31,25 @@ from kvcast.families.moonshine_encoder import (
     sources,
 )
 from kvcast.families.programs import (
-    Argument,
+    LENGTHS_OF_SOURCES,
     ProgramSignature,
     cross_argument,
     decode_program,
     encode_program,
 )
+from kvcast.families.sources import SOURCE_LENGTHS
 from kvcast.spec.program import Constant, Program
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    MOST_POSITIONS,
+    require_layers,
+    require_one_of,
+    require_positions,
+    require_positive,
+    require_token,
+)
 from kvcast.spec.writer import ProgramWriter
-
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-_LENGTHS = Argument(name=SOURCE_LENGTHS.name, shape=("batch",), dtype="int32", example=(5, 3))
 
 _SIZES = (
     "vocab_size",
@@ -123,8 +128,11 @@ class MoonshineDimensions:
         require_one_of("activation", self.activation, ACTIVATIONS)
         require_one_of("encoder_activation", self.encoder_activation, ACTIVATIONS)
         object.__setattr__(self, "windows", tuple(map(tuple, self.windows)))
-        if max(self.source_positions, self.target_positions, self.frame) > MOST_POSITIONS:
-            raise KvcastError("there are more positions than any model has")
+        require_positions(
+            source_positions=self.source_positions,
+            target_positions=self.target_positions,
+            frame=self.frame,
+        )
         if self.head_dim % 2:
             raise KvcastError(f"heads of {self.head_dim} numbers cannot be rotated in pairs")
         self.rotary.check(self.head_dim)
@@ -133,10 +141,7 @@ class MoonshineDimensions:
             self._check_windows()
         elif (self.encoder_width, self.encoder_head_dim) != (self.width, self.head_dim):
             raise KvcastError("an encoder over samples is as wide as the decoder")
-        if type(self.start_token) is not int or not 0 <= self.start_token < self.vocab_size:
-            raise KvcastError(
-                f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
-            )
+        require_token("start_token", self.start_token, self.vocab_size)
 
     def _check_windows(self) -> None:
         if len(self.windows) != self.encoder_layers:
@@ -242,9 +247,10 @@ def _decoder_shapes(dimensions: MoonshineDimensions) -> dict[str, tuple[int, ...
 
 def _programs(dimensions: MoonshineDimensions) -> Mapping[str, ProgramSignature]:
     own, cross = self_and_cross_caches(dimensions)
+    read = cross_argument(cross, "source"), LENGTHS_OF_SOURCES
     return {
-        "encode": encode_program(cross, *sources(dimensions), _LENGTHS),
-        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), _LENGTHS),
+        "encode": encode_program(cross, *sources(dimensions), LENGTHS_OF_SOURCES),
+        "decode": decode_program([own], ["logits"], *read),
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcast.families.blocks import cross_caches
 from kvcast.families.programs import FINISH, LISTEN, NEXT, Argument, StreamedSource
+from kvcast.families.sources import SOURCE_LENGTHS
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.writer import ProgramWriter
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _EPSILON, _FRAME_EPSILON = 1e-5, 1e-6  # of layer norms and the norm of a sound, and of frames
 _SAMPLES, _FRAMES, _DONE = Node("samples"), Node("frames"), Node("done")
-SOURCE_LENGTHS = Node("source_lengths")
 ANGLES = ("cosines", "sines")
 """Names of tables of angles, for both stacks."""
 

@@ -11,30 +11,42 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
-from kvcast.families.blocks import LENGTHS, TOKENS, chosen, flat, in_rows, written
-from kvcast.families.caches import CacheLayers
+from kvcast.families.blocks import (
+    EMBEDDINGS,
+    LENGTHS,
+    TOKENS,
+    chosen,
+    embeddings_at,
+    flat,
+    in_rows,
+    with_biases,
+    written,
+)
+from kvcast.families.caches import CacheLayers, embeddings_cache
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
-    SOURCE_LENGTHS,
-    Argument,
+    LENGTHS_OF_SOURCES,
     ProgramSignature,
     cross_argument,
     decode_program,
     encode_program,
 )
-from kvcast.families.stacks import ACTIVATIONS
 from kvcast.spec.program import Node, Program
-from kvcast.spec.sizes import require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    require_layers,
+    require_one_of,
+    require_positive,
+    require_token,
+)
 from kvcast.spec.writer import ProgramWriter
 
-_PROBED = 100  # frames
 _MOST_DURATIONS = 1 << 10
 _MOST_SYMBOLS = 1 << 10
-_STATE, _ENCODED = Node("past_state_0"), Node("cross_embeddings_0")
+_STATE = Node("past_state_0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +60,7 @@ class ParakeetDimensions:
         blank: the token that means "nothing here".
         width: size of an encoded position.
         prediction_layers: number of LSTMs over the tokens so far; 0: CTC.
-        activation: of the sum of both networks; one of `stacks.ACTIVATIONS`.
+        activation: of the sum of both networks; one of `sizes.ACTIVATIONS`.
         durations: how many positions a token may take, which logits after those of tokens choose
             from; empty: a blank takes one position and others none.
         most_symbols: tokens at one position, on average.
@@ -73,8 +85,7 @@ class ParakeetDimensions:
         if type(self.prediction_layers) is not int or self.prediction_layers < 0:
             raise KvcastError("prediction_layers must be 0 or more")
         require_layers(self.prediction_layers)
-        if type(self.blank) is not int or not 0 <= self.blank < self.tokens:
-            raise KvcastError(f"the blank token {self.blank} is not one of {self.tokens} tokens")
+        require_token("the blank token", self.blank, self.tokens)
         if not all(type(n) is int and 0 <= n < _MOST_DURATIONS for n in self.durations):
             raise KvcastError("durations must be whole numbers from 0 on")
         if self.durations and (not self.prediction_layers or not any(self.durations)):
@@ -123,19 +134,11 @@ def tensor_shapes(dimensions: ParakeetDimensions) -> dict[str, tuple[int, ...]]:
         }
         for i in range(dimensions.prediction_layers):
             linears[f"prediction.layers.{i}"] = (4 * width, 2 * width)
-    for name, shape in linears.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    return shapes
+    return shapes | with_biases(linears)
 
 
 def _caches(dimensions: ParakeetDimensions) -> tuple[CacheLayers, ...]:
-    encoded = CacheLayers(
-        kind="embeddings",
-        layers=1,
-        heads=1,
-        capacity=dimensions.encoder.positions,
-        head_dim=dimensions.width,
-    )
+    encoded = embeddings_cache(dimensions.encoder.positions, dimensions.width)
     if not dimensions.prediction_layers:
         return (encoded,)
     states = CacheLayers(
@@ -150,9 +153,8 @@ def _caches(dimensions: ParakeetDimensions) -> tuple[CacheLayers, ...]:
 
 def _programs(dimensions: ParakeetDimensions) -> Mapping[str, ProgramSignature]:
     *own, encoded = _caches(dimensions)
-    lengths = Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int32", example=(5, 3))
     return {
-        "encode": encode_program(encoded, dimensions.encoder.features, lengths),
+        "encode": encode_program(encoded, dimensions.encoder.features, LENGTHS_OF_SOURCES),
         "decode": decode_program(own, ["logits"], cross_argument(encoded, "source")),
     }
 
@@ -162,29 +164,19 @@ def _encode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
     encoded = dimensions.encoder.written(write)
     if dimensions.prediction_layers:
         encoded = write.linear(encoded, "encoder.out", bias=True)
-    return write.program(cross_embeddings_0=write.step("unsqueeze", encoded, 1))
+    return write.program(**{EMBEDDINGS.name: write.step("unsqueeze", encoded, 1)})
 
 
 def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
     """Write `decode`: one new token for each row, beside the number of a position, to logits."""
     position = write.step("floor_divide", TOKENS, dimensions.tokens)
     token = write.step("sub", TOKENS, write.step("mul", position, dimensions.tokens))
-    x = _heard(write, position)
+    x = write.step("flatten", embeddings_at(write, position), 0, 1)
     if dimensions.prediction_layers:
         x = write.step("add", x, _predicted(write, token, dimensions))
         x = write.step(dimensions.activation, x)
     x = chosen(write, write.step("unsqueeze", x, 1))
     return write.program(logits=in_rows(write, write.linear(flat(write, x), "head", bias=True)))
-
-
-def _heard(write: ProgramWriter, position: Node) -> Node:
-    """Return the encoded positions [rows, width] that rows read, in their own inputs."""
-    inputs, longest = write.size(_ENCODED, 0), write.size(_ENCODED, 2)
-    first = write.step("mul", write.step("arange", inputs, dtype="int64"), longest)
-    of_inputs = write.step("unflatten", write.step("flatten", position, 0, 1), 0, [inputs, -1])
-    index = write.step("add", write.step("unsqueeze", first, 1), of_inputs)
-    positions = write.step("flatten", _ENCODED, 0, 2)
-    return write.step("index_select", positions, 0, write.step("flatten", index, 0, 1))
 
 
 def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions) -> Node:
@@ -221,23 +213,10 @@ def _remembered(
     return opened(given, write.step("tanh", cell)), cell
 
 
-def _constants(
-    dimensions: ParakeetDimensions,
-    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
-) -> dict[str, NDArray[np.generic]]:
-    return dimensions.encoder.constants()
-
-
 def _probe(dimensions: ParakeetDimensions) -> Probe:
     """Return two inputs of noise, whose first positions are read."""
-    generator, encoder = np.random.default_rng(0), dimensions.encoder
-    frames = min(_PROBED, encoder.most_frames)
-    features_btm = generator.normal(size=(2, frames, encoder.n_mels)).astype(np.float32)
-    lengths_b = np.full(2, encoder.encoded(frames), np.int32)
-    return Probe(
-        prompts=[np.array([dimensions.blank])] * 2,
-        source=(features_btm, lengths_b),
-    )
+    source = dimensions.encoder.noise(2, np.random.default_rng(0))
+    return Probe(prompts=[np.array([dimensions.blank])] * 2, source=source)
 
 
 PARAKEET = Family(
@@ -252,7 +231,7 @@ PARAKEET = Family(
     written=lambda dimensions: written(
         _programs(dimensions), dimensions, encode=_encode, decode=_decode
     ),
-    constants=_constants,
+    constants=lambda dimensions, _: dimensions.encoder.constants(),
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),
     probe=_probe,

@@ -1,7 +1,8 @@
 """Signatures of programs as data: arguments with their shapes, and the names of results.
 
 A size that callers vary has a name in a shape: "rows", "new", "asked", "capacity", "ring",
-"inputs", "batch", "source", "n". Knows no family and no tensor library.
+"inputs", "batch", "source", "n", and what encoders of sound have, such as "frames". Knows no family
+and no tensor library.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,12 @@ class Argument:
     def shapes(self) -> tuple[Shape, ...]:
         """The shape alone."""
         return (self.shape,)
+
+
+LENGTHS_OF_SOURCES = Argument(
+    name=SOURCE_LENGTHS, shape=("batch",), dtype="int32", example=(5, 3)
+)
+"""It, where sources differ in length; `decode` takes it too where it attends to them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,16 @@ query, key and value are one tensor, and so are key and value. Knows no encoder.
 from dataclasses import dataclass
 
 from kvcast.errors import KvcastError
-from kvcast.families.stacks import ACTIVATIONS
+from kvcast.families.blocks import with_biases
 from kvcast.spec.program import Constant, Node
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    MOST_POSITIONS,
+    require_heads,
+    require_layers,
+    require_one_of,
+    require_positive,
+)
 from kvcast.spec.writer import ProgramWriter
 
 _QUERIES = "encoder.projector.queries"
@@ -26,7 +33,7 @@ class QueryFormer:
         layers: number of layers.
         crossing: every how many layers queries attend to positions, from the first on.
         epsilon: of norms.
-        activation: of feed-forwards; one of `stacks.ACTIVATIONS`.
+        activation: of feed-forwards; one of `sizes.ACTIVATIONS`.
 
     """
 
@@ -43,8 +50,7 @@ class QueryFormer:
         require_positive(**{name: vars(self)[name] for name in names})
         require_layers(self.layers)
         require_one_of("activation", self.activation, ACTIVATIONS)
-        if self.width % self.heads:
-            raise KvcastError(f"width {self.width} is not a multiple of {self.heads} heads")
+        require_heads(self.width, self.heads)
         if max(self.width, self.inner) > MOST_POSITIONS:
             raise KvcastError("a projector is larger than any model's")
 
@@ -70,10 +76,8 @@ def shapes(of: QueryFormer, queries: int, source: int) -> dict[str, tuple[int, .
                 f"{layer}.cross_attention.out": (width, width),
             }
             norms.append(f"{layer}.cross_attention_norm")
-    named: dict[str, tuple[int, ...]] = {_QUERIES: (queries, width)}
-    for name, shape in linears.items():
-        named |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    return named | {f"{norm}.{leaf}": (width,) for norm in norms for leaf in ("weight", "bias")}
+    modules = linears | dict.fromkeys(norms, (width,))
+    return {_QUERIES: (queries, width), **with_biases(modules)}
 
 
 def written(

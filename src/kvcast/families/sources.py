@@ -12,6 +12,7 @@ from kvcast.families.base import Probe
 from kvcast.families.caches import EncoderDecoderSizes, self_and_cross_caches
 from kvcast.families.programs import SOURCE as SOURCE_NAME
 from kvcast.families.programs import (
+    LENGTHS_OF_SOURCES,
     Argument,
     ProgramSignature,
     cross_argument,
@@ -20,7 +21,7 @@ from kvcast.families.programs import (
 )
 from kvcast.spec.program import Node
 
-SOURCE, SOURCE_LENGTHS = Node(SOURCE_NAME), Node("source_lengths")
+SOURCE, SOURCE_LENGTHS = Node(SOURCE_NAME), Node(LENGTHS_OF_SOURCES.name)
 """Inputs of `encode`: tokens [batch, t] and lengths [batch]; `decode` takes the lengths, too."""
 
 PROBED = 40
@@ -28,7 +29,11 @@ PROBED = 40
 
 
 class SourceSizes(EncoderDecoderSizes, Protocol):
-    """The dimensions of such a model that determine its programs' arguments and its proof."""
+    """The dimensions of such a model that determine its programs' arguments and its texts."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens to choose from."""
 
     @property
     def start_token(self) -> int:
@@ -39,10 +44,10 @@ def source_programs(dimensions: SourceSizes) -> Mapping[str, ProgramSignature]:
     """Return the signatures of `encode` and `decode`."""
     own, cross = self_and_cross_caches(dimensions)
     source = Argument(name="source", shape=("batch", "source"), dtype="int64")
-    lengths = Argument(name="source_lengths", shape=("batch",), dtype="int32", example=(5, 3))
+    read = cross_argument(cross, "source"), LENGTHS_OF_SOURCES
     return {
-        "encode": encode_program(cross, source, lengths),
-        "decode": decode_program([own], ["logits"], cross_argument(cross, "source"), lengths),
+        "encode": encode_program(cross, source, LENGTHS_OF_SOURCES),
+        "decode": decode_program([own], ["logits"], *read),
     }
 
 

@@ -15,12 +15,12 @@ from kvcast.families.blocks import (
     flat,
     in_rows,
     new_positions,
+    with_biases,
 )
 from kvcast.families.sources import SOURCE_LENGTHS
 from kvcast.spec.program import Node, Program
 from kvcast.spec.writer import ProgramWriter
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 _EPSILON = 1e-5  # of layer norms
 
 
@@ -33,7 +33,7 @@ class StackSizes(Protocol):
 
     @property
     def activation(self) -> str:
-        """Of the feed-forward; one of ACTIVATIONS."""
+        """Of the feed-forward; one of `sizes.ACTIVATIONS`."""
 
     @property
     def norm_first(self) -> bool:
@@ -110,11 +110,7 @@ def stack_shapes(
         named[f"{stack}.embedding_norm"] = (width,)
     if dimensions.final_norm:
         named[f"{stack}.norm"] = (width,)
-    return {
-        f"{stack}.positions": (positions, width),
-        **{f"{name}.weight": shape for name, shape in named.items()},
-        **{f"{name}.bias": shape[:1] for name, shape in named.items()},
-    }
+    return {f"{stack}.positions": (positions, width), **with_biases(named)}
 
 
 def decode(write: ProgramWriter, dimensions: DecoderSizes) -> Program:

@@ -37,10 +37,16 @@ from kvcast.families.sources import (
 )
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.relative import bucket_of
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    require_layers,
+    require_one_of,
+    require_positions,
+    require_positive,
+    require_token,
+)
 from kvcast.spec.writer import ProgramWriter
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 # Relative positions have no limit, but caches and biases need one.
 POSITIONS = 4096
 _SIZES = (
@@ -117,12 +123,12 @@ class T5Dimensions:
             )
         if self.layer_bias and self.cross_bias:
             raise KvcastError("cross_bias needs one table of relative positions for all layers")
-        if max(self.source_positions, self.target_positions, self.max_distance) > MOST_POSITIONS:
-            raise KvcastError("there are more positions than any model has")
-        if type(self.start_token) is not int or not 0 <= self.start_token < self.vocab_size:
-            raise KvcastError(
-                f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
-            )
+        require_positions(
+            source_positions=self.source_positions,
+            target_positions=self.target_positions,
+            max_distance=self.max_distance,
+        )
+        require_token("start_token", self.start_token, self.vocab_size)
 
     @property
     def decoder_heads(self) -> int:

@@ -24,13 +24,20 @@ from kvcast.families.blocks import (
     flat,
     in_rows,
     new_positions,
+    with_biases,
     written,
 )
 from kvcast.families.caches import CacheLayers, KeysAndValues, self_caches
 from kvcast.families.programs import Argument, ProgramSignature, decode_program
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    require_heads,
+    require_layers,
+    require_one_of,
+    require_positions,
+    require_positive,
+)
 from kvcast.spec.writer import ProgramWriter
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
@@ -87,14 +94,12 @@ class UnilmDimensions:
         require_positive(**{name: getattr(self, name) for name in _SIZES})
         require_layers(self.layers)
         require_one_of("activation", self.activation, ACTIVATIONS)
-        if self.width % self.heads:
-            raise KvcastError(f"width {self.width} is not a multiple of {self.heads} heads")
+        require_heads(self.width, self.heads)
         if self.rotary is not None and self.head_dim % 2:
             raise KvcastError(f"rotary positions need an even head_dim, not {self.head_dim}")
         if self.segments < 2:
             raise KvcastError("a UniLM has 2 segments, source and target: this model has 1")
-        if self.max_positions > MOST_POSITIONS:
-            raise KvcastError(f"max_positions {self.max_positions} is more than any model has")
+        require_positions(max_positions=self.max_positions)
 
     @property
     def head_dim(self) -> int:
@@ -125,7 +130,7 @@ def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
     """Return every canonical name with its shape."""
     width, embedded = dimensions.width, dimensions.embedding_width
     linears = {"head.transform": (embedded, width)}
-    norms = {"embedding_norm": embedded, "head.norm": embedded}
+    norms = {"embedding_norm": (embedded,), "head.norm": (embedded,)}
     if embedded != width:
         linears["projection"] = (width, embedded)
     if dimensions.pooled:
@@ -137,7 +142,10 @@ def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
             f"layers.{i}.feed_forward.up": (dimensions.inner, width),
             f"layers.{i}.feed_forward.down": (width, dimensions.inner),
         }
-        norms |= {f"layers.{i}.attention_norm": width, f"layers.{i}.feed_forward_norm": width}
+        norms |= {
+            f"layers.{i}.attention_norm": (width,),
+            f"layers.{i}.feed_forward_norm": (width,),
+        }
     shapes: dict[str, tuple[int, ...]] = {
         "embedding.weight": (dimensions.vocab_size, embedded),
         "segments.weight": (dimensions.segments, embedded),
@@ -145,11 +153,8 @@ def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
     }
     if dimensions.rotary is None:
         shapes["positions.weight"] = (dimensions.max_positions, embedded)
-    for name, shape in linears.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    for name, size in norms.items():
-        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
-    return shapes
+    modules: dict[str, tuple[int, ...]] = {**linears, **norms}
+    return shapes | with_biases(modules)
 
 
 def _caches(dimensions: UnilmDimensions) -> tuple[CacheLayers, ...]:

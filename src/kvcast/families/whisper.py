@@ -5,7 +5,7 @@ one tensor, and so are key and value of cross-attention. The output head is the 
 file format, weights, text or runtimes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from kvcast.families.blocks import (
     flat,
     in_rows,
     new_positions,
+    with_biases,
     written,
 )
 from kvcast.families.caches import self_and_cross_caches
@@ -35,7 +36,7 @@ from kvcast.families.programs import (
     encode_program,
 )
 from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.sizes import require_layers, require_positive
+from kvcast.spec.sizes import require_heads, require_layers, require_positive
 from kvcast.spec.writer import ProgramWriter
 
 _EPSILON = 1e-5  # of layer norms
@@ -70,9 +71,7 @@ class WhisperDimensions:
         del sizes["alignment_heads"]
         require_positive(**sizes)
         require_layers(self.encoder_layers, self.decoder_layers)
-        for heads in (self.encoder_heads, self.decoder_heads):
-            if self.d_model % heads:
-                raise KvcastError(f"d_model {self.d_model} is not a multiple of {heads} heads")
+        require_heads(self.d_model, self.encoder_heads, self.decoder_heads, name="d_model")
         if not self.alignment_heads:
             object.__setattr__(self, "alignment_heads", self._upper_half())
         self._check_alignment_heads()
@@ -148,7 +147,7 @@ def layers_of(template: str, dimensions: WhisperDimensions) -> range:
 def shape_templates(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
     """Return shapes by template."""
     d = dimensions.d_model
-    linears = {
+    linears: dict[str, tuple[int, ...]] = {
         "encoder.layers.{i}.attention.qkv": (3 * d, d),
         "encoder.layers.{i}.attention.out": (d, d),
         "encoder.layers.{i}.feed_forward.up": (4 * d, d),
@@ -172,22 +171,12 @@ def shape_templates(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]
         "decoder.layers.{i}.feed_forward_norm",
         "decoder.norm",
     )
-    return dict(_shape_items(dimensions, linears, norms))
-
-
-def _shape_items(
-    dimensions: WhisperDimensions, linears: Mapping[str, tuple[int, ...]], norms: Sequence[str]
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    d = dimensions.d_model
-    for name, shape in linears.items():
-        yield f"{name}.weight", shape
-        yield f"{name}.bias", shape[:1]
-    for name in norms:
-        yield f"{name}.weight", (d,)
-        yield f"{name}.bias", (d,)
-    yield "encoder.positions", (dimensions.source_positions, d)
-    yield "decoder.embedding.weight", (dimensions.vocab_size, d)
-    yield "decoder.positions", (dimensions.target_positions, d)
+    return {
+        **with_biases({**linears, **dict.fromkeys(norms, (d,))}),
+        "encoder.positions": (dimensions.source_positions, d),
+        "decoder.embedding.weight": (dimensions.vocab_size, d),
+        "decoder.positions": (dimensions.target_positions, d),
+    }
 
 
 def _programs(dimensions: WhisperDimensions) -> Mapping[str, ProgramSignature]:

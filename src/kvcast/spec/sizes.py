@@ -6,6 +6,9 @@ from kvcast.errors import KvcastError
 MOST_POSITIONS = 1 << 24
 MOST_LAYERS = 10_000
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+"""Of feed-forwards and their gates, as programs name them."""
+
 
 def require_positive(**sizes: int) -> None:
     """Raise KvcastError unless each is a positive whole number."""
@@ -24,3 +27,23 @@ def require_layers(*counts: int) -> None:
     """Raise KvcastError for more layers than any model has."""
     if max(counts) > MOST_LAYERS:
         raise KvcastError(f"{max(counts)} layers are more than any model has")
+
+
+def require_positions(**counts: int) -> None:
+    """Raise KvcastError for more positions than any model has."""
+    for name, count in counts.items():
+        if count > MOST_POSITIONS:
+            raise KvcastError(f"{name} {count} is more than any model has")
+
+
+def require_heads(width: int, *counts: int, name: str = "width") -> None:
+    """Raise KvcastError unless a width divides into each number of heads."""
+    for heads in counts:
+        if width % heads:
+            raise KvcastError(f"{name} {width} is not a multiple of {heads} heads")
+
+
+def require_token(name: str, token: int, count: int) -> None:
+    """Raise KvcastError unless `token` is the number of one of `count` tokens."""
+    if type(token) is not int or not 0 <= token < count:
+        raise KvcastError(f"{name} {token} is not one of {count} tokens")

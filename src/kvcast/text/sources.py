@@ -5,13 +5,14 @@ Knows no family, no file format and no runtime.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from typing_extensions import override
 
 from kvcast.engine.requests import Input, Prompt
 from kvcast.errors import UsageError
+from kvcast.families.sources import SourceSizes
 from kvcast.runtimes.base import EncoderDecoder, Int32, Int64
 from kvcast.text.generation import (
     EncodedText,
@@ -119,38 +120,6 @@ class Source(Input):
         for tokens_t, source in zip(tokens_bt, inputs, strict=True):
             tokens_t[: len(source.tokens)] = source.tokens
         return tokens_bt, lengths_b
-
-
-class SourceSizes(Protocol):
-    """The dimensions of a model with an encoder of tokens that determine its texts."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens to choose from."""
-
-    @property
-    def start_token(self) -> int:
-        """The first token of a target."""
-
-    @property
-    def source_positions(self) -> int:
-        """Length of the longest source."""
-
-    @property
-    def target_positions(self) -> int:
-        """Length of the longest target, including the start token."""
-
-    @property
-    def decoder_layers(self) -> int:
-        """Number of layers of the decoder."""
-
-    @property
-    def decoder_heads(self) -> int:
-        """Number of heads of each."""
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head."""
 
 
 class EncodedSourceModel(SourceTextModel):

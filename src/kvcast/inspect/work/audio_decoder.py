@@ -3,13 +3,12 @@
 Knows neither bytes nor rates.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.families.audio_decoder import AUDIO_DECODER, AudioDecoderDimensions
+from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.inspect.work.base import CacheKind, Work
 from kvcast.inspect.work.decoder import DecoderWork
 from kvcast.inspect.work.sound_encoders import counted
@@ -20,11 +19,6 @@ class AudioDecoderWork(DecoderWork):
     """A decoder that hears; an input is one excerpt of the longest kind."""
 
     dimensions: AudioDecoderDimensions
-
-    @cached_property
-    @override
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return AUDIO_DECODER.tensor_shapes(self.dimensions)
 
     @cached_property
     @override

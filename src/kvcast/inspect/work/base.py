@@ -13,6 +13,8 @@ from typing import Any, Protocol, Self
 
 from typing_extensions import override
 
+from kvcast.families.table import family_with
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -91,11 +93,14 @@ class CacheKind:
 
 
 class Counted(Protocol):
-    """A model whose work can be counted."""
+    """A model whose work can be counted; `dimensions` are its family's."""
 
-    @property
+    dimensions: Any
+
+    @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the weights by name."""
+        return family_with(self.dimensions).tensor_shapes(self.dimensions)
 
     @cached_property
     def parameters(self) -> int:

@@ -1,12 +1,11 @@
 """Work of a Canary over sounds of the longest kind. Knows neither bytes nor rates."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.families.canary import CanaryDimensions, tensor_shapes
+from kvcast.families.canary import CanaryDimensions
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.conformer import encoding
 from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork, FamilySizes
@@ -17,11 +16,6 @@ class CanaryWork(EncoderDecoderWork):
     """A Canary; an input is one sound of the longest kind."""
 
     dimensions: CanaryDimensions
-
-    @cached_property
-    @override
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return tensor_shapes(self.dimensions)
 
     @property
     @override

@@ -49,11 +49,6 @@ class DecoderWork(DecoderOnlyWork):
 
     dimensions: DecoderDimensions
 
-    @cached_property
-    @override
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return DECODER.tensor_shapes(self.dimensions)
-
     @property
     @override
     def usual_prompt(self) -> int:

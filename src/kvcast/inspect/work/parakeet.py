@@ -1,12 +1,10 @@
 """Work of a Parakeet over sounds of the longest kind. Knows neither bytes nor rates."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.families.parakeet import ParakeetDimensions, tensor_shapes
+from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.inspect.work.base import CacheKind, Counted, Work
 from kvcast.inspect.work.conformer import encoding
 
@@ -16,11 +14,6 @@ class ParakeetWork(Counted):
     """A Parakeet; an input is one sound of the longest kind, a position of a sequence a step."""
 
     dimensions: ParakeetDimensions
-
-    @cached_property
-    @override
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return tensor_shapes(self.dimensions)
 
     @property
     @override

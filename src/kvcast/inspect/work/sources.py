@@ -1,14 +1,11 @@
 """Work of models over sources of tokens, as far as it is one. Knows neither bytes nor rates."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from typing_extensions import override
 
 from kvcast.errors import UsageError
-from kvcast.families.table import family_with
 from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork
 
 
@@ -28,11 +25,6 @@ class SourceWork(EncoderDecoderWork):
                 f"a source of {self.source:,} tokens is too long: the model has "
                 f"{self.dimensions.source_positions:,} positions"
             )
-
-    @cached_property
-    @override
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return family_with(self.dimensions).tensor_shapes(self.dimensions)
 
     @property
     @override

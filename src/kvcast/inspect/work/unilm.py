@@ -1,12 +1,11 @@
 """Work of a UniLM. Knows neither bytes nor rates."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.families.unilm import UNILM, UnilmDimensions
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.inspect.work.base import CacheKind, DecoderOnlyWork, Work, pairs
 
 
@@ -15,11 +14,6 @@ class UnilmWork(DecoderOnlyWork):
     """A UniLM generator, whose prompt is its source."""
 
     dimensions: UnilmDimensions
-
-    @cached_property
-    @override
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return UNILM.tensor_shapes(self.dimensions)
 
     @property
     @override

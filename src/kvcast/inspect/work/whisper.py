@@ -1,12 +1,11 @@
 """Work of a Whisper over windows of sound. Knows neither bytes nor rates."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from typing_extensions import override
 
-from kvcast.families.whisper import WHISPER, WhisperDimensions
+from kvcast.families.whisper import WhisperDimensions
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.encoder_decoder import EncoderDecoderWork, FamilySizes
 
@@ -16,11 +15,6 @@ class WhisperWork(EncoderDecoderWork):
     """A Whisper; an input is one window of sound."""
 
     dimensions: WhisperDimensions
-
-    @cached_property
-    @override
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return WHISPER.tensor_shapes(self.dimensions)
 
     @property
     @override
