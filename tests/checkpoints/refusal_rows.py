@@ -476,7 +476,7 @@ UNILMS = [
         ({"type_vocab_size": 1}, "a UniLM has 2 segments, source and target: this model has 1"),
         ({"max_position_embeddings": 10**9}, "max_positions 1000000000 is more than any model has"),
         ({"layer_norm_eps": -1}, "layer_norm_eps must be a number above 0"),
-        ({"hidden_act": "swish"}, "hidden_act 'swish' is not supported (supported: gelu"),
+        ({"hidden_act": "swish"}, "activation 'silu' is not supported: gelu"),
         ({"rotary_value": True}, "rotary_value is not supported: only queries and keys"),
         ({"rotary_value": "no"}, "rotary_value must be true or false"),
         ({"embedding_size": 0}, "embedding_size must be a whole number from 1"),

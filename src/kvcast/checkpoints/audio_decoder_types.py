@@ -10,19 +10,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.audio_type import (
-    AudioType,
-    activation_of,
-    group_of_audio,
-    of_modules,
-    with_key_biases,
-)
+from kvcast.checkpoints.audio_type import AudioType
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.granite_speech import GRANITE_SPEECH
-from kvcast.checkpoints.tables import changed
+from kvcast.checkpoints.tables import changed, of_modules
 from kvcast.checkpoints.voxtral_realtime import VOXTRAL_REALTIME
 from kvcast.checkpoints.whisper_files import check_preprocessor
+from kvcast.checkpoints.whisper_names import with_key_biases
 from kvcast.families.audio_encoder import MOST_FRAMES, AudioEncoder
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -96,14 +91,14 @@ def _sizes(audio: Fields, named: Mapping[str, str]) -> dict[str, int]:
 
 
 def _qwen3_asr(outer: Fields) -> AudioEncoder:
-    audio = group_of_audio(outer, _QWEN_AUDIO)
+    audio = outer.group_over("audio_config", _QWEN_AUDIO)
     chunk = 2 * audio.whole("n_window")
     if chunk != _CHUNK:
         raise audio.error(f"n_window must be {_CHUNK // 2}: positions of others are not defined")
     most, longest = audio.whole("max_position_embeddings", 1500), _CHUNK // 8 + 1
     if most < longest:
         raise audio.error(f"max_position_embeddings must be {longest} or more, not {most}")
-    activation = activation_of(audio, "activation_function")
+    activation = audio.activation("activation_function", "gelu")
     width = audio.whole("d_model")
     return audio.make(
         AudioEncoder,
@@ -119,7 +114,7 @@ def _qwen3_asr(outer: Fields) -> AudioEncoder:
 
 
 def _voxtral(outer: Fields) -> AudioEncoder:
-    audio = group_of_audio(outer, _VOXTRAL_AUDIO)
+    audio = outer.group_over("audio_config", _VOXTRAL_AUDIO)
     if audio.whole("max_source_positions") != MOST_FRAMES // 2:
         raise audio.error(f"max_source_positions must be {MOST_FRAMES // 2}")
     width, inner = audio.whole("hidden_size"), audio.whole("intermediate_size")
@@ -131,9 +126,9 @@ def _voxtral(outer: Fields) -> AudioEncoder:
         AudioEncoder,
         **_sizes(audio, _VOXTRAL_SIZES),
         joined=inner // width,
-        activation=activation_of(audio, "activation_function"),
+        activation=audio.activation("activation_function", "gelu"),
         projected=output,
-        projector_activation=activation_of(outer, "projector_hidden_act"),
+        projector_activation=outer.activation("projector_hidden_act", "gelu"),
         output=output,
     )
 
@@ -212,7 +207,7 @@ TYPES_OF_AUDIO: Mapping[str, AudioType] = {
             **of_modules(_VOXTRAL_MODULES),
             "encoder.positions": ("audio_tower.embed_positions.weight",),
         },
-        prepare=with_key_biases,
+        prepare=lambda tensors, _, __: with_key_biases(tensors),
     ),
     "voxtral_realtime": VOXTRAL_REALTIME,
 }

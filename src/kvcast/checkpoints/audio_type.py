@@ -5,13 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.families.sound_encoder import SoundEncoder
-
-_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,41 +44,3 @@ class AudioType:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     adapted: bool = False
     lenient: bool = False
-
-
-def group_of_audio(outer: Fields, usual: Mapping[str, Any]) -> Fields:
-    """Return the fields of `audio_config` over their usual values."""
-    given = outer.group("audio_config")
-    values = {**usual, **({} if given is None else given.values)}
-    return Fields(values=values, label=outer.label if given is None else given.label)
-
-
-def of_modules(modules: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Return the names of matrices and biases of modules by canonical name."""
-    return {
-        f"{ours}.{leaf}": tuple(f"{module}.{leaf}" for module in theirs)
-        for ours, theirs in modules.items()
-        for leaf in ("weight", "bias")
-    }
-
-
-def activation_of(fields: Fields, name: str, usual: str = "gelu") -> str:
-    """Return kvcast's name of an activation."""
-    activation = str(fields.values.get(name) or usual)
-    if activation not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
-        raise fields.error(f"{name} {activation!r} is not supported (supported: {supported})")
-    return _ACTIVATIONS[activation]
-
-
-def with_key_biases(tensors: dict[str, StoredTensor], _: Any, __: str) -> dict[str, StoredTensor]:
-    """Return tensors with biases of keys, which Whisper's encoder and those like it lack."""
-    own = dict(tensors)
-    for name, weight in tensors.items():
-        if name.endswith(".k_proj.weight"):
-            own.setdefault(name.replace("weight", "bias"), _zeros(weight.shape[:1]))
-    return own
-
-
-def _zeros(shape: tuple[int, ...]) -> StoredTensor:
-    return StoredTensor(shape=shape, read=lambda: np.zeros(shape, np.float16))

@@ -17,8 +17,8 @@ from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.source_text_huggingface import read_text
-from kvcast.checkpoints.tables import fill_evenly, same
-from kvcast.checkpoints.text_huggingface import generation_fields
+from kvcast.checkpoints.tables import drop_tied, fill_evenly, of_modules, same
+from kvcast.checkpoints.text_huggingface import START, with_start_token
 from kvcast.errors import KvcastError
 from kvcast.families.bart import BartDimensions, tensor_shapes
 from kvcast.spec.sizes import MOST_LAYERS
@@ -192,17 +192,10 @@ NAMES: Mapping[str, Sequence[str]] = {
     "embedding.bias": [_BIAS],
     "head.bias": [_BIAS],
     **{f"{stack}.positions": [name] for stack, name in _POSITIONS.items()},
-    **{
-        f"{ours}.{leaf}": [f"{module}.{leaf}" for module in theirs]
-        for names in (
-            _layer_names("encoder", {"self_attn": "self_attention"}),
-            _layer_names(
-                "decoder", {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
-            ),
-        )
-        for ours, theirs in names.items()
-        for leaf in ("weight", "bias")
-    },
+    **of_modules(_layer_names("encoder", {"self_attn": "self_attention"})),
+    **of_modules(
+        _layer_names("decoder", {"self_attn": "self_attention", "encoder_attn": "cross_attention"})
+    ),
 }
 
 
@@ -215,9 +208,7 @@ def read_bart(
     not belong to the configuration; InputMissingError without a tokenizer.
     """
     kind = _KINDS[config["model_type"]]
-    started = generation_fields(folder).get("decoder_start_token_id")
-    if started is not None:
-        config = {**config, "decoder_start_token_id": started}
+    config = with_start_token(folder, config)
     dimensions = bart_dimensions(config, str(folder / "config.json"))
     tensors = _own_tensors(stored, dimensions, str(folder))
     tensors |= _tables(tensors, dimensions, kind, _padding(folder, config))
@@ -246,8 +237,7 @@ def bart_dimensions(config: Mapping[str, Any], label: str) -> BartDimensions:
     """
     model_type = config["model_type"]
     kind = _KINDS[model_type]
-    given = {name: value for name, value in config.items() if value is not None}
-    fields = Fields(values={**_COMMON, **kind.defaults, **given}, label=label)
+    fields = Fields(values=config, label=label).over({**_COMMON, **kind.defaults})
     width, vocab = fields.whole("d_model"), fields.whole("vocab_size")
     shares = fields.flag("share_encoder_decoder_embeddings")
     most = {} if kind.waves is None else {"most": _MOST_WAVES}
@@ -267,7 +257,7 @@ def bart_dimensions(config: Mapping[str, Any], label: str) -> BartDimensions:
         source_positions=positions,
         target_positions=positions,
         # As in transformers, whose mBARTs name none.
-        start_token=fields.whole("decoder_start_token_id", fields.values.get("bos_token_id"), 0),
+        start_token=fields.whole(START, fields.values.get("bos_token_id"), 0),
         activation=fields.activation("activation_function"),
         embedding_scale=width**0.5 if fields.flag("scale_embedding") else 1.0,
         **dict.fromkeys(kind.norms, True),
@@ -295,10 +285,7 @@ def _own_tensors(
         copy = own.pop(name, None)
         if copy is not None and not same(copy, own.setdefault(_SHARED, copy)):
             raise KvcastError(f"{label}: tensor {name} differs from {_SHARED}, which it should be")
-    if _HEAD in own:
-        own.setdefault(_SHARED, own[_HEAD])
-        if same(own[_HEAD], own[_SHARED]):
-            del own[_HEAD]
+    drop_tied(own, _HEAD, _SHARED)
     if _BIAS in own:
         bias = own.pop(_BIAS)
         if bias.shape == (1, dimensions.vocab_size) and bias.read().any():

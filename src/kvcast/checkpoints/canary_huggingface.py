@@ -17,8 +17,8 @@ from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.speech_text_huggingface import read_text, token_numbers
-from kvcast.checkpoints.tables import fill_evenly, same
-from kvcast.checkpoints.text_huggingface import generation_fields
+from kvcast.checkpoints.tables import drop_tied, fill_evenly, of_modules, zeros
+from kvcast.checkpoints.text_huggingface import START, generation_fields
 from kvcast.families.canary import CanaryDimensions, tensor_shapes
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -97,11 +97,7 @@ _MODULES: Mapping[str, Sequence[str]] = {
 }
 NAMES: Mapping[str, Sequence[str]] = {
     **conformer.NAMES,
-    **{
-        f"{ours}.{leaf}": [f"{module}.{leaf}" for module in theirs]
-        for ours, theirs in _MODULES.items()
-        for leaf in ("weight", "bias")
-    },
+    **of_modules(_MODULES),
     "embedding.weight": [_EMBEDDING],
     "embedding.bias": ["proj_out.bias"],
     "decoder.positions": [_POSITIONS],
@@ -157,15 +153,14 @@ def read_canary(
     conformer.check_features(folder, dimensions.encoder)
     decoder = _decoder(config, label)
     tensors = {_renamed(name): tensor for name, tensor in stored.items()}
-    if _HEAD in tensors and _EMBEDDING in tensors and same(tensors[_HEAD], tensors[_EMBEDDING]):
-        del tensors[_HEAD]
+    drop_tied(tensors, _HEAD, _EMBEDDING)
     # Configurations are often wrong about the head, so the weights decide.
     weighed = partial(replace, dimensions)
     dimensions = decoder.make(weighed, tied=_HEAD not in tensors, before=_before(folder, config))
     encoder = _encoder(config, label)
     tensors = conformer.conformer_tensors(tensors, dimensions.encoder, encoder, str(folder))
     if not decoder.flag("attention_bias"):
-        tensors |= _zeros(dimensions)
+        tensors |= _no_biases(dimensions)
     if _KINDS[config["model_type"]].nested:
         shape = (dimensions.target_positions, dimensions.width)
         tensors[_POSITIONS] = StoredTensor(shape=shape, read=lambda: _waves(*shape))
@@ -188,9 +183,7 @@ def canary_dimensions(config: Mapping[str, Any], label: str) -> CanaryDimensions
     """Read a configuration; raises KvcastError, naming `label`, for what is not supported."""
     decoder, encoder = _decoder(config, label), conformer.conformer_of(_encoder(config, label))
     width, heads = decoder.whole("hidden_size"), decoder.whole("num_attention_heads")
-    for name, value in {"head_dim": width // heads, "num_key_value_heads": heads}.items():
-        if decoder.values.get(name) not in (None, value):
-            raise decoder.error(f"{name} must be {value}, not {decoder.values[name]!r}")
+    decoder.require({"head_dim": width // heads, "num_key_value_heads": heads})
     decoder.flag("attention_bias")
     nested = _KINDS[config["model_type"]].nested
     if nested and width % 2:
@@ -222,38 +215,32 @@ def _before(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     So transformers does.
     """
     kind = _KINDS[config["model_type"]]
-    told: dict[str, Any] = {"decoder_start_token_id": kind.start, "bos_token_id": 4}
+    told: dict[str, Any] = {START: kind.start, "bos_token_id": 4}
     for fields in (config, generation_fields(folder)):
         told |= {name: fields[name] for name in told if fields.get(name) is not None}
-    start = told["decoder_start_token_id"]
+    start = told[START]
     start = told["bos_token_id"] if start is None else start
     before = token_numbers(folder, (*kind.before, BEGINNING))
     return (*([] if start == before[0] else [start]), *before)
 
 
 def _encoder(config: Mapping[str, Any], label: str) -> Fields:
-    kind = _KINDS[config["model_type"]]
-    return conformer.group_of(
-        config, "encoder_config", label, {**conformer.DEFAULTS, **kind.encoder}
-    )
+    defaults = {**conformer.DEFAULTS, **_KINDS[config["model_type"]].encoder}
+    return Fields(values=config, label=label).group_over("encoder_config", defaults)
 
 
 def _decoder(config: Mapping[str, Any], label: str) -> Fields:
+    fields = Fields(values=config, label=label)
     if _KINDS[config["model_type"]].nested:
-        return conformer.group_of(
-            config, "decoder_config", label, {**_DECODER, "model_type": "canary_decoder"}
-        )
-    given = {name: value for name, value in config.items() if value is not None}
-    return Fields(values={**_DECODER, **given}, label=label)
+        defaults = {**_DECODER, "model_type": "canary_decoder"}
+        return fields.group_over("decoder_config", defaults)
+    return fields.over(_DECODER)
 
 
-def _zeros(dimensions: CanaryDimensions) -> dict[str, StoredTensor]:
+def _no_biases(dimensions: CanaryDimensions) -> dict[str, StoredTensor]:
     """Return the biases of a decoder's attention that has none."""
-    zeros = np.zeros(dimensions.width, np.float32)
     return {
-        f"{_LAYER.format(i=i)}.{attention}.{x}_proj.bias": StoredTensor(
-            shape=zeros.shape, read=lambda: zeros
-        )
+        f"{_LAYER.format(i=i)}.{attention}.{x}_proj.bias": zeros((dimensions.width,))
         for i in range(dimensions.decoder_layers)
         for attention in _ATTENTIONS
         for x in "qkvo"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor, read_json_object
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.tables import picked
+from kvcast.checkpoints.tables import of_modules, picked, swapped, zeros
 from kvcast.errors import KvcastError
 from kvcast.families.conformer import Conformer
 from kvcast.spec.sizes import MOST_LAYERS
@@ -70,11 +70,7 @@ _MODULES: Mapping[str, Sequence[str]] = {
     },
 }
 NAMES: Mapping[str, Sequence[str]] = {
-    **{
-        f"{ours}.{leaf}": [f"{module}.{leaf}" for module in theirs]
-        for ours, theirs in _MODULES.items()
-        for leaf in ("weight", "bias")
-    },
+    **of_modules(_MODULES),
     f"{_LAYER}.self_attention.distance.weight": [f"{_LAYER}.self_attn.relative_k_proj.weight"],
     f"{_LAYER}.self_attention.content_shift": [f"{_LAYER}.self_attn.bias_u"],
     f"{_LAYER}.self_attention.distance_shift": [f"{_LAYER}.self_attn.bias_v"],
@@ -91,24 +87,12 @@ NAMES: Mapping[str, Sequence[str]] = {
 """Names of tensors that `conformer_tensors` returns, by canonical name."""
 
 
-def group_of(
-    config: Mapping[str, Any], name: str, label: str, defaults: Mapping[str, Any]
-) -> Fields:
-    """Return an object of a configuration with what it leaves out."""
-    group = Fields(values=config, label=label).group(name)
-    given = {} if group is None else group.values
-    told = {key: value for key, value in given.items() if value is not None}
-    return Fields(values={**defaults, **told}, label=f"{label}: {name}")
-
-
 def conformer_of(fields: Fields) -> Conformer:
     """Read the configuration of an encoder, which has all of `DEFAULTS`.
 
     Raises KvcastError, naming the fields, for what kvcast does not support.
     """
-    for name, value in _FIXED.items():
-        if fields.values[name] != value:
-            raise fields.error(f"{name} must be {value!r}, not {fields.values[name]!r}")
+    fields.require(_FIXED)
     width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     if fields.values.get("head_dim") not in (None, width // heads):
         raise fields.error(f"head_dim must be hidden_size over heads, {width // heads}")
@@ -169,9 +153,8 @@ def check_features(folder: Path, encoder: Conformer) -> None:
         fields = read_json_object(path) if path.is_file() else {}
     if not isinstance(fields, dict):
         raise KvcastError(f"{path}: {inside} must be an object")
-    for name, expected in {**_FEATURES, "feature_size": encoder.n_mels}.items():
-        if fields.get(name, expected) != expected:
-            raise KvcastError(f"{path}: {name} must be {expected!r}, not {fields[name]!r}")
+    needed = {**_FEATURES, "feature_size": encoder.n_mels}
+    Fields(values=fields, label=str(path)).require(needed)
 
 
 _FEATURES = {
@@ -248,11 +231,6 @@ def halved(matrix: NDArray[Any]) -> NDArray[Any]:
     return matrix * np.float32(0.5)
 
 
-def swapped(rows: NDArray[Any]) -> NDArray[Any]:
-    """Put gates, which are the last half of rows, first."""
-    return np.roll(rows, len(rows) // 2, axis=0)
-
-
 class Tensors:
     """Tensors of files, some of them changed as they are read.
 
@@ -308,5 +286,4 @@ class Tensors:
     def bias(self, name: str, size: int, *, there: bool) -> None:
         """Put zeros in the place of a bias that the model does not have."""
         if not there:
-            zeros = np.zeros(size, np.float32)
-            self.changed[name] = StoredTensor(shape=(size,), read=lambda: zeros)
+            self.changed[name] = zeros((size,))

@@ -13,14 +13,13 @@ from kvcast.errors import KvcastError
 _T = TypeVar("_T")
 # Larger than any real size, and small enough to compute with.
 _MOST = 2**31 - 1
-_ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
+ACTIVATIONS: Mapping[str, str] = {
+    **{"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_python": "gelu"},
+    **dict.fromkeys(
+        ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"
+    ),
 }
+"""Activations by the names that transformers has for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +67,19 @@ class Fields:
             raise self.error(f"{name} must be true or false")
         return value
 
-    def activation(self, name: str) -> str:
+    def activation(self, name: str, default: str | None = None) -> str:
         """Return kvcast's name of an activation."""
-        value = str(self._value(name, None))
-        if value not in _ACTIVATIONS:
-            supported = ", ".join(_ACTIVATIONS)
+        value = str(self._value(name, default))
+        if value not in ACTIVATIONS:
+            supported = ", ".join(ACTIVATIONS)
             raise self.error(f"{name} {value!r} is not supported (supported: {supported})")
-        return _ACTIVATIONS[value]
+        return ACTIVATIONS[value]
+
+    def require(self, expected: Mapping[str, Any]) -> None:
+        """Raise KvcastError for a field with another value than kvcast has fixed."""
+        for name, value in expected.items():
+            if (given := self.values.get(name)) not in (None, value):
+                raise self.error(f"{name} must be {value!r}, not {given!r}")
 
     def group(self, name: str) -> "Fields | None":
         """Return an object within this one, None if it is missing."""
@@ -84,6 +89,16 @@ class Fields:
         if not isinstance(value, dict):
             raise self.error(f"{name} must be an object")
         return Fields(values=value, label=f"{self.label}: {name}")
+
+    def over(self, defaults: Mapping[str, Any]) -> "Fields":
+        """Return these fields with what they leave out."""
+        given = {name: value for name, value in self.values.items() if value is not None}
+        return replace(self, values={**defaults, **given})
+
+    def group_over(self, name: str, defaults: Mapping[str, Any]) -> "Fields":
+        """Return an object within this one with what it leaves out, which may be all."""
+        group = self.group(name) or Fields(values={}, label=f"{self.label}: {name}")
+        return group.over(defaults)
 
     def make(self, kind: Callable[..., _T], **values: Any) -> _T:
         """Call `kind`; report its complaints about values as complaints about these fields."""

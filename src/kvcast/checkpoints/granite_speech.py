@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.audio_type import AudioType, of_modules
+from kvcast.checkpoints.audio_type import AudioType
 from kvcast.checkpoints.base import StoredTensor, read_json_object
-from kvcast.checkpoints.conformer_huggingface import Tensors, fold_norm, group_of, halved, swapped
+from kvcast.checkpoints.conformer_huggingface import Tensors, fold_norm, halved
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.tables import of_modules, swapped
 from kvcast.errors import KvcastError
 from kvcast.families.block_conformer import BlockConformer
 from kvcast.families.query_former import QueryFormer
@@ -98,7 +99,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
 
 def _encoder_of(outer: Fields) -> BlockConformer:
     """Read the configuration of an encoder with its projector."""
-    fields = group_of(outer.values, "encoder_config", outer.label, _ENCODER)
+    fields = outer.group_over("encoder_config", _ENCODER)
     width, heads = fields.whole("hidden_dim"), fields.whole("num_heads")
     block = fields.whole("context_size", most=fields.whole("max_pos_emb"))
     window, rate = outer.whole("window_size", 15), outer.whole("downsample_rate", 5)
@@ -128,11 +129,9 @@ def _encoder_of(outer: Fields) -> BlockConformer:
 
 
 def _projector_of(outer: Fields, source: int) -> QueryFormer:
-    fields = group_of(outer.values, "projector_config", outer.label, _PROJECTOR)
+    fields = outer.group_over("projector_config", _PROJECTOR)
     needed = {"model_type": "blip_2_qformer", "encoder_hidden_size": source}
-    for name, value in {**needed, "use_qformer_text_input": False}.items():
-        if fields.values[name] != value:
-            raise fields.error(f"{name} must be {value!r}, not {fields.values[name]!r}")
+    fields.require({**needed, "use_qformer_text_input": False})
     return fields.make(
         QueryFormer,
         width=fields.whole("hidden_size"),
@@ -211,9 +210,7 @@ def _check(folder: Path, encoder: BlockConformer) -> None:
         "projector_downsample_rate": encoder.window // encoder.queries,
         "n_mels": encoder.n_mels // 2,
     }
-    for name, expected in needed.items():
-        if told.get(name, expected) != expected:
-            raise KvcastError(f"{path}: {name} must be {expected!r}, not {told[name]!r}")
+    Fields(values=told, label=str(path)).require(needed)
 
 
 GRANITE_SPEECH = AudioType(

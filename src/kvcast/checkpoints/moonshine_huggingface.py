@@ -17,8 +17,16 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, SHARE, read_rotary
 from kvcast.checkpoints.source_text_huggingface import read_text
-from kvcast.checkpoints.tables import changed, fill_evenly, head_order, reordered, same
-from kvcast.checkpoints.text_huggingface import generation_fields
+from kvcast.checkpoints.tables import (
+    changed,
+    drop_tied,
+    fill_evenly,
+    head_order,
+    of_modules,
+    reordered,
+    swapped,
+)
+from kvcast.checkpoints.text_huggingface import START, with_start_token
 from kvcast.families.moonshine import (
     MoonshineDimensions,
     positions_over_samples,
@@ -30,14 +38,6 @@ from kvcast.spec.sizes import MOST_LAYERS, MOST_POSITIONS
 _SAMPLE_RATE = 16_000
 _LONGEST = 30 * _SAMPLE_RATE
 """Samples of the longest sounds that models over samples were trained on."""
-_ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
 _SCALINGS = ("none", "linear")
 
 _OVER_SAMPLES: Mapping[str, Any] = {
@@ -129,17 +129,9 @@ _MODULES_OVER_FRAMES: Mapping[str, Sequence[str]] = {
 _COMPRESSION, _POSITIONS = "encoder.embedder.comp.log_k", "decoder.pos_emb.weight"
 
 
-def _names(modules: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    return {
-        f"{ours}.{leaf}": [f"{module}.{leaf}" for module in theirs]
-        for ours, theirs in {**_SHARED_MODULES, **modules}.items()
-        for leaf in ("weight", "bias")
-    }
-
-
-NAMES_OVER_SAMPLES = _names(_MODULES_OVER_SAMPLES)
+NAMES_OVER_SAMPLES = of_modules({**_SHARED_MODULES, **_MODULES_OVER_SAMPLES})
 NAMES_OVER_FRAMES: Mapping[str, Sequence[str]] = {
-    **_names(_MODULES_OVER_FRAMES),
+    **of_modules({**_SHARED_MODULES, **_MODULES_OVER_FRAMES}),
     "encoder.compression": [_COMPRESSION],
     "decoder.source_positions": [_POSITIONS],
 }
@@ -153,13 +145,10 @@ def read_moonshine(
     Raises KvcastError, naming the file, for what kvcast does not support and for tensors that do
     not belong to the configuration; InputMissingError without a tokenizer.
     """
-    started = generation_fields(folder).get("decoder_start_token_id")
-    if started is not None:
-        config = {**config, "decoder_start_token_id": started}
+    config = with_start_token(folder, config)
     dimensions = moonshine_dimensions(config, str(folder / "config.json"))
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-    if _HEAD in own and _EMBEDDING in own and same(own[_HEAD], own[_EMBEDDING]):
-        del own[_HEAD]
+    drop_tied(own, _HEAD, _EMBEDDING)
     dimensions = replace(dimensions, tied=_HEAD not in own)
     layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
     defaults = _OVER_FRAMES if dimensions.frame else _OVER_SAMPLES
@@ -183,7 +172,7 @@ def moonshine_dimensions(config: Mapping[str, Any], label: str) -> MoonshineDime
 
 
 def _over_samples(config: Mapping[str, Any], label: str) -> MoonshineDimensions:
-    fields = _fields(config, _OVER_SAMPLES, label)
+    fields = Fields(values=config, label=label).over(_OVER_SAMPLES)
     width, heads = fields.whole("hidden_size"), fields.whole("encoder_num_attention_heads")
     for name in (
         "encoder_num_key_value_heads",
@@ -200,11 +189,11 @@ def _over_samples(config: Mapping[str, Any], label: str) -> MoonshineDimensions:
         decoder_layers=fields.whole("decoder_num_hidden_layers", most=MOST_LAYERS),
         encoder_layers=fields.whole("encoder_num_hidden_layers", most=MOST_LAYERS),
         rotary=_rotary(fields),
-        start_token=fields.whole("decoder_start_token_id", least=0),
+        start_token=fields.whole(START, least=0),
         source_positions=positions_over_samples(_LONGEST),
         target_positions=fields.whole("max_position_embeddings", most=MOST_POSITIONS),
-        activation=_activation(fields, "decoder_hidden_act"),
-        encoder_activation=_activation(fields, "encoder_hidden_act"),
+        activation=fields.activation("decoder_hidden_act"),
+        encoder_activation=fields.activation("encoder_hidden_act"),
         attention_bias=fields.flag("attention_bias"),
         encoder_attention_bias=fields.flag("attention_bias"),
     )
@@ -217,9 +206,8 @@ def _alike(**sizes: int) -> dict[str, int]:
 
 def _over_frames(config: Mapping[str, Any], label: str) -> MoonshineDimensions:
     share = {} if config.get("rope_parameters") is not None else {SHARE: _OVER_FRAMES_SHARE}
-    fields = _fields(config, {**_OVER_FRAMES, **share}, label)
-    given = fields.group("encoder_config")
-    encoder = _fields({} if given is None else given.values, _ENCODER, f"{label}: encoder_config")
+    fields = Fields(values=config, label=label).over({**_OVER_FRAMES, **share})
+    encoder = fields.group_over("encoder_config", _ENCODER)
     width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     encoder_width = encoder.whole("hidden_size")
     encoder_heads = encoder.whole("num_attention_heads")
@@ -243,11 +231,11 @@ def _over_frames(config: Mapping[str, Any], label: str) -> MoonshineDimensions:
         encoder_head_dim=encoder.whole("head_dim", max(1, encoder_width // encoder_heads)),
         encoder_layers=encoder.whole("num_hidden_layers", most=MOST_LAYERS),
         rotary=_rotary(fields),
-        start_token=fields.whole("decoder_start_token_id", fields.values["bos_token_id"], 0),
+        start_token=fields.whole(START, fields.values["bos_token_id"], 0),
         source_positions=positions,
         target_positions=positions,
-        activation=_activation(fields, "hidden_act"),
-        encoder_activation=_activation(encoder, "hidden_act"),
+        activation=fields.activation("hidden_act"),
+        encoder_activation=encoder.activation("hidden_act"),
         attention_bias=fields.flag("attention_bias"),
         encoder_attention_bias=encoder.flag("attention_bias"),
         frame=round(rate * min(encoder.positive("frame_ms"), MOST_POSITIONS) / 1000),
@@ -261,23 +249,10 @@ _DIMENSIONS: Mapping[str, Callable[[Mapping[str, Any], str], MoonshineDimensions
 }
 
 
-def _fields(config: Mapping[str, Any], defaults: Mapping[str, Any], label: str) -> Fields:
-    given = {name: value for name, value in config.items() if value is not None}
-    return Fields(values={**defaults, **given}, label=label)
-
-
 def _require_heads(fields: Fields, name: str, heads: int) -> None:
     """Raise KvcastError for another number of heads: transformers computes none, either."""
     if (given := fields.whole(name, heads)) != heads:
         raise fields.error(f"{name} must be {heads}, as the number of heads, not {given}")
-
-
-def _activation(fields: Fields, name: str) -> str:
-    activation = str(fields.values[name])
-    if activation not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
-        raise fields.error(f"{name} {activation!r} is not supported (supported: {supported})")
-    return _ACTIVATIONS[activation]
 
 
 def _rotary(fields: Fields) -> Rotary:
@@ -314,9 +289,6 @@ def _canonical(
         heads = rows.reshape(-1, size, *rows.shape[1:])
         return heads[:, order].reshape(rows.shape)
 
-    def gates_first(rows: NDArray[Any]) -> NDArray[Any]:
-        return np.roll(rows, len(rows) // 2, axis=0)
-
     stacks = ("decoder.",) if dimensions.frame else ("encoder.", "decoder.")
     own = {}
     for name, tensor in stored.items():
@@ -324,7 +296,7 @@ def _canonical(
         if is_rotated and name.startswith(stacks) and not tensor.shape[0] % size:
             own[name] = reordered(tensor, turned)
         elif name.startswith("decoder.layers.") and ".mlp.fc1." in name:
-            own[name] = reordered(tensor, gates_first)
+            own[name] = reordered(tensor, swapped)
         elif name.endswith(".gamma"):
             own[f"{name.removesuffix('gamma')}weight"] = changed(tensor, lambda x: x + 1)
         elif name == _COMPRESSION and not tensor.shape:

@@ -118,8 +118,7 @@ def read_parakeet(
 def parakeet_dimensions(config: Mapping[str, Any], label: str) -> ParakeetDimensions:
     """Read a configuration; raises KvcastError, naming `label`, for what is not supported."""
     kind = _KINDS[config["model_type"]]
-    given = {name: value for name, value in config.items() if value is not None}
-    fields = Fields(values={**kind.defaults, **given}, label=label)
+    fields = Fields(values=config, label=label).over(kind.defaults)
     encoder, tokens = conformer.conformer_of(_encoder(config, label)), fields.whole("vocab_size")
     durations = fields.values["durations"] if kind.durations else []
     if not isinstance(durations, list):
@@ -145,7 +144,8 @@ def parakeet_dimensions(config: Mapping[str, Any], label: str) -> ParakeetDimens
 
 
 def _encoder(config: Mapping[str, Any], label: str) -> Fields:
-    return conformer.group_of(config, "encoder_config", label, conformer.DEFAULTS)
+    fields = Fields(values=config, label=label)
+    return fields.group_over("encoder_config", conformer.DEFAULTS)
 
 
 def _join(tensors: conformer.Tensors, layer: int, width: int) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvcast.checkpoints.base import read_file, read_json_object, require_file
-from kvcast.checkpoints.text_huggingface import end_tokens, token_text
+from kvcast.checkpoints.base import read_file, require_file
+from kvcast.checkpoints.text_huggingface import end_tokens, ids_of_tokens
 from kvcast.errors import KvcastError
 
 _TOKENIZER = "tokenizer.json"
@@ -35,16 +35,7 @@ def tokenizer_file(folder: Path) -> dict[str, bytes]:
 def token_numbers(folder: Path, texts: tuple[str, ...]) -> list[int]:
     """Return the numbers that tokenizer.json gives tokens; KvcastError for one without."""
     path = folder / _TOKENIZER
-    fields = read_json_object(path)
-    model, added = fields.get("model"), fields.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    numbers: dict[str, Any] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
-    if isinstance(vocabulary, list):  # of a Unigram model: pieces with their scores
-        pieces = (entry[0] for entry in vocabulary if isinstance(entry, list) and entry)
-        numbers = {piece: number for number, piece in enumerate(pieces)}
-    for token in added if isinstance(added, list) else ():
-        if isinstance(token, dict):
-            numbers[token_text(token)] = token.get("id")
+    numbers = ids_of_tokens(path)
     for text in texts:
         if type(numbers.get(text)) is not int:
             raise KvcastError(f"{path} has no token {text}, which every text begins with")

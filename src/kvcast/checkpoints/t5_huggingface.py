@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
-from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.fields import ACTIVATIONS, Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
-from kvcast.checkpoints.tables import fill_evenly, same
+from kvcast.checkpoints.tables import drop_tied, fill_evenly, same
 from kvcast.checkpoints.text_huggingface import (
+    START,
     end_tokens,
     generation_fields,
     recommended_options,
@@ -44,7 +45,6 @@ _COMMON = {
     "pad_token_id": 0,
 }
 _END_TOKENS = [1]
-_START = "decoder_start_token_id"
 _CLASS = "tokenizer_class"
 _DEFAULTS: dict[str, Mapping[str, Any]] = {
     "t5": _COMMON
@@ -66,14 +66,6 @@ _DEFAULTS: dict[str, Mapping[str, Any]] = {
 }
 
 _DEFAULTS["umt5"] = _DEFAULTS["mt5"]
-_ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
 _EMBEDDING, _HEAD = "shared.weight", "lm_head.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # The first T5s were saved with this matrix, which nothing has ever used.
@@ -175,7 +167,7 @@ def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
         tied=scaled,
         logit_scale=width**-0.5 if scaled else 1.0,
         norm_eps=fields.positive("layer_norm_epsilon"),
-        start_token=fields.whole(_START, fields.whole("pad_token_id", least=0), least=0),
+        start_token=fields.whole(START, fields.whole("pad_token_id", least=0), least=0),
     )
 
 
@@ -194,13 +186,13 @@ def _feed_forward(fields: Fields) -> tuple[str, bool]:
     # T5 1.1's GELU is the tanh approximation.
     implied = "gelu_new" if kind == "gated-gelu" else name
     activation = str(fields.values.get("dense_act_fn") or implied)
-    if gate not in ("", "gated") or activation not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
+    if gate not in ("", "gated") or activation not in ACTIVATIONS:
+        supported = ", ".join(ACTIVATIONS)
         raise fields.error(
             f"feed_forward_proj {kind!r} of {activation!r} is not supported (supported: "
             f"{supported}, plain or after 'gated-')"
         )
-    return _ACTIVATIONS[activation], fields.flag("is_gated_act", bool(gate))
+    return ACTIVATIONS[activation], fields.flag("is_gated_act", bool(gate))
 
 
 def _own_tensors(stored: Mapping[str, StoredTensor], label: str) -> dict[str, StoredTensor]:
@@ -210,10 +202,7 @@ def _own_tensors(stored: Mapping[str, StoredTensor], label: str) -> dict[str, St
         copy = own.pop(name, None)
         if copy is not None and not same(copy, own.setdefault(_EMBEDDING, copy)):
             raise KvcastError(f"{label}: tensor {name} differs from {_EMBEDDING}: not a T5")
-    if _HEAD in own:
-        own.setdefault(_EMBEDDING, own[_HEAD])
-        if same(own[_HEAD], own[_EMBEDDING]):
-            del own[_HEAD]
+    drop_tied(own, _HEAD, _EMBEDDING)
     return own
 
 
@@ -225,15 +214,15 @@ def _start(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
     """
     label = str(folder / "generation_config.json")
     generation = Fields(values=generation_fields(folder), label=label)
-    said = generation.values.get(_START) is not None
-    named = {_START: generation.whole(_START, least=0)} if said else {}
+    said = generation.values.get(START) is not None
+    named = {START: generation.whole(START, least=0)} if said else {}
     if not has_word_pieces(folder):
         return named
     ids = token_ids(vocabulary_file(folder))
-    usual = {_START: ids[BEGIN]}
+    usual = {START: ids[BEGIN]}
     if ids[END] not in end_tokens(folder, config):
         return usual
-    return named or (usual if config.get(_START) is None else {})
+    return named or (usual if config.get(START) is None else {})
 
 
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:

@@ -33,6 +33,15 @@ _MATRIX = 2  # axes
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
+def of_modules(modules: NameTable) -> dict[str, Sequence[str]]:
+    """Return the names of weights and biases of modules, by canonical name."""
+    return {
+        f"{ours}.{leaf}": [f"{module}.{leaf}" for module in theirs]
+        for ours, theirs in modules.items()
+        for leaf in ("weight", "bias")
+    }
+
+
 def fill(
     entries: Iterable[Entry],
     stored: Mapping[str, StoredTensor],
@@ -119,6 +128,20 @@ def same(tensor: StoredTensor, other: StoredTensor) -> bool:
     return tensor.shape == other.shape and np.array_equal(tensor.read(), other.read())
 
 
+def drop_tied(own: dict[str, StoredTensor], head: str, embedding: str) -> None:
+    """Leave out a head that is the embedding, which may be there by the head's name alone.
+
+    A head that differs stays: it counts, whatever a configuration says.
+    """
+    if head in own and same(own[head], own.setdefault(embedding, own[head])):
+        del own[head]
+
+
+def zeros(shape: tuple[int, ...]) -> StoredTensor:
+    """Return a bias that files leave out; float16 keeps the dtype of what it is joined with."""
+    return StoredTensor(shape=shape, read=lambda: np.zeros(shape, np.float16))
+
+
 def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
     """Return a tensor of the same shape that applies `change` when it is read."""
     return replace(tensor, read=lambda: change(tensor.read()), blocks=None, rows=None)
@@ -128,6 +151,11 @@ def one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
     """Return a norm's weight that is stored minus one."""
     # Added in float32, as transformers does: half precision would round small weights away.
     return weight.astype(np.float32) + np.float32(1)
+
+
+def swapped(rows: NDArray[Any]) -> NDArray[Any]:
+    """Put the last half of rows, such as gates, before the first."""
+    return np.roll(rows, len(rows) // 2, axis=0)
 
 
 def transposed(tensor: StoredTensor) -> StoredTensor:

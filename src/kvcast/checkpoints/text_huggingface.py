@@ -11,6 +11,7 @@ from kvcast.checkpoints.base import read_json_object
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.spec.text_files import CHAT_TEMPLATES
 
+START = "decoder_start_token_id"
 _FIRST = ("bos_token", "eos_token")
 _GPT2 = dict.fromkeys((*_FIRST, "unk_token"), "<|endoftext|>")
 # Defaults of transformers' classes, for configurations that leave them out.
@@ -57,6 +58,12 @@ def generation_fields(folder: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
+def with_start_token(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with the token that targets start with, if another file names it."""
+    started = generation_fields(folder).get(START)
+    return config if started is None else {**config, START: started}
+
+
 def recommended_options(folder: Path) -> dict[str, Any]:
     """Return what text.json says of options that generation_config.json recommends.
 
@@ -95,21 +102,28 @@ def end_token_by_text(folder: Path, text: str | None) -> int:
 
     Raises KvcastError if there is none.
     """
-    fields = read_json_object(folder / "tokenizer.json")
-    model, added = fields.get("model"), fields.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids = {**vocabulary} if isinstance(vocabulary, dict) else {}
-    ids |= {
-        token_text(token): token.get("id")
-        for token in (added if isinstance(added, list) else ())
-        if isinstance(token, dict)
-    }
+    ids = ids_of_tokens(folder / "tokenizer.json")
     if not text or type(number := ids.get(text)) is not int:
         raise KvcastError(
             f"{folder / 'config.json'} has no eos_token_id, and tokenizer_config.json no eos_token "
             "of tokenizer.json: nothing would end a text; add the one or the other"
         )
     return number
+
+
+def ids_of_tokens(path: Path) -> dict[str, Any]:
+    """Return what a tokenizer.json gives as the ids of texts, of tokens that were added as well."""
+    fields = read_json_object(path)
+    model, added = fields.get("model"), fields.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids: dict[str, Any] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    if isinstance(vocabulary, list):  # of a Unigram model: pieces with their scores
+        pieces = (entry[0] for entry in vocabulary if isinstance(entry, list) and entry)
+        ids = {piece: number for number, piece in enumerate(pieces) if isinstance(piece, str)}
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            ids[token_text(token)] = token.get("id")
+    return ids
 
 
 def special_tokens(

@@ -38,12 +38,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 # Tokenizers that split text into words first; a RoFormer's does if it is not named.
 _SEGMENTED = {"roformer": (*SEGMENTING, None), "bert": SEGMENTING}
 _ROTARY = Rotary(base=10_000.0)
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
 
 _ENCODER = "encoder.layer.{i}"
 _HEAD = "cls.predictions"
@@ -64,11 +58,7 @@ _MODULES: Mapping[str, Sequence[str]] = {
 }
 _EMBEDDING = "embeddings.word_embeddings.weight"
 _NAMES: Mapping[str, Sequence[str]] = {
-    **{
-        f"{ours}.{leaf}": [f"{module}.{leaf}" for module in theirs]
-        for ours, theirs in _MODULES.items()
-        for leaf in ("weight", "bias")
-    },
+    **of_modules(_MODULES),
     "embedding.weight": (_EMBEDDING,),
     "segments.weight": ("embeddings.token_type_embeddings.weight",),
     "positions.weight": ("embeddings.position_embeddings.weight",),
@@ -122,10 +112,6 @@ def unilm_dimensions(config: Mapping[str, Any], label: str) -> UnilmDimensions:
         raise fields.error("rotary_value is not supported: only queries and keys are rotated")
     if fields.values.get("position_embedding_type", "absolute") != "absolute":
         raise fields.error("position_embedding_type must be 'absolute'")
-    activation = str(fields.values["hidden_act"])
-    if activation not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
-        raise fields.error(f"hidden_act {activation!r} is not supported (supported: {supported})")
     width = fields.whole("hidden_size")
     return fields.make(
         UnilmDimensions,
@@ -139,7 +125,7 @@ def unilm_dimensions(config: Mapping[str, Any], label: str) -> UnilmDimensions:
         layers=fields.whole("num_hidden_layers", most=MOST_LAYERS),
         max_positions=fields.whole("max_position_embeddings"),
         rotary=_ROTARY if kind == "roformer" else None,
-        activation=_ACTIVATIONS[activation],
+        activation=fields.activation("hidden_act"),
         norm_eps=fields.positive("layer_norm_eps"),
     )
 

@@ -13,18 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.audio_type import (
-    AudioType,
-    activation_of,
-    group_of_audio,
-    of_modules,
-    with_key_biases,
-)
+from kvcast.checkpoints.audio_type import AudioType
 from kvcast.checkpoints.base import StoredTensor, read_json_object
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.rotary_huggingface import FULL, read_rotary
-from kvcast.checkpoints.tables import changed
+from kvcast.checkpoints.tables import changed, of_modules
 from kvcast.checkpoints.whisper_files import check_preprocessor
+from kvcast.checkpoints.whisper_names import with_key_biases
 from kvcast.errors import KvcastError
 from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.spec.sizes import MOST_LAYERS
@@ -67,7 +62,7 @@ _NAMES = of_modules(
 
 
 def _encoder_of(outer: Fields) -> CausalEncoder:
-    audio = group_of_audio(outer, _AUDIO)
+    audio = outer.group_over("audio_config", _AUDIO)
     heads, joined = audio.whole("num_attention_heads"), outer.whole("downsample_factor", 4)
     if audio.values.get("num_key_value_heads") not in (None, heads):
         raise audio.error(f"num_key_value_heads must be {heads}, as num_attention_heads is")
@@ -87,7 +82,7 @@ def _encoder_of(outer: Fields) -> CausalEncoder:
         epsilon=audio.positive("rms_norm_eps"),
         activation=audio.activation("hidden_act"),
         joined=joined,
-        projector_activation=activation_of(outer, "projector_hidden_act"),
+        projector_activation=outer.activation("projector_hidden_act", "gelu"),
         output=text.whole("hidden_size", 3072),
         delay=outer.whole("default_num_delay_tokens", 6),
     )
@@ -131,8 +126,7 @@ def _check(folder: Path, encoder: CausalEncoder) -> None:
     check_preprocessor(folder, encoder.n_mels, windows=False)
     path = folder / "preprocessor_config.json"
     fields = read_json_object(path) if path.is_file() else {}
-    if fields.get("global_log_mel_max", _LOUDEST) != _LOUDEST:
-        raise KvcastError(f"{path}: global_log_mel_max must be {_LOUDEST}")
+    Fields(values=fields, label=str(path)).require({"global_log_mel_max": _LOUDEST})
     path = folder / "tekken.json"
     audio = read_json_object(path).get("audio") if path.is_file() else None
     told = {} if not isinstance(audio, dict) else audio
@@ -141,9 +135,7 @@ def _check(folder: Path, encoder: CausalEncoder) -> None:
         "streaming_n_left_pad_tokens": encoder.silence,
         "frame_rate": 12.5,
     }
-    for name, expected in needed.items():
-        if told.get(name, expected) != expected:
-            raise KvcastError(f"{path}: {name} must be {expected}, not {told[name]!r}")
+    Fields(values=told, label=str(path)).require(needed)
 
 
 VOXTRAL_REALTIME = AudioType(
@@ -166,6 +158,6 @@ VOXTRAL_REALTIME = AudioType(
     check=_check,
     prefixes=("audio_tower.", "multi_modal_projector."),
     names=_NAMES,
-    prepare=with_key_biases,
+    prepare=lambda tensors, _, __: with_key_biases(tensors),
     prepare_text=_conditioned,
 )

@@ -8,17 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kvcast.checkpoints.base import (
     Checkpoint,
     StoredTensor,
     generation_settings,
     read_json_object,
 )
+from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
+from kvcast.checkpoints.tables import of_modules
 from kvcast.checkpoints.whisper_files import check_preprocessor, tokenizer_json
-from kvcast.checkpoints.whisper_names import assemble, check_tied, sinusoids, whisper_dimensions
+from kvcast.checkpoints.whisper_names import (
+    assemble,
+    check_tied,
+    sinusoids,
+    whisper_dimensions,
+    with_key_biases,
+)
 from kvcast.errors import KvcastError
 from kvcast.families.whisper import WhisperDimensions
 
@@ -52,11 +58,7 @@ _EMBEDDING = "decoder.embed_tokens.weight"
 _SOURCE_POSITIONS = "encoder.embed_positions.weight"
 _HEAD = "proj_out.weight"
 NAMES = {
-    **{
-        f"{ours}.{leaf}": tuple(f"{module}.{leaf}" for module in theirs)
-        for ours, theirs in _MODULES.items()
-        for leaf in ("weight", "bias")
-    },
+    **of_modules(_MODULES),
     "encoder.positions": (_SOURCE_POSITIONS,),
     "decoder.embedding.weight": (_EMBEDDING,),
     "decoder.positions": ("decoder.embed_positions.weight",),
@@ -86,9 +88,7 @@ def _dimensions(config: Mapping[str, Any], label: str) -> WhisperDimensions:
     for name in DIMENSIONS.values():
         if type(config.get(name)) is not int:
             raise KvcastError(f"{label}: {name} is missing or not a whole number")
-    for name, value in _FIXED.items():
-        if config.get(name, value) != value:
-            raise KvcastError(f"{label}: {name} must be {value!r}, not {config[name]!r}")
+    Fields(values=config, label=label).require(_FIXED)
     inner = 4 * config["d_model"]
     for name in ("encoder_ffn_dim", "decoder_ffn_dim"):
         if inner > 0 and config.get(name, inner) != inner:
@@ -116,10 +116,7 @@ def read_whisper(
     # The prefix depends on the class that saved the model.
     stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     stored.setdefault(_SOURCE_POSITIONS, sinusoids(dimensions.d_model))
-    for name, weight in list(stored.items()):
-        if name.endswith(".k_proj.weight"):
-            # Whisper's keys have no bias; zeros in float16 keep the dtype of the fused bias.
-            stored.setdefault(name.replace("weight", "bias"), _zeros(weight.shape[:1]))
+    stored = with_key_biases(stored)
     head = stored.pop(_HEAD, None)
     if head is not None and _EMBEDDING in stored:
         check_tied(head, stored[_EMBEDDING], str(folder))
@@ -130,10 +127,6 @@ def read_whisper(
         generation=generation,
         source=f"Hugging Face folder {folder}",
     )
-
-
-def _zeros(shape: tuple[int, ...]) -> StoredTensor:
-    return StoredTensor(shape=shape, read=lambda: np.zeros(shape, np.float16))
 
 
 def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:

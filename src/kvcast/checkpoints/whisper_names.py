@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
-from kvcast.checkpoints.tables import Entry, NameTable, fill, same
+from kvcast.checkpoints.tables import Entry, NameTable, fill, same, zeros
 from kvcast.errors import KvcastError
 from kvcast.families.whisper import WhisperDimensions, layers_of, shape_templates
 
@@ -48,6 +48,15 @@ def check_tied(head: StoredTensor, embedding: StoredTensor, label: str) -> None:
     """Raise KvcastError unless the output head is the embedding, which kvcast relies on."""
     if not same(head, embedding):
         raise KvcastError(f"{label}: the output head differs from the embedding: not a Whisper")
+
+
+def with_key_biases(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return tensors with biases of keys, which Whisper's layers and those like them lack."""
+    own = dict(stored)
+    for name, weight in stored.items():
+        if name.endswith(".k_proj.weight"):
+            own.setdefault(name.replace("weight", "bias"), zeros(weight.shape[:1]))
+    return own
 
 
 def sinusoids(width: int) -> StoredTensor:

@@ -19,7 +19,6 @@ from kvcast.errors import InputOutputError, KvcastError, in_one_line
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.foreign.base import How, Movement
 
-_APPEND = ("Concat",)
 _SHARING = ("GroupQueryAttention", "Attention", "MultiHeadAttention", "TensorScatter")
 """Operators that write new entries where the past lies, if the caller gives both one buffer."""
 _SAME = ("Identity", "Cast")
