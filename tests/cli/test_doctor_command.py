@@ -16,6 +16,7 @@ from kvcast.cli import main
 from kvcast.cli.doctor import _about_library, _about_model
 from kvcast.errors import LibraryMissingError
 from kvcast.loading import doctor
+from kvcast.loading.findings import CacheFolder, Examined, NativeLibrary
 from kvcast.runtimes.native.build import library_path
 from kvcast.spec.runtimes import RUNTIMES
 
@@ -165,14 +166,14 @@ def test_a_checkpoint_is_told_and_proven_without_torch(
     assert stored["F16", "INT8"]["stored_bytes"] > 1.8 * stored["F16", "INT8"]["held_bytes"]
     assert sum(row["tensors"] for row in model["weights"]) == 35
     assert model["proof"]["tokens"] == model["proof"]["tokens_equal"] == 56
-    told = list(_about_model(doctor.Examined(**model)))
+    told = list(_about_model(Examined(**model)))
     assert told[0].startswith("yes: t5, int8, opened in ")
     assert "23 tensors in F16, 1.9 MB -> INT8, 986.1 kB, rounded" in told
 
 
 def test_a_proof_that_fails_is_an_exit_code():
     proof = {"tokens": 56, "tokens_equal": 55, "max_logit_error": 3.0, "logit_deviation": 1.0}
-    model = doctor.Examined(path="m", family="t5", proof=proof)
+    model = Examined(path="m", family="t5", proof=proof)
     assert not model.well
     assert replace(model, proof=proof | {"tokens_equal": 56}).well
     assert "55 of 56 tokens are the plain kernels'" in " ".join(_about_model(model))
@@ -256,7 +257,7 @@ def test_a_compiler_that_failed_is_told_with_its_log(installed, tmp_path, monkey
 
 
 def test_instructions_that_could_be_used_are_named_too():
-    library = doctor.NativeLibrary(
+    library = NativeLibrary(
         origin="shipped", path="l", instructions=("amx", "avx512_bf16", "plain"), threads=2
     )
     assert "uses amx (it could use avx512_bf16, plain); 2 threads" in about(library)
@@ -273,7 +274,7 @@ def test_the_library_uses_the_instructions_that_are_asked_for(monkeypatch):
     assert about(doctor._library()).startswith("no: KVCAST_INSTRUCTIONS is 'altivec': ")
 
 
-def about(library: doctor.NativeLibrary) -> str:
+def about(library: NativeLibrary) -> str:
     return " ".join(_about_library(library))
 
 
@@ -281,7 +282,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("x")
     assert "KVCAST_CACHE" in doctor._cache(tmp_path / "file").problem
     (tmp_path / "held").write_bytes(bytes(7))
-    assert doctor._cache(tmp_path) == doctor.CacheFolder(folder=str(tmp_path), bytes=8)
+    assert doctor._cache(tmp_path) == CacheFolder(folder=str(tmp_path), bytes=8)
     assert doctor._cache(tmp_path / "not" / "yet").problem == ""
     assert not (tmp_path / "not").exists()
 

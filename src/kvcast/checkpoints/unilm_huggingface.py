@@ -14,7 +14,7 @@ from typing import Any
 from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
-from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, same
+from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, of_modules, same
 from kvcast.checkpoints.wordpiece_huggingface import SEGMENTING, read_wordpiece
 from kvcast.errors import KvcastError
 from kvcast.families.unilm import UnilmDimensions, tensor_shapes

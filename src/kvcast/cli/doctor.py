@@ -14,7 +14,7 @@ from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, AdapterParams
 
 if TYPE_CHECKING:
-    from kvcast.loading.doctor import Examined, Findings, NativeLibrary, Runtime
+    from kvcast.loading.findings import Examined, Findings, NativeLibrary, Runtime
 
 JSON_FORMAT = "kvcast.doctor"
 JSON_VERSION = 1

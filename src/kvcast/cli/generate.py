@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvcast.cli import console, prompts
 from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords, left_open
 from kvcast.cli.files import STANDARD_INPUT
+from kvcast.cli.generated import document, speed
 from kvcast.cli.opening import drafted_by, for_actor, opened
 from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import PromptLine
@@ -27,7 +28,6 @@ from kvcast.saving import prepare_folder, save
 from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.text.defaults import RECOMMENDED
 from kvcast.text.params import CONVERSATION, STRUCTURE, TRANSLATION, PromptParams
-from kvcast.whisper.writers import draft_fields, json_number
 
 if TYPE_CHECKING:
     from kvcast.text.model import TextGeneration, TextModel
@@ -39,9 +39,6 @@ MODEL_CHOICES = (
     "a kvcast bundle, a Hugging Face, Mistral or bert4keras folder, a GGUF file, "
     "a hub id org/name[@revision], or demo-chat, demo-t5 or demo-unilm"
 )
-
-JSON_FORMAT = "kvcast.generation"
-JSON_VERSION = 5
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores. A prompt that begins with a hyphen goes after
@@ -168,7 +165,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _report(texts: "Sequence[TextGeneration]", args: argparse.Namespace) -> int:
     if not args.quiet:
-        console.say(_speed(texts))
+        console.say(speed(texts))
     return 0
 
 
@@ -254,8 +251,15 @@ def _write_json(
     written: list[TextGeneration] = []
     documents: list[str] = []
     for prompt, texts in zip(lines, answers, strict=True):
-        document = _document(prompt, texts, args, runtime)
-        line = json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+        told = document(
+            prompt,
+            texts,
+            model=args.model,
+            runtime=runtime,
+            conversation=_conversation(prompt, args),
+            logprobs=args.logprobs,
+        )
+        line = json.dumps(told, ensure_ascii=False, allow_nan=False) + "\n"
         if args.output is None:
             console.emit(line)
         documents.append(line)
@@ -381,71 +385,3 @@ def _options(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any]:
 
 def _conversation(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any]:
     return {"chat": args.chat or prompt.system is not None, "system": prompt.system}
-
-
-def _document(
-    prompt: PromptLine, texts: "Sequence[TextGeneration]", args: argparse.Namespace, runtime: str
-) -> dict[str, Any]:
-    """Return the document that docs/generation.schema.json describes."""
-    first, *others = [_fields(text, logprobs=args.logprobs) for text in texts]
-    return {
-        "format": JSON_FORMAT,
-        "version": JSON_VERSION,
-        "id": prompt.id,
-        "model": args.model,
-        "runtime": runtime,
-        "prompt": prompt.text,
-        **_conversation(prompt, args),
-        "prompt_tokens": texts[0].prompt_tokens,
-        "generation_config": dict(texts[0].generation_config),
-        **first,
-        "alternatives": others,
-    }
-
-
-def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
-    timings = text.timings
-    return {
-        "text": text.text,
-        "tokens": [int(token) for token in text.tokens],
-        "logprobs": [json_number(value) for value in text.logprobs or ()] if logprobs else None,
-        "top_logprobs": _alternatives(text),
-        "finish_reason": text.finish_reason,
-        "score": None if text.score is None else json_number(text.score),
-        "similarity": None if text.similarity is None else json_number(text.similarity),
-        "draft": draft_fields(text.draft),
-        "timings": {
-            "first_token": json_number(timings.first_token),
-            "seconds": json_number(timings.seconds),
-            "per_token": json_number(timings.per_token),
-            "tokens_per_second": json_number(timings.tokens_per_second),
-        },
-    }
-
-
-def _alternatives(text: "TextGeneration") -> list[list[dict[str, Any]]] | None:
-    if text.top_logprobs is None:
-        return None
-    return [
-        [{"token": token, "logprob": json_number(logprob)} for token, logprob in top]
-        for top in text.top_logprobs
-    ]
-
-
-def _speed(texts: "Sequence[TextGeneration]") -> str:
-    """Tell the first token's time, the mean time of later ones, and the rate of all together."""
-    timings = [text.timings for text in texts]
-    later = [timing.per_token for timing in timings if timing.per_token > 0]
-    per_token = sum(later) / max(1, len(later))
-    seconds = max(timing.seconds for timing in timings)
-    written = sum(timing.tokens_per_second * timing.seconds for timing in timings)
-    tokens = sum(len(text.tokens) for text in texts)
-    several = f" in {len(texts)} texts" if len(texts) > 1 else ""
-    drafts = [text.draft for text in texts if text.draft is not None]
-    checked = f", {drafts[0].total(drafts)}" if drafts else ""
-    return (
-        f"{tokens} {'token' if tokens == 1 else 'tokens'}{several}: "
-        f"first token after {min(timing.first_token for timing in timings):.3f} s, "
-        f"{1000 * per_token:.1f} ms per token, "
-        f"{written / seconds if seconds > 0 else 0.0:.1f} tokens/s{checked}"
-    )

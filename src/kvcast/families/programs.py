@@ -45,9 +45,7 @@ class Argument:
         return (self.shape,)
 
 
-LENGTHS_OF_SOURCES = Argument(
-    name=SOURCE_LENGTHS, shape=("batch",), dtype="int32", example=(5, 3)
-)
+LENGTHS_OF_SOURCES = Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int32", example=(5, 3))
 """It, where sources differ in length; `decode` takes it too where it attends to them."""
 
 

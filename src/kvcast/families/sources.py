@@ -10,7 +10,6 @@ import numpy as np
 
 from kvcast.families.base import Probe
 from kvcast.families.caches import EncoderDecoderSizes, self_and_cross_caches
-from kvcast.families.programs import SOURCE as SOURCE_NAME
 from kvcast.families.programs import (
     LENGTHS_OF_SOURCES,
     Argument,
@@ -19,6 +18,7 @@ from kvcast.families.programs import (
     decode_program,
     encode_program,
 )
+from kvcast.families.programs import SOURCE as SOURCE_NAME
 from kvcast.spec.program import Node
 
 SOURCE, SOURCE_LENGTHS = Node(SOURCE_NAME), Node(LENGTHS_OF_SOURCES.name)

@@ -11,7 +11,6 @@ import numpy as np
 from kvcast.families.base import PROBE_STEPS, Family, Probe
 from kvcast.runtimes.base import Float32, Int64, Runtime
 
-
 TOLERANCE = 1e-3
 """Largest difference of fp32 logits that comes from summing in another order; 1e-4 was seen."""
 

@@ -13,6 +13,8 @@ from kvcast.runtimes.targets import default_runtime
 from kvcast.runtimes.traffic import CallSizes, ModelTraffic
 from kvcast.spec.runtimes import RUNTIMES
 
+__all__ = ["CallSizes", "ModelTraffic", "read_traffic"]
+
 
 def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraffic:
     """Read a bundle, a package without a manifest, or a checkpoint.

@@ -45,7 +45,7 @@ def mistral() -> tuple[Any, dict[str, Any]]:
     """Return Mistral 7B's dimensions, and the cost of a text."""
     model = counted(str(_CONFIGS / "mistral-7b"))
     query = CostQuery(prompt=1, new=TOKENS)
-    return model.dimensions, document("mistral-7b", model, query, None)  # type: ignore[attr-defined]
+    return model.dimensions, document("mistral-7b", model, query, None)
 
 
 @cache
@@ -53,7 +53,7 @@ def turbo() -> tuple[Any, dict[str, Any]]:
     """Return whisper-large-v3-turbo's dimensions, and the cost of a step."""
     model = counted(str(_CONFIGS / "whisper-large-v3-turbo"))
     query = CostQuery(prompt=1, new=2)
-    return model.dimensions, document("whisper-large-v3-turbo", model, query, None)  # type: ignore[attr-defined]
+    return model.dimensions, document("whisper-large-v3-turbo", model, query, None)
 
 
 def measure() -> Sequence[Figures]:
