@@ -1,18 +1,15 @@
 """Write a Hugging Face folder with random weights of a real model's shape: `… SHAPE FOLDER`.
 
-For measuring how models of that size open and run, where nothing can be downloaded: `mistral-7b` in
-bf16, with the window of v0.1, `gemma-4-e2b` in bf16, and `whisper-large-v3-turbo` in fp16. The
-configurations are those of `tests/data/configs` and of this file, names and sizes of tensors are
-what transformers makes of them, and the tokenizers are the packaged models', to whose vocabularies
-models are fitted, but for those of Gemma, where the vocabulary decides on the size. The texts are
-noise.
+For measuring how models of that size open and run, where nothing can be downloaded. Names and sizes
+of tensors are what transformers makes of a configuration, and the tokenizers are the packaged
+models', to whose vocabularies some models are fitted. The texts are noise.
 """
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -20,8 +17,38 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvcast.checkpoints.source import locate, open_checkpoint
+from tokenizers import Tokenizer
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "data" / "configs"
+IM_END = 2  # of SmolLM2's tokenizer
+
+
+class Shape(NamedTuple):
+    """A model.
+
+    Attributes:
+        architecture: class of transformers.
+        dtype: of its tensors.
+        config: the configuration.
+        packaged: whose tokenizer it gets.
+        fitted: whether its vocabulary is the tokenizer's.
+        added: special tokens that are not the tokenizer's.
+
+    """
+
+    architecture: str
+    dtype: torch.dtype
+    config: Mapping[str, Any]
+    packaged: str = "demo-chat"
+    fitted: bool = False
+    added: tuple[str, ...] = ()
+
+
+def published(name: str) -> Any:
+    """Return a configuration that kvcast's tests have."""
+    return json.loads((CONFIGS / name / "config.json").read_text(encoding="utf-8"))
+
+
 GEMMA_4_E2B = {
     "model_type": "gemma4_text",
     "vocab_size": 262_144,
@@ -40,10 +67,48 @@ GEMMA_4_E2B = {
     "vocab_size_per_layer_input": 262_144,
     "final_logit_softcapping": 30.0,
 }
+QWEN_3_ASR = {
+    "model_type": "qwen3_asr",
+    "audio_config": {
+        "d_model": 896,
+        "encoder_layers": 18,
+        "encoder_attention_heads": 14,
+        "encoder_ffn_dim": 3584,
+        "output_dim": 1024,
+    },
+    "text_config": {
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 65_536,
+    },
+    "pad_token_id": IM_END,
+}
+SOUND = ("<|audio_start|>", "<|audio_end|>", "<asr_text>")
 SHAPES = {
-    "gemma-4-e2b": ("Gemma4ForCausalLM", torch.bfloat16, "demo-chat"),
-    "mistral-7b": ("MistralForCausalLM", torch.bfloat16, "demo-chat"),
-    "whisper-large-v3-turbo": ("WhisperForConditionalGeneration", torch.float16, "demo-base"),
+    "gemma-4-e2b": Shape("Gemma4ForCausalLM", torch.bfloat16, GEMMA_4_E2B),
+    "mistral-7b": Shape("MistralForCausalLM", torch.bfloat16, published("mistral-7b"), fitted=True),
+    "moonshine-streaming-tiny": Shape(  # transformers' defaults are its sizes
+        "MoonshineStreamingForConditionalGeneration",
+        torch.float32,
+        {"model_type": "moonshine_streaming", "decoder_start_token_id": 1},
+        fitted=True,
+    ),
+    "qwen3-asr-0.6b": Shape(
+        "Qwen3ASRForConditionalGeneration", torch.bfloat16, QWEN_3_ASR, added=SOUND
+    ),
+    "whisper-large-v3-turbo": Shape(
+        "WhisperForConditionalGeneration",
+        torch.float16,
+        published("whisper-large-v3-turbo"),
+        packaged="demo-base",
+        fitted=True,
+    ),
 }
 SHARD = 2**30  # bytes of a file, but for the last of its tensors
 POOL = 2**24  # numbers that are drawn; tensors take them by turns
@@ -73,30 +138,35 @@ def shards(each: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
         yield shard
 
 
+def configuration(shape: Shape, vocabulary: int) -> dict[str, Any]:
+    """Return the configuration of a model, with the vocabulary of its tokenizer if fitted."""
+    config = dict(shape.config)
+    if shape.fitted:
+        config["vocab_size"] = vocabulary
+    if "d_model" in config:  # a Whisper, of which kvcast's tests leave out what follows from that
+        config |= {f"{part}_ffn_dim": 4 * config["d_model"] for part in ("encoder", "decoder")}
+    else:
+        config["eos_token_id"] = IM_END
+    return config | {"architectures": [shape.architecture]}
+
+
 def main() -> None:
     """Write the folder."""
     if len(sys.argv) != 3 or sys.argv[1] not in SHAPES:
         raise SystemExit(f"usage: make_huggingface.py {'|'.join(SHAPES)} FOLDER")
-    shape, folder = sys.argv[1], Path(sys.argv[2])
-    architecture, dtype, packaged = SHAPES[shape]
-    checkpoint = open_checkpoint(locate(packaged))
-    config: dict[str, Any] = dict(GEMMA_4_E2B)
-    if shape != "gemma-4-e2b":
-        config = json.loads((CONFIGS / shape / "config.json").read_text(encoding="utf-8"))
-        config["vocab_size"] = checkpoint.dimensions.vocab_size
-    config["architectures"] = [architecture]
-    if "d_model" in config:  # a Whisper, of which kvcast's tests leave out what follows from that
-        config |= {f"{part}_ffn_dim": 4 * config["d_model"] for part in ("encoder", "decoder")}
-    else:
-        config |= {"eos_token_id": 2}  # of SmolLM2's tokenizer, <|im_end|>
+    shape, folder = SHAPES[sys.argv[1]], Path(sys.argv[2])
+    checkpoint = open_checkpoint(locate(shape.packaged))
+    tokenizer = Tokenizer.from_str(checkpoint.text["tokenizer.json"].decode())
+    tokenizer.add_special_tokens(list(shape.added))
+    config = configuration(shape, checkpoint.dimensions.vocab_size)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    (folder / "tokenizer.json").write_bytes(checkpoint.text["tokenizer.json"])
+    tokenizer.save(str(folder / "tokenizer.json"))
     made = transformers.AutoConfig.for_model(**config)
     with torch.device("meta"):
-        model = getattr(transformers, architecture)(made)
+        model = getattr(transformers, shape.architecture)(made)
     index: dict[str, str] = {}
-    for number, part in enumerate(shards(tensors(model, dtype)), 1):
+    for number, part in enumerate(shards(tensors(model, shape.dtype)), 1):
         file = f"model-{number:05}.safetensors"
         save_file(part, folder / file)
         index |= dict.fromkeys(part, file)
