@@ -96,7 +96,11 @@ SHAPES = {
     "moonshine-streaming-tiny": Shape(  # transformers' defaults are its sizes
         "MoonshineStreamingForConditionalGeneration",
         torch.float32,
-        {"model_type": "moonshine_streaming", "decoder_start_token_id": 1},
+        {
+            "model_type": "moonshine_streaming",
+            "num_key_value_heads": 8,
+            "decoder_start_token_id": 1,
+        },
         fitted=True,
     ),
     "qwen3-asr-0.6b": Shape(
@@ -119,7 +123,7 @@ def tensors(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
     pool = torch.randn(POOL, generator=torch.Generator().manual_seed(0)).to(dtype)
     tied = {"proj_out.weight"} | ({"lm_head.weight"} if model.config.tie_word_embeddings else set())
     for name, tensor in model.state_dict().items():
-        if tensor.ndim == 1:
+        if tensor.ndim < 2:
             yield name, torch.ones_like(tensor, dtype=dtype, device="cpu")
         elif name not in tied:
             numbers = pool.repeat(-(-tensor.numel() // POOL))[: tensor.numel()]

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from kit.dimensions import GEMMA3, LLAMA, MISTRAL, MIXED, SIMBERT, SMALL_T5
+from kit.dimensions import (
+    GEMMA3,
+    GRANITE4,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    MIXED,
+    QWEN3_5,
+    SIMBERT,
+    SMALL_T5,
+)
 from kit.letters import Letters
 from kit.models import opened
 from kit.scripted_runtimes import RecomputingRuntime
@@ -22,6 +32,10 @@ from kvcast.text.unilm import UnilmModel
 
 CASES = [
     (GEMMA3, "onnx"),
+    (QWEN3_5, "native"),
+    pytest.param(GRANITE4, "native", marks=pytest.mark.slow),
+    pytest.param(LFM2, "native", marks=pytest.mark.slow),
+    pytest.param(QWEN3_5, "onnx", marks=pytest.mark.slow),
     pytest.param(LLAMA, "eager", marks=pytest.mark.slow),
     pytest.param(MISTRAL, "eager", marks=pytest.mark.slow),
     pytest.param(MISTRAL, "onnx", marks=pytest.mark.slow),

@@ -53,8 +53,8 @@ class Scripted(Drafts):
         self._written += 1
 
     @override
-    def called(self, fed: int, kept: int, seconds: float) -> None:
-        assert 1 <= kept <= fed
+    def called(self, fed: int, kept: int, seconds: float, drafted: int) -> None:
+        assert 1 <= kept <= 1 + drafted <= fed
         self.calls.append((fed, kept))
 
 
@@ -143,8 +143,9 @@ def simulate(drafter: Any, text: list[int], seconds: Any, room: int = MOST) -> t
             kept += 1
             if at + kept == len(text) or text[at + kept - 1] != token:
                 break
-        speculation.called(1 + len(drafted), kept, seconds(1 + len(drafted)))
-        took += seconds(1 + len(drafted))
+        fed = 1 + len(drafted)
+        speculation.called(fed, kept, seconds(fed), len(drafted))
+        took += seconds(fed)
         at += kept
     return took, (len(text) - 1) * seconds(1)
 

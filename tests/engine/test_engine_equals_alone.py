@@ -1,6 +1,8 @@
 """In fp32 an engine's answers are those of the model alone, whoever asks at the same time."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +24,7 @@ from kit.dimensions import (
 )
 from kit.text_models import model, prompt
 from kvcast import Engine
+from kvcast.decoding.speculation import Ledger
 from kvcast.text.caller import TextDelta
 
 RUNTIMES = ["native", "onnx"]
@@ -127,6 +130,14 @@ def test_a_row_goes_on_from_a_checkpoint_where_a_prompt_ended_or_parted(
         assert [asked(stem + prompt(20, seed))[0] for seed in (4, 5, 6)] == [0, 50, 50]
 
 
+@contextmanager
+def always_drafting() -> Iterator[None]:
+    """Check drafts whenever there are any, whether that pays or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "affordable", lambda _ledger, _kind, most: min(most, 3))
+        yield
+
+
 ARRIVALS = st.lists(
     # Of which stem how many tokens, how many of its own, the options, and whether it is cancelled.
     st.tuples(
@@ -155,7 +166,7 @@ def test_prompts_go_on_from_checkpoints_whoever_comes_drafts_and_leaves(
     stems = [prompt(60, 1), prompt(60, 2)]
     kinds = [*OPTIONS, {"max_new_tokens": 25, "draft": "ngram"}]
     kept = []
-    with Engine(alone, rows=rows, chunk=chunk) as engine:
+    with always_drafting(), Engine(alone, rows=rows, chunk=chunk) as engine:
         for number, (stem, shared, own, kind, leaves) in enumerate(arrivals):
             tokens = stems[stem][:shared] + prompt(own, own)
             job = engine.submit(tokens, **kinds[kind])

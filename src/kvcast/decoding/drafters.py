@@ -186,13 +186,18 @@ class ModelDrafting(Drafting):
         while same < most and self._held[same] == history[same]:
             same += 1
         if same < len(self._held):
+            same = self._cache.reachable(0, same)
             self._cache = self._runtime.truncate(self._cache, [0], [same])
             del self._held[same:]
         return self.feed(history[same:])
 
-    def revocable(self, most: int) -> int:
-        """Return how many more tokens can be fed and forgotten again."""
-        return int(self._cache.revocable(0, 0, most))
+    def take_on_trial(self, most: int) -> int:
+        """Return how many more tokens, up to `most`, can be fed and forgotten again from here."""
+        count = int(self._cache.revocable(0, 0, most))
+        if count == most or not self._cache.has_checkpoints:
+            return count
+        self._cache = self._runtime.checkpoint(self._cache, [0])
+        return min(most, int(self._cache.capacity) - len(self._held))
 
     def feed(self, tokens: Sequence[int] | Int64) -> Float32:
         """Append tokens to the row; return the logits [vocabulary] after them, to be changed."""
@@ -249,7 +254,7 @@ class _ModelDrafter(Drafter):
         drafting, guessed = self._drafting, list[int]()
         logits_v = drafting.read(self, self._prompt, self._capacity, history)
         # The last token of a guess is not fed.
-        most = min(most, drafting.revocable(most - 1) + 1)
+        most = min(most, drafting.take_on_trial(most - 1) + 1)
         while (token := self._likeliest(logits_v, [*history, *guessed])) is not None:
             guessed.append(token)
             if len(guessed) == most:

@@ -227,8 +227,8 @@ class Speculation(Drafts):
                 self._expected.clear()
 
     @override
-    def called(self, fed: int, kept: int, seconds: float) -> None:
-        self._proposed += fed - 1
+    def called(self, fed: int, kept: int, seconds: float, drafted: int) -> None:
+        self._proposed += drafted
         self._accepted += kept - 1
         self._ledger.called(fed, kept, seconds)
 

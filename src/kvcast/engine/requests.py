@@ -180,8 +180,16 @@ class Drafts(Protocol):
     def chose(self, token: int) -> None:
         """Take note of a token that the request chose."""
 
-    def called(self, fed: int, kept: int, seconds: float) -> None:
-        """Take note of a call for this request alone: its tokens, the accepted ones, its time."""
+    def called(self, fed: int, kept: int, seconds: float, drafted: int) -> None:
+        """Take note of a call for this request alone.
+
+        Args:
+            fed: its tokens.
+            kept: how many tokens it chose by the call, of which the first were drafts.
+            seconds: its time.
+            drafted: its last tokens, which were drafts.
+
+        """
 
 
 class Request(ABC):

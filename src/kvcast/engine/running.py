@@ -22,7 +22,8 @@ class Running:
         owned: rows that it still has.
         live: rows that are fed; the first one alone reads the prompt.
         numbers: of live rows; None before it has chosen for the first time.
-        next: tokens that live rows are fed next, once the prompt is read.
+        next: tokens that live rows are fed next, once the prompt is read; before them, if drafts
+            cut its row back further than it chose otherwise, those that this lost.
         slot: of its encoded input; None if it has none.
         border: a length at which a chunk ends, as other prompts may go on from there; 0: none.
 

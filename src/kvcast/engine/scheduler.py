@@ -449,11 +449,12 @@ class Scheduler:
     def _decode(self) -> list[Running]:
         """Feed the chosen tokens; let each request choose again."""
         batch = self._batch_of_step()
-        for running, places in batch.members:
-            batch.tokens_r1[places, 0] = running.next
         alone = batch.members[0][0]
         if len(batch.rows) == 1 and alone.request.drafts is not None:
             return self._decode_drafted(alone, alone.request.drafts)
+        for running, places in batch.members:
+            self._feed_again(running)
+            batch.tokens_r1[places, 0] = running.next
         began = time.perf_counter()
         logits_rpv, self._cache = self._runtime.decode(batch.tokens_r1, self._cache, batch.rows)
         if self._prefixes is not None:
@@ -481,30 +482,55 @@ class Scheduler:
         """Feed one row its chosen token and drafts of the next; keep the drafts that it chooses.
 
         With several rows a call is about as expensive for each of them as for drafted tokens, and
-        rows are never wrong: so they go on without drafts.
+        rows are never wrong: so they go on without drafts. A row with a state is cut back to a
+        checkpoint, and what it chose since then is fed again with its next token.
         """
         [row] = running.live
-        held = int(self._cache.lengths[row])
-        room = self._cache.revocable(row, 1, running.request.capacity - held - 1)
-        drafted = list(drafts.propose(room)) if room > 0 else []
-        fed_s = np.array([*running.next, *drafted], np.int64)
+        held, again = int(self._cache.lengths[row]), len(running.next) - 1
+        drafted = self._drafted(running, drafts)
         began = time.perf_counter()
+        if drafted and not self._cache.revocable(row, 1, len(drafted)):
+            self._cache = self._runtime.checkpoint(self._cache, [row])
+        fed_s = np.array([*running.next, *drafted], np.int64)
         logits_rpv, self._cache = self._runtime.decode(
-            [fed_s], self._cache, [row], range(len(fed_s))
+            [fed_s], self._cache, [row], range(again, len(fed_s))
         )
         seconds = time.perf_counter() - began
         for kept, draft in enumerate([*drafted, None], start=1):
             chosen = running.choose(logits_rpv[:, kept - 1])
             if chosen.tokens != [draft]:
                 break
-        drafts.called(len(fed_s), kept, seconds)
+        drafts.called(len(fed_s), kept, seconds, len(drafted))
+        stays = again + kept
+        if stays < len(fed_s):
+            stays = self._cache.reachable(row, held + stays) - held
+            self._cache = self._runtime.truncate(self._cache, [row], [held + stays])
+            running.next = [*fed_s[stays : again + kept].tolist(), *running.next]
         if self._prefixes is not None:
-            self._prefixes.feed([row], [self._prefixes.stepped(fed_s[:kept])])
-        if kept < len(fed_s):
-            self._cache = self._runtime.truncate(self._cache, [row], [held + kept])
+            self._prefixes.feed([row], [self._prefixes.stepped(fed_s[:stays])])
         if chosen.rows != running.numbers:
             self._change([(running, chosen)])
         return [running]
+
+    def _drafted(self, running: Running, drafts: Drafts) -> Sequence[int]:
+        """Return drafts of the tokens after the one that a row is fed next."""
+        if len(running.next) > 1:
+            return ()
+        [row] = running.live
+        room = running.request.capacity - int(self._cache.lengths[row]) - 1
+        revocable = self._cache.revocable(row, 1, room)
+        most = revocable if revocable or not self._cache.has_checkpoints else room
+        return drafts.propose(most) if most > 0 else ()
+
+    def _feed_again(self, running: Running) -> None:
+        """Feed a row what drafts made it lose, but for the token that it chose last."""
+        lost, running.next = running.next[: -len(running.live)], running.next[-len(running.live) :]
+        if not lost:
+            return
+        fed_s = np.array(lost, np.int64)
+        _, self._cache = self._runtime.decode([fed_s], self._cache, running.live)
+        if self._prefixes is not None:
+            self._prefixes.feed(running.live, [self._prefixes.stepped(fed_s)])
 
     def _advance(self, batch: Batch, logits_rv: Float32) -> list[Running]:
         """Let requests whose prompt is read choose; move and empty rows accordingly."""
