@@ -24,6 +24,7 @@ from kit.dimensions import (
 )
 from kit.text_models import model, prompt
 from kvcast import Engine
+from kvcast.decoding.drafters import Guess, PromptLookup
 from kvcast.decoding.speculation import Ledger
 from kvcast.text.caller import TextDelta
 
@@ -132,8 +133,15 @@ def test_a_row_goes_on_from_a_checkpoint_where_a_prompt_ended_or_parted(
 
 @contextmanager
 def always_drafting() -> Iterator[None]:
-    """Check drafts whenever there are any, whether that pays or not."""
+    """Check drafts whether that pays or not; where a text does not repeat itself, wrong ones."""
+    guessed = PromptLookup.guess
+
+    def guess(drafter: PromptLookup, history: list[int], most: int) -> Guess:
+        found = guessed(drafter, history, most)
+        return found if found.tokens else Guess([len(history) % 150] * most)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PromptLookup, "guess", guess)
         patch.setattr(Ledger, "affordable", lambda _ledger, _kind, most: min(most, 3))
         yield
 
