@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What AOTInductor writes around its kernels; g++ takes longer to optimise that than the kernels.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
-from kit.dimensions import CROSS_BIASED_T5, SHALLOW, SMALL, SMALL_T5
+from kit.dimensions import CROSS_BIASED_T5, SHALLOW, SMALL, SMALL_T5, T5GEMMA2
 from kit.models import Subject, opened, share, speech, text
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.models.executor import TorchModel
@@ -137,12 +137,19 @@ def _memory_of_other_modules() -> None:
         _kept = max(_kept, process.memory_info().rss)
 
 
+_T5GEMMA2 = replace(
+    T5GEMMA2,
+    vocab_size=300,
+    source_vocab_size=300,
+    decoder=replace(T5GEMMA2.decoder, positions=32),
+)
 _SUBJECTS = {
     "whisper": (SMALL, speech),
     "shallow whisper": (SHALLOW, speech),
     "t5": (SMALL_T5, text),
     "cross-biased t5": (CROSS_BIASED_T5, text),
     "shallow t5": (replace(CROSS_BIASED_T5, decoder_layers=1), text),
+    "t5gemma2": (_T5GEMMA2, text),
 }
 
 
@@ -159,6 +166,8 @@ _SUBJECTS = {
                 ("shallow whisper", "aoti"),
                 ("cross-biased t5", "onnx"),
                 ("cross-biased t5", "native"),
+                ("t5gemma2", "native"),
+                ("t5gemma2", "eager"),
             )
         ),
         # test_targets.py has a T5 with real weights there.
