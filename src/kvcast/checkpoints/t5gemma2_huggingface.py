@@ -23,9 +23,9 @@ from kvcast.checkpoints.t5gemma_huggingface import (
     own_tensors,
     stack_names,
     stack_of,
-    with_start_token,
 )
 from kvcast.checkpoints.tables import same
+from kvcast.checkpoints.text_huggingface import with_start_token
 from kvcast.families.gemma_stack import GemmaStack
 from kvcast.families.t5gemma import T5GemmaDimensions
 

@@ -15,8 +15,8 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.source_text_huggingface import read_text
-from kvcast.checkpoints.tables import Entry, changed, fill, one_more, same
-from kvcast.checkpoints.text_huggingface import generation_fields
+from kvcast.checkpoints.tables import Entry, changed, drop_tied, fill, one_more
+from kvcast.checkpoints.text_huggingface import START, with_start_token
 from kvcast.families.gemma_stack import GemmaStack
 from kvcast.families.t5gemma import T5GemmaDimensions, tensor_shapes
 from kvcast.spec.sizes import MOST_LAYERS
@@ -41,7 +41,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "bos_token_id": 2,
     "eos_token_id": 1,
 }
-_START = "decoder_start_token_id"
 HEAD, EMBEDDING = "lm_head.out_proj.weight", "decoder.embed_tokens.weight"
 _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
@@ -94,12 +93,6 @@ def read_t5gemma(
     return checkpoint_of(folder, config, dimensions, tensors, NAMES)
 
 
-def with_start_token(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration with the first token of targets that generation_config.json tells."""
-    token = generation_fields(folder).get(_START)
-    return config if token is None else {**config, _START: token}
-
-
 def checkpoint_of(
     folder: Path,
     config: Mapping[str, Any],
@@ -148,7 +141,7 @@ def dimensions_of(outer: Fields, stacks: tuple[Fields, Fields], **parts: Any) ->
         source_vocab_size=encoder.whole("vocab_size"),
         logit_softcap=_softcap(decoder, "final_logit_softcapping"),
         tied=outer.flag("tie_word_embeddings", True),
-        start_token=outer.whole(_START, usual, least=0),
+        start_token=outer.whole(START, usual, least=0),
         **parts,
     )
 
@@ -215,8 +208,7 @@ def own_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         name: changed(tensor, one_more) if name.endswith("norm.weight") else tensor
         for name, tensor in own.items()
     }
-    if HEAD in own and same(own[HEAD], own.setdefault(EMBEDDING, own[HEAD])):
-        del own[HEAD]
+    drop_tied(own, HEAD, EMBEDDING)
     return own
 
 

@@ -111,6 +111,13 @@ def in_rows(write: ProgramWriter, logits: Node) -> Node:
     return write.step("unflatten", logits, 0, sizes)
 
 
+def soft_capped(write: ProgramWriter, logits: Node, cap: float) -> Node:
+    """Return c tanh(x / c), for a cap c; 0: none."""
+    if not cap:
+        return logits
+    return write.step("mul", write.step("tanh", write.step("div", logits, cap)), cap)
+
+
 def cross_caches(
     write: ProgramWriter, encoded: Node, layers: int, heads: int, *, bias: bool
 ) -> Mapping[str, Node]:

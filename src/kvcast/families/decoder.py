@@ -19,6 +19,7 @@ from kvcast.families.blocks import (
     flat,
     in_rows,
     positions,
+    soft_capped,
     written,
 )
 from kvcast.families.caches import CacheLayers, self_caches
@@ -78,9 +79,7 @@ def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Pro
     if dimensions.logit_scale != 1:
         normed = write.step("mul", normed, dimensions.logit_scale)
     logits = _head(write, normed, dimensions)
-    if softcap := dimensions.logit_softcap:
-        capped = write.step("tanh", write.step("div", logits, softcap))
-        logits = write.step("mul", capped, softcap)
+    logits = soft_capped(write, logits, dimensions.logit_softcap)
     return write.program(logits=in_rows(write, logits))
 
 

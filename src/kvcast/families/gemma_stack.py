@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from kvcast.errors import KvcastError
 from kvcast.spec.program import Constant, Node
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    MOST_POSITIONS,
+    require_layers,
+    require_one_of,
+    require_positions,
+    require_positive,
+)
 from kvcast.spec.writer import ProgramWriter
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 _SIZES = ("width", "inner", "heads", "kv_heads", "head_dim", "positions")
 
 Shapes = dict[str, tuple[int, ...]]
@@ -70,8 +76,7 @@ class GemmaStack:
             raise KvcastError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
         if self.head_dim % 2:
             raise KvcastError(f"head_dim must be even, not {self.head_dim}")
-        if self.positions > MOST_POSITIONS:
-            raise KvcastError(f"{self.positions} positions are more than any model has")
+        require_positions(positions=self.positions)
         for layer in range(self.layers):
             self.rotary_of(layer).check(self.head_dim)
         require_one_of("activation", self.activation, ACTIVATIONS)

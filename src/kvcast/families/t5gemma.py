@@ -29,6 +29,7 @@ from kvcast.families.blocks import (
     cross_caches,
     flat,
     in_rows,
+    soft_capped,
     written,
 )
 from kvcast.families.caches import self_and_cross_caches
@@ -48,7 +49,7 @@ from kvcast.families.sources import (
 )
 from kvcast.spec.program import Constant, Node, Program
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import require_positive
+from kvcast.spec.sizes import require_positive, require_token
 from kvcast.spec.writer import ProgramWriter
 
 _STACKS = ("encoder", "decoder")
@@ -89,10 +90,7 @@ class T5GemmaDimensions:
 
     def __post_init__(self) -> None:
         require_positive(vocab_size=self.vocab_size, source_vocab_size=self.source_vocab_size)
-        if type(self.start_token) is not int or not 0 <= self.start_token < self.vocab_size:
-            raise KvcastError(
-                f"start_token {self.start_token} is not one of {self.vocab_size} tokens"
-            )
+        require_token("start_token", self.start_token, self.vocab_size)
         widths = self.encoder.width, self.decoder.width
         if (self.merged or self.one_embedding) and len(set(widths)) > 1:
             raise KvcastError("encoder and decoder share matrices, but have other widths")
@@ -232,9 +230,7 @@ def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     x = flat(write, chosen(write, x))
     normed = write.rms_norm(x, "decoder.norm", block.stack.norm_eps)
     logits = write.linear(normed, "decoder.embedding" if dimensions.tied else "head")
-    if softcap := dimensions.logit_softcap:
-        capped = write.step("tanh", write.step("div", logits, softcap))
-        logits = write.step("mul", capped, softcap)
+    logits = soft_capped(write, logits, dimensions.logit_softcap)
     return write.program(logits=in_rows(write, logits))
 
 

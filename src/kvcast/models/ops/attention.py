@@ -233,13 +233,13 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     scale: float,
     softcap: float,
     sinks: Tensor | None = None,
     beside: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> Tensor:
-    """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask.
+    """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask; None: all are seen.
 
     `beside` are keys and values [b, kv_heads, t, d] in the same softmax, and their boolean mask.
     """
@@ -367,7 +367,7 @@ def cross_attention(
         [r, s, h * d].
 
     """
-    batch, key_heads, _, head_dim = key.shape
+    batch, _, _, head_dim = key.shape
     heads = query.shape[-1] // head_dim
     folded_bqhd = split_heads(query, head_dim).reshape(batch, -1, heads, head_dim)
     mask = padding_mask(key, lengths)
@@ -375,11 +375,7 @@ def cross_attention(
         folded_bhqt = bias.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         mask = folded_bhqt if mask is None else torch.where(mask, folded_bhqt, -torch.inf)
     folded_bhqd = folded_bqhd.transpose(1, 2)
-    if softcap or heads != key_heads:
-        seen = torch.ones((), dtype=torch.bool) if mask is None else mask
-        mixed = attend(folded_bhqd, key, value, seen, scale, softcap)
-    else:
-        mixed = scaled_dot_product_attention(folded_bhqd, key, value, attn_mask=mask, scale=scale)
+    mixed = attend(folded_bhqd, key, value, mask, scale, softcap)
     return mixed.transpose(1, 2).reshape(query.shape)
 
 
@@ -439,6 +435,29 @@ for _operator in (
     encoder_attention,
 ):
     _operator.register_fake(_like_query)
+
+
+def within_windows(
+    distance_mt: Tensor, before: int, after: int, lengths: Tensor | None = None
+) -> Tensor:
+    """Return which keys queries see that see so many positions before and after their own.
+
+    Args:
+        distance_mt: how far after a query's position a key's is.
+        before: how many positions before its own a query sees.
+        after: how many after it.
+        lengths: int32 [b], how many of an input's t positions are valid; None: all. A query always
+            sees its own position, as no softmax is of nothing.
+
+    Returns:
+        [m, t], or [b, 1, m, t] with lengths.
+
+    """
+    near_mt = (distance_mt >= -before) & (distance_mt <= after)
+    if lengths is None:
+        return near_mt
+    valid_bt = torch.arange(distance_mt.shape[1], device=lengths.device) < lengths[:, None]
+    return (near_mt & (valid_bt[:, None] | (distance_mt == 0)))[:, None]
 
 
 def padding_mask(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:

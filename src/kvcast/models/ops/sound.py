@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvcast.models.ops.attention import split_heads
+from kvcast.models.ops.attention import split_heads, within_windows
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, lengths: Tensor) -> Tensor:
@@ -44,7 +44,10 @@ def window_attention(
     lengths: Tensor | None = None,
     following: int = 0,
 ) -> Tensor:
-    """Attend from positions to those in a window around each.
+    """Attend from positions to those in a window around each, at the cost of the window.
+
+    Queries may be the latest of a stream, whose keys of before are kept. `source_attention`
+    (`kvcast.models.ops.source`) is of whole inputs, some of whose layers see all.
 
     Args:
         query: [b, m, heads * d], of m positions in order.
@@ -68,11 +71,6 @@ def window_attention(
     keys = torch.arange(key.shape[2], device=query.device)
     end = len(keys) - following
     queries = keys[end - query.shape[2] : end]
-    distance_mt = keys - queries[:, None]
-    mask = (distance_mt >= -before) & (distance_mt <= after)
-    if lengths is not None:
-        # A position past the end sees its own: it must see something.
-        valid_bt = keys < lengths[:, None]
-        mask = (mask & (valid_bt[:, None] | (distance_mt == 0)))[:, None]
+    mask = within_windows(keys - queries[:, None], before, after, lengths)
     mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return mixed.transpose(1, 2).flatten(2)

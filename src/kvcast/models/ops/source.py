@@ -1,12 +1,23 @@
 """Attention of encoders of text whose layers have windows and rotation. Knows no model.
 
+It is apart from `window_attention` (`kvcast.models.ops.sound`): that one costs as much as its
+window, goes on from position to position of a stream, and gets queries and keys turned. This one is
+of whole inputs, may see all, turns queries and keys as they are read, and has fewer heads of keys
+and capped products.
+
 Letters in shapes: b batch, t positions, h heads, d head_dim.
 """
 
 import torch
 from torch import Tensor
 
-from kvcast.models.ops.attention import attend, rotated, split_heads
+from kvcast.models.ops.attention import (
+    attend,
+    padding_mask,
+    rotated,
+    split_heads,
+    within_windows,
+)
 
 
 def source_attention(
@@ -46,13 +57,10 @@ def source_attention(
     query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
     angles = cosines[:count], sines[:count]
     query, key = rotated(query, *angles), rotated(key, *angles)
-    positions_t = torch.arange(count, device=query.device)
-    mask = (positions_t < lengths[:, None])[:, None, None]
+    mask = padding_mask(key, lengths)
     if window:
+        positions_t = torch.arange(count, device=query.device)
         distance_tt = positions_t - positions_t[:, None]
-        near_tt = (distance_tt >= -((window - 1) // 2)) & (distance_tt <= window // 2)
-        # A position that is not valid sees itself, as no softmax is of nothing.
-        own_tt = torch.eye(count, dtype=torch.bool, device=query.device)
-        mask = mask & near_tt | own_tt
+        mask = within_windows(distance_tt, (window - 1) // 2, window // 2, lengths)
     mixed = attend(query, key, value, mask, scale, softcap)
     return mixed.transpose(1, 2).flatten(2)
