@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from kvcast.runtimes.native.building import Builder, Matrix, Plan
 from kvcast.runtimes.native.instructions import Operation
-from kvcast.runtimes.native.operations import factors, flat
+from kvcast.runtimes.native.operands import flat
+from kvcast.runtimes.native.products import factors
 from kvcast.runtimes.native.values import Value
 
 Float32 = NDArray[np.float32]

@@ -10,9 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kvcast.runtimes.native.attention import stored
 from kvcast.runtimes.native.building import Builder, Plan
 from kvcast.runtimes.native.instructions import Dtype, Element
-from kvcast.runtimes.native.operations import OPERATIONS, stored
+from kvcast.runtimes.native.operations import OPERATIONS
 from kvcast.runtimes.native.values import Value
 from kvcast.spec.program import Constant, Node, Program
 
