@@ -6,6 +6,7 @@ A table stands between two comments, of which the first says what it shows:
     <!-- keywords: LoadParams -->
     <!-- runtimes -->
     <!-- models -->
+    <!-- speech -->
 
 Options come from the dataclasses in the modules named params: all of them, or
 those of one group; as the command line or as Python spells them. A name after "without" is left
@@ -26,6 +27,7 @@ from kvcast.quantizing import params as quantizing
 from kvcast.server import params as server
 from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
 from kvcast.speech import params as speech
+from kvcast.speech.abilities import ABILITIES
 from kvcast.text import params as text
 from kvcast.verification import params as verification
 
@@ -43,7 +45,8 @@ BEGIN = (
     r"(?:, (?P<group>[^:]*?))?(?: without (?P<without>[\w ]+))? -->"
 )
 END = "<!-- end of table -->"
-TABLE = re.compile(rf"(?:{BEGIN}|<!-- (?P<rows>runtimes|models) -->)\n.*?(?={END})", re.DOTALL)
+ROWS = r"<!-- (?P<rows>runtimes|models|speech) -->"
+TABLE = re.compile(rf"(?:{BEGIN}|{ROWS})\n.*?(?={END})", re.DOTALL)
 
 
 def written(text: str) -> str:
@@ -60,7 +63,8 @@ def enumerated(schema: str) -> str:
 def _table(match: re.Match[str]) -> str:
     comment = match[0].splitlines()[0]
     if match["rows"]:
-        lines = {"runtimes": runtime_table, "models": model_table}[match["rows"]]()
+        tables = {"runtimes": runtime_table, "models": model_table, "speech": speech_table}
+        lines = tables[match["rows"]]()
     else:
         rooms = (loading, text, speech, server, cluster, quantizing, verification)
         declared: type[Params] = {k: v for room in rooms for k, v in vars(room).items()}[
@@ -103,6 +107,16 @@ def model_table() -> Iterator[str]:
         for kind in family.types:
             example = _code(kind.example) if kind.example else ""
             yield f"| {family.title} | `{kind.name}` | {', '.join(kind.formats)} | {example} |"
+
+
+def speech_table() -> Iterator[str]:
+    """Yield the lines of a table of what models of speech can do."""
+    yield "| type | languages | the language is | hints | times of words | translates | live |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for name, can in ABILITIES.items():
+        abilities = (can.hints, can.words, can.translates, can.live)
+        marks = " | ".join("yes" if able else "" for able in abilities)
+        yield f"| `{name}` | {len(can.languages)} | {can.language} | {marks} |"
 
 
 def _precisions(runtime: RuntimeInfo) -> Iterator[str]:

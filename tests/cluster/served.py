@@ -44,9 +44,11 @@ class Command:
 
 
 @contextmanager
-def begun(address: str, folder: Path, *words: Any, **settings: Any) -> Iterator[Command]:
-    """Serve a tiny model from a cluster, until the command is killed at the latest."""
-    model = tiny_llama(folder / "tiny.gguf", context_length=20_000)
+def begun(
+    address: str, folder: Path, *words: Any, model: Path | None = None, **settings: Any
+) -> Iterator[Command]:
+    """Serve a model, by default a tiny one, from a cluster; it is killed at the latest."""
+    model = model or tiny_llama(folder / "tiny.gguf", context_length=20_000)
     given = [model, "--runtime", "native", "--quantize", "none"]
     words = words if "--port" in words else (*words, "--port", free_port())
     port = words[words.index("--port") + 1]
@@ -56,7 +58,7 @@ def begun(address: str, folder: Path, *words: Any, **settings: Any) -> Iterator[
         command = Command(process, f"http://127.0.0.1:{port}", Path(log.name))
         try:
             until(lambda: "serving " in command.said() or process.poll() is not None)
-            assert command.said() == f"kvcast: serving tiny.gguf at {command.url}\n"
+            assert command.said() == f"kvcast: serving {model.name} at {command.url}\n"
             yield command
         finally:
             process.kill()

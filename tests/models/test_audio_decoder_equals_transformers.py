@@ -269,17 +269,26 @@ def test_qwens_prompt_is_the_published_one(folders: Any):
 def test_granites_prompt_is_the_templates_with_the_sound_before_the_question(folders: Any):
     model = kvcast.load(folders["granite_speech"][1], runtime="native", quantize="none", threads=1)
     tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json()))
-    tokens = model.recognition.prompt(2, Hints(language="de"))
-    first = tokens.index(VOCAB)
-    assert tokens[first : first + 2] == [VOCAB, VOCAB + 1]
+
+    def encoded(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
     before = (
         "<|role|>system: Knowledge Cutoff Date: April 2024.\nToday's Date: April 9, 2025.\n"
         "You are Granite, developed by IBM. You are a helpful AI assistant<|im_end|>\n"
         "<|role|>user: "
     )
-    after = "can you transcribe the speech into a written format?<|im_end|>\n<|role|>assistant:"
-    assert tokens[:first] == tokenizer.encode(before, add_special_tokens=False).ids
-    assert tokens[first + 2 :] == tokenizer.encode(after, add_special_tokens=False).ids
+    prompt, good = model.recognition.prompt, "with proper punctuation and capitalization."
+    for hints, asked in (
+        (Hints(language="de"), "can you transcribe the speech into a written format?"),
+        (Hints(context="Ahab"), "transcribe the speech to text. Keywords: Ahab"),
+        (Hints(translates=True), f"translate the speech to English {good}"),
+        (Hints(translates=True, context="a, b"), "translate the speech to English. Keywords: a, b"),
+    ):
+        after = encoded(f"{asked}<|im_end|>\n<|role|>assistant:")
+        assert prompt(2, hints) == [*encoded(before), VOCAB, VOCAB + 1, *after]
+    spelt = prompt(2, Hints(context="<|role|>"))  # and not meant
+    assert spelt.count(ids()["<|role|>"]) == 3
 
 
 def test_granites_own_adapter_is_merged(folders: Any, tmp_path: Path):

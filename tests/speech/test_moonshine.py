@@ -85,7 +85,7 @@ def listener(blocks_nb):
 
 def test_live_is_for_models_over_frames_and_takes_few_options(theirs, model):
     if theirs.config.model_type == "moonshine":
-        with pytest.raises(UsageError, match="nothing live"):
+        with pytest.raises(UsageError, match="still arriving"):
             model.live()
     else:
         with pytest.raises(UsageError, match="does not take beam"):

@@ -43,7 +43,7 @@ def listener(blocks_nb: Any) -> Any:
 
 def test_pieces_of_any_length_give_the_text_of_the_whole(model: Any):
     """Both rings turn over: 200 positions of sound against a window of 50, 95 tokens against 30."""
-    window = model.streaming_window(None, LiveParams())
+    window = model.streaming_window(LiveParams())
     begin = 0
     for i, (seconds, length) in enumerate(((4.03, 511), (0.7, 20_000), (2.0, PIECE))):
         samples, words, early = noise(seconds, i), [], 0
@@ -66,7 +66,7 @@ def test_pieces_of_any_length_give_the_text_of_the_whole(model: Any):
 
 
 def test_a_full_window_makes_room(model: Any):
-    window = model.streaming_window(None, LiveParams())
+    window = model.streaming_window(LiveParams())
     window.append(noise(1.0, 0))
     assert window.room == 375 * PIECE - RATE
     words = [*window.listen(), *window.make_room()]

@@ -37,10 +37,10 @@ def opened(
     conditions: bool = True,
     policy: SettlingPolicy = LOCAL_AGREEMENT,
 ) -> tuple[LiveTranscription, StreamingWindow, Clock]:
-    window = StreamingWindow(hearing, prompt=(), conditions=conditions, policy=policy)
+    window = StreamingWindow(hearing, prompt=(), conditions=conditions, policy=policy, step=step)
     clock = Clock()
     endpoints = Endpoints(listener(hearing.words), threshold=0.5, pause=0.6)
-    return LiveTranscription(window, endpoints, step=step, clock=clock), window, clock
+    return LiveTranscription(window, endpoints, clock=clock), window, clock
 
 
 def length(words: Sequence[Word]) -> int:

@@ -98,7 +98,7 @@ def test_a_model_settles_by_attention_where_its_heads_are_known():
         (unknown, {}, LocalAgreement(2)),
         (unknown, {"agreement": 4}, LocalAgreement(4)),
     ):
-        window = model.streaming_window(lambda _: None, LiveParams(**options))
+        window = model.streaming_window(LiveParams(**options), lambda _: None)
         assert window._policy == policy
 
 

@@ -17,7 +17,7 @@ from kvcast.tokenizers.base import longest_token
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
 
-_WRITES = "writes texts and does not listen: use a Whisper model"
+_WRITES = "writes texts and does not listen: use a model of speech"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +64,14 @@ class Served:
         """Most bytes of text that a token stands for; takes a moment at first."""
         return longest_token(self.model.tokenizer)
 
+    @property
+    def _abilities(self) -> dict[str, Any] | None:
+        """What a model of speech can do, but for its languages."""
+        if self.kind != SPEECH:
+            return None
+        able = vars(self.model.abilities).items()
+        return {name: can for name, can in able if name != "languages"}
+
     def prepare(self) -> None:
         """Make what the first request would wait for, and others with it."""
         if self.kind != SPEECH:
@@ -81,6 +89,7 @@ class Served:
             "kind": self.kind,
             "embeddings": self.embeds,
             "languages": list(self.model.languages) if self.kind == SPEECH else None,
+            "abilities": self._abilities,
             "loaded": True,
         }
 

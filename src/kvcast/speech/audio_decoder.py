@@ -16,11 +16,12 @@ from kvcast.errors import KvcastError
 from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.families.sound_encoder import SoundEncoder
 from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.speech.abilities import ABILITIES
 from kvcast.speech.granite_speech import GraniteRecognition
 from kvcast.speech.hearing import Hearing, Sound, features_of
-from kvcast.speech.languages import language_code
+from kvcast.speech.live_model import Answer
 from kvcast.speech.live_window import LiveWindow
-from kvcast.speech.model import SpeechModel, check
+from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.paced_window import PacedWindow
 from kvcast.speech.params import LiveParams
 from kvcast.speech.passages import UNKNOWN
@@ -41,40 +42,8 @@ _REPEATED = 20
 class QwenRecognition(Hearing):
     """Qwen3-ASR: the system message has the context, the answer begins with the language."""
 
-    options = frozenset({"initial_prompt", "hotwords"})
-    languages: Mapping[str, str] = {
-        "ar": "Arabic",
-        "yue": "Cantonese",
-        "zh": "Chinese",
-        "cs": "Czech",
-        "da": "Danish",
-        "nl": "Dutch",
-        "en": "English",
-        "tl": "Filipino",
-        "fi": "Finnish",
-        "fr": "French",
-        "de": "German",
-        "el": "Greek",
-        "hi": "Hindi",
-        "hu": "Hungarian",
-        "id": "Indonesian",
-        "it": "Italian",
-        "ja": "Japanese",
-        "ko": "Korean",
-        "mk": "Macedonian",
-        "ms": "Malay",
-        "fa": "Persian",
-        "pl": "Polish",
-        "pt": "Portuguese",
-        "ro": "Romanian",
-        "ru": "Russian",
-        "es": "Spanish",
-        "sv": "Swedish",
-        "th": "Thai",
-        "tr": "Turkish",
-        "vi": "Vietnamese",
-    }
-    _codes: ClassVar[Mapping[str, str]] = {name: code for code, name in languages.items()}
+    abilities = ABILITIES["qwen3_asr"]
+    _codes: ClassVar[Mapping[str, str]] = {name: code for code, name in abilities.languages.items()}
 
     def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
         super().__init__(tokenizer, audio, vocab_size)
@@ -93,7 +62,7 @@ class QwenRecognition(Hearing):
         encode, newline = self.tokenizer.encode, self.tokenizer.encode("\n")
         answer = encode("assistant\n")
         if hints.language is not None:
-            named = f"assistant\nlanguage {self.languages[hints.language]}"
+            named = f"assistant\nlanguage {self.abilities.languages[hints.language]}"
             answer = [*encode(named), *self._text]
         return [
             *(self._begin, *encode(f"system\n{hints.context}"), self._end, *newline),
@@ -126,9 +95,7 @@ def without_repetitions(text: str) -> str:
 class VoxtralRecognition(Hearing):
     """Voxtral: an instruction of sound alone, then the language, then the order to transcribe."""
 
-    languages: Mapping[str, str] = {
-        code: code for code in ("en", "es", "fr", "pt", "hi", "de", "nl", "it")
-    }
+    abilities = ABILITIES["voxtral"]
 
     def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
         super().__init__(tokenizer, audio, vocab_size)
@@ -181,11 +148,15 @@ class AudioDecoderModel(SpeechModel):
         super().__init__(runtime, tokenizer, dimensions, recognition)
 
     @override
-    def streaming_window(self, answer: Any, params: LiveParams) -> LiveWindow:
+    def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> LiveWindow:
         pacing = self.recognition.pacing
         if pacing is None:
-            return super().streaming_window(answer, params)
+            return super().streaming_window(params, answer)
         check(params, _LIVE)
-        language = params.language and language_code(params.language, self.languages)
-        stream = self.tokenizer.stream
-        return PacedWindow(self.runtime, pacing, stream, language=language or UNKNOWN)
+        return PacedWindow(
+            self.runtime,
+            pacing,
+            self.tokenizer.stream,
+            language=self.language(params) or UNKNOWN,
+            step=params.step or STEP,
+        )

@@ -18,10 +18,31 @@ from kvcast.speech.segments import Segment
 from kvcast.speech.transcription import Transcription
 
 if TYPE_CHECKING:
+    from kvcast.audio.decode import AudioInput
     from kvcast.audio.source import ChannelSource
     from kvcast.audio.timeline import Part
+    from kvcast.speech.params import TranscribeParams
 
 AnyTranscription: TypeAlias = "Transcription | ChannelTranscription"
+
+CHANNELS_ARE_MIXED = "an engine mixes channels: give it each as a recording of its own"
+"""Why an engine takes no recording that is to be split."""
+
+
+def by_channel(
+    recording: "AudioInput",
+    params: "TranscribeParams",
+    begun: "Callable[[AudioInput], Transcription]",
+) -> "ChannelTranscription":
+    """Return a transcription of a recording's channels, each of which `begun` begins."""
+    from kvcast.audio.source import ChannelAudio
+    from kvcast.speech.voice import open_sound
+
+    return ChannelTranscription(
+        lambda: open_sound(recording, params),
+        lambda audio, channel: begun(ChannelAudio(audio, channel)),
+        with_words=params.word_timestamps,
+    )
 
 
 class ChannelTranscription(Iterator[Segment]):
@@ -102,7 +123,9 @@ class ChannelTranscription(Iterator[Segment]):
         if self._segments is None:
             self.open()
         assert self._segments is not None
-        segment = next(self._segments)
+        if (segment := next(self._segments, None)) is None:
+            self.close()
+            raise StopIteration
         self._taken += 1
         words = segment.words if self._with_words else None
         return replace(segment, id=self._taken - 1, words=words)

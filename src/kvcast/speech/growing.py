@@ -124,7 +124,12 @@ class GrowingText:
         kept, most = len(self.settled), min(most, self._sizes.tokens - 1)
         if not self._stream.held or most <= kept:
             return list(self.settled)
-        fed = [self._start, *guess[:most]]
+        with exclusive(self._runtime):  # a hypothesis at a time: steps of others take longer
+            return self._continued([self._start, *guess[:most]], most)
+
+    def _continued(self, fed: list[int], most: int) -> list[int]:
+        """Return the text that goes on where the model would choose other tokens than those."""
+        kept = len(self.settled)
         held = min(_alike(self._row, fed), kept)
         if held:
             self._cache = self._runtime.truncate(self._cache, [0], [held])
@@ -144,10 +149,9 @@ class GrowingText:
 
     def _chosen(self, fed: Sequence[int], asked: range) -> list[int]:
         """Append tokens to the row, and return the likeliest one after each that is asked."""
-        with exclusive(self._runtime):
-            given = [np.array(fed, np.int64)]
-            logits, self._cache = self._runtime.decode(given, self._cache, positions=asked)
-            chosen: list[int] = logits[0].argmax(-1).tolist()
+        given = [np.array(fed, np.int64)]
+        logits, self._cache = self._runtime.decode(given, self._cache, positions=asked)
+        chosen: list[int] = logits[0].argmax(-1).tolist()
         return chosen
 
 

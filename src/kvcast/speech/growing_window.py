@@ -14,6 +14,7 @@ from typing_extensions import override
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.runtimes.base import Float32
 from kvcast.speech.growing import GrowingText
+from kvcast.speech.languages import WITHOUT_SPACES
 from kvcast.speech.live_window import Settled
 from kvcast.speech.utterances import Utterances
 from kvcast.tokenizers.stream import TextStream
@@ -30,6 +31,7 @@ class GrowingWindow(Utterances):
         *,
         language: str,
         agreement: int,
+        step: float,
     ) -> None:
         """Begin without sound.
 
@@ -40,10 +42,12 @@ class GrowingWindow(Utterances):
             language: its code.
             agreement: successive hypotheses that have to begin with a word before it is settled;
                 the text of what no later sound changes is one of them.
+            step: seconds of new sound that are worth a hypothesis.
 
         """
-        super().__init__(language)
+        super().__init__(language, step)
         self._text, self._stream, self._most = text, stream, most
+        self._space = "" if language in WITHOUT_SPACES else " "
         self._supposed: list[int] = []
         self._former: deque[list[int]] = deque(maxlen=agreement - 2)
 
@@ -88,7 +92,7 @@ class GrowingWindow(Utterances):
     def _settle(self, count: int) -> list[Settled]:
         """Settle whole words among the first supposed tokens, and return the new ones."""
         pieces, first = self._pieces(self._supposed), len(self._text.settled)
-        begins = [i for i in range(first, len(pieces)) if i == first or pieces[i].startswith(" ")]
+        begins = [i for i in range(first, len(pieces)) if i == first or self._begins(pieces[i])]
         settled = [
             Settled(
                 text="".join(pieces[begin:end]),
@@ -103,14 +107,18 @@ class GrowingWindow(Utterances):
         self._text.settled += [token for word in settled for token in word.tokens]
         return settled
 
+    def _begins(self, piece: str) -> bool:
+        """Tell whether a word begins with the piece: any does in languages without spaces."""
+        return bool(piece) and piece.startswith(self._space)
+
     def _pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token, all that there is at the last one."""
         stream = self._stream()
         pieces = [stream.push(token) for token in tokens]
         if pieces:
             pieces[-1] += stream.finish()
-            if not pieces[0].startswith(" "):  # as words of Whisper's begin
-                pieces[0] = f" {pieces[0]}"
+            if not pieces[0].startswith(self._space):  # as words of Whisper's begin
+                pieces[0] = f"{self._space}{pieces[0]}"
         return pieces
 
 

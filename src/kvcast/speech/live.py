@@ -1,6 +1,6 @@
 """Transcription of sound that is still arriving.
 
-A window hears the sound of an utterance, gives another hypothesis for every `step` seconds, and
+A window hears the sound of an utterance, gives another hypothesis for every step, and
 tells which words of it are settled (`kvcast.whisper.streaming_window`,
 `kvcast.speech.growing_window`). A pause ends the utterance and settles the rest. Memory and work
 per second of sound are bounded, as windows are. Reads no stream and knows no terminal.
@@ -72,6 +72,11 @@ class Update:
     segment: LiveSegment | None = None
 
 
+def least_samples(window: LiveWindow) -> int:
+    """Return how many new samples are worth a hypothesis: whole blocks, as endpoints give them."""
+    return max(1, round(window.step * SAMPLE_RATE) // BLOCK * BLOCK)
+
+
 class Delays:
     """Delays of settled words, in buckets, so that a day takes no more memory than a minute.
 
@@ -121,7 +126,6 @@ class LiveTranscription:
         window: LiveWindow,
         endpoints: Endpoints,
         *,
-        step: float,
         notices: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -130,7 +134,6 @@ class LiveTranscription:
         Args:
             window: hears and settles.
             endpoints: finds utterances.
-            step: seconds of new sound that are worth a hypothesis.
             notices: for the user.
             clock: gives the time, in seconds, at which sound arrives and words settle.
 
@@ -140,8 +143,7 @@ class LiveTranscription:
         self._full_scale = 1.0  # of floats, as they were until now
         self._window = window
         self._endpoints = endpoints
-        # Sound comes from the endpoints in whole blocks.
-        self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
+        self._step = least_samples(window)
         self._clock = clock
         self._arrivals = _Arrivals()
         self._lines = _Lines(self._arrivals, self.delays)

@@ -35,11 +35,15 @@ class LiveWindow(Protocol):
     Attributes:
         start: of the window, in samples from the beginning of all sound.
         decoded_to: sample up to which the last hypothesis reaches.
+        step: seconds of new sound that are worth a hypothesis.
+        notices: for the user, about the options, one line each.
 
     """
 
     start: int
     decoded_to: int
+    step: float
+    notices: tuple[str, ...] = ()
 
     @property
     def end(self) -> int:

@@ -9,6 +9,8 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
+from typing_extensions import override
+
 from kvcast.audio.params import VOICE
 from kvcast.engine.callers import JobCaller
 from kvcast.engine.memory import fitting
@@ -18,8 +20,11 @@ from kvcast.families.caches import ENCODED
 from kvcast.families.table import family_with
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
+from kvcast.speech.abilities import Abilities, LanguageSource
+from kvcast.speech.channels import CHANNELS_ARE_MIXED, AnyTranscription, by_channel
 from kvcast.speech.languages import language_code
-from kvcast.speech.params import TEMPERATURES, LiveParams, TranscribeParams
+from kvcast.speech.live_model import Answer, LiveModel
+from kvcast.speech.params import SPLIT, TEMPERATURES, LiveParams, TranscribeParams
 from kvcast.speech.passages import ExcerptPlan, Manner
 from kvcast.speech.recognition import Hints, Recognition
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
@@ -27,15 +32,13 @@ from kvcast.speech.transcription import ServedRecording, Transcription
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
-    from kvcast.audio.endpoints import Listener
-    from kvcast.speech.live import LiveTranscription
     from kvcast.speech.live_window import LiveWindow
 
 TAKEN = frozenset(
     {
         *("language", "clip_start", "clip_end", "clip_timestamps", "batch", "replace"),
         *("audio_track", "beam", "patience", "length_penalty", "best_of", "temperature", "seed"),
-        *("max_new_tokens", "repetition_penalty", "no_repeat_ngram", "multilingual"),
+        *("max_new_tokens", "repetition_penalty", "no_repeat_ngram"),
         *(
             "vad",
             *(
@@ -46,7 +49,7 @@ TAKEN = frozenset(
         ),
     }
 )
-"""Options that every model takes."""
+"""Options that every model takes, whatever its abilities."""
 
 _AS_IT_IS: Mapping[str, Any] = {
     "timestamps": False,
@@ -59,18 +62,20 @@ _AS_IT_IS: Mapping[str, Any] = {
 
 _REASONS = {
     "task": "it writes what is said, and does not translate",
-    "word_timestamps": "it gives no times of words",
+    "word_timestamps": "it gives no times of words, of which subtitles could be laid out",
     "channels": "it gives no times of words, by which channels are told apart",
     "initial_prompt": "it reads no text before the speech",
     "hotwords": "it reads no text before the speech",
 }
-_STEP = 0.03
-"""Seconds of new sound that are worth a hypothesis live: about a block of those that arrive."""
+STEP = 0.03
+"""Seconds of new sound that are worth a hypothesis live, to models that encode sound as it comes:
+
+about a block of those that arrive."""
 _LONGEST_CONTEXT = 512
 """Most tokens of names and terms in an engine, whose rows are as long as any request needs."""
 
 
-class SpeechModel:
+class SpeechModel(LiveModel):
     """A runtime with its tokenizer, dimensions and recognition."""
 
     task: ClassVar[Literal["transcribe"]] = "transcribe"
@@ -85,9 +90,14 @@ class SpeechModel:
         self._positions: int = family_with(dimensions).positions(dimensions)
 
     @property
+    def abilities(self) -> Abilities:
+        """What it can do."""
+        return self.recognition.abilities
+
+    @property
     def languages(self) -> tuple[str, ...]:
         """Codes of the languages that it knows."""
-        return tuple(self.recognition.languages)
+        return tuple(self.abilities.languages)
 
     @property
     def is_multilingual(self) -> bool:
@@ -95,7 +105,7 @@ class SpeechModel:
         return self.languages != ("en",)
 
     @keywords_of(TranscribeParams)
-    def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> Transcription:
+    def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> AnyTranscription:
         """Turn speech into segments of text, which are decoded while they are taken.
 
         Args:
@@ -117,7 +127,7 @@ class SpeechModel:
     @keywords_of(TranscribeParams)
     def transcribe_all(
         self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[Transcription]:
+    ) -> list[AnyTranscription]:
         """Turn recordings into segments; with `batch`, excerpts of several are decoded together.
 
         Args:
@@ -135,48 +145,18 @@ class SpeechModel:
         return self._together(audio, params)
 
     def detect_language(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise UsageError: the model tells the language with the text."""
-        raise UsageError("this model tells the language with the text: use kvcast transcribe")
+        """Raise UsageError: the model tells the language with the text, or not at all."""
+        if self.abilities.language is LanguageSource.DETECTED:
+            raise UsageError("this model tells the language with the text: use kvcast transcribe")
+        raise UsageError("this model does not tell the language: use one that detects it")
 
     def align(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise UsageError: the model gives no times of words."""
-        raise UsageError("this model gives no times of words: align with a Whisper model")
+        """Raise UsageError: the model places no given text."""
+        raise UsageError("this model places no given text: align with a Whisper model")
 
-    @keywords_of(LiveParams)
-    def live(
-        self, listener: "Listener | None" = None, *, params: LiveParams
-    ) -> "LiveTranscription":
-        """Turn sound into text while it arrives, with a model that has a `streaming_window`.
-
-        Args:
-            listener: gives probabilities of speech; Silero's voice activity detection if it is
-                installed, or else loudness, with a notice.
-            params: given as keywords.
-
-        Returns:
-            A transcription to feed with sound: `feed` and `finish` return its updates.
-
-        Raises:
-            UsageError: for options that the model does not take, and of one that hears nothing
-                live.
-
-        """
-        from kvcast.audio.endpoints import Endpoints
-        from kvcast.speech.live import LiveTranscription
-        from kvcast.speech.voice import live_listener
-
-        window = self.streaming_window(None, params)
-        listener, notices = (listener, ()) if listener is not None else live_listener()
-        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
-        step = params.step or _STEP
-        return LiveTranscription(window, endpoints, step=step, notices=notices)
-
-    def streaming_window(self, answer: Any, params: LiveParams) -> "LiveWindow":  # noqa: ARG002
-        """Return a window over a stream of sound, with a row of its own.
-
-        Raises UsageError for options that the model does not take, and if it hears whole excerpts.
-        """
-        raise UsageError(_NOT_LIVE)
+    @override
+    def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> "LiveWindow":
+        raise UsageError("this model hears whole excerpts, and no sound that is still arriving")
 
     @property
     def input_bytes(self) -> int:
@@ -226,6 +206,8 @@ class SpeechModel:
         drawn = min(TranscribeParams().best_of, scheduler.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})
         manner = self.manner(params)
+        if params.channels == SPLIT:
+            raise UsageError(CHANNELS_ARE_MIXED)
         if manner.strategy(0).width > scheduler.rows:
             raise UsageError(
                 f"beam and best_of must be at most {scheduler.rows}, the rows of the engine"
@@ -244,7 +226,7 @@ class SpeechModel:
 
     def _together(
         self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[Transcription]:
+    ) -> list[AnyTranscription]:
         manner, together = self.manner(params), params.batch or 1
         scheduler = Scheduler(
             self.runtime,
@@ -253,14 +235,20 @@ class SpeechModel:
             inputs=together,
             requests=together,
         )
-        return [
-            Transcription(
+
+        def begun(recording: "AudioInput", priority: int) -> Transcription:
+            return Transcription(
                 scheduler,
                 self._opening(recording, params),
                 ExcerptPlan(manner),
                 params=manner.params,
-                priority=index,
+                priority=priority,
             )
+
+        return [
+            by_channel(recording, params, partial(begun, priority=index))
+            if params.channels == SPLIT
+            else begun(recording, index)
             for index, recording in enumerate(audio)
         ]
 
@@ -283,17 +271,30 @@ class SpeechModel:
             )
         return min(prompt + manner.room, self._positions)
 
+    def language(self, params: TranscribeParams) -> str | None:
+        """Return the code of the language that is spoken, if that is known before it is heard.
+
+        Raises UsageError for one that the model does not know, and if it has to be told.
+        """
+        if params.language:
+            return language_code(params.language, self.languages)
+        match self.abilities.language:
+            case LanguageSource.TOLD:
+                raise UsageError("this model has to be told the language: name it with language")
+            case LanguageSource.ASSUMED:
+                return "en"
+        return None
+
     def manner(self, params: TranscribeParams) -> Manner:
         """Return how excerpts are decoded; raises UsageError for what the model does not take."""
         recognition = self.recognition
-        check(params, (TAKEN | recognition.options) - recognition.refused)
+        check(params, (TAKEN | self.abilities.options) - recognition.refused)
         temperature = _temperature(params)
-        language = params.language and language_code(params.language, self.languages)
         context = " ".join(filter(None, (params.initial_prompt, params.hotwords)))
         return Manner(
             recognition=recognition,
             hints=Hints(
-                language=language or None,
+                language=self.language(params),
                 context=context,
                 translates=params.task == "translate",
             ),
@@ -303,9 +304,6 @@ class SpeechModel:
             positions=self._positions,
             params=params.unclipped() if params.vad else params,
         )
-
-
-_NOT_LIVE = "this model hears whole excerpts, and nothing live: use another one with --live"
 
 
 def check(params: TranscribeParams, taken: frozenset[str]) -> None:

@@ -3,7 +3,7 @@
 Knows no recording and no runtime.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -16,12 +16,14 @@ from kvcast.engine.requests import Input
 from kvcast.families.moonshine import MoonshineDimensions, source_of
 from kvcast.families.moonshine_encoder import streamed
 from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.speech.abilities import abilities_of
 from kvcast.speech.growing import GrowingSizes, GrowingText
 from kvcast.speech.growing_window import GrowingWindow
-from kvcast.speech.languages import language_code
+from kvcast.speech.live_model import Answer
 from kvcast.speech.live_window import LiveWindow
-from kvcast.speech.model import SpeechModel, check
+from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams
+from kvcast.speech.passages import UNKNOWN
 from kvcast.speech.recognition import Heard, Hints, Recognition
 from kvcast.tokenizers.base import TextTokenizer
 
@@ -58,20 +60,10 @@ class SampledInput(Input):
 class MoonshineRecognition(Recognition):
     """One model for each language: which one it is, users tell; by default English."""
 
-    languages: Mapping[str, str] = {
-        "en": "English",
-        "ar": "Arabic",
-        "es": "Spanish",
-        "ja": "Japanese",
-        "ko": "Korean",
-        "uk": "Ukrainian",
-        "vi": "Vietnamese",
-        "zh": "Chinese",
-    }
-
     def __init__(self, tokenizer: TextTokenizer, dimensions: MoonshineDimensions) -> None:
         self._tokenizer = tokenizer
         self._dimensions = dimensions
+        self.abilities = abilities_of(dimensions.architecture)
         self.ends = tokenizer.end_tokens
         self.longest = min(self.longest, self._longest // _FRAME)
         self.most_positions = dimensions.positions_of(self.longest * _FRAME)
@@ -92,15 +84,14 @@ class MoonshineRecognition(Recognition):
 
     @override
     def tokens_of(self, seconds: float, hints: Hints) -> int:
-        english = hints.language in (None, "en")
-        rate = _TOKENS_PER_SECOND if english else _TOKENS_PER_SECOND_OTHERWISE
+        rate = _TOKENS_PER_SECOND if hints.language == "en" else _TOKENS_PER_SECOND_OTHERWISE
         # The published number counts the token before the text.
         return max(2, min(int(seconds * rate), self._dimensions.target_positions)) - 1
 
     @override
     def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
         text = self._tokenizer.decode(tokens).strip()
-        return Heard(text=text, language=hints.language or "en")
+        return Heard(text=text, language=hints.language)
 
 
 class MoonshineModel(SpeechModel):
@@ -116,13 +107,12 @@ class MoonshineModel(SpeechModel):
         super().__init__(runtime, tokenizer, dimensions, recognition)
 
     @override
-    def streaming_window(self, answer: Any, params: LiveParams) -> LiveWindow:
+    def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> LiveWindow:
         dimensions, recognition = self.dimensions, self.recognition
         if not dimensions.frame:
-            return super().streaming_window(answer, params)
+            return super().streaming_window(params, answer)
         check(params, _LIVE)
-        language = params.language and language_code(params.language, self.languages)
-        hints, seconds = Hints(language=language or "en"), _LONGEST_UTTERANCE
+        hints, seconds = Hints(language=self.language(params)), _LONGEST_UTTERANCE
         positions = dimensions.positions_of(seconds * SAMPLE_RATE)
         sizes = GrowingSizes(
             samples=dimensions.position_samples,
@@ -135,6 +125,7 @@ class MoonshineModel(SpeechModel):
             GrowingText(self.runtime, streamed(dimensions), sizes, start=start, ends=ends),
             self.tokenizer.stream,
             partial(recognition.tokens_of, hints=hints),
-            language=language or "en",
+            language=hints.language or UNKNOWN,
             agreement=params.agreement or 2,
+            step=params.step or STEP,
         )

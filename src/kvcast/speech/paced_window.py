@@ -61,9 +61,10 @@ class PacedWindow(Utterances):
         stream: Callable[[], TextStream],
         *,
         language: str,
+        step: float,
     ) -> None:
         """Begin without sound; `stream` starts decoding a text token by token."""
-        super().__init__(language)
+        super().__init__(language, step)
         self._runtime, self._pacing, self._stream = runtime, pacing, stream
         self._cache: Any = runtime.new_cache(1, pacing.most, inputs=1)
         self._begin()

@@ -16,7 +16,7 @@ from kvcast.engine.requests import Input
 from kvcast.errors import UsageError
 from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.runtimes.base import EncoderDecoder, Float32
-from kvcast.speech.languages import LANGUAGES
+from kvcast.speech.abilities import abilities_of
 from kvcast.speech.model import SpeechModel
 from kvcast.speech.params import TranscribeParams
 from kvcast.speech.passages import Manner
@@ -29,27 +29,22 @@ from kvcast.tokenizers.base import TextTokenizer
 _MULTILINGUAL_TOKENS = 8193
 """Tokens of the published models that know European languages; others know English."""
 
-_EUROPEAN = (
-    *("en", "bg", "hr", "cs", "da", "nl", "et", "fi", "fr", "de", "el", "hu", "it", "lv"),
-    *("lt", "mt", "pl", "pt", "ro", "sk", "sl", "es", "sv", "ru", "uk"),
-)
-
 
 class ParakeetRecognition(Recognition):
     """The likeliest token of each step; nothing is asked."""
 
-    options = frozenset({"word_timestamps"})
     refused = frozenset(
         {
             *("beam", "patience", "length_penalty"),
-            *("max_new_tokens", "repetition_penalty", "no_repeat_ngram", "multilingual"),
+            *("max_new_tokens", "repetition_penalty", "no_repeat_ngram"),
         }
     )
 
     def __init__(self, tokenizer: TextTokenizer, dimensions: ParakeetDimensions) -> None:
         self._tokenizer, self._dimensions = tokenizer, dimensions
-        known = _EUROPEAN if dimensions.tokens >= _MULTILINGUAL_TOKENS else _EUROPEAN[:1]
-        self.languages = {code: LANGUAGES.get(code, code) for code in known}
+        self.abilities = abilities_of(dimensions.architecture)
+        if dimensions.tokens < _MULTILINGUAL_TOKENS:
+            self.abilities = self.abilities.among(["en"])
         self.most_positions = dimensions.encoder.positions
         self.most_tokens = dimensions.positions - 1
         self.ends = [dimensions.blank]
@@ -66,7 +61,7 @@ class ParakeetRecognition(Recognition):
 
     @override
     def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
-        language = hints.language or ("en" if len(self.languages) == 1 else None)
+        language = hints.language or ("en" if len(self.abilities.languages) == 1 else None)
         return Heard(text=self._tokenizer.decode(tokens).strip(), language=language)
 
     @override

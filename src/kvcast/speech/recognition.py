@@ -4,13 +4,13 @@ Knows no recording, no scheduler and no runtime.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvcast.engine.requests import Input, Request
 from kvcast.runtimes.base import Float32
+from kvcast.speech.abilities import Abilities
 from kvcast.speech.segments import FRAMES_PER_SECOND, Word
 
 if TYPE_CHECKING:
@@ -64,10 +64,8 @@ class Recognition(ABC):
     """How a model hears.
 
     Attributes:
-        languages: by code, as the model's prompt names them.
-        options: names of further options of `TranscribeParams` that it takes, see
-            `kvcast.speech.model.TAKEN`.
-        refused: names of options among those that it does not take.
+        abilities: languages, and what else it can do.
+        refused: names of options of `kvcast.speech.model.TAKEN` that it does not take.
         paced: whether text and sound advance together, so that `tokens_of` is exact.
         longest: frames of 10 ms in an excerpt, at most.
         most_positions: of an encoded excerpt.
@@ -76,8 +74,7 @@ class Recognition(ABC):
 
     """
 
-    languages: Mapping[str, str] = MappingProxyType({"en": "English"})
-    options: frozenset[str] = frozenset()
+    abilities: Abilities
     refused: frozenset[str] = frozenset()
     paced: bool = False
     longest: int = 28 * FRAMES_PER_SECOND

@@ -15,9 +15,10 @@ from kvcast.speech.live_window import LiveWindow, Settled
 class Utterances(LiveWindow):
     """A window whose every utterance is a text of its own."""
 
-    def __init__(self, language: str) -> None:
-        """Begin without sound; `language` is its code."""
+    def __init__(self, language: str, step: float) -> None:
+        """Begin without sound; `language` is its code, and each `step` is worth a hypothesis."""
         self.start = self.decoded_to = 0
+        self.step = step
         self._language = language
         self._sound: list[Float32] = []  # of this utterance, or before it
         self._end = 0

@@ -4,7 +4,7 @@ Silence lies around the sound, as transformers' processor pads it: before it tok
 and after it the text ends, which comes later than what is said. Knows no recording and no runtime.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from typing_extensions import override
@@ -14,8 +14,8 @@ from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
 from kvcast.engine.requests import Input
 from kvcast.families.causal_encoder import CausalEncoder, streamed
 from kvcast.runtimes.base import Float32
+from kvcast.speech.abilities import ABILITIES
 from kvcast.speech.hearing import Hearing, Sound
-from kvcast.speech.languages import LANGUAGES
 from kvcast.speech.paced_window import Pacing
 from kvcast.speech.recognition import Heard, Hints
 from kvcast.tokenizers.base import TextTokenizer
@@ -28,12 +28,7 @@ class VoxtralRealtimeRecognition(Hearing):
 
     audio: CausalEncoder
     paced = True
-    languages: Mapping[str, str] = {
-        code: LANGUAGES[code]
-        for code in (
-            *("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt", "zh", "ja", "ko", "ru"),
-        )
-    }
+    abilities = ABILITIES["voxtral_realtime"]
 
     def __init__(self, tokenizer: TextTokenizer, audio: CausalEncoder, vocab_size: int) -> None:
         super().__init__(tokenizer, audio, vocab_size)

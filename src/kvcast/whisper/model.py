@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from kvcast.decoding.drafts import Paired, speculations
 from kvcast.engine.callers import JobCaller, Policy
 from kvcast.engine.memory import fitting
@@ -16,7 +18,9 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
-from kvcast.speech.channels import AnyTranscription, ChannelTranscription
+from kvcast.speech.abilities import ABILITIES, Abilities
+from kvcast.speech.channels import CHANNELS_ARE_MIXED, AnyTranscription, by_channel
+from kvcast.speech.live_model import Answer, LiveModel
 from kvcast.speech.params import (
     SPLIT,
     AlignParams,
@@ -37,18 +41,15 @@ from kvcast.whisper.windows import WindowDecoder, WindowRequests
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
-    from kvcast.audio.endpoints import Listener
     from kvcast.audio.features import MelWindows
-    from kvcast.speech.live import LiveTranscription
     from kvcast.whisper.settling import SettlingPolicy
     from kvcast.whisper.streaming_window import StreamingWindow
 
 _WINDOW_SECONDS = 30
-_STEP = 1.0  # seconds of new sound that are worth a hypothesis
 _POSITIONS_PER_SECOND = 50  # two frames of 10 ms become one position of the encoder
 
 
-class WhisperModel:
+class WhisperModel(LiveModel):
     """A runtime with its tokenizer and dimensions."""
 
     task: ClassVar[Literal["transcribe"]] = "transcribe"
@@ -73,6 +74,12 @@ class WhisperModel:
     def is_multilingual(self) -> bool:
         """Whether it knows languages besides English."""
         return self.tokenizer.is_multilingual
+
+    @property
+    def abilities(self) -> Abilities:
+        """What it can do."""
+        known = ABILITIES["whisper"].among(self.languages)
+        return replace(known, translates=self.is_multilingual)
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -276,7 +283,7 @@ class WhisperModel:
         drawn = min(TranscribeParams().best_of, scheduler.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})
         if params.channels == SPLIT:
-            raise UsageError("an engine mixes channels: give it each as a recording of its own")
+            raise UsageError(CHANNELS_ARE_MIXED)
         if params.draft is not None:
             raise UsageError("draft is for one caller: the rows of an engine are shared")
         attempts = self.attempts(params)
@@ -332,7 +339,7 @@ class WhisperModel:
             )
 
         return [
-            _by_channel(recording, params, partial(begun, priority=index))
+            by_channel(recording, params, partial(begun, priority=index))
             if is_split
             else begun(recording, index)
             for index, recording in enumerate(audio)
@@ -342,61 +349,22 @@ class WhisperModel:
         initial = initial_tokens(params, self.tokenizer)
         return cut_notices(initial, params, self.tokenizer, self.dimensions.target_positions)
 
-    @keywords_of(LiveParams)
-    def live(
-        self, listener: "Listener | None" = None, *, params: LiveParams
-    ) -> "LiveTranscription":
-        """Turn sound into text while it arrives.
-
-        Args:
-            listener: gives probabilities of speech; Silero's voice activity detection if it is
-                installed, or else loudness, with a notice.
-            params: given as keywords.
-
-        Returns:
-            A transcription to feed with sound: `feed` and `finish` return its updates.
-
-        Raises:
-            UsageError: for options that cannot be served.
-
-        """
-        from kvcast.audio.endpoints import Endpoints
-        from kvcast.speech.live import LiveTranscription
-        from kvcast.speech.voice import live_listener
-
-        listener, notices = (listener, ()) if listener is not None else live_listener()
-        decoder = self.decoder(*self.attempts(params), draft=params.draft)
-        window = self.streaming_window(decoder.answer, params, decoder.requests)
-        endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
-        return LiveTranscription(
-            window, endpoints, step=params.step or _STEP, notices=(*notices, *self._notices(params))
-        )
-
+    @override
     def streaming_window(
-        self,
-        answer: Callable[[Policy[Any]], Any],
-        params: LiveParams,
-        requests: WindowRequests | None = None,
+        self, params: LiveParams, answer: Answer | None = None
     ) -> "StreamingWindow":
-        """Return a window over a stream of sound, with a decoder of its own or a shared one.
-
-        Args:
-            answer: runs a policy about a window to its end, and returns its result.
-            params: options.
-            requests: makes requests; by default without drafts.
-
-        Raises:
-            UsageError: for options that cannot be served.
-
-        """
         from kvcast.whisper.recognizer import WhisperRecognizer
-        from kvcast.whisper.streaming_window import StreamingWindow
+        from kvcast.whisper.streaming_window import STEP, StreamingWindow
 
+        attempts, requests = self.attempts(params), self.requests
+        if answer is None:
+            decoder = self.decoder(*attempts, draft=params.draft)
+            answer, requests = decoder.answer, decoder.requests
         recognizer = WhisperRecognizer(
             answer,
-            requests=requests or self.requests,
+            requests=requests,
             n_mels=self.dimensions.n_mels,
-            attempts=self.attempts(params),
+            attempts=attempts,
             params=params,
         )
         return StreamingWindow(
@@ -404,6 +372,8 @@ class WhisperModel:
             prompt=initial_tokens(params, self.tokenizer),
             conditions=params.condition_on_previous_text,
             policy=self._settling(params),
+            step=params.step or STEP,
+            notices=self._notices(params),
         )
 
     def _settling(self, params: LiveParams) -> "SettlingPolicy":
@@ -427,21 +397,6 @@ class WhisperModel:
             raise UsageError("this model knows English only: leave out multilingual")
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         return [replace(hot if t else cold, temperature=t) for t in params.temperatures]
-
-
-def _by_channel(
-    recording: "AudioInput",
-    params: TranscribeParams,
-    begun: "Callable[[AudioInput], Transcription]",
-) -> ChannelTranscription:
-    from kvcast.audio.source import ChannelAudio
-    from kvcast.speech.voice import open_sound
-
-    return ChannelTranscription(
-        lambda: open_sound(recording, params),
-        lambda audio, channel: begun(ChannelAudio(audio, channel)),
-        with_words=params.word_timestamps,
-    )
 
 
 def _without_clips(params: TranscribeParams) -> TranscribeParams:

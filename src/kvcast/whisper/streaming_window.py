@@ -20,6 +20,9 @@ from kvcast.whisper.agreement import Place, Unit, continued
 from kvcast.whisper.settling import SettlingPolicy
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
 
+STEP = 1.0
+"""Seconds of new sound that are worth a hypothesis."""
+
 LONGEST = 30 * SAMPLE_RATE
 """Samples of the encoder's window."""
 
@@ -90,6 +93,8 @@ class StreamingWindow:
     Attributes:
         start: of the window, in samples from the beginning of all sound.
         decoded_to: sample up to which the last hypothesis reaches.
+        step: seconds of new sound that are worth a hypothesis.
+        notices: for the user, about the options, one line each.
 
     """
 
@@ -100,6 +105,8 @@ class StreamingWindow:
         prompt: Sequence[int],
         conditions: bool,
         policy: SettlingPolicy,
+        step: float = STEP,
+        notices: tuple[str, ...] = (),
     ) -> None:
         """Begin without sound.
 
@@ -108,8 +115,11 @@ class StreamingWindow:
             prompt: tokens of text that precedes all.
             conditions: whether settled text prompts later text.
             policy: decides which words are settled while sound arrives.
+            step: seconds of new sound that are worth a hypothesis.
+            notices: for the user.
 
         """
+        self.step, self.notices = step, notices
         self.start = self.decoded_to = 0
         self._recognizer = recognizer
         self._prompt = list(prompt)

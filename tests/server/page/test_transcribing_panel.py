@@ -50,7 +50,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: Any, server: Server) -> Iterator[Any]:
-    models = {"data": [{"id": "ear", "kind": "speech", "languages": ["en"]}]}
+    can = {"language": "detected", "hints": True, "translates": False, "words": True, "live": True}
+    ear = {"id": "ear", "kind": "speech", "languages": ["en"], "abilities": can}
+    models = {"data": [ear]}
     answers = {
         "**/v1/models": {"json": models},
         "**/v1/audio/*": {"body": answer(), "content_type": "text/event-stream"},

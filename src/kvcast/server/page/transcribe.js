@@ -36,17 +36,25 @@ export function offer(found) {
   offerLanguages();
 }
 
+/** Return what the chosen model can do. */
+function able() {
+  return models.find(({ id }) => id === model.value)?.abilities ?? {};
+}
+
 function offerLanguages() {
   const { languages } = models.find(({ id }) => id === model.value) ?? { languages: [] };
+  const finds = ["detected", "heard"].includes(able().language); // or else it is told
   const names = new Intl.DisplayNames(["en"], { type: "language" });
   const known = languages.map((code) => [code, names.of(code)]);
   known.sort(([, one], [, other]) => one.localeCompare(other));
   const several = languages.length > 1;
   if (language.disabled) language.replaceChildren(); // it was not the user's choice
-  fill(language, several ? [["", "Detect"], ...known] : known);
+  fill(language, several && finds ? [["", "Detect"], ...known] : known);
+  if (!finds && !language.value) language.value = "en";
   language.disabled = !several;
-  translate.closest("label").hidden = !several;
-  if (!several) translate.checked = false;
+  const translates = able().translates && several;
+  translate.closest("label").hidden = !translates;
+  if (!translates) translate.checked = false;
 }
 
 /** Return whether the transcript may go: it is only asked if something was edited. */
@@ -72,9 +80,9 @@ function request() {
     ["model", model.value],
     ["stream", "true"],
     ["response_format", "verbose_json"],
-    ["timestamp_granularities[]", "word"],
     ["timestamp_granularities[]", "segment"],
   ];
+  if (able().words) fields.push(["timestamp_granularities[]", "word"]);
   if (language.value && !language.disabled) fields.push(["language", language.value]);
   for (const [name, value] of fields) form.append(name, value);
   form.append("file", file);
@@ -149,7 +157,7 @@ function whole() {
 
 /** Show words while somebody speaks, if the server can; the recording itself is what counts. */
 function beginLive(rate) {
-  if (translate.checked) return; // live text is not translated
+  if (translate.checked || !able().live) return; // live text is not translated
   const asked = { model: model.value, language: language.disabled ? "" : language.value, rate };
   live = new Live(asked, showLive, (failure) => {
     find(".unheard").hidden = recorder === null;

@@ -107,7 +107,7 @@ class _WindowOpener:
             best_of=min(LiveParams().best_of, served.engine.status().rows),
         )
         window: LiveWindow = served.model.streaming_window(
-            partial(self._runner, served.engine), params
+            params, partial(self._runner, served.engine)
         )
         return window
 
@@ -210,4 +210,7 @@ def _listener() -> Listener:
 
 
 def _first(models: Models) -> str:
-    return next((model["id"] for model in models.documents if model["kind"] == SPEECH), "")
+    """Return the first model that hears sound which is still arriving, or else that transcribes."""
+    speech = [model for model in models.documents if model["kind"] == SPEECH]
+    speech.sort(key=lambda model: not model["abilities"]["live"])
+    return speech[0]["id"] if speech else ""

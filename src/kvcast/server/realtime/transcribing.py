@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.audio.endpoints import BLOCK
 from kvcast.engine import Engine, Job
 from kvcast.engine.callers import Policy
 from kvcast.server.realtime.shapes import TranscriptionSettings
 from kvcast.server.realtime.sound import Samples
+from kvcast.speech.live import least_samples
 from kvcast.speech.live_window import LiveWindow, Settled
-
-STEP = 1.0
-"""Seconds of new sound that are worth a hypothesis, as in `kvcast transcribe --live`."""
 
 
 class PolicyRunner:
@@ -112,19 +109,9 @@ class TurnUpdate:
 class TurnTranscriber:
     """Transcribes turns in order."""
 
-    def __init__(
-        self, opening: Callable[[TranscriptionSettings], LiveWindow], step: float = STEP
-    ) -> None:
-        """Prepare.
-
-        Args:
-            opening: returns the window that a client's settings ask for.
-            step: seconds of new sound that are worth a hypothesis.
-
-        """
+    def __init__(self, opening: Callable[[TranscriptionSettings], LiveWindow]) -> None:
+        """Prepare; `opening` returns the window that a client's settings ask for."""
         self._opening = opening
-        # Sound of turns that are detected comes in whole blocks.
-        self._step = round(step * SAMPLE_RATE) // BLOCK * BLOCK
         self._turns: deque[SpokenTurn] = deque()
         self._window: LiveWindow | None = None
         self._settings: TranscriptionSettings | None = None
@@ -143,8 +130,10 @@ class TurnTranscriber:
         """Whether sound waits to be transcribed."""
         if not self._turns:
             return False
-        turn = self._turns[0]
-        return turn.ended or turn.dropped or turn.waiting + self._undecoded >= self._step
+        turn, window = self._turns[0], self._window
+        if turn.ended or turn.dropped or window is None:
+            return turn.ended or turn.dropped or turn.waiting > 0
+        return turn.waiting + window.end - window.decoded_to >= least_samples(window)
 
     def transcribe(self) -> list[TurnUpdate]:
         """Transcribe the waiting sound of the first turn; returns its new text. Takes a while."""
@@ -169,12 +158,6 @@ class TurnTranscriber:
             self._turns.popleft()
         return [TurnUpdate(turn, delta, done)] if delta or done else []
 
-    @property
-    def _undecoded(self) -> int:
-        """Samples in the window after those of the last hypothesis."""
-        window = self._window
-        return 0 if window is None else window.end - window.decoded_to
-
     def _words(self, turn: SpokenTurn, samples: Samples, silence: int | None) -> list[Settled]:
         window = self._window
         if window is None or self._settings != turn.settings:
@@ -190,6 +173,6 @@ class TurnTranscriber:
         if silence is not None:
             words += window.conclude(window.end - silence)
             window.keep_last(0)
-        elif window.end - window.decoded_to >= self._step:
+        elif window.end - window.decoded_to >= least_samples(window):
             words += window.listen()
         return words

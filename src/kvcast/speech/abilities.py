@@ -1,0 +1,167 @@
+"""What each type of models of speech can do: languages, hints, times, live sound.
+
+Options are taken and refused by it, and tables for users are made of it. Knows no tokens and no
+runtime.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kvcast.errors import KvcastError
+from kvcast.speech.languages import LANGUAGES
+
+
+class LanguageSource(StrEnum):
+    """How a model knows the language of speech."""
+
+    DETECTED = "detected"
+    """It tells the language, unless it is told."""
+    HEARD = "heard"
+    """It writes whatever it hears, and does not tell the language."""
+    ASSUMED = "assumed"
+    """It is told; English unless users say otherwise."""
+    TOLD = "told"
+    """Users have to tell it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What a model can do.
+
+    Attributes:
+        languages: their names, by code.
+        language: how it knows which one is spoken.
+        hints: whether it reads names and terms before the speech.
+        translates: whether it can write English of other languages.
+        words: whether it tells when words are said.
+        live: whether it hears sound that is still arriving.
+
+    """
+
+    languages: Mapping[str, str]
+    language: LanguageSource
+    hints: bool = False
+    translates: bool = False
+    words: bool = False
+    live: bool = False
+
+    @property
+    def follows_languages(self) -> bool:
+        """Whether the language may change in a recording."""
+        heard = self.language in (LanguageSource.DETECTED, LanguageSource.HEARD)
+        return heard and len(self.languages) > 1
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Names of the options of `TranscribeParams` that these abilities give a meaning."""
+        given = (
+            (("hotwords", "initial_prompt"), self.hints),
+            (("task",), self.translates),
+            (("channels", "word_timestamps"), self.words),
+            (("multilingual",), self.follows_languages),
+        )
+        return frozenset(name for names, can in given if can for name in names)
+
+    def among(self, codes: Iterable[str]) -> "Abilities":
+        """Return those of a model that knows only these of the languages."""
+        among = frozenset(codes)
+        known = {code: name for code, name in self.languages.items() if code in among}
+        return replace(self, languages=known)
+
+
+def _named(*codes: str) -> Mapping[str, str]:
+    return {code: LANGUAGES[code] for code in codes}
+
+
+_QWEN = {
+    "ar": "Arabic",
+    "yue": "Cantonese",
+    "zh": "Chinese",
+    "cs": "Czech",
+    "da": "Danish",
+    "nl": "Dutch",
+    "en": "English",
+    "tl": "Filipino",
+    "fi": "Finnish",
+    "fr": "French",
+    "de": "German",
+    "el": "Greek",
+    "hi": "Hindi",
+    "hu": "Hungarian",
+    "id": "Indonesian",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ko": "Korean",
+    "mk": "Macedonian",
+    "ms": "Malay",
+    "fa": "Persian",
+    "pl": "Polish",
+    "pt": "Portuguese",
+    "ro": "Romanian",
+    "ru": "Russian",
+    "es": "Spanish",
+    "sv": "Swedish",
+    "th": "Thai",
+    "tr": "Turkish",
+    "vi": "Vietnamese",
+}
+"""As the model's prompts spell them."""
+
+_EUROPEAN = _named(
+    *("en", "bg", "hr", "cs", "da", "nl", "et", "fi", "fr", "de", "el", "hu", "it", "lv", "lt"),
+    *("mt", "pl", "pt", "ro", "sk", "sl", "es", "sv", "ru", "uk"),
+)
+_PARAKEET = Abilities(languages=_EUROPEAN, language=LanguageSource.HEARD, words=True)
+_MOONSHINE = _named("en", "ar", "es", "ja", "ko", "uk", "vi", "zh")
+
+ABILITIES: Mapping[str, Abilities] = {
+    "whisper": Abilities(
+        languages=LANGUAGES,
+        language=LanguageSource.DETECTED,
+        hints=True,
+        translates=True,
+        words=True,
+        live=True,
+    ),
+    "qwen3_asr": Abilities(languages=_QWEN, language=LanguageSource.DETECTED, hints=True),
+    "voxtral": Abilities(
+        languages=_named("en", "es", "fr", "pt", "hi", "de", "nl", "it"),
+        language=LanguageSource.HEARD,
+    ),
+    "voxtral_realtime": Abilities(
+        languages=_named(
+            *("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt", "zh", "ja", "ko", "ru")
+        ),
+        language=LanguageSource.HEARD,
+        live=True,
+    ),
+    "granite_speech": Abilities(
+        languages=_named("en", "fr", "de", "es", "pt", "ja"),
+        language=LanguageSource.HEARD,
+        hints=True,
+        translates=True,
+    ),
+    "moonshine": Abilities(languages=_MOONSHINE, language=LanguageSource.ASSUMED),
+    "moonshine_streaming": Abilities(
+        languages=_MOONSHINE, language=LanguageSource.ASSUMED, live=True
+    ),
+    "canary": Abilities(languages=_EUROPEAN, language=LanguageSource.ASSUMED, translates=True),
+    "cohere_asr": Abilities(
+        languages=_named(
+            *("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
+        ),
+        language=LanguageSource.TOLD,
+    ),
+    "parakeet_ctc": _PARAKEET,
+    "parakeet_rnnt": _PARAKEET,
+    "parakeet_tdt": _PARAKEET,
+}
+"""By type of the checkpoint; of a type with several models, those of the ablest."""
+
+
+def abilities_of(architecture: str) -> Abilities:
+    """Return the abilities of a type of models; raises KvcastError for an unknown one."""
+    if architecture not in ABILITIES:
+        raise KvcastError(f"this kvcast knows no {architecture} models: update it")
+    return ABILITIES[architecture]
