@@ -90,7 +90,9 @@ SHARED = (
     "families.table",
     "checkpoints.bert4keras",
     "checkpoints.ctranslate2",
-    "checkpoints.published",  # types of models, some of which have their family's name
+    # Types of models, some of which have their family's name.
+    "checkpoints.published",
+    "speech.abilities",
 )
 
 

@@ -152,7 +152,7 @@ def read_canary(
     dimensions = canary_dimensions(config, label)
     conformer.check_features(folder, dimensions.encoder)
     decoder = _decoder(config, label)
-    tensors = {_renamed(name): tensor for name, tensor in stored.items()}
+    tensors = dict(stored)
     drop_tied(tensors, _HEAD, _EMBEDDING)
     # Configurations are often wrong about the head, so the weights decide.
     weighed = partial(replace, dimensions)
@@ -261,5 +261,6 @@ CANARY = HuggingFaceFamily(
     model_types=tuple(_KINDS),
     dimensions=canary_dimensions,
     read=read_canary,
-    heads={_HEAD: (f"model.{_EMBEDDING}", _EMBEDDING)},
+    renamed=_renamed,
+    heads={_HEAD: (_EMBEDDING,)},
 )

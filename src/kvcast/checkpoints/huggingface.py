@@ -116,7 +116,8 @@ def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     _refuse_quantized(config, path, family.codes.get(str(config.get("model_type"))))
     for name, advice in family.required.items():
         require_file(folder / name, advice)
-    stored = read_weights(_weight_files(folder), ignored=family.ignored)
+    files = read_weights(_weight_files(folder), ignored=family.ignored)
+    stored = {family.renamed(name): tensor for name, tensor in files.items()}
     if str(config.get("model_type")) in family.adapted and is_peft(folder):
         adapters = [read_peft(folder, "its own adapter"), *adapters]
     if adapters:

@@ -22,6 +22,8 @@ class HuggingFaceFamily:
         read: takes the folder, its configuration and its tensors by name.
         required: names of further files, each with advice for a folder without it.
         codes: the quant_method of model types whose weights may be in codes.
+        renamed: gives the names that transformers' modules and adapters have for tensors, for those
+            of files, where they differ.
         ignored: last part of the names of tensors that hold no weights.
         heads: names of heads that files leave out where an embedding is used for it, each with the
             names that the embedding may have; without what depends on the class that saved a model.
@@ -35,6 +37,7 @@ class HuggingFaceFamily:
     read: Callable[[Path, Mapping[str, Any], Mapping[str, StoredTensor]], Checkpoint]
     required: Mapping[str, str] = field(default_factory=dict)
     codes: Mapping[str, str] = field(default_factory=dict)
+    renamed: Callable[[str], str] = str
     ignored: str | None = None
     heads: Mapping[str, Sequence[str]] = field(default_factory=dict)
     adapted: frozenset[str] = frozenset()

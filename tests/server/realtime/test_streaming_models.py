@@ -20,6 +20,8 @@ from kvcast.speech.params import LiveParams
 from server.realtime.talking import coded, talking, told_before
 from server.serving import Server, serving
 
+pytestmark = pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")
+
 RATE = 16_000
 SIXTEEN = {"type": "audio/pcm", "rate": RATE}
 STREAMING = ("moonshine_streaming", "voxtral_realtime")
