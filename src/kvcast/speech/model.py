@@ -64,6 +64,7 @@ _REASONS = {
     "task": "it writes what is said, and does not translate",
     "word_timestamps": "it gives no times of words, of which subtitles could be laid out",
     "channels": "it gives no times of words, by which channels are told apart",
+    "multilingual": "it knows one language, or is told which one it hears",
     "initial_prompt": "it reads no text before the speech",
     "hotwords": "it reads no text before the speech",
 }

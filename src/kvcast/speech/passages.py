@@ -165,7 +165,7 @@ class Excerpt(Passage):
         if not heard.words:
             yield whole
             return
-        words, taken = _placed(heard.words, start), 0
+        words, taken = _placed(heard.words, start, whole.end), 0
         for begin, stop in _sentences(words):
             count = sum(heard.counts[begin:stop])
             yield replace(
@@ -189,8 +189,12 @@ def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
     yield begin, len(words)
 
 
-def _placed(words: Sequence[Word], start: float) -> tuple[Word, ...]:
-    return tuple(replace(word, start=start + word.start, end=start + word.end) for word in words)
+def _placed(words: Sequence[Word], start: float, end: float) -> tuple[Word, ...]:
+    """Return words of an excerpt that lasts from `start` to `end`; its last position is longer."""
+    return tuple(
+        replace(word, start=min(start + word.start, end), end=min(start + word.end, end))
+        for word in words
+    )
 
 
 def _filters(params: TranscribeParams, ends: Sequence[int]) -> Iterator[LogitFilter]:
