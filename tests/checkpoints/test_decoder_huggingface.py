@@ -365,6 +365,47 @@ PUBLISHED = {
             "shared_inner": 5632, "qkv_bias": True, "out_bias": False, "dense_layers": (),
         },
     ),
+    "Qwen/Qwen2.5-VL-3B-Instruct": (
+        {
+            "model_type": "qwen2_5_vl", "vocab_size": 151_936, "hidden_size": 2048,
+            "intermediate_size": 11_008, "num_hidden_layers": 36, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 128_000,
+            "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0, "tie_word_embeddings": True,
+            "use_sliding_window": False, "sliding_window": 32_768, "max_window_layers": 70,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "vision_config": {"depth": 32, "hidden_size": 1280},
+        },
+        {
+            "head_dim": 128, "windows": (None,) * 36, "tied": True, "qkv_bias": True,
+            "rotary": Rotary(base=1_000_000.0),
+        },
+    ),
+    "tiiuae/falcon-7b": (
+        {
+            "model_type": "falcon", "vocab_size": 65_024, "hidden_size": 4544, "alibi": False,
+            "num_hidden_layers": 32, "num_attention_heads": 71, "bias": False,
+            "layer_norm_epsilon": 1e-5, "multi_query": True, "parallel_attn": True,
+            "new_decoder_architecture": False,
+        },
+        {
+            "head_dim": 64, "kv_heads": 1, "inner": 18_176, "max_positions": 2048, "tied": True,
+            "parallel": True, "shared_norm": True, "gated": False, "activation": "gelu",
+            "rotary": Rotary(base=10_000.0), "qkv_bias": False,
+        },
+    ),
+    "EleutherAI/gpt-neo-125m": (
+        {
+            "model_type": "gpt_neo", "vocab_size": 50_257, "hidden_size": 768, "num_layers": 12,
+            "num_heads": 12, "intermediate_size": None, "max_position_embeddings": 2048,
+            "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "window_size": 256,
+            "attention_types": [[["global", "local"], 6]],
+            "attention_layers": ["global", "local"] * 6,
+        },
+        {
+            "windows": (None, 256) * 6, "inner": 3072, "attention_scale": 1.0, "rotary": None,
+            "learned_positions": True, "qkv_bias": False, "out_bias": True, "tied": True,
+        },
+    ),
     "openai/gpt-oss-20b": (
         {
             "model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880,

@@ -40,6 +40,50 @@ DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+DELTA_VALUES = {
+    "block_count": 5,
+    "nextn_predict_layers": 1,
+    "full_attention_interval": 2,
+    "rope__dimension_count": 4,
+    "rope__dimension_sections": [1, 1, 0, 0],
+    "ssm__conv_kernel": 3,
+    "ssm__state_size": 8,
+    "ssm__group_count": 2,
+    "ssm__time_step_rank": 4,
+    "ssm__inner_size": 32,
+}
+OF_SHARED = {"expert_shared_feed_forward_length": SHARED}
+OF_LOCAL = {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}
+GRANITE = {
+    "embedding_multiplier": 8.0,
+    "attention_multiplier": 0.5,
+    "residual_multiplier": 0.25,
+    "logits_scaling": 4.0,
+}
+GRANITE_VALUES = {
+    "embedding_scale": 8.0,
+    "attention__scale": 0.5,
+    "residual_scale": 0.25,
+    "logit_scale": 4.0,
+}
+MAMBA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 3,
+}
+MAMBA_VALUES = {
+    "block_count": 3,
+    "attention__head_count_kv": [0, 2, 0],
+    "rope__scaling__finetuned": False,
+    "ssm__conv_kernel": 3,
+    "ssm__state_size": 8,
+    "ssm__group_count": 2,
+    "ssm__time_step_rank": 4,
+    "ssm__inner_size": 128,
+}
 GEMMA_4 = {
     **FOUR_BLOCKS,
     **WINDOW,
@@ -108,21 +152,7 @@ MODELS = {
             "final_logit_softcapping": 30.0,
         },
     ),
-    "granite": (
-        "granite",
-        {
-            "embedding_multiplier": 8.0,
-            "attention_multiplier": 0.5,
-            "residual_multiplier": 0.25,
-            "logits_scaling": 4.0,
-        },
-        {
-            "embedding_scale": 8.0,
-            "attention__scale": 0.5,
-            "residual_scale": 0.25,
-            "logit_scale": 4.0,
-        },
-    ),
+    "granite": ("granite", GRANITE, GRANITE_VALUES),
     "smollm3": ("smollm3", FOUR, FOUR_BLOCKS),
     "olmo2": ("olmo3", {**FOUR, "sliding_window": 9}, {**FOUR_BLOCKS, **WINDOW}),
     "starcoder2": ("starcoder2", {"norm_epsilon": 2**-17}, LAYER_NORM),
@@ -206,18 +236,132 @@ MODELS = {
     "qwen35": (
         "qwen3_5_text",
         {**FOUR, "layer_types": ["linear_attention", "full_attention"] * 2, **DELTA},
+        DELTA_VALUES,
+    ),
+    "qwen35moe": (
+        "qwen3_5_moe_text",
         {
-            "block_count": 5,
-            "nextn_predict_layers": 1,
-            "full_attention_interval": 2,
-            "rope__dimension_count": 4,
-            "rope__dimension_sections": [1, 1, 0, 0],
-            "ssm__conv_kernel": 3,
-            "ssm__state_size": 8,
-            "ssm__group_count": 2,
-            "ssm__time_step_rank": 4,
-            "ssm__inner_size": 32,
+            **FOUR,
+            **OF_EXPERTS,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            **DELTA,
+            "shared_expert_intermediate_size": SHARED,
         },
+        {**DELTA_VALUES, "feed_forward_length": None, **OF_SHARED},
+    ),
+    "qwen3next": (
+        "qwen3_next",
+        {
+            **FOUR,
+            **OF_EXPERTS,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            **DELTA,
+            "shared_expert_intermediate_size": SHARED,
+        },
+        {**DELTA_VALUES, "block_count": 4, "nextn_predict_layers": None, **OF_SHARED},
+    ),
+    "qwen3next of an older conversion": (
+        "qwen3_next",
+        {
+            **FOUR,
+            **OF_EXPERTS,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            **DELTA,
+            "shared_expert_intermediate_size": SHARED,
+        },
+        {**DELTA_VALUES, "block_count": 4, "nextn_predict_layers": None, **OF_SHARED},
+    ),
+    "qwen2vl": ("qwen2", {}, {"rope__dimension_sections": [2, 3, 3, 0]}),
+    "qwen3vl": ("qwen3", {}, {"rope__dimension_sections": [3, 3, 2, 0]}),
+    "qwen3vlmoe": ("qwen3_moe", {**OF_EXPERTS, "norm_topk_prob": True}, {}),
+    "mistral3": (
+        "ministral3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+                **YARN,
+            }
+        },
+        {
+            "expert_count": None,
+            "rope__scaling__type": "yarn",
+            "rope__scaling__factor": 4.0,
+            "rope__scaling__original_context_length": 16,
+            "rope__scaling__yarn_log_multiplier": 1.0,
+            "attention__temperature_scale": 0.5,
+        },
+    ),
+    "granitemoe": ("granitemoe", {**GRANITE, **OF_LOCAL}, GRANITE_VALUES),
+    "granitemoe with a shared expert": (
+        "granitemoeshared",
+        {**GRANITE, **OF_LOCAL, "shared_intermediate_size": SHARED},
+        {**GRANITE_VALUES, **OF_SHARED},
+    ),
+    "granitehybrid": (
+        "granitemoehybrid",
+        {
+            **GRANITE,
+            **MAMBA,
+            "num_local_experts": 0,
+            "intermediate_size": SHARED,
+            "shared_intermediate_size": SHARED,
+        },
+        {**GRANITE_VALUES, **MAMBA_VALUES, "expert_count": 0, "feed_forward_length": SHARED},
+    ),
+    "granitehybrid with experts": (
+        "granitemoehybrid",
+        {**GRANITE, **MAMBA, **OF_LOCAL, "shared_intermediate_size": SHARED},
+        {**GRANITE_VALUES, **MAMBA_VALUES, **OF_SHARED},
+    ),
+    "ernie4_5": ("ernie4_5", {}, {}),
+    "seed_oss": ("seed_oss", {}, {}),
+    "arcee": ("arcee", {}, {}),
+    "nemotron": (
+        "nemotron",
+        {"norm_eps": 2**-17},
+        {**LAYER_NORM, "rope__dimension_count": 8},
+    ),
+    "nemotron with biases": (
+        "nemotron",
+        {"norm_eps": 2**-17, "mlp_bias": True, "attention_bias": True},
+        {**LAYER_NORM, "rope__dimension_count": 8},
+    ),
+    "jais2": ("jais2", {"layer_norm_eps": 2**-17}, LAYER_NORM),
+    "olmo": (
+        "olmo",
+        {"clip_qkv": 0.5},
+        {"attention__layer_norm_epsilon": 1e-5, "attention__clamp_kqv": 0.5},
+    ),
+    "olmo without a limit": ("olmo", {}, {"attention__layer_norm_epsilon": 1e-5}),
+    "olmoe": (
+        "olmoe",
+        {"num_experts": EXPERTS, "num_experts_per_tok": 2},
+        {"expert_feed_forward_length": None},
+    ),
+    "starcoder": (
+        "gpt_bigcode",
+        {"layer_norm_epsilon": 2**-17},
+        {**LAYER_NORM, "feed_forward_length": 4 * WIDTH, "attention__head_count_kv": 1}
+        | {"rope__freq_base": None},
+    ),
+    "falcon": (
+        "falcon",
+        {"layer_norm_epsilon": 2**-17, "max_position_embeddings": 64},
+        {**LAYER_NORM, "feed_forward_length": 4 * WIDTH, "attention__head_count_kv": 1},
+    ),
+    "falcon with norms of its blocks": (
+        "falcon",
+        {
+            "layer_norm_epsilon": 2**-17,
+            "max_position_embeddings": 64,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+        },
+        {**LAYER_NORM, "feed_forward_length": 4 * WIDTH},
     ),
     "gemma4 whose layers share caches": (
         "gemma4_text",
@@ -262,7 +406,10 @@ MODELS = {
         {**GEMMA_4, "attention__head_count_kv": [2, 1, 2, 1]},
     ),
 }
-POST_NORMS = ("gpt-oss", "gemma2", "olmo2", "exaone4", "qwen35", "gemma4")
+POST_NORMS = (
+    *("gpt-oss", "gemma2", "olmo2", "exaone4", "gemma4", "seed_oss"),
+    *("qwen35", "qwen35moe", "qwen3next"),
+)
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -327,6 +474,21 @@ NAMES = {
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+    "mamba.A_log": "ssm_a",
+    "mamba.D": "ssm_d",
+    "mamba.dt_bias": "ssm_dt.bias",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "transformer.word_embeddings": "token_embd",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "ln_attn": "attn_norm_2",
+    "ln_mlp": "attn_norm",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
@@ -353,9 +515,16 @@ NAMES |= {
 PLACE = re.compile(r"(?:.*\.)?(?:layers|h)\.(\d+)\.(.+)")
 
 
+OF_EXPERTS_ALONE = ("mlp.experts", "block_sparse_moe.experts")
+LESS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next")
+IN_TURNS = ("qwen35", "qwen35moe")
+# As Llama's. Granite 4's heads as well, which do not turn, so that any order is right.
+PERMUTED = ("granite", "granitemoe", "smollm3", "mistral3", "arcee", "olmo")
+
+
 def converted(architecture, model):
     """The tensors of a file, as llama.cpp's conversion names and orders them."""
-    names = dict(NAMES)
+    names = {**NAMES, "shared_mlp.output_linear": "ffn_down_shexp"}
     if architecture in POST_NORMS:
         names["post_attention_layernorm"] = "post_attention_norm"
     arrays = {}
@@ -367,27 +536,53 @@ def converted(architecture, model):
         block = f"blk.{number}." if number else ""
         if (whole := PLACE.fullmatch(name)) and whole[2] in names:
             arrays[f"blk.{whole[1]}.{names[whole[2]]}"] = reordered(leaf, array, architecture)
-        elif module == "mlp.experts":
+        elif module in OF_EXPERTS_ALONE:
             arrays |= {f"{block}{ours}": part for ours, part in experts(leaf, array, architecture)}
+        elif module == "shared_mlp.input_linear":
+            for half, part in zip(("gate", "up"), np.split(array, 2), strict=True):
+                arrays[f"{block}ffn_{half}_shexp.weight"] = np.ascontiguousarray(part)
         elif leaf == "sinks":
             arrays[f"{block}attn_sinks.weight"] = array
         else:
             ours = names[module if number else before]
             array = array[0] if ours == "ffn_gate_inp_shexp" else array
-            array = array + 1 if is_less_one(ours, architecture) else array
+            less_one = architecture in LESS_ONE and "norm" in ours and ours != "ssm_norm"
+            array = array + 1 if less_one and leaf == "weight" else array
+            if architecture == "falcon" and ours == "attn_qkv":
+                array = apart(array, 4, model.config)
             arrays[f"{block}{ours}.{leaf}"] = reordered(ours, array, architecture)
     if model.config.tie_word_embeddings:
         del arrays["output.weight"]
-    if architecture == "qwen35":  # a layer that predicts further tokens, which is not read
+    if architecture in IN_TURNS:  # a layer that predicts further tokens, which is not read
         arrays["blk.4.attn_norm.weight"] = arrays["output_norm.weight"]
-    if architecture in ("granite", "smollm3"):  # as Llama's
+    if architecture == "granitehybrid" and not model.config.num_local_experts:
+        return {name.replace("_shexp", ""): array for name, array in arrays.items()}
+    if architecture in PERMUTED:
         return {name: permuted(name, array) for name, array in arrays.items()}
     return arrays
 
 
-def is_less_one(ours, architecture):
-    less_one = architecture in ("gemma", "gemma2", "gemma3", "qwen35")
-    return less_one and "norm" in ours and ours != "ssm_norm"
+def apart(array, heads, config):
+    """Queries before keys before values, of which Falcon's files have those of a key together."""
+    keys = config.num_kv_heads if config.new_decoder_architecture else 1
+    groups = array.reshape(keys, heads // keys + 2, -1, *array.shape[1:])
+    parts = groups[:, :-2], groups[:, -2:-1], groups[:, -1:]
+    return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+
+
+def newly_converted(arrays):
+    """A Qwen 3 Next's tensors with what is convolved apart from gates, as newer files have them."""
+    newer = {}
+    for name, array in arrays.items():
+        if name.endswith("ssm_in.weight"):
+            query, key, value, gate = np.split(array.reshape(2, 48, -1), [8, 16, 32], axis=1)
+            parts = {"attn_qkv": (query, key, value), "attn_gate": (gate,)}
+            for ours, some in parts.items():
+                rows = [part.reshape(-1, array.shape[1]) for part in some]
+                newer[name.replace("ssm_in", ours)] = np.concatenate(rows)
+        else:
+            newer[name] = array
+    return newer
 
 
 def stacked(state):
@@ -411,7 +606,9 @@ def reordered(name, array, architecture):
         array = array[:, 0]
     if name == "A_log":
         array = -np.exp(array)
-    if architecture != "qwen35":
+    if architecture == "granitehybrid" and name in ("A_log", "D", "ssm_norm"):
+        array = array.reshape(*((2, -1) if name == "ssm_norm" else (-1, 1)))
+    if architecture not in IN_TURNS:
         return array
     if name == "ssm_out":
         return in_turns(array.T, 8).T
@@ -460,6 +657,8 @@ def test_a_file_is_the_folder_that_it_was_made_from(model_name, tmp_path):
     if rotary := folder.dimensions.rotary or folder.dimensions.window_rotary:
         values["rope__freq_base"] = rotary.base
     arrays = converted(architecture, model)
+    if model_name == "qwen3next":
+        arrays = newly_converted(arrays)
     if architecture == "gemma4":
         arrays["rope_freqs.weight"] = np.array([1.0] * 3 + [1e30] * 9, np.float32)
     if architecture == "phi3":
@@ -470,11 +669,14 @@ def test_a_file_is_the_folder_that_it_was_made_from(model_name, tmp_path):
     path = tmp_path / "model.gguf"
     write(path, architecture, sizes(architecture, **values) | vocabulary(), arrays)
     file = open_checkpoint(path)
-    assert file.dimensions == replace(folder.dimensions, architecture=architecture)
+    # Files have epsilons in single precision.
+    epsilon = float(np.float32(folder.dimensions.norm_eps))
+    expected = replace(folder.dimensions, architecture=architecture, norm_eps=epsilon)
+    assert file.dimensions == expected
     assert set(file.tensors) == set(folder.tensors)
     for name, tensor in folder.tensors.items():
         # Of steps, files have the exponentials.
-        tolerance = 1e-6 if name.endswith("delta.decay") else 0
+        tolerance = 1e-6 if name.endswith(".decay") else 0
         np.testing.assert_allclose(
             file.tensors[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name
         )

@@ -86,9 +86,13 @@ _OF_A_LAYER = {
 def random_decoder(name, seed=0, **settings):
     """Return a model for generation with every parameter random, norms and biases too."""
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(
-        name, **{**SIZES, **SETTINGS.get(name, {}), **settings}
-    )
+    of_type, fields = transformers.CONFIG_MAPPING[name], {**SIZES, **SETTINGS.get(name, {})}
+    given = {
+        field: value
+        for field, value in {**fields, **settings}.items()
+        if not isinstance(getattr(of_type, field, None), property)  # it follows from others
+    }
+    config = transformers.AutoConfig.for_model(name, **given)
     return _randomised(transformers.AutoModelForCausalLM.from_config(config))
 
 

@@ -12,12 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.dimensions import (
+    COHERE2,
     GEMMA3,
     GEMMA4,
+    GPT_OSS,
     GRANITE4,
     LFM2,
     LLAMA,
+    MINISTRAL3,
     MISTRAL,
+    NEOX,
+    QWEN2_MOE,
     QWEN3_5,
     ROFORMER,
     SMALL_T5,
@@ -70,6 +75,11 @@ def conversations() -> list[tuple[list[int], dict[str, Any]]]:
         *(
             pytest.param(dimensions, "onnx", marks=pytest.mark.slow)
             for dimensions in (LLAMA, GEMMA3)
+        ),
+        # Further kinds of layers: state spaces, sinks, learned positions, blocks beside each other.
+        *(
+            pytest.param(dimensions, "native", marks=pytest.mark.slow)
+            for dimensions in (GRANITE4, GPT_OSS, NEOX, COHERE2, QWEN2_MOE, MINISTRAL3)
         ),
     ],
     ids=lambda value: getattr(value, "architecture", value),

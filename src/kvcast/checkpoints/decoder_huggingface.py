@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
 from kvcast.checkpoints.decoder_particulars import activation_of
-from kvcast.checkpoints.decoder_types import IMAGES, TYPES, WRAPPERS, DecoderType
+from kvcast.checkpoints.decoder_type import IMAGES, DecoderType
+from kvcast.checkpoints.decoder_types import TYPES, WRAPPERS
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gpt_oss import CODES
 from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
@@ -26,7 +25,6 @@ from kvcast.checkpoints.tables import (
     fill_decoder,
     in_halves,
     one_more,
-    reordered,
     same,
     transposed,
 )
@@ -54,7 +52,7 @@ SIZES = {
 
 
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
-_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|gpt_neox|transformer)\.)+")
+_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|gpt_neox|transformer|decoder)\.)+")
 
 
 HEAD = "lm_head.weight"
@@ -64,14 +62,15 @@ _OTHER_NAMES = {"embed_out.weight": HEAD}
 
 
 _ROTATED = re.compile(
-    r"\.(?:self_attn\.(?:[qk]_proj|qkv_proj|[qk]_norm|[qk]_layernorm)|attention\.query_key_value)\."
+    r"\.(?:(?:self_)?attn\.(?:[qk]_proj|qkv_proj|[qk]_norm|[qk]_layernorm)"
+    r"|attention\.query_key_value)\."
 )
 
 
 _CONV1D = re.compile(r"\.c_(?:attn|proj|fc)\.weight$")
 
 
-_LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
+_LAYER_NUMBER = re.compile(r"\b(?P<layers>layers|h)\.(?P<number>\d{1,9})\.")
 
 
 # Layers that read those of others may have them in files.
@@ -79,7 +78,10 @@ _KEYS_VALUES = re.compile(r"\.self_attn\.[kv]_(?:proj|norm)\.")
 
 
 # Old models store them, but they follow from the configuration.
-_TABLES = (".inv_freq", ".cos_cached", ".sin_cached", ".attention.bias", ".attention.masked_bias")
+_TABLES = (
+    *(".inv_freq", ".cos_cached", ".sin_cached"),
+    *(f".{module}.{leaf}" for module in ("attn", "attention") for leaf in ("bias", "masked_bias")),
+)
 
 
 def read_decoder(
@@ -130,9 +132,9 @@ def _about_unused(folder: Path, unused: Sequence[str], dimensions: DecoderDimens
         name
         for name in unused
         if (layer := _LAYER_NUMBER.search(name))
-        and int(layer[1]) < dimensions.layers
+        and int(layer["number"]) < dimensions.layers
         and not name.endswith(_TABLES)
-        and not (int(layer[1]) >= dimensions.reading and _KEYS_VALUES.search(name))
+        and not (int(layer["number"]) >= dimensions.reading and _KEYS_VALUES.search(name))
     ]
     if not inside:
         return []
@@ -239,26 +241,19 @@ def own_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
 ) -> dict[str, StoredTensor]:
     """Return the decoder's tensors without name prefixes, in kvcast's order of rotary pairs."""
-    own = kind.prepare(_named(stored, dimensions, kind), dimensions)
+    own = kind.prepare(_named(stored, kind), dimensions)
     return in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
 
 
 def names_in(own: Mapping[str, StoredTensor], kind: DecoderType) -> Mapping[str, Sequence[str]]:
     """Return the table of names for the tensors that there are."""
-    spelled = {_LAYER_NUMBER.sub("layers.{i}.", name) for name in own}
+    spelled = {_LAYER_NUMBER.sub(r"\g<layers>.{i}.", name) for name in own}
     instead = {ours: names for ours, names in kind.names_instead.items() if spelled >= {*names}}
     return {**kind.names, **instead}
 
 
-def _named(
-    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
-) -> dict[str, StoredTensor]:
+def _named(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, StoredTensor]:
     """Return the decoder's tensors without name prefixes, with norm weights as they multiply."""
-
-    def by_part(rows: NDArray[Any]) -> NDArray[Any]:
-        heads = rows.reshape(dimensions.heads, 3, dimensions.head_dim, *rows.shape[1:])
-        return heads.swapaxes(0, 1).reshape(rows.shape)
-
     own = {}
     for full_name, tensor in stored.items():
         name = _PREFIX.sub("", full_name)
@@ -270,8 +265,6 @@ def _named(
             tensor = changed(tensor, one_more)
         elif kind.transposed and _CONV1D.search(name):
             tensor = transposed(tensor)
-        elif kind.by_head and ".query_key_value." in name:
-            tensor = reordered(tensor, by_part)
         elif name.endswith(kind.kernels):
             tensor = _by_position(tensor)
         own[name] = tensor
@@ -317,7 +310,9 @@ DECODER = HuggingFaceFamily(
     dimensions=decoder_dimensions,
     read=read_decoder,
     codes={"gpt_oss": CODES},
-    heads={HEAD: ("embed_tokens.weight", "wte.weight")},
+    heads={
+        HEAD: ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+    },
     required={
         "tokenizer.json": "vocab.json and merges.txt alone are not read; "
         "save the tokenizer with transformers' save_pretrained, or copy the base model's"

@@ -30,6 +30,8 @@ NAMES: Mapping[str, Sequence[str]] = {
         "layers.{i}.mlp.gate_proj.bias",
         "layers.{i}.mlp.up_proj.bias",
     ),
+    f"{_LAYER}.feed_forward.up.weight": ("layers.{i}.mlp.up_proj.weight",),
+    f"{_LAYER}.feed_forward.up.bias": ("layers.{i}.mlp.up_proj.bias",),
     f"{_LAYER}.feed_forward.down.weight": ("layers.{i}.mlp.down_proj.weight",),
     f"{_LAYER}.feed_forward.down.bias": ("layers.{i}.mlp.down_proj.bias",),
     f"{_LAYER}.feed_forward.router.weight": ("layers.{i}.block_sparse_moe.gate.weight",),
@@ -236,6 +238,69 @@ GPT2_NAMES = _with_modules(
         f"{_LAYER}.feed_forward_norm": "h.{i}.ln_2",
         f"{_LAYER}.feed_forward.up": "h.{i}.mlp.c_fc",
         f"{_LAYER}.feed_forward.down": "h.{i}.mlp.c_proj",
+    },
+)
+
+
+GPT_NEO_NAMES = _with_modules(
+    {
+        **GPT2_NAMES,
+        f"{_LAYER}.attention.qkv.weight": tuple(
+            f"h.{{i}}.attn.attention.{x}_proj.weight" for x in "qkv"
+        ),
+    },
+    {f"{_LAYER}.attention.out": "h.{i}.attn.attention.out_proj"},
+)
+
+
+GPTJ_NAMES = _with_modules(
+    {
+        **GPT2_NAMES,
+        f"{_LAYER}.attention.qkv.weight": tuple(f"h.{{i}}.attn.{x}_proj.weight" for x in "qkv"),
+    },
+    {
+        "decoder.head": "lm_head",
+        f"{_LAYER}.attention.out": "h.{i}.attn.out_proj",
+        f"{_LAYER}.feed_forward.up": "h.{i}.mlp.fc_in",
+        f"{_LAYER}.feed_forward.down": "h.{i}.mlp.fc_out",
+    },
+)
+
+
+OPT_NAMES = _with_modules(
+    {**NAMES, "decoder.positions": ("embed_positions.weight",)},
+    {
+        "decoder.norm": "final_layer_norm",
+        f"{_LAYER}.attention_norm": "layers.{i}.self_attn_layer_norm",
+        f"{_LAYER}.attention.out": f"{_ATTENTION}.out_proj",
+        f"{_LAYER}.feed_forward_norm": "layers.{i}.final_layer_norm",
+        f"{_LAYER}.feed_forward.up": "layers.{i}.fc1",
+        f"{_LAYER}.feed_forward.down": "layers.{i}.fc2",
+    },
+)
+
+
+FALCON_NAMES = _with_modules(
+    NAMES,
+    {
+        "decoder.embedding": "word_embeddings",
+        "decoder.norm": "ln_f",
+        f"{_LAYER}.attention_norm": "h.{i}.input_layernorm",
+        f"{_LAYER}.attention.qkv": "h.{i}.self_attention.query_key_value",
+        f"{_LAYER}.attention.out": "h.{i}.self_attention.dense",
+        f"{_LAYER}.feed_forward_norm": "h.{i}.post_attention_layernorm",
+        f"{_LAYER}.feed_forward.up": "h.{i}.mlp.dense_h_to_4h",
+        f"{_LAYER}.feed_forward.down": "h.{i}.mlp.dense_4h_to_h",
+    },
+)
+
+
+# Of models whose attention and feed-forward read norms of their own.
+FALCON_NORM_NAMES = _with_modules(
+    {},
+    {
+        f"{_LAYER}.attention_norm": "h.{i}.ln_attn",
+        f"{_LAYER}.feed_forward_norm": "h.{i}.ln_mlp",
     },
 )
 

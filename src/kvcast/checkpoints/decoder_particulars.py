@@ -16,6 +16,7 @@ from kvcast.spec.sizes import MOST_LAYERS
 
 _ACTIVATIONS = {
     **{"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_python": "gelu"},
+    "relu2": "relu_squared",
     **dict.fromkeys(
         ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"
     ),
@@ -35,12 +36,6 @@ LARGEST = 2**31
 
 
 _NORMS_BEHIND = {"pre_norms": False, "post_norms": True}
-
-
-_LAYER_NORMS = {"norm": "layer", "norm_bias": True}
-
-
-_PARALLEL = {"parallel": True, "shared_norm": True}
 
 
 def llama(fields: Fields) -> dict[str, Any]:
@@ -221,12 +216,6 @@ def exaone4(fields: Fields) -> dict[str, Any]:
     return sizes | {"rotary": None, "window_rotary": read_rotary(fields, FULL, "rope_theta")}
 
 
-def starcoder2(fields: Fields) -> dict[str, Any]:
-    """Return StarCoder 2's."""
-    names = ("qkv_bias", "out_bias", "feed_forward_bias")
-    return _LAYER_NORMS | dict.fromkeys(names, fields.flag("use_bias")) | {"gated": False}
-
-
 def experts(fields: Fields) -> dict[str, Any]:
     """Return the number of experts, and how many a token uses."""
     return {
@@ -281,57 +270,36 @@ def qwen3_experts(fields: Fields) -> dict[str, Any]:
     return qwen_experts(fields) | configured_biases(fields) | {"query_key_norm": True}
 
 
-def stablelm(fields: Fields) -> dict[str, Any]:
-    """Return StableLM's."""
-    shared = fields.flag("use_parallel_residual")
-    blocks = {"parallel": shared, "shared_norm": shared} | _own_norms(fields, "qk_layernorm")
-    return _LAYER_NORMS | blocks | {"qkv_bias": fields.flag("use_qkv_bias")}
+def olmoe(fields: Fields) -> dict[str, Any]:
+    """Return OLMoE's."""
+    return (
+        configured_biases(fields)
+        | limited(fields)
+        | {
+            "experts": fields.whole("num_experts"),
+            "experts_per_token": fields.whole("num_experts_per_tok"),
+            "experts_normalised": fields.flag("norm_topk_prob"),
+            "query_key_norm": True,
+            "whole_query_key_norm": True,
+        }
+    )
 
 
-def _own_norms(fields: Fields, name: str) -> dict[str, Any]:
-    used = fields.flag(name, False)
-    return {"query_key_norm": used, "own_query_key_norms": used}
+def limited(fields: Fields) -> dict[str, Any]:
+    """Return the limit of queries, keys and values, if there is one."""
+    is_limited = fields.values.get("clip_qkv") is not None
+    return {"qkv_limit": fields.positive("clip_qkv") if is_limited else 0.0}
 
 
-def cohere(fields: Fields) -> dict[str, Any]:
-    """Return Command R's."""
-    scale = {"norm": "layer", "logit_scale": fields.positive("logit_scale")}
-    norms = _own_norms(fields, "use_qk_norm")
-    return configured_biases(fields) | _PARALLEL | scale | norms
+def seed_oss(fields: Fields) -> dict[str, Any]:
+    """Return Seed-OSS's."""
+    return llama(fields) | {"out_bias": fields.flag("attention_out_bias")}
 
 
-def cohere2(fields: Fields) -> dict[str, Any]:
-    """Return Command R7B's: layers without a window do not rotate."""
-    windowed = {"rotary": None, "window_rotary": read_rotary(fields, FULL, "rope_theta")}
-    return cohere(fields) | windowed
-
-
-def neox(fields: Fields) -> dict[str, Any]:
-    """Return GPT-NeoX's."""
-    biases = configured_biases(fields) | {"feed_forward_bias": True}
-    blocks = {"parallel": fields.flag("use_parallel_residual"), "gated": False}
-    return _LAYER_NORMS | biases | blocks
-
-
-def phi(fields: Fields) -> dict[str, Any]:
-    """Return Phi 1's and 2's."""
-    names = ("qkv_bias", "out_bias", "feed_forward_bias", "head_bias")
-    blocks = {"gated": False, "query_key_norm": fields.flag("qk_layernorm")}
-    return _LAYER_NORMS | _PARALLEL | dict.fromkeys(names, True) | blocks
-
-
-def gpt2(fields: Fields) -> dict[str, Any]:
-    """Return GPT-2's."""
-    if fields.flag("add_cross_attention", False):
-        raise fields.error("add_cross_attention is not supported")
+def ernie(fields: Fields) -> dict[str, Any]:
+    """Return ERNIE 4.5's."""
     names = ("qkv_bias", "out_bias", "feed_forward_bias")
-    blocks = {"rotary": None, "learned_positions": True, "gated": False}
-    scale: dict[str, Any] = {
-        "scaled_by_depth": fields.flag("scale_attn_by_inverse_layer_idx", False)
-    }
-    if not fields.flag("scale_attn_weights"):
-        scale["attention_scale"] = 1.0
-    return _LAYER_NORMS | dict.fromkeys(names, True) | blocks | scale
+    return dict.fromkeys(names, fields.flag("use_bias"))
 
 
 def helium(fields: Fields) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Each function changes tensors by their names in a file. Knows no files and no co
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
-from kvcast.checkpoints.tables import changed, joined_flat, picked, reordered
+from kvcast.checkpoints.tables import by_part, changed, joined_flat, picked, reordered
 from kvcast.families.decoder_dimensions import DecoderDimensions
 
 _QUERY, _GATE = "self_attn.q_proj.weight", "self_attn.gate.weight"
@@ -26,10 +27,68 @@ _DELTA_IN = "linear_attn.in_proj_{}.weight"
 MAMBA_CONVOLUTION = "mamba.conv1d.weight"
 
 
+_FUSED, _POSITIONS = ".query_key_value.", "embed_positions.weight"
+
+
 _QUERY_NORM, _KEY_NORM = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
 
 
 _NORM_OF_A_HEAD = re.compile(r"(.+\.[qk])_layernorm\.norms\.(\d{1,4})\.weight")
+
+
+def heads_apart(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return queries before keys before values, of which files have those of each key together."""
+    keys, size = dimensions.kv_heads, dimensions.head_dim
+    each = dimensions.heads // keys
+    rows = np.arange(keys * (each + 2) * size).reshape(keys, each + 2, size)
+    order = np.concatenate([part.ravel() for part in np.split(rows, [each, each + 1], axis=1)])
+    return {
+        name: picked(tensor, order) if _FUSED in name and tensor.shape[0] == len(order) else tensor
+        for name, tensor in own.items()
+    }
+
+
+def positions_from_the_third(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Leave out the first two embeddings of positions, which OPT never uses."""
+    table = own.get(_POSITIONS)
+    if table is None or table.shape[0] != dimensions.max_positions + 2:
+        return dict(own)
+    return {**own, _POSITIONS: picked(table, np.arange(2, table.shape[0]))}
+
+
+def norms_of_ones(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Add weights of norms, which OLMo has none of."""
+    width = dimensions.width
+    ones = StoredTensor(shape=(width,), read=lambda: np.ones(width, np.float32))
+    layers = [
+        f"layers.{i}.{norm}.weight"
+        for i in range(dimensions.layers)
+        for norm in ("input_layernorm", "post_attention_layernorm")
+    ]
+    return {**dict.fromkeys(("norm.weight", *layers), ones), **own}
+
+
+def experts_turned(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return experts as [experts, outputs, inputs]; Qwen 3 VL's first files have inputs first."""
+    inner, width = dimensions.inner, dimensions.width
+    usual = {".experts.gate_up_proj": (2 * inner, width), ".experts.down_proj": (width, inner)}
+
+    def outputs_first(name: str, tensor: StoredTensor) -> StoredTensor:
+        shape = next((shape for end, shape in usual.items() if name.endswith(end)), None)
+        if shape is None or tensor.shape[1:] != shape[::-1] or tensor.shape[1:] == shape:
+            return tensor
+        swapped = changed(tensor, lambda experts: experts.swapaxes(1, 2))
+        return replace(swapped, shape=(tensor.shape[0], *shape))
+
+    return {name: outputs_first(name, tensor) for name, tensor in own.items()}
 
 
 def routers_scaled(
@@ -77,24 +136,8 @@ def parts_apart(
             if name.endswith(whole):
                 del apart[name]
                 layer = name.removesuffix(whole)
-                apart |= {layer + part: x for part, x in _by_part(tensor, heads, parts).items()}
+                apart |= {layer + part: x for part, x in by_part(tensor, heads, parts).items()}
     return apart
-
-
-def _by_part(
-    tensor: StoredTensor, heads: int, parts: Mapping[str, Sequence[int]]
-) -> dict[str, StoredTensor]:
-    """Return rows by the names of parts; a part has the rows of all heads for each of its sizes."""
-    each = sum(sum(sizes) for sizes in parts.values())
-    if tensor.shape[0] != heads * each:
-        return dict.fromkeys(parts, tensor)  # of a shape that no configuration asks for
-    rows, first, divided = np.arange(heads * each).reshape(heads, each), 0, {}
-    for name, sizes in parts.items():
-        ends = first + np.cumsum(sizes)
-        spans = np.split(rows[:, first : ends[-1]], (ends - first)[:-1], axis=1)
-        divided[name] = picked(tensor, np.concatenate([span.reshape(-1) for span in spans]))
-        first = int(ends[-1])
-    return divided
 
 
 def norms_of_heads_joined(
@@ -120,9 +163,7 @@ def keys_first(
     space = dimensions.state_space
     if space is None:
         return dict(own)
-    values, keys, channels = space.values, space.keys, space.channels
-    order = np.r_[values + keys : channels, values : values + keys, :values]
-    whole = np.r_[values + order, :values, values + channels : sum(space.projected)]
+    order, whole = (np.array(rows) for rows in space.mamba_order())
     moves: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
         "mamba.in_proj.weight": itemgetter(whole),
         "mamba.in_proj.bias": itemgetter(whole),

@@ -21,8 +21,9 @@ from kvcast.checkpoints.base import (
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.gguf_architectures import ARCHITECTURES, KEY_NORM, QUERY_NORM, Architecture
+from kvcast.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
 from kvcast.checkpoints.gguf_file import GgufFile, read_parts
+from kvcast.checkpoints.gguf_names import KEY_NORM, QUERY_NORM
 from kvcast.checkpoints.gguf_rotary import TABLES, read_rotary
 from kvcast.checkpoints.gguf_text import read_text
 from kvcast.checkpoints.gguf_values import Values
@@ -79,7 +80,9 @@ def read_model(
         stored = merged(stored, adapters, label, {_HEAD: (_EMBEDDING,)})
         dimensions = replace(dimensions, tied=_HEAD not in stored)
     stored = architecture.prepare(stored, dimensions)
-    stored = in_halves(stored, dimensions, is_rotated, neighbours=architecture.neighbours)
+    # ggml turns in halves of heads alone where images have positions of their own (GLM 4.1 V).
+    neighbours = architecture.neighbours and not values.has("rope.dimension_sections")
+    stored = in_halves(stored, dimensions, is_rotated, neighbours=neighbours)
     names = architecture.names_in(file.tensors)
     return dimensions, fill_decoder(dimensions, names, stored, label)
 
@@ -129,8 +132,10 @@ def _dimensions(values: Values, architecture: Architecture, file: GgufFile) -> D
 
 def _same(values: Values, heads: int, architecture: Architecture) -> dict[str, int]:
     absent = 0 if architecture.hybrid else None
+    # Models of experts alone may have no other width.
+    of_experts = values.whole("expert_feed_forward_length", 0, least=0) or None
     return {
-        "inner": values.same_whole("feed_forward_length"),
+        "inner": values.same_whole("feed_forward_length", of_experts),
         "kv_heads": values.same_whole("attention.head_count_kv", heads, absent=absent),
     }
 

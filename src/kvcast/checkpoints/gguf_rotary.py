@@ -20,6 +20,8 @@ _ROTARY_DIVISORS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 TABLES = (_ROTARY_DIVISORS, _SHORT, _LONG)
 """Names of the tensors that rotary embeddings are read from."""
+# Ministral 3's: less of the usual attention factor, and more of the factor on queries.
+_LOG_MULTIPLIER, _QUERY_BETA = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
 # The divisor of pairs that do not turn, as Gemma 4's, is this or more.
 _STILL = 1e29
 # Llama 3's scaling differs between models only in its factor.
@@ -68,11 +70,12 @@ def _yarn(values: Values, base: float, factor: float) -> Rotary:
     extra = values.positive("rope.scaling.attn_factor", 1.0)
     extra *= values.positive("rope.scaling.yarn_attn_factor", 1.0)
     usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
-    for name, only in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
-        value = values.plain(f"rope.scaling.{name}")
-        # The conversion writes -1 if the model does not specify it.
-        if value is not None and (type(value) is not float or value not in (only, -1.0)):
-            raise values.fields.error(f"rope.scaling.{name} other than {only} is not supported")
+    blend = values.plain("rope.scaling.yarn_ext_factor")
+    # The conversion writes -1 if the model does not specify it.
+    if blend is not None and (type(blend) is not float or blend not in (1.0, -1.0)):
+        raise values.fields.error("rope.scaling.yarn_ext_factor other than 1.0 is not supported")
+    less = values.optional(_LOG_MULTIPLIER)
+    usual /= 0.1 * less * math.log(max(factor, 1.0)) + 1.0
     return values.fields.make(
         Rotary,
         base=base,
@@ -83,7 +86,8 @@ def _yarn(values: Values, base: float, factor: float) -> Rotary:
         trained_positions=values.whole(
             "rope.scaling.original_context_length", values.whole("context_length")
         ),
-        attention_factor=None if extra == 1.0 else extra * usual,
+        attention_factor=None if extra == 1.0 and not less else extra * usual,
+        query_beta=values.optional(_QUERY_BETA),
     )
 
 

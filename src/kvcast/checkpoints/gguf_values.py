@@ -74,6 +74,12 @@ class Values:
         """Return a finite number above 0."""
         return self.fields.positive(self._full(name), default)
 
+    def optional(self, name: str) -> float:
+        """Return a number above 0; 0 for none, which conversions may write as 0 or -1."""
+        value = self.plain(name)
+        is_none = value is None or (type(value) in (int, float) and value in (0, -1))
+        return 0.0 if is_none else self.positive(name)
+
     def flag(self, name: str, default: bool) -> bool:
         """Return true or false."""
         return self.fields.flag(self._full(name), default)

@@ -128,6 +128,7 @@ def _trained(parameters: Fields, fields: Fields) -> int:
 
 _SCALINGS: Mapping[str, Callable[[Fields, Fields], dict[str, Any]]] = {
     "default": lambda _parameters, _fields: {},
+    "mrope": lambda _parameters, _fields: {},  # of images; all positions of a text's token are one
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

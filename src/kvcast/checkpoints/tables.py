@@ -184,6 +184,22 @@ def picked(tensor: StoredTensor, index: NDArray[np.intp]) -> StoredTensor:
     return replace(part, shape=(len(index), *tensor.shape[1:]), nbytes=nbytes)
 
 
+def by_part(
+    tensor: StoredTensor, heads: int, parts: Mapping[str, Sequence[int]]
+) -> dict[str, StoredTensor]:
+    """Return rows by the names of parts; a part has the rows of all heads for each of its sizes."""
+    each = sum(sum(sizes) for sizes in parts.values())
+    if tensor.shape[0] != heads * each:
+        return dict.fromkeys(parts, tensor)  # of a shape that no configuration asks for
+    rows, first, divided = np.arange(heads * each).reshape(heads, each), 0, {}
+    for name, sizes in parts.items():
+        ends = first + np.cumsum(sizes)
+        spans = np.split(rows[:, first : ends[-1]], (ends - first)[:-1], axis=1)
+        divided[name] = picked(tensor, np.concatenate([span.reshape(-1) for span in spans]))
+        first = int(ends[-1])
+    return divided
+
+
 def joined_flat(tensors: Sequence[StoredTensor]) -> StoredTensor:
     """Return the numbers of small tensors one after the other, [count]."""
     return StoredTensor(

@@ -24,7 +24,7 @@ from kvcast.families.blocks import (
 )
 from kvcast.families.caches import CacheLayers, self_caches
 from kvcast.families.convolutions import ATTENTION
-from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.decoder_dimensions import SQUARED, DecoderDimensions
 from kvcast.families.decoder_shapes import tensor_shapes, up_of
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.programs import ProgramSignature, decode_program
@@ -191,6 +191,7 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
     query, *own = write.split(projected, dimensions.projected(i))
     if dimensions.query_key_norm:
         query = _normed_heads(write, query, f"{layer}.query_norm", dimensions, i)
+    query = _limited(write, query, dimensions)
     tables = _rotary_tables(dimensions, i)
     if scales := tables.pop("query_scales", None):
         query = write.step("mul", query, _at_positions(write, scales, 1))
@@ -226,7 +227,12 @@ def _keys_and_values(
         weight = Constant(_NO_WEIGHT.format(size))
         normed = write.step("rms_norm", heads, weight, dimensions.norm_eps)
         value = write.step("flatten", normed, -2)
-    return key, value
+    return _limited(write, key, dimensions), _limited(write, value, dimensions)
+
+
+def _limited(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
+    limit = dimensions.qkv_limit
+    return write.step("clamp", x, -limit, limit) if limit else x
 
 
 def _at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
@@ -267,6 +273,9 @@ def _feed_forward(
 
 def _inner(write: ProgramWriter, before: Node, block: str, dimensions: DecoderDimensions) -> Node:
     up, bias = f"{block}.{up_of(dimensions)}", dimensions.feed_forward_bias
+    if dimensions.activation == SQUARED:
+        positive = write.linear(before, up, bias=bias, activation="relu")
+        return write.step("mul", positive, positive)
     epilogue = {"gate" if dimensions.gated else "activation": dimensions.activation}
     return write.linear(before, up, bias=bias, **epilogue)
 

@@ -17,7 +17,9 @@ from kvcast.families.state_spaces import StateSpace
 from kvcast.spec.rotary import Rotary
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+SQUARED = "relu_squared"
+"""The activation of feed-forwards without a gate alone."""
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", SQUARED)
 NORMS = ("rms", "layer")
 _LEAST_FACTOR = 1e-4  # published ones are 0.1 and more
 _OF_LAYERS = (
@@ -50,9 +52,11 @@ class DecoderDimensions:
         norm_eps: of every norm.
         norm_bias: whether layer norms have biases (all but Cohere's).
         activation: of the gate, one of ACTIVATIONS; of the inner layer where there is no gate.
-        gated: whether feed-forwards have a gate (all but StarCoder 2, GPT-NeoX and Phi).
+        gated: whether feed-forwards have a gate (all but StarCoder 2, GPT-2's kin and others).
         attention_scale: factor on the products of queries and keys.
         scaled_by_depth: whether that factor is divided by a layer's number, from 1 (some GPT-2).
+        qkv_limit: of queries, keys and values, to which they are clamped before rotation (OLMo); 0:
+            none.
         qkv_bias: whether query, key and value have biases (Qwen 2).
         out_bias: whether attention's output projection has a bias (some Llamas).
         feed_forward_bias: whether the feed-forward's matrices have biases.
@@ -123,6 +127,7 @@ class DecoderDimensions:
     norm_bias: bool = False
     activation: str = "silu"
     gated: bool = True
+    qkv_limit: float = 0.0
     qkv_bias: bool = False
     out_bias: bool = False
     feed_forward_bias: bool = False
@@ -178,6 +183,10 @@ class DecoderDimensions:
         if not all(type(i) is int and 0 <= i < self.layers for i in self.unrotated):
             raise KvcastError(f"layers without rotation must be some of {self.layers} layers")
         require_one_of("activation", self.activation, ACTIVATIONS)
+        if self.activation == SQUARED and self.gated:
+            raise KvcastError(f"gates with {SQUARED} are not supported")
+        if not 0 <= self.qkv_limit < math.inf:
+            raise KvcastError(f"qkv_limit {self.qkv_limit} must be a finite number, or 0")
         require_one_of("norm", self.norm, NORMS)
         self._check_norms()
         for name in ("norm_eps", "attention_scale", "embedding_scale", "logit_scale"):

@@ -76,6 +76,20 @@ class StateSpace(StateSizes):
         """Return the gain of norms of parts, whose weights are of the whole."""
         return {_ONES: np.ones(self.normed, np.float32)} if self.key_heads > 1 else {}
 
+    def mamba_order(self) -> tuple[list[int], list[int]]:
+        """Return which of Mamba's channels, and of its first projection's rows, come in our order.
+
+        Mamba has a gate, values, keys, queries and steps; what is convolved are the middle ones.
+        """
+        values, keys = self.values, self.keys
+        steps = range(values + self.channels, sum(self.projected))
+        order = [
+            *range(values + keys, self.channels),
+            *range(values, values + keys),
+            *range(values),
+        ]
+        return order, [*(values + i for i in order), *range(values), *steps]
+
     def mixed(self, write: ProgramWriter, normed: Node, i: int) -> Node:
         """Mix the positions of layer i, [rows, new, width], before its last projection."""
         layer = f"decoder.layers.{i}.state_space"

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from kit.decoder_cases import LENGTH, VOCAB
 from kit.dimensions import ROFORMER
 from kit.in_transformers import SETTINGS, random_t5, t5_tensors
 from kit.models import checkpoint_of, lazy_tensors, random_programs
 from kit.openai_whisper import openai_attention
 from kit.random_barts import random_bart, save_bart
+from kit.random_decoders import oracle_and_checkpoint
 from kit.recordings import EXAMPLE
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -22,7 +24,6 @@ from kvcast.inspect.attention.recording import FedSequence
 from kvcast.inspect.attention.sound import excerpt
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.reference import EagerReference, NativeReference
-from models.test_decoder_equals_transformers import LENGTH, VOCAB, oracle_and_checkpoint
 
 QUICK = ("gemma 4 whose layers share caches", "gpt oss")
 """Windows, layers that read another's cache, and sinks."""

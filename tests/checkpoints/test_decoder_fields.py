@@ -1,0 +1,180 @@
+"""Fields of decoder-only models' configurations: what is left out, and what is tried.
+
+A field that a configuration leaves out means what it means to transformers, and every field that
+changes a result has another value in a case that is compared with transformers, or is refused.
+"""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import transformers
+
+from kit.random_decoders import MODELS, configuration
+from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
+from kvcast.checkpoints.decoder_types import TYPES, WRAPPERS
+from kvcast.errors import KvcastError
+
+SIZES = {
+    "vocab_size": 262_144,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 65_536,
+}
+# Whose default is no divisor of these.
+HEADS = {"helium": {"num_attention_heads": 40}}
+# By the name that messages have for them.
+ASKED_FOR = {"intermediate_size": "ffn_dim", "num_local_experts": "num_experts"}
+# Of training, of tokens' numbers, and of what transformers returns or how it computes.
+INERT = {
+    *("transformers_version", "architectures", "dtype", "model_type", "return_dict"),
+    *("_name_or_path", "z_loss_coefficient", "attn_implementation", "num_logits_to_keep"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "id2label", "label2id"),
+    *("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
+    *("resid_dropout", "embed_dropout", "classifier_dropout", "dropout", "residual_dropout"),
+    *("layerdrop", "init_std", "initializer_range", "initializer_factor", "use_cache"),
+    *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "pretraining_tp"),
+    *("output_hidden_states", "output_attentions", "chunk_size_feed_forward", "problem_type"),
+    *("is_encoder_decoder", "is_decoder", "cross_attention_hidden_size"),
+    *("embedding_dropout", "hidden_dropout_prob"),
+}
+
+
+def saved(config):
+    """A configuration as transformers writes it, with every field."""
+    return json.loads(json.dumps(config.to_dict(), default=str))
+
+
+def read(config):
+    return decoder_dimensions(config, "config.json")
+
+
+def text_of(config):
+    """The fields of a model's decoder."""
+    return config.get("text_config") or config
+
+
+def has_more(kind):
+    """Tell whether a type's configuration has its decoder's apart."""
+    config = transformers.AutoConfig.for_model(kind)
+    return config.get_text_config() is not config
+
+
+def built(kind, fields):
+    """Transformers' configuration from some fields of a decoder."""
+    text = {name: value for name, value in fields.items() if name != "model_type"}
+    if has_more(kind):
+        of_text = transformers.AutoConfig.for_model(kind).get_text_config().model_type
+        text = {"text_config": {**text, "model_type": of_text}}
+    return transformers.AutoConfig.for_model(kind, **text)
+
+
+def stated(kind, fields):
+    """What a file says with some fields of a decoder."""
+    text = {name: value for name, value in fields.items() if name != "model_type"}
+    return {"model_type": kind, **({"text_config": text} if has_more(kind) else text)}
+
+
+def with_what_is_required(kind, fields, whole):
+    """Return fields beside those that are not optional, with the dimensions."""
+    while True:
+        try:
+            return fields, read(stated(kind, fields))
+        except KvcastError as error:
+            missing = re.search(r": (\w+) is missing", str(error))
+            name = missing and (missing[1] if missing[1] in whole else ASKED_FOR.get(missing[1]))
+            if not name or name in fields or whole.get(name) is None:
+                raise
+            fields = {**fields, name: whole[name]}
+
+
+def assert_same_but_for_heads(kind, ours, theirs):
+    """Of models with images, files decide whether the head is the embedding."""
+    if has_more(kind):
+        theirs = replace(theirs, tied=ours.tied)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", [*TYPES, *WRAPPERS])
+def test_a_configuration_of_sizes_alone_has_transformers_defaults(kind):
+    known = transformers.AutoConfig.for_model(kind).get_text_config()
+    sizes = {name: size for name, size in SIZES.items() if hasattr(known, name)}
+    sizes |= HEADS.get(kind, {})
+    whole = text_of(saved(built(kind, sizes)))
+    fields, ours = with_what_is_required(kind, sizes, whole)
+    assert_same_but_for_heads(kind, ours, read(saved(built(kind, fields))))
+
+
+# Fields of layers that only some types have, or that change only how transformers computes.
+INERT_OF = {
+    **dict.fromkeys(("bamba", "granitemoehybrid"), ("mamba_chunk_size",)),
+    "gpt_bigcode": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+    "gpt2": (
+        *("reorder_and_upcast_attn", "summary_activation", "summary_first_dropout"),
+        *("summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    ),
+    "qwen3_vl_moe": ("sliding_window",),
+}
+GELU, BIASES = {"hidden_act": "gelu"}, {"attention_bias": True}
+LIMIT = {"time_step_limit": [0.0, 1.0]}
+REFUSED = {
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "olmoe"), GELU),
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "gpt_oss"), GELU),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), GELU | BIASES),
+    **dict.fromkeys(("bamba", "granitemoehybrid"), GELU | LIMIT),
+    **{
+        kind: {"use_bidirectional_attention": True}
+        for kind in ("gemma", "gemma2", "gemma3_text", "gemma4_unified_text")
+    },
+    "falcon": {"alibi": True},
+    "gpt2": {"add_cross_attention": True},
+    "gpt_bigcode": {"add_cross_attention": True, "multi_query": False},
+    "opt": {
+        "_remove_final_layer_norm": True,
+        "do_layer_norm_before": False,
+        "layer_norm_elementwise_affine": False,
+    },
+}
+FIRST = {kind: model for model, (kind, _) in reversed(MODELS.items())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FIRST)
+def test_a_field_that_is_left_out_has_transformers_default(kind):
+    known = text_of(saved(transformers.AutoConfig.for_model(kind)))
+    case = text_of(saved(configuration(FIRST[kind])))
+    whole, tried = {name: value for name, value in case.items() if name in known}, 0
+    for name in whole.keys() - INERT:
+        fields = {other: value for other, value in whole.items() if other != name}
+        try:
+            theirs = read(saved(built(kind, fields)))
+            ours = read(stated(kind, fields))
+        except Exception:
+            continue  # one of them asks for it
+        assert_same_but_for_heads(kind, ours, theirs)
+        tried += 1
+    assert tried > 2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FIRST if kind in TYPES])
+def test_every_field_that_changes_a_result_is_tried(kind):
+    usual = text_of(saved(transformers.AutoConfig.for_model(kind)))
+    cases = [text_of(saved(configuration(m))) for m, (of, _) in MODELS.items() if of == kind]
+    untried = {
+        name
+        for name, value in usual.items()
+        if name not in INERT and all(case.get(name, value) == value for case in cases)
+    }
+    untried -= {"tie_word_embeddings"} if has_more(kind) else set()  # files decide
+    assert untried == {*INERT_OF.get(kind, ()), *REFUSED.get(kind, {})}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_field_that_is_not_tried_is_refused(kind):
+    whole = text_of(saved(configuration(FIRST[kind])))
+    for name, value in REFUSED[kind].items():
+        with pytest.raises(KvcastError, match=r"supported|must be"):
+            read(stated(kind, {**whole, name: value}))

@@ -1,0 +1,431 @@
+"""Configurations of decoder-only models by names of tests: a model type, and its fields over SIZES.
+
+Every field that changes a result has another value than its default in one of a type's cases.
+"""
+
+WINDOW, VOCAB, LENGTH = 7, 131, 45
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+        "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
+    }
+}
+OF_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+EXPERTS = {**OF_EXPERTS, "moe_intermediate_size": 24}
+FASTER = {"rope_type": "default", "rope_theta": 500.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 10,
+}
+TRAINED = {"original_max_position_embeddings": 32}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
+TWO = {"num_hidden_layers": 2}
+_GEMMA_4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": WINDOW,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 0,
+    "rms_norm_eps": 0.01,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 500.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+# Which experts are chosen hangs on little, and more so behind more layers.
+_OF_TWO = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+_DELTA_NETS = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_STATE_SPACES = {"mamba_n_heads": 4, "mamba_d_state": 16, "mamba_d_conv": 3}
+_GRANITE_4 = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
+    "rms_norm_eps": 0.02,
+    "shared_intermediate_size": 40,
+    **_STATE_SPACES,
+}
+CASES = {
+    "mistral with its window": ("mistral", {"sliding_window": WINDOW}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "llama 2": ("llama", {}),
+    "llama 3 with scaled rotation": ("llama", {"rope_parameters": LLAMA3}),
+    "llama with biases and a tied head": (
+        "llama",
+        {"attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen 2": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "qwen 3": ("qwen3", {}),
+    "gemma 3": (
+        "gemma3_text",
+        {
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+            "sliding_window_pattern": 3,
+        },
+    ),
+    "phi 3 longer than trained": ("phi3", {"hidden_size": 64, **LONGROPE, **TRAINED}),
+    "phi 3 no longer than trained": (
+        "phi3",
+        {"hidden_size": 64, **LONGROPE, "original_max_position_embeddings": 256},
+    ),
+    "phi 3 with a window": ("phi3", {"hidden_size": 64, "sliding_window": WINDOW}),
+    "ministral": (
+        "ministral",
+        {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "ministral 3": (
+        "ministral3",
+        {
+            "rope_parameters": {
+                **YARN,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "llama_4_scaling_beta": 0.5,
+            }
+        },
+    ),
+    "glm": ("glm", {"attention_bias": True}),
+    "glm 4": ("glm4", {"attention_bias": False, "partial_rotary_factor": 0.75}),
+    "qwen 2 with experts": (
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen 2 with normalised experts": (
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen 3 with experts": (
+        "qwen3_moe",
+        {
+            **EXPERTS,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
+    ),
+    "gpt oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 0.75,
+            "swiglu_alpha": 1.3,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "gpt oss without biases in attention": (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 4, "attention_bias": False},
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama with biases in its feed-forward and relu": (
+        "llama",
+        {"mlp_bias": True, "hidden_act": "relu", "num_hidden_layers": 2},
+    ),
+    "gemma": ("gemma", {**TWO, "hidden_act": "gelu", "attention_bias": True}),
+    "gemma of the first files": ("gemma", {**TWO, "hidden_act": "gelu"}),
+    "gemma 2": (
+        "gemma2",
+        {
+            **TWO,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            **TWO,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rms_norm_eps": 0.02,
+        },
+    ),
+    "granite with experts": (
+        "granitemoe",
+        {
+            **TWO,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.5,
+            "rms_norm_eps": 0.02,
+        },
+    ),
+    "smollm 3 with windows where nothing is rotated": (
+        "smollm3",
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
+    ),
+    "smollm 3 with a list of layers": ("smollm3", {**TWO, "no_rope_layers": [0, 1]}),
+    "olmo 2": ("olmo2", {**TWO, "attention_bias": True, "rms_norm_eps": 0.01}),
+    "olmo 3": (
+        "olmo3",
+        {
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "exaone 4": ("exaone4", {"sliding_window": WINDOW, "rope_parameters": LLAMA3}),
+    "exaone 4 without a window": (
+        "exaone4",
+        {**TWO, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "helium": ("helium", {**TWO, "hidden_size": 64, "attention_bias": True, "mlp_bias": True}),
+    "lfm2": (
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "block_multiple_of": 16,
+            "block_ffn_dim_multiplier": 1.3,
+        },
+    ),
+    "lfm2 of the width that is given": (
+        "lfm2",
+        {**TWO, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    ),
+    "qwen 3.5": (
+        "qwen3_5_text",
+        _DELTA_NETS,
+    ),
+    "gemma 4 whose layers share caches": (
+        "gemma4_text",
+        {
+            **_GEMMA_4,
+            "num_hidden_layers": 5,
+            "layer_types": [
+                "sliding_attention",
+                *(["sliding_attention", "full_attention"] * 2),
+            ],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma 4 whose keys are values": (
+        "gemma4_text",
+        {
+            **_GEMMA_4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "attention_bias": True,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
+    "gemma 4 unified": ("gemma4_unified_text", {**_GEMMA_4, "num_kv_shared_layers": 1}),
+    "gemma 4 with experts": (
+        "gemma4_text",
+        {
+            **_GEMMA_4,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "qwen 3 next": (
+        "qwen3_next",
+        {
+            **_DELTA_NETS,
+            **_OF_TWO,
+            **EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+    ),
+    "qwen 3 next with experts in each other layer": (
+        "qwen3_next",
+        {
+            **_DELTA_NETS,
+            **_OF_TWO,
+            **EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "qwen 3.5 with experts": (
+        "qwen3_5_moe_text",
+        {**_DELTA_NETS, **_OF_TWO, **EXPERTS, "shared_expert_intermediate_size": 40},
+    ),
+    "granite with a shared expert": (
+        "granitemoeshared",
+        {
+            **TWO,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 40,
+            "residual_multiplier": 0.4,
+        },
+    ),
+    "bamba": (
+        "bamba",
+        {**TWO, **_STATE_SPACES, "attn_layer_indices": [1], "mlp_bias": True},
+    ),
+    "granite 4": (
+        "granitemoehybrid",
+        {
+            **_GRANITE_4,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_hidden_layers": 3,
+            "num_local_experts": 0,
+            "mamba_n_groups": 2,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "granite 4 with experts": (
+        "granitemoehybrid",
+        {
+            **_GRANITE_4,
+            **TWO,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "seed oss": (
+        "seed_oss",
+        {**TWO, "attention_out_bias": True, "mlp_bias": True, "rms_norm_eps": 0.01},
+    ),
+    "seed oss without biases": (
+        "seed_oss",
+        {
+            **TWO,
+            "attention_bias": False,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+            "rope_parameters": FASTER,
+        },
+    ),
+    "arcee": ("arcee", {**TWO, "rms_norm_eps": 0.01, "rope_parameters": {**YARN, "factor": 4.0}}),
+    "arcee with biases": (
+        "arcee",
+        {
+            **TWO,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "internlm 3": (
+        "internlm3",
+        {**TWO, "attention_bias": True, "mlp_bias": True, "rope_parameters": FASTER},
+    ),
+    "internlm 3 with a tied head": (
+        "internlm3",
+        {**TWO, "tie_word_embeddings": True, "hidden_act": "gelu", "rms_norm_eps": 0.01},
+    ),
+    "ernie 4.5": ("ernie4_5", {**TWO, "rms_norm_eps": 0.01, "rope_parameters": FASTER}),
+    "ernie 4.5 with biases": (
+        "ernie4_5",
+        {**TWO, "use_bias": True, "tie_word_embeddings": False, "hidden_act": "gelu"},
+    ),
+    "olmoe": (
+        "olmoe",
+        {
+            **TWO,
+            **OF_EXPERTS,
+            "hidden_size": 64,
+            "clip_qkv": 0.5,
+            "rms_norm_eps": 0.01,
+            "rope_parameters": FASTER,
+        },
+    ),
+    "olmoe with normalised experts": (
+        "olmoe",
+        {
+            **TWO,
+            **OF_EXPERTS,
+            "num_experts_per_tok": 4,
+            "hidden_size": 64,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
