@@ -25,10 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-
-def split_heads(flat_rsx: Tensor, head_dim: int) -> Tensor:
-    """[r, s, heads * d] to [r, s, heads, d]."""
-    return flat_rsx.unflatten(-1, (-1, head_dim))
+from kvcast.models.ops.attending import (
+    attend,
+    blocks_of_rows,
+    held_positions,
+    padding_mask,
+    rotated,
+    split_heads,
+    visible,
+)
 
 
 @torch.library.custom_op("kvcast::self_attention", mutates_args=("key_cache", "value_cache"))
@@ -177,27 +182,6 @@ def packed_self_attention(
     return mixed
 
 
-def blocks_of_rows(rows: list[int], counts: list[int]) -> list[tuple[slice, slice, int]]:
-    """Divide concatenated new positions: rows of a cache, their positions, and how many of each.
-
-    Neighbouring rows with the same number of new positions form one batched block.
-    """
-    first, count = rows[0], counts[0]
-    if rows == list(range(first, first + len(rows))) and counts == [count] * len(rows):
-        return [(slice(first, first + len(rows)), slice(None), count)]
-    ends = torch.tensor(counts).cumsum(0).tolist()
-    return [
-        (slice(row, row + 1), slice(end - new, end), new)
-        for row, end, new in zip(rows, ends, counts, strict=True)
-    ]
-
-
-def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate pairs (i, i + d / 2) by angles [r, 1, s, d / 2]."""
-    first, second = heads_rhsd.chunk(2, dim=-1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
-
-
 def _write(
     key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, positions_rs: Tensor
 ) -> None:
@@ -205,95 +189,6 @@ def _write(
     row_index = torch.arange(len(slots_rs), device=slots_rs.device)[:, None]
     key_cache[row_index, :, slots_rs] = key.transpose(1, 2)
     value_cache[row_index, :, slots_rs] = value.transpose(1, 2)
-
-
-def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
-    """Return the position in each of the first `held` slots [r, held] after `last` was written.
-
-    Negative for an empty slot.
-    """
-    slots_c = torch.arange(held, device=last_r.device)
-    last_r1 = last_r[:, None]
-    newest_r1 = last_r1 % capacity
-    # One division per row: in compiled loops, one per slot would cost more than all of attention.
-    lap_rc = torch.where(slots_c > newest_r1, capacity, 0)
-    return last_r1 - newest_r1 + slots_c - lap_rc
-
-
-def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
-    """Return which keys each query sees [r, 1, s, c], by position; negative is an empty slot."""
-    distance = query_rs[:, :, None] - key_rc[:, None]
-    visible_rsc = (distance >= 0) & (key_rc >= 0)[:, None]
-    if window:
-        visible_rsc &= distance < window
-    return visible_rsc[:, None]
-
-
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    softcap: float,
-    sinks: Tensor | None = None,
-    beside: tuple[Tensor, Tensor, Tensor | None] | None = None,
-) -> Tensor:
-    """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask; None: all are seen.
-
-    `beside` are keys and values [b, kv_heads, t, d] in the same softmax, and their boolean mask.
-    """
-    if not softcap and sinks is None and beside is None:
-        shares_keys = query.shape[1] > key.shape[1]
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scale, enable_gqa=shares_keys
-        )
-    logits = _logits(query, key, mask, scale, softcap)
-    if beside is None:
-        return _mixed(softmax_beside(logits, sinks), value)
-    cross_key, cross_value, cross_mask = beside
-    rows, batch = len(query), len(cross_key)
-    # An input's rows are further queries of it: to repeat keys would copy the cache.
-    folded = query.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-    others = _logits(folded, cross_key, cross_mask, scale, softcap)
-    others = others.unflatten(2, (rows // batch, -1)).transpose(1, 2).flatten(0, 1)
-    weights = softmax_beside(torch.cat([logits, others], -1), sinks)
-    own, others = weights.split([logits.shape[-1], others.shape[-1]], -1)
-    others = others.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-    mixed = _mixed(others, cross_value).unflatten(2, (rows // batch, -1))
-    return _mixed(own, value) + mixed.transpose(1, 2).flatten(0, 1)
-
-
-def _logits(
-    query: Tensor, key: Tensor, mask: Tensor | None, scale: float, softcap: float
-) -> Tensor:
-    """[r, h, s, c], -inf where nothing is seen."""
-    groups = query.shape[1] // key.shape[1]
-    # A key head's query heads are further queries of it: to repeat keys would copy the cache.
-    folded = query.unflatten(1, (-1, groups)).flatten(2, 3)
-    logits = (folded @ key.transpose(-1, -2) * scale).unflatten(2, (groups, -1)).flatten(1, 2)
-    if softcap:
-        logits = softcap * torch.tanh(logits / softcap)
-    if mask is None:
-        return logits
-    if mask.dtype == torch.bool:
-        mask = torch.zeros((), device=mask.device).masked_fill(~mask, -torch.inf)
-    return logits + mask
-
-
-def _mixed(weights: Tensor, value: Tensor) -> Tensor:
-    """[r, h, s, c] of [r, kv_heads, c, d], as [r, h, s, d]."""
-    groups = weights.shape[1] // value.shape[1]
-    folded = weights.unflatten(1, (-1, groups)).flatten(2, 3)
-    return (folded @ value).unflatten(2, (groups, -1)).flatten(1, 2)
-
-
-def softmax_beside(logits_rhsc: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax over the last axis and a head's sink, without the sink's share."""
-    if sinks is None:
-        return logits_rhsc.softmax(-1)
-    beside = sinks[:, None, None].expand(*logits_rhsc.shape[:-1], 1)
-    return torch.cat([logits_rhsc, beside], -1).softmax(-1)[..., :-1]
 
 
 @torch.library.custom_op("kvcast::shared_attention", mutates_args=())
@@ -435,34 +330,3 @@ for _operator in (
     encoder_attention,
 ):
     _operator.register_fake(_like_query)
-
-
-def within_windows(
-    distance_mt: Tensor, before: int, after: int, lengths: Tensor | None = None
-) -> Tensor:
-    """Return which keys queries see that see so many positions before and after their own.
-
-    Args:
-        distance_mt: how far after a query's position a key's is.
-        before: how many positions before its own a query sees.
-        after: how many after it.
-        lengths: int32 [b], how many of an input's t positions are valid; None: all. A query always
-            sees its own position, as no softmax is of nothing.
-
-    Returns:
-        [m, t], or [b, 1, m, t] with lengths.
-
-    """
-    near_mt = (distance_mt >= -before) & (distance_mt <= after)
-    if lengths is None:
-        return near_mt
-    valid_bt = torch.arange(distance_mt.shape[1], device=lengths.device) < lengths[:, None]
-    return (near_mt & (valid_bt[:, None] | (distance_mt == 0)))[:, None]
-
-
-def padding_mask(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
-    """Return the mask [b, 1, 1, t] of valid positions; None if all are valid."""
-    if lengths is None:
-        return None
-    positions_t = torch.arange(key_bhtd.shape[2], device=key_bhtd.device)
-    return (positions_t < lengths[:, None])[:, None, None]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from kvcast.models.ops.attention import blocks_of_rows
+from kvcast.models.ops.attending import blocks_of_rows
 
 
 def convolve_and_keep(

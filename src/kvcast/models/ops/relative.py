@@ -8,7 +8,7 @@ Letters in shapes: b batch, t positions, h heads, d head_dim.
 import torch
 from torch import Tensor
 
-from kvcast.models.ops.attention import split_heads
+from kvcast.models.ops.attending import split_heads
 
 
 def relative_scores(query: Tensor, key: Tensor, heads: int, scale: float) -> Tensor:

@@ -11,7 +11,7 @@ Letters in shapes: b batch, t positions, h heads, d head_dim.
 import torch
 from torch import Tensor
 
-from kvcast.models.ops.attention import (
+from kvcast.models.ops.attending import (
     attend,
     padding_mask,
     rotated,

@@ -29,16 +29,14 @@ from torch.fx import GraphModule
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from kvcast.errors import KvcastError
-from kvcast.models.ops.attention import (
-    cross_attention,
-    encoder_attention,
+from kvcast.models.ops.attending import (
     held_positions,
     padding_mask,
     rotated,
-    self_attention,
     split_heads,
     visible,
 )
+from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
 from kvcast.models.ops.convolution import convolve_and_keep, short_convolution
 from kvcast.models.ops.experts import gated, mixture_of_experts
 from kvcast.runtimes.lowering.replace import Table, taking
