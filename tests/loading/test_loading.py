@@ -20,6 +20,7 @@ from kit.dimensions import (
     LLAMA,
     MISTRAL,
     QWEN3_5,
+    QWEN3_ASR,
     T5GEMMA,
     T5GEMMA2,
 )
@@ -58,9 +59,10 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         (T5GEMMA, "whose encoder has windows or rotation, as t5gemma"),
         (T5GEMMA2, "whose encoder has windows or rotation, as t5gemma2"),
         (CANARY, "whose encoder convolves channels, as canary"),
+        (QWEN3_ASR, "with its own encoder of sound, as qwen3_asr"),
         (GEMMA4_EXPERTS, "with experts beside feed-forwards, as gemma4_text"),
     ],
-    ids=["states", "sizes", "caches", "encoders", "both", "channels", "experts"],
+    ids=["states", "sizes", "caches", "encoders", "both", "channels", "sound", "experts"],
 )
 def test_a_model_with_layers_that_a_runtime_does_not_have_is_refused(
     dimensions: Any, problem: str

@@ -283,3 +283,39 @@ def test_fewer_bits_transcribe(kind: str, folder: Path, quantize: str):
     model = kvcast.load(folder, runtime="native", quantize=quantize, threads=1)
     segments = list(model.transcribe(noise(1.5), **few(kind)))
     assert all(segment.tokens for segment in segments)
+
+
+@pytest.mark.slow
+def test_an_export_writes_the_same_and_other_runtimes_refuse_in_one_line(
+    kind: str, folder: Path, model: Any, tmp_path: Path, capsys: Any
+):
+    def exported(runtime: str) -> int:
+        given = ["-o", str(tmp_path / runtime), "--quantize", "none", "--quiet"]
+        return main(["export", str(folder), "--runtime", runtime, *given])
+
+    def heard(of: Any) -> list[Any]:
+        return [(each.start, each.text) for each in of.transcribe(noise(1.5), **few(kind))]
+
+    assert exported("native") == 0
+    assert heard(kvcast.load(tmp_path / "native", threads=1)) == heard(model)
+    capsys.readouterr()
+    if kind == "voxtral":  # whose encoder is Whisper's
+        assert exported("onnx") == 0
+        assert heard(kvcast.load(tmp_path / "onnx", threads=1)) == heard(model)
+    else:
+        assert exported("onnx") == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert "use --runtime native" in line
+
+
+@pytest.mark.slow
+def test_a_recipe_is_found_on_speech_whose_language_is_told(tmp_path: Path, capsys: Any):
+    folder = speech_folder("cohere_asr", tmp_path / "cohere")
+    soundfile.write(tmp_path / "a.wav", noise(1.5), RATE)
+    given = ["quantize", str(folder), "--on", str(tmp_path / "a.wav"), "--positions", "16"]
+    assert main([*given, "--quiet"]) == 2
+    assert "has to be told the language" in capsys.readouterr().err
+    recipe = tmp_path / "recipe.json"
+    assert main([*given, "--language", "de", "--quiet", "-o", str(recipe)]) == 0
+    model = kvcast.load(folder, quantize=str(recipe), threads=1)
+    assert any(segment.text for segment in model.transcribe(noise(1.5), language="de"))

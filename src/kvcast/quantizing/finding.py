@@ -105,7 +105,7 @@ def find_recipe(model: str, params: QuantizeParams) -> Found:
     ).model
     params.on_phase("writing in fp32")
     family = family_of(checkpoint.family)
-    passages = passages_of(exact, family, params.on, params.positions)
+    passages = passages_of(exact, family, params.on, params.positions, params.language)
     trials = Trials(checkpoint, exact.runtime.interpreter, passages, threads, params.on_phase)
     name = Path(model).resolve().name if Path(model).exists() else model
     start = Recipe(model=name, sha256=fingerprint(place, adapters), matrices=trials.uniform("fp32"))

@@ -34,6 +34,15 @@ class QuantizeParams(AdapterParams):
             default="required",
         ),
     ] = ""
+    language: Annotated[
+        str | None,
+        Option(
+            group=SEARCH,
+            help="the language spoken in the recording, as kvcast transcribe takes it",
+            check=Text(filled=True),
+            metavar="LANG",
+        ),
+    ] = None
     positions: Annotated[
         int,
         Option(

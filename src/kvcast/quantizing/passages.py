@@ -50,7 +50,9 @@ class Passage:
         return len(self.prompt) + len(self.target)
 
 
-def passages_of(model: Any, family: Family, on: str, positions: int) -> list[Passage]:
+def passages_of(
+    model: Any, family: Family, on: str, positions: int, language: str | None = None
+) -> list[Passage]:
     """Return passages of `positions` positions in all, fewer where there is no more.
 
     Args:
@@ -58,14 +60,18 @@ def passages_of(model: Any, family: Family, on: str, positions: int) -> list[Pas
         family: the model's.
         on: a recording's path, or a text's.
         positions: 1 or more.
+        language: that a recording is in.
 
     Raises:
         InputMissingError, InputOutputError: the recording or the text cannot be read.
-        UsageError: there is nothing in it.
+        UsageError: there is nothing in it, or the language cannot be that.
 
     """
     if family.task == "transcribe":
-        passages = _written(model, model.transcribe(on, temperature=0.0), positions)
+        with model.transcribe(on, temperature=0.0, language=language) as heard:
+            passages = _written(model, heard, positions)
+    elif language is not None:
+        raise UsageError("language is of a recording, and this model reads texts")
     elif family.interface == "decoder-only":
         passages = _read(model.encoded(_text(on)).tokens, positions, model.dimensions.max_positions)
     else:
