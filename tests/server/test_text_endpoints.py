@@ -221,6 +221,35 @@ def test_text_to_text(server: Server):
     assert answer["usage"]["completion_tokens"] == sum(len(t.tokens) for ts in alone for t in ts)
 
 
+@pytest.mark.parametrize("more", [{}, {"beam": 2}], ids=["greedy", "beams"])
+def test_a_stream_of_text_to_text(server: Server, more: dict[str, int]):
+    asked = {"model": "t5", "input": "abc", "max_tokens": 6, **more}
+    with server.http() as http:
+        whole = http.post("/v1/text2text", json=asked).json()
+        answer = http.post("/v1/text2text", json=asked | {"stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *lines, last = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    events = [json.loads(line) for line in lines]
+    assert last == "[DONE]"
+    choices = [choice for event in events for choice in event["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+    assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert (events[-1]["choices"], events[-1]["usage"]) == ([], whole["usage"])
+
+
+def test_a_stream_of_a_long_source_is_one_text(server: Server):
+    long = "how are you? and you? " * 4
+    languages = {"source_language": "b", "target_language": "a"}
+    asked = {"model": "marian", "input": long, "max_tokens": 6, **languages}
+    with server.http() as http:
+        whole = http.post("/v1/text2text", json=asked).json()["choices"][0]["text"]
+        answer = http.post("/v1/text2text", json=asked | {"stream": True}).text
+    lines = [line.removeprefix("data: ") for line in answer.split("\n\n") if line][:-1]
+    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+    assert {choice["index"] for choice in choices} == {0}
+    assert "".join(choice["text"] for choice in choices) == whole
+
+
 def test_translations_have_languages_and_long_ones_are_split(server: Server):
     languages = {"source_language": "b", "target_language": "a"}
     long = "how are you? and you? " * 4
@@ -333,7 +362,13 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str | None, str | None, str]] = {
     "no stop": ("chat/completions", CHAT | {"stop": 1}, "stop", None, "text, or a list"),
     "sources": ("text2text", {"model": "t5", "input": ["a"] * 257}, "input", None, "at most 256"),
     "a source": ("text2text", {"model": "t5", "input": ["a", ""]}, "input.1", None, "at least 1"),
-    "a stream": ("text2text", {"model": "t5", "input": "a", "stream": True}, "stream", None, "not"),
+    "a stream": (
+        "text2text",
+        {"model": "t5", "input": ["a", "b"], "stream": True},
+        "stream",
+        None,
+        "one source",
+    ),
     "input": ("responses", {"input": []}, "input", None, "at least 1 item"),
     "items": ("responses", {"input": ["a"]}, "input.0", None, "valid dictionary"),
     "a token": ("completions", {"prompt": [1, "a"]}, "prompt.1", None, "valid integer"),

@@ -14,13 +14,17 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvcast.engine import Job
 from kvcast.server.calls import Check, check_room
 from kvcast.server.errors import ApiError
+from kvcast.server.events import DONE, event, streamed
 from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
 from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT
 from kvcast.server.state import State
 from kvcast.server.writing import NOT_WRITING, PromptLimit, keywords, limited, usage
+from kvcast.text.caller import TextDelta
 from kvcast.text.generation import EncodedText
+from kvcast.text.texts import TextGeneration
 
 _CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"
 _AT_A_TIME = 512
@@ -33,8 +37,9 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     served = state.models.of_kind(body.model, others)
     assert served.kind == TEXT2TEXT
     state.check_texts(served, body.n)
-    if body.stream:
-        raise ApiError(400, "stream is not supported: the answer comes whole", param="stream")
+    sources = [body.input] if isinstance(body.input, str) else list(body.input)
+    if body.stream and (len(sources) > 1 or (body.n or 1) > 1):
+        raise ApiError(400, "a stream is of one source and one text", param="stream")
     options = keywords(
         body,
         served,
@@ -47,43 +52,73 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
         sentences=body.sentences,
     )
     state.journal.content(request, asked=body.input)
-    sources = [body.input] if isinstance(body.input, str) else list(body.input)
     check_room(served.engine, len(sources))
     most = state.limits.max_prompt
-    jobs = await state.calls.all_begun(
-        [
-            partial(state.write, request, served, limited(served, source, most), options)
-            for source in sources
-        ]
-    )
+
+    async def begin(source: str) -> Job[Any, Any]:
+        return await state.write(request, served, limited(served, source, most), options)
+
+    answer = _Answer(served.name)
+    if body.stream:
+
+        def ended(result: Any, cached: int) -> list[str]:
+            return answer.ended(state.wrote(request, result), cached)
+
+        job = await begin(sources[0])
+        return await streamed(state.calls, request, job, answer.events, ended)
+    jobs = await state.calls.all_begun([partial(begin, source) for source in sources])
     results = await state.calls.results(request, jobs)
-    choices: list[dict[str, Any]] = []
-    used = []
-    for source_index, (job, result) in enumerate(zip(jobs, results, strict=True)):
-        texts = state.wrote(request, result)
-        used.append(usage(texts, job.cached_tokens))
-        choices += [
+    texts = [state.wrote(request, result) for result in results]
+    return JSONResponse(answer.whole(texts, [job.cached_tokens for job in jobs]))
+
+
+class _Answer:
+    """The answer to one request."""
+
+    def __init__(self, model: str) -> None:
+        self._head = {
+            "id": f"t2t-{secrets.token_hex(14)}",
+            "object": "text2text",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> dict[str, Any]:
+        """Return the document that has the texts of each source."""
+        choices = [
             {
-                "index": len(choices) + i,
-                "input_index": source_index,
+                "input_index": source,
                 "text": text.text,
                 "score": text.score,
                 "similarity": text.similarity,
                 "finish_reason": text.finish_reason,
             }
-            for i, text in enumerate(texts)
+            for source, several in enumerate(texts)
+            for text in several
         ]
-    names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    return JSONResponse(
-        {
-            "id": f"t2t-{secrets.token_hex(14)}",
-            "object": "text2text",
-            "created": int(time.time()),
-            "model": served.name,
-            "choices": choices,
+        used = [usage(several, hits) for several, hits in zip(texts, cached, strict=True)]
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        return self._head | {
+            "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
             "usage": {name: sum(counts[name] for counts in used) for name in names},
         }
-    )
+
+    def events(self, delta: TextDelta) -> list[str]:
+        """Return the event of a step's new text, if there is any."""
+        if not (delta.text or delta.finish_reason):
+            return []
+        choice = {
+            "index": 0,
+            "input_index": 0,
+            "text": delta.text,
+            "finish_reason": delta.finish_reason,
+        }
+        return [event(self._head | {"choices": [choice], "usage": None})]
+
+    def ended(self, texts: list[TextGeneration], cached: int) -> list[str]:
+        """Return the last events."""
+        whole = self.whole([texts], [cached])
+        return [event(whole | {"choices": []}), DONE]
 
 
 async def embeddings(state: State, request: Request, body: EmbeddingsRequest) -> Response:

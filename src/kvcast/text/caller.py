@@ -52,17 +52,22 @@ class TextCaller(JobCaller):
         requests: Sequence[TextRequest],
         params: PromptParams,
         finished: Callable[[list[TextGeneration]], list[TextGeneration]],
+        parts: int = 1,
     ) -> None:
         """Prepare.
 
         Args:
-            requests: one for each text, or one for a beam search.
+            requests: one for each text, or one for a beam search; as many for each part.
             params: options.
             finished: returns the prompt's texts as clients get them, once all are over.
+            parts: of the prompt that have texts of their own: of several nothing is told before.
 
         """
         self._requests = list(requests)
         self._coming = deque(self._requests)
+        self._each = len(self._requests) // parts
+        # Beams compete to the end, and texts of later parts may be over before others.
+        self._tells = params.beam == 1 and parts == 1
         self._running = len(self._requests)
         self._params = params
         self._finished = finished
@@ -77,12 +82,14 @@ class TextCaller(JobCaller):
             return "error"
         if self._result is None:
             return None
-        return self._requests[0].generations()[0].finish_reason
+        whole = self._result[0] if isinstance(self._result, list) else self._result
+        return whole.finish_reason
 
     @override
     def next_request(self) -> Request | None:
         if len(self._coming) == len(self._requests):
-            self.totals.prompt_tokens += self._requests[0].spec.prompt_tokens
+            parts = self._requests[:: self._each]
+            self.totals.prompt_tokens += sum(part.spec.prompt_tokens for part in parts)
         return self._coming.popleft() if self._coming else None
 
     @override
@@ -90,7 +97,7 @@ class TextCaller(JobCaller):
         if request.error is not None:
             raise request.error
         self.job.cached_tokens = max(self.job.cached_tokens, request.reused)
-        if isinstance(request, SampledText):  # beams compete to the end
+        if self._tells and isinstance(request, SampledText):
             self._tell(request)
         self._running -= request.done
         if not self._running:
@@ -128,12 +135,12 @@ class TextCaller(JobCaller):
 
     def _finish(self) -> None:
         """Make up the result."""
-        texts = [text for request in self._requests for text in request.generations()]
-        if self._params.beam > 1:
-            self.totals.generated_tokens += sum(len(text.tokens) for text in texts)
+        written = [text for request in self._requests for text in request.generations()]
+        texts = self._finished(written)
+        if not self._tells:
+            self.totals.generated_tokens += sum(len(text.tokens) for text in written)
             for index, text in enumerate(texts):
                 self.job.put(_whole(index, text))
-        texts = self._finished(texts)
         self.totals.cached_tokens += self.job.cached_tokens
         self._result = texts if self._params.n > 1 else texts[0]
 

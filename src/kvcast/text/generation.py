@@ -392,7 +392,7 @@ class TextGenerator(ABC):
             with exclusive(self.runtime):
                 return self.finished(given, whole, params)
 
-        return TextCaller(requests, params, finished)
+        return TextCaller(requests, params, finished, len(parts))
 
     @keywords_of(PromptParams, completed)
     def generate(
