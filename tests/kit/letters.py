@@ -40,6 +40,7 @@ class Letters:
 
     end_tokens = (END,)
     languages: Languages | None = None
+    source_language: str | None = None
     translates = False
 
     def __init__(self, begins: bool = True, chat: bool = True) -> None:
@@ -127,6 +128,7 @@ class LetterTokenizer:
     first = 3
     end_tokens = (END,)
     languages = None
+    source_language = None
     translates = False
     tool_form = HERMES
     vocab_size = first + len(letters)

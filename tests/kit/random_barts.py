@@ -106,6 +106,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "pegasus": ("pegasus", {"activation_function": "relu"}),
     "m2m_100": ("m2m_100", {"scale_embedding": False, "pad_token_id": PAD}),
     "blenderbot": ("blenderbot", {"encoder_layers": 1}),
+    "blenderbot-small": ("blenderbot-small", {"scale_embedding": True}),
     "t5gemma": ("t5gemma", {"encoder": _GEMMA_ENCODER, "decoder": _GEMMA_DECODER}),
     "t5gemma-plain": (
         "t5gemma",

@@ -227,6 +227,7 @@ class Numbers:
     """Sources lie between `before` and `after`; `special` tokens have no text."""
 
     languages = None
+    source_language = None
     translates = False
 
     def __init__(

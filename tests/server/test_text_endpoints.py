@@ -29,7 +29,7 @@ ANSWER = "Hello, world"
 def translator() -> Any:
     """A model of two languages, whose names are letters."""
     marian = model(MARIAN, "native")
-    marian.tokenizer.languages = Languages(tokens={"a_A": 2, "b_B": 3}, place="first")
+    marian.tokenizer.languages = Languages(tokens={"a_A": 2, "b_B": 4}, place="first")
     marian.tokenizer.translates = True
     return marian
 

@@ -50,6 +50,24 @@ def test_sources_have_their_languages_as_in_transformers(kind: str, tmp_path: Pa
     assert ours.languages.forced(target) == theirs.convert_tokens_to_ids(target)
 
 
+def test_a_class_decides_where_the_language_is_whatever_tokenizer_json_says():
+    """As in transformers, which makes the template of these classes anew."""
+    description = json.loads(KINDS_OF_TOKENIZER["nllb"][0]().backend_tokenizer.to_str())
+    first, text, end = description["post_processor"]["single"]
+    description["post_processor"]["single"] = [text, end, first]  # as older files have it
+    content = {"tokenizer.json": json.dumps(description).encode()}
+    about = {"end_tokens": [2], "translates": True, "eos_token": "</s>"}
+    theirs = KINDS_OF_TOKENIZER["nllb"][0]()
+    for place, legacy in (("first", False), ("last", True)):
+        for language in ("eng_Latn", "deu_Latn"):
+            told = {"language_place": place, "source_language": language}
+            ours = open_text({**content, "text.json": json.dumps(about | told).encode()})
+            theirs.legacy_behaviour, theirs.src_lang = legacy, language
+            assert ours.encode("the house") == theirs("the house").input_ids
+            assert ours.languages is not None
+            assert (ours.languages.place, ours.source_language) == (place, language)
+
+
 CODES = Languages(tokens={"eng_Latn": 3, "zho_Hans": 4, "zho_Hant": 5}, place="first")
 
 
@@ -57,7 +75,7 @@ CODES = Languages(tokens={"eng_Latn": 3, "zho_Hans": 4, "zho_Hant": 5}, place="f
     ("language", "said"),
     [
         ("zho", "no language 'zho': it has zho_Hans, zho_Hant and 1 more"),
-        ("en_Latn", "it has eng_Latn"),
+        ("en_Latn", "it has eng_Latn, zho_Han[st], zho_Han[st]$"),
         ("x" * 200, "no language 'x{40}': it has"),
     ],
 )
@@ -99,10 +117,29 @@ def test_a_target_language_may_precede_the_source():
         model.generate("ac", source_language="a")
 
 
+def test_a_model_whose_texts_begin_with_a_language_is_for_that_one():
+    model = translating("first", {"bc": "xyz"})
+    model.tokenizer.languages = Languages(tokens={"a_A": model._sizes.start_token}, place="first")
+    for options in ({}, {"target_language": "a_A"}, {"target_language": "a"}):
+        assert model.generate("bc", **options).text == "xyz"
+    model.tokenizer.languages = Languages(
+        tokens={"a_A": model._sizes.start_token, "b_B": 3}, place="first"
+    )
+    with pytest.raises(UsageError, match="into a_A alone"):
+        model.generate("bc", target_language="b")
+
+
 @pytest.mark.parametrize("option", [{"source_language": "a"}, {"target_language": "a"}])
 def test_a_model_of_no_languages_takes_none(option: dict[str, str]):
     with pytest.raises(UsageError, match="does not translate"):
         answering({"a": "b"}).generate("a", **option)
+
+
+def test_a_model_of_two_languages_needs_none_of_them_named():
+    model = answering({"a": "b"})
+    model.tokenizer.translates = True
+    with pytest.raises(UsageError, match="into one: name neither"):
+        model.generate("a", target_language="de")
 
 
 SENTENCES = {"how are you?": "fine.", "and you?": "so so.", "a. b!": "c."}
@@ -127,8 +164,27 @@ def test_pieces_of_a_long_source_and_of_one_that_is_split_on_request():
     assert "".join(pieces) == pieces.result.text == "fine. so so.   c. "
     short = "and you? a. b!"
     assert model.generate(short, sentences=True).text == "so so. c."
-    with pytest.raises(UsageError, match="at most: shorten it"):
+    with pytest.raises(UsageError, match="a sentence of the source has 31 tokens and the model"):
         model.generate("a" * 30)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 2}, {"beam": 3, "n": 2}], ids=str)
+def test_an_engine_tells_a_text_of_several_parts_as_one(options: dict[str, int]):
+    model = translating("target", SENTENCES)
+    expected = model.generate(LONG, **options)
+    with kvcast.Engine(model, rows=4) as engine:
+        job = engine.submit(LONG, **options)
+        deltas, result = list(job), job.result(timeout=600)
+    texts = result if isinstance(result, list) else [result]
+    assert [text.text for text in texts] == [
+        text.text for text in (expected if isinstance(expected, list) else [expected])
+    ]
+    told = {delta.index: "" for delta in deltas}
+    for delta in deltas:
+        told[delta.index] += delta.text
+    assert told == {index: text.text for index, text in enumerate(texts)}
+    status = engine.status()
+    assert status.prompt_tokens == texts[0].prompt_tokens
 
 
 def test_without_the_library_one_line_tells_how_to_get_it(monkeypatch):

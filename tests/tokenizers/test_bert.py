@@ -269,7 +269,11 @@ def test_a_missing_vocabulary_is_one_line():
         ({"lowercase": None}, "lowercase is not true or false"),
         ({"lowercase": "yes"}, "lowercase is not true or false"),
         ({"words": 1}, "words is not true or false"),
-        ({"tokenizer": "gpt"}, "tokenizer 'gpt' is not known: one of bert, byt5, marian, m2m100"),
+        (
+            {"tokenizer": "gpt"},
+            "tokenizer 'gpt' is not known: one of bert, byt5, marian, m2m100, mbart, mbart50, "
+            "pegasus, blenderbot, blenderbot-small, byte-level",
+        ),
         ({"tokenizer": 3}, "tokenizer is not a text"),
         ({"end_tokens": []}, "end_tokens is not a list of one or more ids"),
         ({"end_tokens": [True]}, "end_tokens is not a list of one or more ids"),

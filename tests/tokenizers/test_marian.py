@@ -82,7 +82,7 @@ def test_targets_are_the_same_texts(both):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """transformers' tokenizer of many languages and ours."""
+    """transformers' tokenizer of many languages, ours, and ours of German sources."""
     roles = {"pad_id": -1, "bos_id": 0, "eos_id": 1, "unk_id": 2}
     model = spiece_model(vocab_size=160, model_type="bpe", **roles)
     folder = tmp_path_factory.mktemp("m2m")
@@ -95,23 +95,28 @@ def many(tmp_path_factory):
     settings = {
         "tokenizer": "m2m100",
         "end_tokens": [2],
-        "extra_special_tokens": list(theirs.lang_token_to_id),
+        "eos_token": "</s>",
     }
     files = {"sentencepiece.bpe.model": model, "vocab.json": json.dumps(table).encode()}
-    return theirs, open_text({**files, "text.json": json.dumps(settings).encode()})
+    german = {**settings, "source_language": "de"}
+    each = ({**files, "text.json": json.dumps(text).encode()} for text in (settings, german))
+    return theirs, *map(open_text, each)
 
 
 @given(text=TEXT)
 def test_sources_of_many_languages_are_the_same_tokens(many, text):
-    theirs, ours = many
+    theirs, ours, german = many
     if any(token in text for token in ("</s>", "<unk>", "<pad>", "<s>")):
         return
     text = text.replace("\u0301", "")
     assert ours.encode(text) == theirs(text).input_ids
     theirs.src_lang = "de"
+    assert german.encode(text) == theirs(text).input_ids
     assert ours.languages.before(ours.encode(text), "de", "fr") == theirs(text).input_ids
     theirs.src_lang = "en"
-    assert ours.languages.forced("fr") == theirs.get_lang_id("fr")
+    assert {f"__{code}__": i for code, i in ours.languages.tokens.items()} == (
+        theirs.lang_token_to_id
+    )
 
 
 def test_control_tokens_in_a_source_are_text(both):

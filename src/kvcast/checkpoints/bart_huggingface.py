@@ -76,10 +76,12 @@ class _Kind:
         waves: computes a table [positions, width], given the token that pads; None where it is
             learned.
         skipped: rows at the beginning of a learned table that no position has.
+        tokenizer: its kind in text.json, where there is no tokenizer.json.
 
     """
 
     defaults: Mapping[str, Any]
+    tokenizer: str
     norms: Sequence[str] = ()
     waves: Callable[[int, int, int], NDArray[np.float32]] | None = None
     skipped: int = 0
@@ -87,6 +89,7 @@ class _Kind:
 
 _KINDS: Mapping[str, _Kind] = {
     "bart": _Kind(
+        tokenizer="byte-level",
         defaults={
             "vocab_size": 50265,
             "decoder_start_token_id": 2,
@@ -97,6 +100,7 @@ _KINDS: Mapping[str, _Kind] = {
         skipped=2,
     ),
     "marian": _Kind(
+        tokenizer="marian",
         defaults={
             "vocab_size": 58101,
             "decoder_start_token_id": 58100,
@@ -106,6 +110,7 @@ _KINDS: Mapping[str, _Kind] = {
         waves=_marian_waves,
     ),
     "mbart": _Kind(
+        tokenizer="mbart",
         defaults={
             "vocab_size": 50265,
             "bos_token_id": 0,
@@ -116,6 +121,7 @@ _KINDS: Mapping[str, _Kind] = {
         skipped=2,
     ),
     "pegasus": _Kind(
+        tokenizer="pegasus",
         defaults={
             "vocab_size": 50265,
             "decoder_start_token_id": 0,
@@ -126,6 +132,7 @@ _KINDS: Mapping[str, _Kind] = {
         waves=_marian_waves,
     ),
     "m2m_100": _Kind(
+        tokenizer="m2m100",
         defaults={
             "vocab_size": 128112,
             "pad_token_id": 1,
@@ -138,6 +145,7 @@ _KINDS: Mapping[str, _Kind] = {
         waves=_fairseq_waves,
     ),
     "blenderbot": _Kind(
+        tokenizer="blenderbot",
         defaults={
             "vocab_size": 8008,
             "max_position_embeddings": 128,
@@ -154,6 +162,22 @@ _KINDS: Mapping[str, _Kind] = {
             "encoder_no_repeat_ngram_size": 3,
         },
         norms=("norm_first", "final_norm"),
+    ),
+    "blenderbot-small": _Kind(
+        tokenizer="blenderbot-small",
+        defaults={
+            "vocab_size": 50265,
+            "max_position_embeddings": 512,
+            "encoder_layers": 8,
+            "encoder_ffn_dim": 2048,
+            "decoder_layers": 8,
+            "decoder_ffn_dim": 2048,
+            "d_model": 512,
+            "decoder_start_token_id": 1,
+            "eos_token_id": 2,
+            "forced_eos_token_id": 2,
+        },
+        norms=("embedding_norm", "late_positions"),
     ),
 }
 
@@ -225,7 +249,7 @@ def read_bart(
             f"a {dimensions.architecture} model of {layers}",
             lenient=True,
         ),
-        text=read_text(folder, {**kind.defaults, **config}),
+        text=read_text(folder, {**kind.defaults, **config}, kind.tokenizer),
         source=f"Hugging Face folder {folder}",
     )
 

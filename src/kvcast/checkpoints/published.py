@@ -12,6 +12,7 @@ PUBLISHED: Mapping[str, str] = {
     "bart": "facebook/bart-large-cnn",
     "bert": "google-bert/bert-base-uncased",
     "blenderbot": "facebook/blenderbot-400M-distill",
+    "blenderbot-small": "facebook/blenderbot_small-90M",
     "canary": "nvidia/canary-1b-v2",
     "cohere": "CohereLabs/aya-expanse-8b",
     "cohere2": "CohereLabs/c4ai-command-r7b-12-2024",

@@ -14,21 +14,34 @@ from kvcast.checkpoints.text_huggingface import (
     end_tokens,
     generation_fields,
     recommended_options,
-    special_tokens,
     token_text,
     tokenizer_settings,
 )
 from kvcast.errors import InputMissingError
-from kvcast.spec.text_files import M2M_PIECES, MARIAN_PIECES, MARIAN_SOURCES, MARIAN_TARGETS
+from kvcast.spec.text_files import (
+    FAIRSEQ_PIECES,
+    MARIAN_PIECES,
+    MARIAN_TARGETS,
+    MERGES,
+    UNIGRAM_PIECES,
+    VOCABULARY,
+)
 
 _TRANSLATING = ("mbart", "m2m_100")
 _WHOLE = "tokenizer.json"
+_MBART_50 = "MBart50Tokenizer"
 # Files of each kind of tokenizer, by its name in text.json.
-_TOKENIZERS = {
-    "": (_WHOLE,),
-    "marian": (MARIAN_PIECES, MARIAN_SOURCES),
-    "m2m100": (M2M_PIECES, MARIAN_SOURCES),
+_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
+    "blenderbot": (VOCABULARY, MERGES),
+    "blenderbot-small": (VOCABULARY, MERGES),
+    "byte-level": (VOCABULARY, MERGES),
+    "m2m100": (FAIRSEQ_PIECES, VOCABULARY),
+    "marian": (MARIAN_PIECES, VOCABULARY),
+    "mbart": (FAIRSEQ_PIECES,),
+    "pegasus": (UNIGRAM_PIECES,),
 }
+# Where a source has its language's token, by classes of transformers that ignore tokenizer.json's.
+_PLACES = {"MBartTokenizer": "last", _MBART_50: "first", "NllbTokenizer": "first"}
 _NUMBERS = {
     "num_beams": ("beam", 1),
     "max_new_tokens": ("max_new_tokens", None),
@@ -41,10 +54,11 @@ _NUMBERS = {
 _LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
 
 
-def read_text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
+def read_text(folder: Path, config: Mapping[str, Any], kind: str | None = None) -> dict[str, bytes]:
     """Return the files that `kvcast.tokenizers.opening.open_text` reads.
 
-    Raises InputMissingError where the tokenizer's files are missing.
+    `kind`: of the tokenizer, by its name in text.json, where there is no tokenizer.json. Raises
+    InputMissingError where the tokenizer's files are missing.
     """
     settings = tokenizer_settings(folder)
     about: dict[str, Any] = {
@@ -53,26 +67,60 @@ def read_text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
         "eos_token": token_text(settings.get("eos_token")) or "</s>",
         "generation": _recommended(folder, config),
         "translates": config["model_type"] in _TRANSLATING,
+        **_languages(settings, config),
     }
-    there = (
-        kind
-        for kind, names in _TOKENIZERS.items()
-        if all((folder / name).is_file() for name in names)
-    )
-    if (kind := next(there, None)) is None:
-        raise InputMissingError(
-            f"no {_WHOLE} in {folder}, nor {MARIAN_PIECES} and {MARIAN_SOURCES}: copy the base "
-            "model's, or write it with transformers' AutoTokenizer and save_pretrained"
-        )
-    files = {name: read_file(folder / name) for name in _TOKENIZERS[kind]}
-    if kind:
+    if (folder / _WHOLE).is_file():
+        files = {_WHOLE: read_file(folder / _WHOLE)}
+    else:
+        files = {name: read_file(folder / name) for name in _files(folder, kind)}
         about["tokenizer"] = kind
-    if kind == "marian" and (folder / MARIAN_TARGETS).is_file():
-        files[MARIAN_TARGETS] = read_file(folder / MARIAN_TARGETS)
-    if kind == "m2m100":
-        special = special_tokens(folder, settings).get("extra_special_tokens", [])
-        about["extra_special_tokens"] = special
+        about |= _further(str(kind), settings, config)
+        if kind == "marian" and (folder / MARIAN_TARGETS).is_file():
+            files[MARIAN_TARGETS] = read_file(folder / MARIAN_TARGETS)
     return {**files, "text.json": json.dumps(about).encode()}
+
+
+def _files(folder: Path, kind: str | None) -> tuple[str, ...]:
+    """Return a tokenizer's files; raises InputMissingError where one is missing."""
+    names = () if kind is None else _TOKENIZERS[kind]
+    if names and all((folder / name).is_file() for name in names):
+        return names
+    others = f", nor {' and '.join(names)}" if names else ""
+    raise InputMissingError(
+        f"no {_WHOLE} in {folder}{others}: copy the base model's, or write it with transformers' "
+        "AutoTokenizer and save_pretrained"
+    )
+
+
+def _further(kind: str, settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what text.json says where there is no tokenizer.json."""
+    if kind == "m2m100":
+        codes = settings.get("language_codes")
+        return {"language_codes": codes} if isinstance(codes, str) else {}
+    if kind == "mbart":
+        named = _class(settings, config)
+        is_50 = named == _MBART_50
+        place = _PLACES[named if is_50 else "MBartTokenizer"]
+        return {"tokenizer": "mbart50" if is_50 else kind, "language_place": place}
+    if MERGES in _TOKENIZERS[kind]:
+        return {"prefix_space": settings.get("add_prefix_space", kind == "blenderbot") is True}
+    return {}
+
+
+def _languages(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what text.json says of the language of sources, as transformers' classes have it."""
+    of_source = settings.get("src_lang") or settings.get("source_lang")
+    told = {"source_language": of_source} if isinstance(of_source, str) else {}
+    place = _PLACES.get(_class(settings, config))
+    if place is not None:
+        told["language_place"] = "last" if settings.get("legacy_behaviour") is True else place
+    return told
+
+
+def _class(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the name of transformers' class of a tokenizer."""
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    return str(named).removesuffix("Fast")
 
 
 def _recommended(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class BartDimensions:
         activation: of the feed-forward; one of ACTIVATIONS.
         norm_first: whether norms precede attention and feed-forward, or follow their residuals.
         embedding_norm: whether embeddings with positions are normed.
+        late_positions: whether the decoder adds positions to embeddings that are normed already.
         final_norm: whether each stack ends with a norm.
         embedding_scale: factor on embeddings.
         tied: whether the head is the embedding.
@@ -90,6 +91,7 @@ class BartDimensions:
     activation: str = "gelu"
     norm_first: bool = False
     embedding_norm: bool = False
+    late_positions: bool = False
     final_norm: bool = False
     embedding_scale: float = 1.0
     tied: bool = True

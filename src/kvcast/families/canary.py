@@ -70,6 +70,7 @@ class CanaryDimensions:
 
     # As `stacks` has them.
     norm_first = embedding_norm = final_norm = head_bias = True
+    late_positions = False
     embedding_scale = 1.0
 
     def __post_init__(self) -> None:

@@ -44,6 +44,10 @@ class StackSizes(Protocol):
         """Whether embeddings with positions are normed."""
 
     @property
+    def late_positions(self) -> bool:
+        """Whether a decoder adds positions to embeddings that are normed already."""
+
+    @property
     def final_norm(self) -> bool:
         """Whether the stack ends with a norm."""
 
@@ -147,8 +151,11 @@ class Block:
         write, x = self.write, self.write.embedding(table, tokens)
         if self.dimensions.embedding_scale != 1:
             x = write.step("mul", x, self.dimensions.embedding_scale)
+        late = self.dimensions.late_positions and stack == "decoder"
+        if self.dimensions.embedding_norm and late:
+            x = write.layer_norm(x, f"{stack}.embedding_norm", _EPSILON)
         x = write.step("add", x, write.embedding(f"{stack}.positions", positions))
-        if self.dimensions.embedding_norm:
+        if self.dimensions.embedding_norm and not late:
             x = write.layer_norm(x, f"{stack}.embedding_norm", _EPSILON)
         return x
 

@@ -6,8 +6,14 @@ CHAT_TEMPLATES = {"": "chat_template.jinja", "tool_use": "chat_template.tool_use
 MOST_SENTINELS = 1000
 """Limit on the extra ids of a SentencePiece model."""
 
-MARIAN_PIECES, MARIAN_SOURCES, MARIAN_TARGETS = "source.spm", "vocab.json", "target_vocab.json"
-"""A Marian's SentencePiece model of sources, and the numbers of its pieces and of the target's."""
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
+"""The numbers of pieces, and the merges that make them where no other file tells."""
 
-M2M_PIECES = "sentencepiece.bpe.model"
-"""An M2M-100's SentencePiece model; its pieces have the numbers of a Marian's sources."""
+MARIAN_PIECES, MARIAN_TARGETS = "source.spm", "target_vocab.json"
+"""A Marian's SentencePiece model of sources, and the numbers of a target's pieces if others."""
+
+FAIRSEQ_PIECES = "sentencepiece.bpe.model"
+"""The SentencePiece model of an M2M-100, whose vocabulary numbers its pieces, or of an mBART."""
+
+UNIGRAM_PIECES = "spiece.model"
+"""The SentencePiece model of a T5 or a Pegasus."""

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Int64
+from kvcast.speech.languages import CODES_BY_NAME
 from kvcast.text.texts import LENGTH, STOP, TextGeneration, Timings
 
 _T = TypeVar("_T")
@@ -41,6 +42,7 @@ def split(text: str, language: str | None, encode: Callable[[str], Int64]) -> li
             "or give sentences as sources of their own"
         ) from None
     code = (language or _USUAL).split("_")[0]
+    code = CODES_BY_NAME.get(code, code)  # the library knows two letters where there are
     parts: list[Part] = []
     lead = ""
     for sentence in segment(code, text):

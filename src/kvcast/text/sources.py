@@ -25,6 +25,7 @@ from kvcast.text.grammars import Grammars
 from kvcast.text.params import PromptParams
 from kvcast.text.sentences import Part, split
 from kvcast.tokenizers.base import TextTokenizer
+from kvcast.tokenizers.languages import Languages
 
 
 class SourceTextModel(TextGenerator):
@@ -59,8 +60,11 @@ class SourceTextModel(TextGenerator):
         """Return the options with the first token that the target's language wants."""
         languages = self.tokenizer.languages
         if languages is None:
+            told = params.source_language is not None or params.target_language is not None
+            if self.tokenizer.translates and told:
+                raise UsageError("this model translates from one language into one: name neither")
             return super().understood(prompt, params)
-        forced = languages.forced(params.target_language)
+        forced = self.first_token(languages, params.target_language)
         if forced is None or params.forced_bos_token_id == forced:
             return params
         if params.forced_bos_token_id not in (None, *languages.tokens.values()):
@@ -68,6 +72,10 @@ class SourceTextModel(TextGenerator):
         understood = replace(params, forced_bos_token_id=forced)
         object.__setattr__(understood, "generation_config", params.generation_config)
         return understood
+
+    def first_token(self, languages: Languages, language: str | None) -> int | None:
+        """Return the token that a text in this language is forced to begin with, if any."""
+        return languages.forced(language)
 
     @override
     def parts(
@@ -81,7 +89,13 @@ class SourceTextModel(TextGenerator):
             tokens = self.prompt_tokens(prompt, params)
             if len(tokens) <= longest or not self.tokenizer.translates:
                 return [Part(tokens=tokens)]
-        parts = split(text, params.source_language, lambda part: self.prompt_tokens(part, params))
+        language = params.source_language or self.tokenizer.source_language
+        parts = split(text, language, lambda part: self.prompt_tokens(part, params))
+        if (most := max((len(part.tokens) for part in parts), default=0)) > longest:
+            raise UsageError(
+                f"a sentence of the source has {most} tokens and the model takes {longest} at "
+                "most: shorten it"
+            )
         return parts or [Part(tokens=self.prompt_tokens(prompt, params))]
 
     def _encoded(self, source: TextPrompt | EncodedText) -> Int64:
@@ -166,10 +180,20 @@ class EncodedSourceModel(SourceTextModel):
             "this model translates into many languages: name the text's with target_language"
         )
 
+    @override
+    def first_token(self, languages: Languages, language: str | None) -> int | None:
+        own = languages.code(self._sizes.start_token)
+        if own is None or language is None:
+            return super().first_token(languages, language)
+        # An mBART that was made for one language begins with it in any case.
+        if languages.token(language) == self._sizes.start_token:
+            return None
+        raise UsageError(f"this model translates into {own} alone: leave out target_language")
+
     def _begins(self, params: PromptParams) -> bool:
         """Tell whether the first token of texts, perhaps their language, is known."""
         languages = self.tokenizer.languages
-        starts = languages is not None and self._sizes.start_token in languages.tokens.values()
+        starts = languages is not None and languages.code(self._sizes.start_token) is not None
         return starts or params.forced_bos_token_id is not None
 
     @property

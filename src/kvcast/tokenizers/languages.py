@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
 
-from kvcast.errors import UsageError
+from kvcast.errors import KvcastError, UsageError
 
 Place: TypeAlias = Literal["first", "last", "target"]
 """The place of a language's token.
@@ -22,6 +22,34 @@ not told.
 # en_XX (mBART), eng_Latn (NLLB), __en__ (M2M-100), >>fra<< (Marian).
 _CODE = re.compile(r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})|__([a-z]{2,8})__|>>([^<>\s]+)<<")
 _MOST_NAMED = 5
+_ENGLISH = ("en_XX", "eng_Latn", "en")
+MBART = (
+    *("ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN"),
+    *("it_IT", "ja_XX", "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO"),
+    *("ru_RU", "si_LK", "tr_TR", "vi_VN", "zh_CN"),
+)
+"""An mBART's languages, in the order of their tokens."""
+
+MBART_50 = (
+    *MBART,
+    *("af_ZA", "az_AZ", "bn_IN", "fa_IR", "he_IL", "hr_HR", "id_ID", "ka_GE", "km_KH", "mk_MK"),
+    *("ml_IN", "mn_MN", "mr_IN", "pl_PL", "ps_AF", "pt_XX", "sv_SE", "sw_KE", "ta_IN", "te_IN"),
+    *("th_TH", "tl_XX", "uk_UA", "ur_PK", "xh_ZA", "gl_ES", "sl_SI"),
+)
+"""Those of an mBART-50."""
+
+M2M_100 = (
+    *("af", "am", "ar", "ast", "az", "ba", "be", "bg", "bn", "br", "bs", "ca", "ceb", "cs", "cy"),
+    *("da", "de", "el", "en", "es", "et", "fa", "ff", "fi", "fr", "fy", "ga", "gd", "gl", "gu"),
+    *("ha", "he", "hi", "hr", "ht", "hu", "hy", "id", "ig", "ilo", "is", "it", "ja", "jv", "ka"),
+    *("kk", "km", "kn", "ko", "lb", "lg", "ln", "lo", "lt", "lv", "mg", "mk", "ml", "mn", "mr"),
+    *("ms", "my", "ne", "nl", "no", "ns", "oc", "or", "pa", "pl", "ps", "pt", "ro", "ru", "sd"),
+    *("si", "sk", "sl", "so", "sq", "sr", "ss", "su", "sv", "sw", "ta", "th", "tl", "tn", "tr"),
+    *("uk", "ur", "uz", "vi", "wo", "xh", "yi", "yo", "zh", "zu"),
+)
+"""Those of an M2M-100; of the models of WMT 21 these alone, in this order."""
+
+WMT_21 = ("en", "ha", "is", "ja", "cs", "ru", "zh", "de")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +87,10 @@ class Languages:
             return None
         return self.token(target_language)
 
+    def code(self, token: int) -> str | None:
+        """Return the code of a language's token; None for another token."""
+        return next((code for code, number in self.tokens.items() if number == token), None)
+
     def token(self, language: str) -> int:
         """Return a language's token, also by the beginning of one code alone.
 
@@ -71,7 +103,9 @@ class Languages:
         if len(begun) == 1:
             return self.tokens[begun[0]]
         near = begun or get_close_matches(language, self.tokens, _MOST_NAMED, 0.4)
-        near = near or sorted(self.tokens)[:_MOST_NAMED]
+        if not begun:
+            near += [code for code in sorted(self.tokens) if code not in near]
+            near = near[:_MOST_NAMED]
         others = len(self.tokens) - len(near)
         beside = f" and {others} more" if others else ""
         raise UsageError(
@@ -89,10 +123,63 @@ def codes(numbers: Mapping[str, int]) -> dict[str, int]:
 
 def languages_of(description: Mapping[str, Any]) -> Languages | None:
     """Return the languages of a tokenizer.json, whose template has the source's."""
+    tokens = codes(_added(description))
+    told = [place for place, _ in _told(description)]
+    return Languages(tokens=tokens, place=told[0]) if told else None
+
+
+def source_of(description: Mapping[str, Any]) -> str | None:
+    """Return the code of the language in a tokenizer.json's template."""
+    for _, token in _told(description):
+        return next(iter(codes({token: 0})))
+    return None
+
+
+def with_source(
+    description: Mapping[str, Any], place: Place, language: str | None, end: str
+) -> dict[str, Any]:
+    """Return a tokenizer.json whose template has a source's language in this place.
+
+    `language`: its code, or that of the template, or else English; without any of them nothing is
+    changed. `end`: the token that ends a source. Raises KvcastError for an unknown code.
+    """
+    numbers = _added(description)
+    texts = {number: text for text, number in numbers.items()}
+    known = codes(numbers)
+    if language is not None and language not in known:
+        raise KvcastError(f"tokenizer_config.json: no token is of src_lang {language[:40]!r}")
+    usual = [language, source_of(description), *_ENGLISH]
+    number = next((known[code] for code in usual if code in known), None)
+    if number is None or end not in numbers:
+        return {**description}
+    around = [_special(texts[number]), _special(end)]
+    text: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    single = [around[0], *text, around[1]] if place == "first" else [*text, *reversed(around)]
+    template = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            name: {"id": name, "ids": [numbers[name]], "tokens": [name]}
+            for name in (texts[number], end)
+        },
+    }
+    return {**description, "post_processor": template}
+
+
+def _special(token: str) -> dict[str, Any]:
+    return {"SpecialToken": {"id": token, "type_id": 0}}
+
+
+def _added(description: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers of a tokenizer.json's added tokens."""
     added = description.get("added_tokens") or []
-    tokens = codes({token["content"]: token["id"] for token in added})
+    return {token["content"]: token["id"] for token in added}
+
+
+def _told(description: Mapping[str, Any]) -> list[tuple[Place, str]]:
+    """Return the place and the token of the language in a template, if it has one."""
     template = (description.get("post_processor") or {}).get("single") or []
     names = [item.get("SpecialToken", {}).get("id", "") for item in template]
     places: tuple[tuple[Place, int], ...] = (("first", 0), ("last", -1))
-    told = [place for place, at in places if names and _CODE.fullmatch(names[at])]
-    return Languages(tokens=tokens, place=told[0]) if told else None
+    return [(place, names[at]) for place, at in places if names and _CODE.fullmatch(names[at])]

@@ -111,22 +111,25 @@ class M2MTokenizer(MarianTokenizer):
         end_tokens: Sequence[int],
         label: str,
         languages: Sequence[str],
+        source: str | None = None,
     ) -> None:
-        """Take what `MarianTokenizer` does, and the tokens of languages, in order."""
+        """Take what `MarianTokenizer` does, the tokens of languages, in order, and the usual one.
+
+        Raises as it does, and KvcastError for an unknown language.
+        """
         named = {token: len(vocabulary) + i for i, token in enumerate(languages)}
         super().__init__(pieces, {**vocabulary, **named}, end_tokens, label)
         tokens = codes(named)
-        if _USUAL_LANGUAGE not in tokens:
-            raise KvcastError(
-                f"the tokens of languages have no {_USUAL_LANGUAGE}: fetch them again"
-            )
+        usual = source or _USUAL_LANGUAGE
+        if usual not in tokens:
+            raise KvcastError(f"the tokens of languages have no {usual[:40]}: fetch them again")
         self.languages = Languages(tokens=tokens, place="first")
         self._texts |= dict.fromkeys(named.values(), b"")
-        self._first = tokens[_USUAL_LANGUAGE]
+        self._first = tokens[usual]
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of an English source between its language and </s>."""
+        """Return the tokens of a source in the usual language, between its token and </s>."""
         return [self._first, *super().encode(text)]
 
 

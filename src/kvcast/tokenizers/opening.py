@@ -5,27 +5,31 @@ with `spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (`token
 so on). If `text.json` has a "tokenizer", that names the kind: "byt5", which needs no other file, or
 "bert", with `vocab.txt` or a `tokenizer.json` of that kind; "marian", with `source.spm`,
 `vocab.json` and, where targets have another vocabulary, `target_vocab.json`; "m2m100", with
-`sentencepiece.bpe.model` and `vocab.json`. Reads no files: the caller gives their contents.
+`sentencepiece.bpe.model` and `vocab.json`; "mbart" and "mbart50", with the former alone; "pegasus",
+with `spiece.model`; "byte-level", "blenderbot" and "blenderbot-small", with `vocab.json` and
+`merges.txt`. Reads no files: the caller gives their contents.
 """
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.spec.text_files import (
     CHAT_TEMPLATES,
-    M2M_PIECES,
+    FAIRSEQ_PIECES,
     MARIAN_PIECES,
-    MARIAN_SOURCES,
     MARIAN_TARGETS,
+    MERGES,
     MOST_SENTINELS,
+    UNIGRAM_PIECES,
+    VOCABULARY,
 )
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.settings import SETTINGS, TextSettings
 
 _JSON = "tokenizer.json"
-_SENTENCEPIECE = "spiece.model"
 _WORD_PIECES = "vocab.txt"
 
 _Files = Mapping[str, bytes]
@@ -48,6 +52,8 @@ def open_text(files: _Files) -> TextTokenizer:
     tokenizer = _opened(files, settings)
     if settings is not None:
         tokenizer.notices, tokenizer.generation = settings.notices, settings.generation
+        if settings.source_language is not None:
+            tokenizer.source_language = settings.source_language
     return tokenizer
 
 
@@ -78,9 +84,10 @@ def open_tokenizer(files: _Files, dimensions: object) -> TextTokenizer:  # noqa:
 
 def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
     from kvcast.chat.templates import ChatTemplate
-    from kvcast.tokenizers.languages import languages_of
     from kvcast.tokenizers.tokenizer_json import JsonTokenizer
 
+    if settings.translates:
+        return _translating(files[_JSON], settings, _JSON)
     constants = settings.constants
     sources = {name: _source(files, file) for name, file in CHAT_TEMPLATES.items() if file in files}
     templates = {
@@ -89,16 +96,30 @@ def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
     template = templates.get("")
     if template is not None:
         template = replace(template, with_tools=templates.get("tool_use"))
-    tokenizer = JsonTokenizer(
+    return JsonTokenizer(
         files[_JSON],
         settings.end_tokens,
         template,
         added_tokens=settings.added_tokens,
         special_tokens=settings.special_tokens,
     )
-    if settings.translates:
-        tokenizer.translates = True
-        tokenizer.languages = languages_of(json.loads(files[_JSON]))
+
+
+def _translating(content: bytes, settings: TextSettings, label: str) -> TextTokenizer:
+    """Return the tokenizer of a tokenizer.json in which sources have a language."""
+    from kvcast.tokenizers.languages import languages_of, source_of, with_source
+    from kvcast.tokenizers.tokenizer_json import JsonTokenizer
+
+    if (place := settings.language_place) is not None:
+        end = settings.constants.get("eos_token", "</s>")
+        with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            told = with_source(json.loads(content), place, settings.source_language, end)
+            content = json.dumps(told).encode()
+    tokenizer = JsonTokenizer(content, settings.end_tokens, None, label)  # tells what is damaged
+    description = json.loads(content)
+    tokenizer.translates = True
+    tokenizer.languages = languages_of(description)
+    tokenizer.source_language = source_of(description)
     return tokenizer
 
 
@@ -114,8 +135,8 @@ def _sentencepiece(files: _Files, settings: TextSettings) -> TextTokenizer:
     from kvcast.tokenizers.tokenizer_json import JsonTokenizer
 
     extra_ids = settings.count("extra_ids", MOST_SENTINELS)
-    description = to_tokenizer_json(files[_SENTENCEPIECE], extra_ids, _SENTENCEPIECE)
-    return JsonTokenizer(description, settings.end_tokens, None, _SENTENCEPIECE)
+    description = to_tokenizer_json(files[UNIGRAM_PIECES], extra_ids, UNIGRAM_PIECES)
+    return JsonTokenizer(description, settings.end_tokens, None, UNIGRAM_PIECES)
 
 
 def _bytes(_: _Files, settings: TextSettings) -> TextTokenizer:
@@ -143,16 +164,15 @@ def _word_pieces(files: _Files, settings: TextSettings) -> TextTokenizer:
 def _marian(files: _Files, settings: TextSettings) -> TextTokenizer:
     from kvcast.tokenizers.marian import MarianTokenizer, read_vocabulary
 
-    if absent := [name for name in (MARIAN_PIECES, MARIAN_SOURCES) if name not in files]:
-        raise InputMissingError(f"no {absent[0]} beside {SETTINGS}: fetch the model again")
+    pieces, _ = (_required(files, name) for name in (MARIAN_PIECES, VOCABULARY))
     tables = {
         name: read_vocabulary(files[name], name)
-        for name in (MARIAN_SOURCES, MARIAN_TARGETS)
+        for name in (VOCABULARY, MARIAN_TARGETS)
         if name in files
     }
     return MarianTokenizer(
-        files[MARIAN_PIECES],
-        tables[MARIAN_SOURCES],
+        pieces,
+        tables[VOCABULARY],
         settings.end_tokens,
         MARIAN_PIECES,
         tables.get(MARIAN_TARGETS),
@@ -160,13 +180,73 @@ def _marian(files: _Files, settings: TextSettings) -> TextTokenizer:
 
 
 def _m2m(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.languages import M2M_100, WMT_21
     from kvcast.tokenizers.marian import M2MTokenizer, read_vocabulary
 
-    if absent := [name for name in (M2M_PIECES, MARIAN_SOURCES) if name not in files]:
-        raise InputMissingError(f"no {absent[0]} beside {SETTINGS}: fetch the model again")
-    vocabulary = read_vocabulary(files[MARIAN_SOURCES], MARIAN_SOURCES)
-    ends, languages = settings.end_tokens, settings.special_tokens
-    return M2MTokenizer(files[M2M_PIECES], vocabulary, ends, M2M_PIECES, languages)
+    pieces = _required(files, FAIRSEQ_PIECES)
+    vocabulary = read_vocabulary(_required(files, VOCABULARY), VOCABULARY)
+    languages = WMT_21 if settings.language_codes == "wmt21" else M2M_100
+    return M2MTokenizer(
+        pieces,
+        vocabulary,
+        settings.end_tokens,
+        FAIRSEQ_PIECES,
+        [f"__{code}__" for code in languages],
+        settings.source_language,
+    )
+
+
+def _mbart(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.languages import MBART, MBART_50
+    from kvcast.tokenizers.sentencepiece_model import Numbering, to_numbered_json
+
+    languages = MBART_50 if settings.kind == "mbart50" else MBART
+    numbering = Numbering(
+        first=("<s>", "<pad>", "</s>", "<unk>"), replaced=3, last=(*languages, "<mask>")
+    )
+    content = to_numbered_json(_required(files, FAIRSEQ_PIECES), numbering, FAIRSEQ_PIECES)
+    return _translating(content, settings, FAIRSEQ_PIECES)
+
+
+def _pegasus(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.sentencepiece_model import Numbering, to_numbered_json
+    from kvcast.tokenizers.tokenizer_json import JsonTokenizer
+
+    # Masks of its training, and tokens that it left unused.
+    idle = (f"<unk_{number}>" for number in range(2, 103))
+    numbering = Numbering(first=("<pad>", "</s>", "<mask_1>", "<mask_2>", *idle), replaced=2)
+    content = to_numbered_json(_required(files, UNIGRAM_PIECES), numbering, UNIGRAM_PIECES)
+    return JsonTokenizer(content, settings.end_tokens, None, UNIGRAM_PIECES)
+
+
+def _blenderbot_small(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.blenderbot_small import BlenderbotSmallTokenizer
+    from kvcast.tokenizers.marian import read_vocabulary
+
+    vocabulary = read_vocabulary(_required(files, VOCABULARY), VOCABULARY)
+    merges = _required(files, MERGES)
+    return BlenderbotSmallTokenizer(vocabulary, merges, settings.end_tokens, MERGES)
+
+
+def _byte_level(files: _Files, settings: TextSettings) -> TextTokenizer:
+    from kvcast.tokenizers.marian import read_vocabulary
+    from kvcast.tokenizers.merges import read_merges, to_byte_level_json
+    from kvcast.tokenizers.tokenizer_json import JsonTokenizer
+
+    content = to_byte_level_json(
+        read_vocabulary(_required(files, VOCABULARY), VOCABULARY),
+        read_merges(_required(files, MERGES), MERGES),
+        begin=None if settings.kind == "blenderbot" else "<s>",
+        end=settings.constants.get("eos_token", "</s>"),
+        prefix_space=settings.flag("prefix_space"),
+    )
+    return JsonTokenizer(content, settings.end_tokens, None, MERGES)
+
+
+def _required(files: _Files, name: str) -> bytes:
+    if name not in files:
+        raise InputMissingError(f"no {name} beside {SETTINGS}: fetch the model again")
+    return files[name]
 
 
 def _mistral(files: _Files) -> TextTokenizer:
@@ -187,5 +267,11 @@ _KINDS: Mapping[str, _Opener] = {
     "byt5": _bytes,
     "marian": _marian,
     "m2m100": _m2m,
+    "mbart": _mbart,
+    "mbart50": _mbart,
+    "pegasus": _pegasus,
+    "blenderbot": _byte_level,
+    "blenderbot-small": _blenderbot_small,
+    "byte-level": _byte_level,
 }
-_BY_FILE: Mapping[str, _Opener] = {_JSON: _json_tokenizer, _SENTENCEPIECE: _sentencepiece}
+_BY_FILE: Mapping[str, _Opener] = {_JSON: _json_tokenizer, UNIGRAM_PIECES: _sentencepiece}

@@ -39,11 +39,35 @@ def to_tokenizer_json(content: bytes, extra_ids: int | None, label: str) -> byte
     100, or none if the pieces include sentinels, as in mT5. Raises KvcastError, naming `label`,
     for a file that is damaged or of another kind.
     """
-    model = _read(content, label)
-    if model.bpe:
-        problem = "it is not a Unigram model, the only kind that is supported"
-        raise KvcastError(f"{label} cannot be read: {problem}; fetch it again")
-    return json.dumps(model.description(extra_ids)).encode()
+    return json.dumps(_unigram(content, label).description(extra_ids)).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbering:
+    """How a vocabulary numbers a model's pieces.
+
+    Attributes:
+        first: special tokens, which take the place of the model's first pieces.
+        replaced: how many pieces these are.
+        last: special tokens after all pieces.
+
+    """
+
+    first: Sequence[str]
+    replaced: int
+    last: Sequence[str] = ()
+
+
+def to_numbered_json(content: bytes, numbering: Numbering, label: str) -> bytes:
+    """Return the tokenizer.json of a vocabulary with other numbers; it adds </s> after a text.
+
+    Raises as `to_tokenizer_json`.
+    """
+    model = _unigram(content, label)
+    try:
+        return json.dumps(model.numbered(numbering)).encode()
+    except ValueError as error:
+        raise KvcastError(f"{label} cannot be read: {error}; fetch it again") from None
 
 
 def to_splitter_json(content: bytes, label: str) -> bytes:
@@ -60,6 +84,14 @@ def to_splitter_json(content: bytes, label: str) -> bytes:
     if model.bpe:
         description["model"] = _merging(vocabulary, model.unknown)
     return json.dumps(description | {"added_tokens": [], "post_processor": None}).encode()
+
+
+def _unigram(content: bytes, label: str) -> "_SentencePieceModel":
+    model = _read(content, label)
+    if model.bpe:
+        problem = "it is not a Unigram model, the only kind that is supported"
+        raise KvcastError(f"{label} cannot be read: {problem}; fetch it again")
+    return model
 
 
 def _read(content: bytes, label: str) -> "_SentencePieceModel":
@@ -116,15 +148,38 @@ class _SentencePieceModel:
         if extra_ids is None:
             own = any(SENTINEL.fullmatch(text.lstrip(SPACE_MARK)) for text, _, _ in self.pieces)
             extra_ids = 0 if own else _SENTINELS
-        vocabulary = [
-            # Unused pieces, like special tokens, never occur in a text.
-            (f"<unused_piece_{i}>" if kind == _UNUSED else text, score)
-            for i, (text, score, kind) in enumerate(self.pieces)
-        ]
+        vocabulary = self._scored()
         special = [i for i, piece in enumerate(self.pieces) if piece[2] in _SPECIAL]
         special += range(len(vocabulary), len(vocabulary) + extra_ids)
         vocabulary += [(sentinel(number), 0.0) for number in reversed(range(extra_ids))]
-        end = vocabulary[self.end][0]
+        return self._described(vocabulary, special, self.unknown, self.end)
+
+    def numbered(self, numbering: Numbering) -> dict[str, Any]:
+        """Return the content of tokenizer.json with other numbers; ValueError if it has none."""
+        first, kept = len(numbering.first), self._scored()[numbering.replaced :]
+        vocabulary = [(text, 0.0) for text in numbering.first] + kept
+        last = range(len(vocabulary), len(vocabulary) + len(numbering.last))
+        vocabulary += [(text, 0.0) for text in numbering.last]
+        numbers = {text: i for i, (text, _) in enumerate(vocabulary)}
+        ends = [numbers.get(self.pieces[i][0], 0) for i in (self.unknown, self.end)]
+        if len(numbers) < len(vocabulary) or not all(ends):
+            raise ValueError("its pieces are not those of the model's kind")
+        kinds = [kind for _, _, kind in self.pieces[numbering.replaced :]]
+        own = [first + i for i, kind in enumerate(kinds) if kind in _SPECIAL]
+        return self._described(vocabulary, [*range(first), *own, *last], *ends)
+
+    def _scored(self) -> list[tuple[str, float]]:
+        """Return pieces with their scores; unused ones, like special tokens, are in no text."""
+        return [
+            (f"<unused_piece_{i}>" if kind == _UNUSED else text, score)
+            for i, (text, score, kind) in enumerate(self.pieces)
+        ]
+
+    def _described(
+        self, vocabulary: Sequence[tuple[str, float]], special: Sequence[int], unknown: int, at: int
+    ) -> dict[str, Any]:
+        """Return the content of tokenizer.json; `unknown` and `at`, the end, are numbers."""
+        end = vocabulary[at][0]
         return {
             "version": "1.0",
             "truncation": None,
@@ -137,7 +192,7 @@ class _SentencePieceModel:
                 "type": "TemplateProcessing",
                 "single": [_slot("Sequence", "A"), _slot("SpecialToken", end)],
                 "pair": [_slot("Sequence", "A"), _slot("Sequence", "B")],
-                "special_tokens": {end: {"id": end, "ids": [self.end], "tokens": [end]}},
+                "special_tokens": {end: {"id": end, "ids": [at], "tokens": [end]}},
             },
             "decoder": {
                 "type": "Metaspace",
@@ -147,7 +202,7 @@ class _SentencePieceModel:
             },
             "model": {
                 "type": "Unigram",
-                "unk_id": self.unknown,
+                "unk_id": unknown,
                 "vocab": vocabulary,
                 "byte_fallback": self.byte_fallback,
             },

@@ -2,8 +2,10 @@
 
 It has "end_tokens" (ids), "bos_token" and "eos_token" (texts for chat templates, or null), and may
 have "special_tokens" (further texts by name), "extra_special_tokens" (texts without names),
-"added_tokens" (beyond the tokenizer's own), "generation" (recommended options) and "notices" (lines
-for users).
+"added_tokens" (beyond the tokenizer's own), "generation" (recommended options), "notices" (lines
+for users), "source_language" (a code) and "language_place" ("first" or "last" in a source). Without
+a tokenizer.json it may have "language_codes" (the name of a list, such as "wmt21") and
+"prefix_space": whether a source begins with a space.
 
 Knows no tokenizer; each kind reads the fields that it needs.
 """
@@ -11,7 +13,7 @@ Knows no tokenizer; each kind reads the fields that it needs.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kvcast.errors import KvcastError
 
@@ -99,6 +101,25 @@ class TextSettings:
     def translates(self) -> bool:
         """Whether the tokenizer's file has tokens of languages."""
         return self.fields.get("translates") is True
+
+    @property
+    def source_language(self) -> str | None:
+        """The language of sources that are not told to be in another."""
+        return self._text("source_language")
+
+    @property
+    def language_codes(self) -> str | None:
+        """The name of a list of languages."""
+        return self._text("language_codes")
+
+    @property
+    def language_place(self) -> Literal["first", "last"] | None:
+        """Where a source has its language's token, if the tokenizer's file may say otherwise."""
+        match self._text("language_place"):
+            case None | "first" | "last" as place:
+                return place
+            case _:
+                raise _damaged("language_place is neither first nor last")
 
     def flag(self, name: str) -> bool:
         """Return true or false."""

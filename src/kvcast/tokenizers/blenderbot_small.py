@@ -1,0 +1,118 @@
+"""The tokenizer of small Blenderbots: words in small letters, merged from characters.
+
+A piece of the vocabulary that does not end a word ends with @@; merges mark ends of words with
+</w>. Marks are words of their own, and so are line ends. Nothing is added to a text, and special
+tokens that it spells are text. Reads no files: the caller gives their contents.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tokenizers.models import BPE
+from typing_extensions import override
+
+from kvcast.errors import KvcastError
+from kvcast.spec.characters import whole_characters
+from kvcast.tokenizers.merges import read_merges
+from kvcast.tokenizers.plain import PlainTokenizer
+from kvcast.tokenizers.stream import TextStream
+from tokenizers import Tokenizer
+
+_START, _END, _UNKNOWN, _PADDING = "__start__", "__end__", "__unk__", "__null__"
+_SPECIAL = (_START, _END, _UNKNOWN, _PADDING)
+_GOES_ON, _LAST, _NO_PIECE = "@@", "</w>", "\U0010ffff"  # the last is no character
+_WORD = re.compile(r"\S+\n?")
+
+
+class BlenderbotSmallTokenizer(PlainTokenizer):
+    """Pieces of words with the vocabulary's numbers."""
+
+    decoder = None
+
+    def __init__(
+        self, vocabulary: Mapping[str, int], merges: bytes, end_tokens: Sequence[int], label: str
+    ) -> None:
+        """Take a vocabulary, piece to number, and the file of merges, best first.
+
+        Raises KvcastError, naming `label` for the merges, if one of them is damaged or the
+        vocabulary lacks a special token.
+        """
+        if lacking := [token for token in _SPECIAL if token not in vocabulary]:
+            raise KvcastError(f"the vocabulary has no {lacking[0]}: fetch it again")
+        self._vocabulary = vocabulary
+        self._unknown = vocabulary[_UNKNOWN]
+        special = {vocabulary[token] for token in _SPECIAL}
+        self._pieces = {n: "" if n in special else piece for piece, n in vocabulary.items()}
+        if unknown := [token for token in end_tokens if token not in self._pieces]:
+            raise KvcastError(
+                f"end token {unknown[0]} is not in the vocabulary: the files belong to two models"
+            )
+        self.end_tokens = tuple(end_tokens)
+        pairs = read_merges(merges, label)
+        # Merges make pieces that the vocabulary has not: they become the unknown token.
+        characters = set("".join([*vocabulary, *(a.removesuffix(_LAST) for p in pairs for a in p)]))
+        pieces = [*characters, *(f"{each}{_LAST}" for each in characters)]
+        pieces += [part for a, b in pairs for part in (a, b, a + b)]
+        numbers = {piece: i for i, piece in enumerate(dict.fromkeys([_NO_PIECE, *pieces]))}
+        model = BPE(numbers, pairs, unk_token=_NO_PIECE, end_of_word_suffix=_LAST)
+        self._splitter = Tokenizer(model)
+
+    @property
+    @override
+    def vocab_size(self) -> int:
+        return max(self._pieces) + 1
+
+    @override
+    def encode(self, text: str) -> list[int]:
+        """Return a source's tokens."""
+        words = [part for word in _WORD.findall(whole_characters(text)) for part in _parts(word)]
+        if not words:
+            return []
+        [encoding] = self._splitter.encode_batch(
+            [words], is_pretokenized=True, add_special_tokens=False
+        )
+        return [self._number(piece) for piece in encoding.tokens]
+
+    @override
+    def decode(self, tokens: Sequence[int]) -> str:
+        stream = self.stream()
+        return "".join([*map(stream.push, tokens), stream.finish()])
+
+    @override
+    def stream(self) -> TextStream:
+        return _Words(self._pieces)
+
+    def _number(self, piece: str) -> int:
+        spelled = piece.removesuffix(_LAST) if piece.endswith(_LAST) else piece + _GOES_ON
+        number = self._vocabulary.get(spelled, self._unknown)
+        # A text that spells a special token has no such token.
+        return number if self._pieces[number] else self._unknown
+
+
+class _Words(TextStream):
+    """One text that is being decoded: there is a space after what ends a word, but at the end."""
+
+    def __init__(self, pieces: Mapping[int, str]) -> None:
+        self._pieces = pieces
+        self._space = ""
+
+    @override
+    def push(self, token: int) -> str:
+        piece = self._pieces.get(token, "")
+        if not piece:
+            return ""
+        before, self._space = self._space, "" if piece.endswith(_GOES_ON) else " "
+        return before + piece.removesuffix(_GOES_ON)
+
+    @override
+    def finish(self) -> str:
+        return ""
+
+
+def _parts(word: str) -> list[str]:
+    """Return the words and marks of what stands between spaces, perhaps with a line end."""
+    spaced = re.sub("([.,!?()])", r" \1", word)
+    spaced = re.sub("(')", r" \1 ", spaced)
+    spaced = re.sub(r"\s{2,}", " ", spaced)
+    spaced = spaced.replace("\n", " __newln__")
+    return [part.lower() for part in spaced.split(" ") if part]
