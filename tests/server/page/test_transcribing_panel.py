@@ -406,3 +406,32 @@ def test_a_segment_without_text_is_no_line_and_no_word(page: Any):
         }"""
     )
     assert outcome == ["hello\n", []]
+
+
+def test_a_model_is_asked_for_no_more_than_it_can(browser: Any, server: Server, sound: Path):
+    can = {"language": "told", "hints": False, "translates": False, "words": False, "live": False}
+    ear = {"id": "ear", "kind": "speech", "languages": ["de", "en"], "abilities": can}
+    answers = {
+        "**/v1/models": {"json": {"data": [ear]}},
+        "**/v1/audio/*": {"body": answer(), "content_type": "text/event-stream"},
+    }
+    with visit(browser, server.url, answers=answers) as page:
+        page.get_by_role("tabpanel", name="Transcribe").wait_for()
+        page.evaluate(
+            """() => {
+              const { fetch } = window;
+              window.asked = [];
+              window.fetch = (address, options) => {
+                if (options?.body instanceof FormData) window.asked.push(...options.body);
+                return fetch(address, options);
+              };
+            }"""
+        )
+        choose(page, sound)
+        page.get_by_role("button", name="Transcribe again").wait_for()
+        asked = page.evaluate("asked.filter(([, value]) => typeof value === 'string')")
+        assert ["language", "en"] in asked
+        assert ["timestamp_granularities[]", "segment"] in asked
+        assert ["timestamp_granularities[]", "word"] not in asked
+        assert page.locator("[name=language] option").all_text_contents() == ["English", "German"]
+        assert page.locator("[name=translate]").is_hidden()
