@@ -114,6 +114,22 @@ def test_a_session_asks_for_what_the_model_does_not_take(moonshine: Any):
         assert reason in error["error"]["message"]
 
 
+def test_words_of_languages_without_spaces_settle_piece_by_piece(moonshine: Any):
+    def settled(language: str) -> list[Any]:
+        window, sound = moonshine.streaming_window(LiveParams(language=language)), noise(1.4, 5)
+        words = []
+        for at in range(0, len(sound), 1600):
+            window.append(sound[at : at + 1600])
+            words += window.listen()
+        return words + window.conclude(window.end)
+
+    japanese, english = settled("ja"), settled("en")
+    assert all(len(word.tokens) == 1 for word in japanese)
+    assert len(japanese) > len(english)
+    assert english[0].text.startswith(" ")
+    assert not japanese[0].text.startswith(" ")
+
+
 @pytest.fixture(scope="module")
 def server(moonshine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("others")
