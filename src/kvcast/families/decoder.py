@@ -180,9 +180,13 @@ def _norm(write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimension
 
 
 def _head(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
-    owner = "decoder.embedding" if dimensions.tied else "decoder.head"
-    bias = "decoder.head.bias" if dimensions.head_bias else None
-    return write.step("linear", x, Constant(f"{owner}.weight", bias))
+    if not dimensions.tied:
+        return write.linear(x, "decoder.head", bias=dimensions.head_bias)
+    # A matrix's bias is of its own module, which the table of embeddings has none of.
+    logits = write.linear(x, "decoder.embedding")
+    return (
+        write.step("add", logits, Constant("decoder.head.bias")) if dimensions.head_bias else logits
+    )
 
 
 def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions, i: int) -> Node:
