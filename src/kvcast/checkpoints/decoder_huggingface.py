@@ -22,10 +22,10 @@ from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.tables import (
     changed,
+    drop_tied,
     fill_decoder,
     in_halves,
     one_more,
-    same,
     transposed,
 )
 from kvcast.checkpoints.text_huggingface import (
@@ -116,14 +116,9 @@ def is_tied(own: dict[str, StoredTensor], kind: DecoderType) -> bool:
 
     A head that differs counts, whatever the configuration says.
     """
-    head = own.get(HEAD)
-    if head is None:
-        return True
     (embedding,) = kind.names["decoder.embedding.weight"]
-    tied = same(head, own.setdefault(embedding, head))
-    if tied:
-        del own[HEAD]
-    return tied
+    drop_tied(own, HEAD, embedding)
+    return HEAD not in own
 
 
 def _about_unused(folder: Path, unused: Sequence[str], dimensions: DecoderDimensions) -> list[str]:

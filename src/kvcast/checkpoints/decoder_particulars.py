@@ -9,18 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.fields import ACTIVATIONS, Fields
 from kvcast.checkpoints.rotary_huggingface import FULL, SLIDING, read_rotary
-from kvcast.families.decoder_dimensions import scaled_residuals, sources_of_types
+from kvcast.families.decoder_dimensions import SQUARED, scaled_residuals, sources_of_types
 from kvcast.spec.sizes import MOST_LAYERS
 
-_ACTIVATIONS = {
-    **{"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_python": "gelu"},
-    "relu2": "relu_squared",
-    **dict.fromkeys(
-        ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"
-    ),
-}
+LARGEST = 2**31
+_NORMS_BEHIND = {"pre_norms": False, "post_norms": True}
+_ACTIVATIONS = {**ACTIVATIONS, "relu2": SQUARED}
 
 
 def activation_of(fields: Fields) -> str:
@@ -30,12 +26,6 @@ def activation_of(fields: Fields) -> str:
         supported = ", ".join(_ACTIVATIONS)
         raise fields.error(f"activation {activation!r} is not supported (supported: {supported})")
     return _ACTIVATIONS[activation]
-
-
-LARGEST = 2**31
-
-
-_NORMS_BEHIND = {"pre_norms": False, "post_norms": True}
 
 
 def llama(fields: Fields) -> dict[str, Any]:

@@ -15,11 +15,17 @@ from kvcast.families.convolutions import ATTENTION, DELTA, STATE_SPACE
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
 from kvcast.spec.rotary import Rotary
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_one_of, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    MOST_POSITIONS,
+    require_layers,
+    require_one_of,
+    require_positions,
+    require_positive,
+)
 
 SQUARED = "relu_squared"
 """The activation of feed-forwards without a gate alone."""
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", SQUARED)
 NORMS = ("rms", "layer")
 _LEAST_FACTOR = 1e-4  # published ones are 0.1 and more
 _OF_LAYERS = (
@@ -51,7 +57,8 @@ class DecoderDimensions:
         norm: kind of the norms, one of NORMS.
         norm_eps: of every norm.
         norm_bias: whether layer norms have biases (all but Cohere's).
-        activation: of the gate, one of ACTIVATIONS; of the inner layer where there is no gate.
+        activation: of the gate, one of `sizes.ACTIVATIONS`; of the inner layer where there is no
+            gate, and then SQUARED, too.
         gated: whether feed-forwards have a gate (all but StarCoder 2, GPT-2's kin and others).
         attention_scale: factor on the products of queries and keys.
         scaled_by_depth: whether that factor is divided by a layer's number, from 1 (some GPT-2).
@@ -174,15 +181,14 @@ class DecoderDimensions:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
         require_positive(**{name: getattr(self, name) for name in sizes})
-        if self.max_positions > MOST_POSITIONS:
-            raise KvcastError(f"max_positions {self.max_positions} is more than any model has")
+        require_positions(max_positions=self.max_positions)
         require_layers(self.layers)
         if not self.windows or not all(map(_is_window, self.windows)):
             raise KvcastError("windows must have one or more layers, each None or 1 or more")
         self._check_heads()
         if not all(type(i) is int and 0 <= i < self.layers for i in self.unrotated):
             raise KvcastError(f"layers without rotation must be some of {self.layers} layers")
-        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("activation", self.activation, (*ACTIVATIONS, SQUARED))
         if self.activation == SQUARED and self.gated:
             raise KvcastError(f"gates with {SQUARED} are not supported")
         if not 0 <= self.qkv_limit < math.inf:
