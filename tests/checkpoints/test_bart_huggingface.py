@@ -186,7 +186,9 @@ def test_older_configurations_recommend_what_newer_files_of_their_own_do(folder:
 @pytest.mark.parametrize(
     "said",
     [
-        {"bad_words_ids": [[1, 2]]},
+        {"bad_words_ids": [[1, "2"]]},
+        {"bad_words_ids": [[]]},
+        {"suppress_tokens": [-1]},
         {"bad_words_ids": 3},
         {"num_beams": -2},
         {"max_length": "long"},

@@ -41,7 +41,7 @@ def without_lists(defaults: dict[str, object]) -> dict[str, object]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in defaults.items()}
 
 
-OF_FILES = {"suppress_tokens", "renormalize_logits"}
+OF_FILES = {"suppress_tokens", "suppress_sequences", "renormalize_logits"}
 """What a model's files recommend, and nobody types."""
 
 

@@ -110,6 +110,10 @@ CONFIGS = [
         "encoder_no_repeat_ngram_size": 2,
     },
     {
+        "max_length": 12,
+        "bad_words_ids": [[END], *([a, b] for a in range(96) for b in range(0, 96, 2))],
+    },
+    {
         "num_beams": 3,
         "max_length": 10,
         "bad_words_ids": [[PAD], *([token] for token in range(40, 60))],
@@ -119,7 +123,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("kind", ["marian", "bart"], indirect=True)
-@pytest.mark.parametrize("config", CONFIGS, ids=["lengths", "search", "renormalised"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["lengths", "search", "sequences", "renormalised"])
 def test_what_the_files_recommend_counts_as_in_transformers(theirs, folder, config, tmp_path):
     copytree(folder, tmp_path, dirs_exist_ok=True)
     started = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": PAD}

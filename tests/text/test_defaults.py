@@ -9,7 +9,12 @@ from kvcast.text.defaults import RECOMMENDED, GenerationDefaults
 from kvcast.text.params import PromptParams
 from text.test_generate import same, text_model
 
-VALUES = {"suppress_tokens": [1], "renormalize_logits": True, "early_stopping": False}
+VALUES = {
+    "suppress_tokens": [1],
+    "suppress_sequences": [[1, 2]],
+    "renormalize_logits": True,
+    "early_stopping": False,
+}
 WARM = {"temperature": 0.6, "top_p": 0.9, "top_k": 5}
 TWICE = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
 

@@ -143,8 +143,9 @@ def _recommended(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         told |= _search(fields)
     else:
         told.pop("beam", None)
-    if suppressed := _suppressed(fields):
-        told["suppress_tokens"] = suppressed
+    for option, suppressed in _suppressed(fields).items():
+        if suppressed:
+            told[option] = suppressed
     return told
 
 
@@ -161,13 +162,24 @@ def _search(fields: Fields) -> dict[str, Any]:
     return told
 
 
-def _suppressed(fields: Fields) -> list[int]:
-    """Return tokens that are never chosen; raises KvcastError for sequences of several."""
+def _suppressed(fields: Fields) -> dict[str, list[Any]]:
+    """Return tokens that are never chosen, and sequences of several; KvcastError for others.
+
+    As in transformers, tokens that end a text are not among the former.
+    """
     sequences = fields.values.get("bad_words_ids") or []
     tokens = fields.values.get("suppress_tokens") or []
-    if not isinstance(sequences, list) or not isinstance(tokens, list):
-        raise fields.error("bad_words_ids and suppress_tokens must be lists")
-    single = [s[0] for s in sequences if isinstance(s, list) and len(s) == 1]
-    if len(single) < len(sequences):
-        raise fields.error("bad_words_ids of several tokens are not supported")
-    return [*dict.fromkeys([*tokens, *single])]
+    if not _are_tokens(tokens) or not isinstance(sequences, list):
+        raise fields.error("suppress_tokens must be a list of tokens, and bad_words_ids of such")
+    if not all(sequence and _are_tokens(sequence) for sequence in sequences):
+        raise fields.error("bad_words_ids must be lists of tokens")
+    ends = fields.values.get("eos_token_id")
+    single = [s[0] for s in sequences if len(s) == 1 and s not in (ends, [ends])]
+    return {
+        "suppress_tokens": [*dict.fromkeys([*tokens, *single])],
+        "suppress_sequences": [s for s in sequences if len(s) > 1],
+    }
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)

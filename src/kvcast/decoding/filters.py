@@ -107,6 +107,24 @@ class NoSourceNgram(LogitFilter):
             logits_rv[row, self._following.get(begun, [])] = -np.inf
 
 
+class SuppressSequences(LogitFilter):
+    """These sequences of two or more tokens come in no row's text."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        self._following: dict[int, dict[tuple[int, ...], list[int]]] = {}
+        for *begun, last in sequences:
+            of_length = self._following.setdefault(len(begun), {})
+            of_length.setdefault(tuple(begun), []).append(last)
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        for begun, following in self._following.items():
+            if begun <= written_rn.shape[1]:
+                last_rk = written_rn[:, written_rn.shape[1] - begun :]
+                for row, last in enumerate(map(tuple, last_rk.tolist())):
+                    logits_rv[row, following.get(last, [])] = -np.inf
+
+
 class SuppressTokens(LogitFilter):
     """These tokens are never chosen."""
 

@@ -91,6 +91,12 @@ def read_biases(given: "str | Mapping[int, float] | None") -> dict[int, float]:
     return {int(token): bias for token, bias in (given or {}).items()}
 
 
+def _are_several_tokens(value: object) -> bool:
+    if not isinstance(value, list | tuple) or len(value) < 2:
+        return False
+    return all(type(token) is int and token >= 0 for token in value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Params):
     """How texts are written after a prompt.
@@ -322,6 +328,8 @@ class SamplingParams(Params):
     """The grammar that the text must keep; needs kvcast[structured]."""
     suppress_tokens: Sequence[int] = ()
     """Tokens that are never chosen."""
+    suppress_sequences: Sequence[Sequence[int]] = ()
+    """Sequences of two or more tokens that come in no text."""
     renormalize_logits: bool = False
     """Whether beams are ranked by probabilities among the tokens that may be chosen."""
     generation_config: Mapping[str, Any] = field(
@@ -337,6 +345,8 @@ class SamplingParams(Params):
         suppressed = self.suppress_tokens
         if isinstance(suppressed, str) or not all(type(t) is int and t >= 0 for t in suppressed):
             raise UsageError("suppress_tokens must be token ids")
+        if not all(map(_are_several_tokens, self.suppress_sequences)):
+            raise UsageError("suppress_sequences must be lists of two or more token ids")
         for name in ("early_stopping", "renormalize_logits"):
             if type(getattr(self, name)) is not bool:
                 raise UsageError(f"{name} must be true or false, not {getattr(self, name)!r}")

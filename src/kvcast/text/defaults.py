@@ -27,6 +27,7 @@ RECOMMENDED = (
         "max_new_tokens",
         "min_new_tokens",
         "suppress_tokens",
+        "suppress_sequences",
     }
 )
 """Options that files may recommend values of."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -257,8 +257,9 @@ class GenerationTask:
                     f"{name}: the model has no token {forced}: give an id from 0 to "
                     f"{vocabulary - 1}"
                 )
-        if (last := max(params.suppress_tokens, default=0)) >= vocabulary:
-            raise UsageError(f"suppress_tokens: the model has no token {last}")
+        suppressed = chain(params.suppress_tokens, *params.suppress_sequences)
+        if (last := max(suppressed, default=0)) >= vocabulary:
+            raise UsageError(f"suppressed tokens: the model has no token {last}")
         prompt = self.read(tokens)
         room = self.limits.sequence - prompt.length
         grammar = params.constraint

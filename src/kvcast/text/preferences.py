@@ -14,6 +14,7 @@ from kvcast.decoding.filters import (
     NoSourceNgram,
     OccurrencePenalties,
     RepetitionPenalty,
+    SuppressSequences,
 )
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Histories, Prompt
@@ -30,6 +31,8 @@ class Preferences:
             self._of_all.append(RepetitionPenalty(params.repetition_penalty))
         if params.no_repeat_ngram_size is not None:
             self._of_all.append(NoRepeatNgram(params.no_repeat_ngram_size))
+        if params.suppress_sequences:
+            self._of_all.append(SuppressSequences(params.suppress_sequences))
         self._of_written: list[LogitFilter] = []
         if params.presence_penalty or params.frequency_penalty:
             self._of_written.append(
