@@ -80,6 +80,7 @@ def examined(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
     return code, document | {runtime["name"]: runtime for runtime in document["runtimes"]}
 
 
+@pytest.mark.slow
 def test_without_torch_onnx_works_and_the_rest_says_what_to_install(installed, capsys):
     installed()
     code, document = examined(capsys)
@@ -135,6 +136,7 @@ def test_without_a_runtime_that_can_be_the_default_the_exit_code_is_1(
     assert document["onnx"]["problem"].endswith("pip install 'kvcast[onnx]'")
 
 
+@pytest.mark.slow
 def test_a_bundle_is_opened_after_its_checksums(installed, only, capsys):
     small_bundle = bundle(SMALL)
     installed()

@@ -86,6 +86,7 @@ def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.fl
         assert status.generated_tokens == sum(len(result.tokens) for result in expected)
 
 
+@pytest.mark.slow
 def test_tokens_of_recordings_are_counted_as_windows_end(model: Any, samples: NDArray[np.float32]):
     with Engine(model, rows=2) as engine:
         expected = engine.submit(samples, best_of=1).result(600)
@@ -104,6 +105,7 @@ def test_tokens_of_recordings_are_counted_as_windows_end(model: Any, samples: ND
         assert engine.status().generated_tokens >= counted
 
 
+@pytest.mark.slow
 def test_a_window_waits_neither_for_recordings_nor_in_the_queue(
     model: Any, samples: NDArray[np.float32]
 ):

@@ -63,6 +63,7 @@ def test_requests_under_way_end_and_new_ones_are_refused():
         assert running.ended() == 0
 
 
+@pytest.mark.slow
 def test_the_drain_has_an_end_and_so_has_patience():
     for ends, code in ((1, 0), (2, 128 + signal.SIGTERM)):
         with command(*DEMO, "--drain", "1" if ends == 1 else "60") as running:
@@ -92,6 +93,7 @@ def _until_cut(url: str) -> None:
         return
 
 
+@pytest.mark.slow
 def test_what_was_killed_does_not_hinder_the_next(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])

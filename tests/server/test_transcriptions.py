@@ -358,6 +358,7 @@ def test_a_client_that_leaves_ends_its_transcription(server: Server):
     assert server.status("whisper-1").busy == []
 
 
+@pytest.mark.slow
 def test_many_at_once_hear_what_one_alone_hears(
     server: Server, beginning: tuple[str, bytes], begun: str
 ):

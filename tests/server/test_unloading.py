@@ -51,6 +51,7 @@ def test_a_model_is_unloaded_and_the_next_request_loads_it():
             assert post(server, path, "three").json()["error"]["code"] == "model_not_found"
 
 
+@pytest.mark.slow
 def test_a_model_is_unloaded_once_its_requests_are_over():
     with serving({"long": saying("ab" * 300)}) as server:
         stream = server.client().chat.completions.create(model="long", stream=True, **ASKED)

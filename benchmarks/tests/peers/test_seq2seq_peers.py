@@ -21,6 +21,7 @@ class Silent:
     """A tokenizer to whom every token is an end token without a text."""
 
     languages = None
+    translates = False
 
     def __init__(self, vocab_size, end_tokens):
         self.vocab_size = vocab_size

@@ -120,6 +120,7 @@ def test_words_are_told_before_the_turn_is_over(
         assert wer(expected, hear(talk)) <= 0.05
 
 
+@pytest.mark.slow
 def test_live_sessions_and_recordings_share_the_model(
     server: Server, recording: NDArray[np.float32], expected: str
 ):
@@ -332,6 +333,7 @@ def test_two_minutes_and_more_are_heard_by_voice_activity(server: Server):
         assert wer(expected, hear(talk)) <= 0.15
 
 
+@pytest.mark.slow
 def test_what_is_said_is_logged_only_if_that_is_wanted(
     server: Server, recording: NDArray[np.float32], caplog: pytest.LogCaptureFixture
 ):
