@@ -41,10 +41,10 @@ def _place(trial: Trial, text: Text) -> Place | None:
 
 def _beside_reference(trial: Trial, comparison: Comparison) -> Comparison | None:
     """Compare with the reference as well, which may find positions that are wrong in any order."""
-    if trial.oracle is None or not trial.oracle.whole:
+    if trial.oracle is None or not trial.oracle.whole or trial.tolerance.far is None:
         return None
     text = trial.long.text
-    beside = trial.comparison(trial.tolerance.reference)
+    beside = trial.comparison(trial.tolerance.far)
     expected = trial.oracle.expected(text, trial.columns)
     beside.add(expected, trial.long.stepped.logits_nv, "beside the reference", text.first)
     comparison.problem = comparison.problem or beside.problem
