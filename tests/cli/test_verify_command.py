@@ -136,6 +136,7 @@ def test_a_bundle_that_cannot_be_written_is_verified_all_the_same(bundle, capsys
     [
         ("demo", ("--audio", EXAMPLE, "--positions", 64)),
         ("demo", ("--audio", EXAMPLE, "--quantize", "none", "--positions", 64)),
+        ("demo", ("--audio", EXAMPLE, "--quantize", "int4", "--positions", 160)),
         ("demo-t5", ("--prompts", "{prompts}")),
         ("demo-unilm", ("--prompts", "{prompts}", "--quantize", "none")),
     ],
