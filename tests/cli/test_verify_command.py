@@ -151,4 +151,4 @@ def test_real_weights_and_inputs_pass(model, words, tmp_path, capsys):
     if "none" in given:
         assert forced["measured"]["tokens_equal"] == forced["measured"]["tokens"] > 0
     else:
-        assert forced["measured"]["mean_error"] < 0.2
+        assert forced["measured"]["mean_error"] < (0.4 if "int4" in given else 0.2)
