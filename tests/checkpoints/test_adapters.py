@@ -16,7 +16,7 @@ from kvcast.checkpoints import adapters as opening
 from kvcast.checkpoints.adapters import open_adapters
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.errors import InputMissingError, KvcastError, UsageError
-from kvcast.spec.file_rows import Encoding
+from kvcast.spec.stored_matrices import Encoding
 
 LLAMA = "model.layers.1.self_attn.{}_proj"
 GGUF_QUERY = "blk.0.attn_q.weight"

@@ -19,7 +19,7 @@ from kvcast.families.unilm import UnilmDimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.prefix import EagerPrefix
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 BERT_SIZES = {
     **{"segments": 2, "width": 8, "inner": 12, "heads": 2, "layers": 2, "pooled": True},

@@ -29,7 +29,7 @@ from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 COMMON = {
     "vocab_size": 19,

@@ -28,8 +28,8 @@ from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_shapes import tensor_shapes
-from kvcast.spec.file_rows import Encoding
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
+from kvcast.spec.stored_matrices import Encoding
 
 
 def expected(arrays, experts=0):

@@ -12,7 +12,7 @@ from kvcast.checkpoints.mistral import READER
 from kvcast.checkpoints.tables import halves_from_pairs
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 PARAMS = {
     "dim": 24,

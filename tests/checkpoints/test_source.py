@@ -10,7 +10,7 @@ import pytest
 from kvcast.checkpoints import hub, packaged
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
-from kvcast.spec.paths import cache_dir
+from kvcast.spec.files import cache_dir
 
 
 def one_line(kind, function, *arguments):

@@ -10,7 +10,7 @@ from checkpoints.folder_checks import assert_same_tensors, rewrite_weights
 from checkpoints.tiny_unilms import MODELS, random_unilm, save_unilm, tensors_by_our_names
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.families.unilm import UnilmDimensions, tensor_shapes
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 BASE = {

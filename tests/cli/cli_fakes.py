@@ -15,7 +15,7 @@ from kvcast.cli import main
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.loading import opening as loading
 from kvcast.loading.params import LoadParams
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.runtimes import OnPhase
 from kvcast.speech.segments import Word
 
 

@@ -5,7 +5,7 @@ import pytest
 import kvcast
 from kvcast.cli import main
 from kvcast.errors import UsageError
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.runtimes import OnPhase
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from kit.dimensions import COHERE2, LLAMA, MINISTRAL3, MIXTRAL, NEOX, QWEN2_MOE
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 TWO = {"experts": 2, "experts_per_token": 1}
 

@@ -11,7 +11,7 @@ import kvcast
 from kit.dimensions import SMALL, SMALL_T5
 from kvcast.errors import KvcastError
 from kvcast.families.table import FAMILIES, family_of, family_with
-from kvcast.spec.entry_points import imported
+from kvcast.spec.runtimes import imported
 
 ROOT = Path(kvcast.__file__).parent
 # Modules of one family alone. Readers of formats that hold several families name them as well.

@@ -25,7 +25,7 @@ from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.families.whisper import WhisperDimensions
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 SMALL = WhisperDimensions(
     n_mels=80,

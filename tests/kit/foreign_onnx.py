@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kit.foreign_graphs import Graph, embedding, value_info, write_graph
 from kit.foreign_models import T5, Llama, Tensors
-from kvcast.spec.relative import bucket_of
+from kvcast.spec.position_encodings import bucket_of
 
 HIDDEN = -1e9
 

@@ -29,7 +29,7 @@ from kit.dimensions import ROFORMER
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.unilm import UnilmDimensions
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 from kvcast_bench.writing.huggingface import transformers_tensors
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 

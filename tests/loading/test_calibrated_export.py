@@ -23,8 +23,8 @@ from kvcast.runtimes.lowering import calibrated_blocks
 from kvcast.runtimes.lowering.calibrated_blocks import calibrate
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.blocks import BlocksOf, no_blocks, rounded
-from kvcast.spec.phases import ignore_phase
+from kvcast.spec.runtimes import ignore_phase
+from kvcast.spec.stored_matrices import BlocksOf, no_blocks, rounded
 
 CALIBRATED = "int4-calibrated"
 TABLE = "decoder.embedding.weight"

@@ -14,8 +14,7 @@ from kit.models import random_programs, random_tensors
 from kvcast.errors import KvcastError
 from kvcast.loading.components import quantize_eager
 from kvcast.models.executor import TorchModel, TorchProgram
-from kvcast.spec.program import Constant, Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Constant, Node, ProgramWriter
 
 
 @pytest.mark.parametrize(

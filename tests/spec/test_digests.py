@@ -3,9 +3,8 @@ import os
 
 import pytest
 
-from kvcast.spec import digests
-from kvcast.spec.digests import sha256_of
-from kvcast.spec.paths import cache_dir
+from kvcast.spec import files
+from kvcast.spec.files import cache_dir, sha256_of
 
 
 @pytest.fixture(autouse=True)
@@ -17,17 +16,17 @@ def _own_cache(tmp_path, monkeypatch):
 def hashed(monkeypatch):
     """The paths of files that were hashed, in order."""
     paths = []
-    read = digests.file_sha256
-    monkeypatch.setattr(digests, "file_sha256", lambda path: paths.append(path) or read(path))
+    read = files.file_sha256
+    monkeypatch.setattr(files, "file_sha256", lambda path: paths.append(path) or read(path))
     return paths
 
 
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A file large enough for a note; files count as settled immediately."""
-    monkeypatch.setattr(digests, "_SETTLED_NS", -1)
+    monkeypatch.setattr(files, "_SETTLED_NS", -1)
     path = tmp_path / "weights"
-    path.write_bytes(b"a" * digests._WORTH_A_NOTE)
+    path.write_bytes(b"a" * files._WORTH_A_NOTE)
     return path
 
 
@@ -54,14 +53,14 @@ def test_a_changed_file_is_hashed_again_even_with_its_old_size_and_modification_
 def test_another_file_in_its_place_is_hashed_again(large, hashed):
     sha256_of(large)
     other = large.with_name("other")
-    other.write_bytes(b"c" * digests._WORTH_A_NOTE)
+    other.write_bytes(b"c" * files._WORTH_A_NOTE)
     other.replace(large)
     assert sha256_of(large) == sha256(large)
     assert len(hashed) == 2
 
 
 def test_a_file_that_was_just_written_leaves_no_note(large, hashed, monkeypatch):
-    monkeypatch.setattr(digests, "_SETTLED_NS", 3_600_000_000_000)
+    monkeypatch.setattr(files, "_SETTLED_NS", 3_600_000_000_000)
     sha256_of(large)
     assert not cache_dir().exists()
     assert sha256_of(large) == sha256(large)
@@ -69,7 +68,7 @@ def test_a_file_that_was_just_written_leaves_no_note(large, hashed, monkeypatch)
 
 
 def test_small_files_leave_no_note(tmp_path, monkeypatch):
-    monkeypatch.setattr(digests, "_SETTLED_NS", -1)
+    monkeypatch.setattr(files, "_SETTLED_NS", -1)
     path = tmp_path / "small"
     path.write_bytes(b"x")
     assert sha256_of(path) == sha256(path)

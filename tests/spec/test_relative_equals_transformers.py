@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from kvcast.spec.relative import bucket_of
+from kvcast.spec.position_encodings import bucket_of
 
 EVERY = np.arange(-5000, 5001)
 

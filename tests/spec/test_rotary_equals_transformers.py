@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from kvcast.errors import KvcastError
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 # Far enough for a wrong last bit of a frequency to be seen.
 POSITIONS = 8192

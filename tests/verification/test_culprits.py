@@ -31,7 +31,7 @@ from kvcast.runtimes.aoti.stored import own_name
 from kvcast.runtimes.memory import CompactedRing, TurningRing
 from kvcast.runtimes.stored import StoredNumbers
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 from kvcast.verification.culprits import checks
 from kvcast.verification.culprits.layers import run_both
 from kvcast.verification.culprits.tensors import difference

@@ -36,8 +36,7 @@ from kvcast.runtimes.aoti.greedy_step import (
     slots_for,
 )
 from kvcast.runtimes.aoti.precision import Precision
-from kvcast.spec.program import Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Node, ProgramWriter
 from kvcast_bench.backend import Backend, Tokens
 from kvcast_bench.device import COPIED, device_facts, memory_rates, seconds_of
 from kvcast_bench.probes import STEP

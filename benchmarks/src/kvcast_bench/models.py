@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.bundle.manifest import is_bundle
 from kvcast.bundle.writing import staged
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
-from kvcast.spec.paths import cache_dir
+from kvcast.spec.files import cache_dir
 from kvcast_bench.writing.huggingface import TOKENIZER, is_like_llama, write_huggingface
 
 # Raised when files for other programs are written differently, so that none reads an older one.

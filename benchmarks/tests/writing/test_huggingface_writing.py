@@ -13,7 +13,7 @@ from checkpoints.tiny_whisper import random_checkpoint
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.decoder import EagerDecoderOnly
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 from kvcast_bench.writing.huggingface import (
     is_like_llama,
     model_type,

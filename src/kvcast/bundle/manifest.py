@@ -16,7 +16,7 @@ from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.families.base import Family
 from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_of
-from kvcast.spec.digests import file_sha256, sha256_of
+from kvcast.spec.files import file_sha256, sha256_of
 from kvcast.spec.runtimes import BundlePrecision, is_native
 
 MANIFEST = "bundle.json"
@@ -233,7 +233,7 @@ def check_files(
 ) -> None:
     """Raise KvcastError unless every file exists, is unchanged and lies inside the folder.
 
-    Files named by `anew` are hashed even if their digests are remembered (`kvcast.spec.digests`).
+    Files named by `anew` are hashed even if their digests are remembered (`kvcast.spec.files`).
     """
     for name, record in files.items():
         _check_file(folder, name, record, _hash if name in anew else sha256_of)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kvcast.errors import UsageError
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 
 Message = Mapping[str, Any]
 """One turn of a conversation, as OpenAI's chat completions have it: "role", "content" and so on."""

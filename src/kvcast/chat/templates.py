@@ -14,7 +14,7 @@ from typing import Any
 from kvcast.chat.template_worker import EndedError, TemplateWorker, TooSlowError
 from kvcast.chat.tool_calls import ToolForm, form_of, knows_tools
 from kvcast.errors import KvcastError, in_one_line
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 
 NO_TEMPLATE = "this model has no chat template: prompt it with plain text"
 

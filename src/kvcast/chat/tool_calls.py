@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 from typing_extensions import override
 
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 
 UNKNOWN_FORM = "this model's template calls tools in a form that kvcast does not know"
 

@@ -15,7 +15,7 @@ from kvcast.checkpoints.merging import Adapter
 from kvcast.checkpoints.peft import CONFIG, is_peft, read_peft
 from kvcast.checkpoints.source import os_errors_as_ours
 from kvcast.errors import InputMissingError, KvcastError, UsageError
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase, ignore_phase
 
 _SUFFIX = ".gguf"
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.families.table import family_with
-from kvcast.spec.blocks import CodedMatrix
-from kvcast.spec.file_rows import Encoding, FileRows, joined_rows
 from kvcast.spec.runtimes import OWN, BundlePrecision
+from kvcast.spec.stored_matrices import CodedMatrix, Encoding, FileRows, joined_rows
 
 # NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
 _KINDS: Mapping[str, np.dtype[Any]] = {

@@ -28,7 +28,7 @@ from kvcast.checkpoints.vocabularies import BEGIN, END, token_ids
 from kvcast.errors import KvcastError
 from kvcast.families.t5 import T5, T5Dimensions
 from kvcast.families.unilm import UNILM, UnilmDimensions
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
 
 _INDEX = "*.ckpt*.index"

@@ -63,7 +63,7 @@ from kvcast.checkpoints.gguf_tensors import (
 )
 from kvcast.checkpoints.gguf_values import Values
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.spec.blocks import BLOCK, CodedMatrix, rounded
+from kvcast.spec.stored_matrices import BLOCK, CodedMatrix, rounded
 
 Bytes = NDArray[np.uint8]
 _HALF = 2

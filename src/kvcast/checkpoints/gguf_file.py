@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
 from kvcast.checkpoints.gguf_blocks import read_blocks
 from kvcast.errors import InputOutputError, KvcastError
-from kvcast.spec.file_rows import BLOCKS, Encoding, FileRows
+from kvcast.spec.stored_matrices import BLOCKS, Encoding, FileRows
 
 _VERSIONS = (2, 3)
 _SPLIT, _SPLIT_NUMBER, _SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"

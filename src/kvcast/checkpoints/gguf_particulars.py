@@ -14,7 +14,7 @@ from kvcast.families.convolutions import ATTENTION, CONVOLUTION, DELTA, STATE_SP
 from kvcast.families.decoder_dimensions import SQUARED, scaled_residuals, sources_of_types
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 EPSILON, RMS_EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
 WINDOW = "attention.sliding_window"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.gguf_file import GgufTensor
 from kvcast.checkpoints.gguf_values import Values
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 _ROTARY_DIVISORS = "rope_freqs.weight"
 # The same of models that have one for long texts, too.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.gguf_file import GgufTensor
-from kvcast.spec.file_rows import Encoding
+from kvcast.spec.stored_matrices import Encoding
 
 CODES = "mxfp4"
 """The quant_method of configurations whose experts have these codes."""

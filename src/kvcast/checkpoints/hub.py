@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.errors import InputMissingError, KvcastError, UsageError
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase, ignore_phase
 
 # Weights that a reader can use: no second copy in float32, no pickles, no other framework's.
 _PATTERNS = [

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.errors import KvcastError
-from kvcast.spec.digests import combined_sha256
-from kvcast.spec.file_rows import FileRows
+from kvcast.spec.files import combined_sha256
+from kvcast.spec.stored_matrices import FileRows
 
 Layout: TypeAlias = Literal["PEFT", "GGUF"]
 

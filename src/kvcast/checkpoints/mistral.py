@@ -26,7 +26,7 @@ from kvcast.checkpoints.safetensors_files import read_weights, weight_files
 from kvcast.checkpoints.tables import fill_decoder, halves_from_pairs, reordered
 from kvcast.errors import InputMissingError
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
 
 _STEM = "consolidated"

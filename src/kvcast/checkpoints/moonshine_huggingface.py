@@ -32,7 +32,7 @@ from kvcast.families.moonshine import (
     positions_over_samples,
     tensor_shapes,
 )
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import MOST_LAYERS, MOST_POSITIONS
 
 _SAMPLE_RATE = 16_000

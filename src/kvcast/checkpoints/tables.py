@@ -16,8 +16,7 @@ from kvcast.checkpoints.base import LazyTensors, StoredTensor
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.decoder_shapes import tensor_shapes
-from kvcast.spec.blocks import joined
-from kvcast.spec.file_rows import joined_rows
+from kvcast.spec.stored_matrices import joined, joined_rows
 
 # Maps a canonical name to the names in a file whose tensors, concatenated along the first axis,
 # make it up. `{i}` stands for the layer (`{i:03}` in three digits) and `{e}` for the expert. A name

@@ -18,7 +18,7 @@ from kvcast.checkpoints.tables import changed, fill_evenly, halves_from_pairs, o
 from kvcast.checkpoints.wordpiece_huggingface import SEGMENTING, read_wordpiece
 from kvcast.errors import KvcastError
 from kvcast.families.unilm import UnilmDimensions, tensor_shapes
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
 
 _COMMON = {

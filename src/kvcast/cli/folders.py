@@ -25,7 +25,7 @@ from kvcast.cli.signals import Terminated
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputMissingError, UsageError
 from kvcast.loading.params import LoadParams
-from kvcast.spec.phases import ignore_phase
+from kvcast.spec.runtimes import ignore_phase
 from kvcast.speech.params import FOLDERS, FolderParams, SubtitleParams, TranscribeParams
 from kvcast.whisper.writers import TranscriptDocument
 

@@ -25,7 +25,7 @@ from kvcast.decoding.params import SAMPLING, SEVERAL
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.loading.params import LOADING, LoadParams
 from kvcast.saving import prepare_folder, save
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase, ignore_phase
 from kvcast.text.defaults import RECOMMENDED
 from kvcast.text.params import CONVERSATION, STRUCTURE, TRANSLATION, PromptParams
 

@@ -8,7 +8,7 @@ from kvcast.cli.arguments import keywords
 from kvcast.decoding.params import NGRAM
 from kvcast.errors import UsageError
 from kvcast.loading.params import LoadParams
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
     from kvcast.families.base import Task

@@ -15,7 +15,7 @@ from kvcast.cli.arguments import Heading
 from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.cli.opening import drafted_by, opened
 from kvcast.errors import InputMissingError, KvcastError, PartialFailureError, UsageError
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.runtimes import OnPhase
 
 if TYPE_CHECKING:
     from kvcast.whisper.folders.working import Transcriber

@@ -31,8 +31,7 @@ from kvcast.families.programs import (
     encode_program,
 )
 from kvcast.families.sound_encoder import SoundEncoder
-from kvcast.spec.program import Node, Program
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Node, Program, ProgramWriter
 
 _PROBED = 70  # frames of a proof's sound: no whole chunk
 _HEARD = 8  # of its embeddings, at most

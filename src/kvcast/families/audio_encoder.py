@@ -19,7 +19,7 @@ from kvcast.errors import KvcastError
 from kvcast.families.blocks import with_biases
 from kvcast.families.programs import SOURCE, Argument
 from kvcast.families.sound_encoder import FEATURES, SoundEncoder
-from kvcast.spec.program import Constant, Node
+from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     MOST_POSITIONS,
@@ -27,7 +27,6 @@ from kvcast.spec.sizes import (
     require_one_of,
     require_positive,
 )
-from kvcast.spec.writer import ProgramWriter
 
 MOST_FRAMES = 3000
 """Frames of 10 ms in the longest excerpt."""

@@ -20,7 +20,7 @@ from kvcast.families.sources import (
     source_programs,
 )
 from kvcast.families.stacks import Block, decode, stack_shapes
-from kvcast.spec.program import Program
+from kvcast.spec.program import Program, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     require_heads,
@@ -30,7 +30,6 @@ from kvcast.spec.sizes import (
     require_positive,
     require_token,
 )
-from kvcast.spec.writer import ProgramWriter
 
 _SIZES = (
     "vocab_size",

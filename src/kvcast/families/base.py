@@ -2,7 +2,7 @@
 
 Exporting, loading, lowering, proofs and counting ask it, so that none of them lists families. Parts
 that need a higher layer or a tensor library are named `module:attribute`, and imported on use by
-`kvcast.spec.entry_points`. Knows no family, no weights and no runtime.
+`kvcast.spec.runtimes`. Knows no family, no weights and no runtime.
 """
 
 from collections.abc import Callable, Mapping, Sequence

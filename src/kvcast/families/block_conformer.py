@@ -30,9 +30,8 @@ from kvcast.families.conformer_modules import (
 from kvcast.families.programs import LENGTHS_OF_SOURCES, Argument
 from kvcast.families.query_former import QueryFormer
 from kvcast.families.sound_encoder import FEATURES, SoundEncoder
-from kvcast.spec.program import Constant, Node
+from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_positive
-from kvcast.spec.writer import ProgramWriter
 
 MOST_FRAMES = 1500
 """Frames of 20 ms in the longest excerpt."""

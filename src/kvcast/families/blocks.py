@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvcast.families.programs import ProgramSignature, cache_names
-from kvcast.spec.program import Node, Program
-from kvcast.spec.self_attention import SelfAttention, SharedAttention
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Node, Program, ProgramWriter, SelfAttention, SharedAttention
 
 Write = Callable[[ProgramWriter, Any], Program]
 """Writes one program of a model with these dimensions."""

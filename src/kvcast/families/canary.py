@@ -23,7 +23,7 @@ from kvcast.families.programs import (
     encode_program,
 )
 from kvcast.families.stacks import decode, stack_shapes
-from kvcast.spec.program import Program
+from kvcast.spec.program import Program, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     require_heads,
@@ -32,7 +32,6 @@ from kvcast.spec.sizes import (
     require_positions,
     require_positive,
 )
-from kvcast.spec.writer import ProgramWriter
 
 
 @dataclass(frozen=True, kw_only=True)

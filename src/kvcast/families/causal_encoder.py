@@ -18,8 +18,8 @@ from kvcast.errors import KvcastError
 from kvcast.families.blocks import EMBEDDINGS
 from kvcast.families.programs import LENGTHS_OF_SOURCES, LISTEN, NEXT, Argument, StreamedSource
 from kvcast.families.sound_encoder import FEATURES, SoundEncoder
-from kvcast.spec.program import Constant, Node
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
+from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     MOST_POSITIONS,
@@ -27,7 +27,6 @@ from kvcast.spec.sizes import (
     require_one_of,
     require_positive,
 )
-from kvcast.spec.writer import ProgramWriter
 
 _KERNEL = 3  # frames of a convolution
 _HALVED = 2  # frames of a position

@@ -23,7 +23,7 @@ from kvcast.families.conformer_modules import (
 )
 from kvcast.families.programs import Argument
 from kvcast.families.sound_encoder import FEATURES
-from kvcast.spec.program import Constant, Node
+from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     require_layers,
@@ -31,7 +31,6 @@ from kvcast.spec.sizes import (
     require_positions,
     require_positive,
 )
-from kvcast.spec.writer import ProgramWriter
 
 _DISTANCES = "encoder.distances"
 _KERNEL = 3  # of the convolutions that make positions fewer

@@ -7,8 +7,7 @@ the half of each feed-forward that counts is part of its last matrix. Knows no a
 
 from kvcast.errors import KvcastError
 from kvcast.families.blocks import with_biases
-from kvcast.spec.program import Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Node, ProgramWriter
 
 EPSILON = 1e-5
 """Of layer norms."""

@@ -12,9 +12,8 @@ from kvcast.families.blocks import LENGTHS
 from kvcast.families.caches import CacheLayers
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
-from kvcast.spec.program import Constant, Node
+from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import require_one_of
-from kvcast.spec.writer import ProgramWriter
 
 ATTENTION, CONVOLUTION, DELTA, STATE_SPACE = MIXERS = (
     "attention",

@@ -29,10 +29,9 @@ from kvcast.families.decoder_shapes import tensor_shapes, up_of
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.programs import ProgramSignature, decode_program
 from kvcast.families.state_spaces import StateSpace
-from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
+from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.runtimes import CALIBRATED
-from kvcast.spec.writer import ProgramWriter
 
 _PROMPT, _LONGEST_PROMPT = 4, 600
 _POSITIONS, _NO_BIAS, _NO_WEIGHT = "decoder.positions", "no_bias", "no_weight_{}"

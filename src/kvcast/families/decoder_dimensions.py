@@ -14,7 +14,7 @@ from kvcast.families.caches import KeysAndValues
 from kvcast.families.convolutions import ATTENTION, DELTA, STATE_SPACE
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     MOST_POSITIONS,

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from kvcast.families.blocks import LENGTHS
 from kvcast.families.states import StateSizes
-from kvcast.spec.program import Constant, Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Constant, Node, ProgramWriter
 
 
 @dataclass(frozen=True, kw_only=True)

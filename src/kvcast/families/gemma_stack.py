@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcast.errors import KvcastError
-from kvcast.spec.program import Constant, Node
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
+from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     MOST_POSITIONS,
@@ -18,7 +18,6 @@ from kvcast.spec.sizes import (
     require_positions,
     require_positive,
 )
-from kvcast.spec.writer import ProgramWriter
 
 _SIZES = ("width", "inner", "heads", "kv_heads", "head_dim", "positions")
 

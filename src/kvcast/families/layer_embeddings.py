@@ -8,8 +8,7 @@ number of layers and no layer.
 import math
 
 from kvcast.families.blocks import TOKENS
-from kvcast.spec.program import Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Node, ProgramWriter
 
 _TABLE, _PROJECTION = "decoder.layer_embedding", "decoder.layer_projection"
 

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvcast.errors import KvcastError
-from kvcast.spec.program import Constant, Node
+from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import require_positive
-from kvcast.spec.writer import ProgramWriter
 
 
 class MixtureSizes(Protocol):

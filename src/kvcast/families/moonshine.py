@@ -38,8 +38,8 @@ from kvcast.families.programs import (
     encode_program,
 )
 from kvcast.families.sources import SOURCE_LENGTHS
-from kvcast.spec.program import Constant, Program
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
+from kvcast.spec.program import Constant, Program, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     MOST_POSITIONS,
@@ -49,7 +49,6 @@ from kvcast.spec.sizes import (
     require_positive,
     require_token,
 )
-from kvcast.spec.writer import ProgramWriter
 
 _SIZES = (
     "vocab_size",

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvcast.families.blocks import cross_caches
 from kvcast.families.programs import FINISH, LISTEN, NEXT, Argument, StreamedSource
 from kvcast.families.sources import SOURCE_LENGTHS
-from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 
 if TYPE_CHECKING:
     from kvcast.families.moonshine import MoonshineDimensions

@@ -34,7 +34,7 @@ from kvcast.families.programs import (
     decode_program,
     encode_program,
 )
-from kvcast.spec.program import Node, Program
+from kvcast.spec.program import Node, Program, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     require_layers,
@@ -42,7 +42,6 @@ from kvcast.spec.sizes import (
     require_positive,
     require_token,
 )
-from kvcast.spec.writer import ProgramWriter
 
 _MOST_DURATIONS = 1 << 10
 _MOST_SYMBOLS = 1 << 10

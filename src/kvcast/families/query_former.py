@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvcast.errors import KvcastError
 from kvcast.families.blocks import with_biases
-from kvcast.spec.program import Constant, Node
+from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     MOST_POSITIONS,
@@ -17,7 +17,6 @@ from kvcast.spec.sizes import (
     require_one_of,
     require_positive,
 )
-from kvcast.spec.writer import ProgramWriter
 
 _QUERIES = "encoder.projector.queries"
 

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.families.programs import Argument
-from kvcast.spec.program import Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Node, ProgramWriter
 
 FEATURES = Node("features")
 """The first input of `encode`: fp32 [batch, frames, bands]."""

@@ -18,8 +18,7 @@ from kvcast.families.blocks import (
     with_biases,
 )
 from kvcast.families.sources import SOURCE_LENGTHS
-from kvcast.spec.program import Node, Program
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Node, Program, ProgramWriter
 
 _EPSILON = 1e-5  # of layer norms
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from kvcast.errors import KvcastError
 from kvcast.families.blocks import LENGTHS
 from kvcast.families.states import StateSizes
-from kvcast.spec.program import Constant, Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Constant, Node, ProgramWriter
 
 _ONES = "state_space_ones"
 

@@ -35,8 +35,8 @@ from kvcast.families.sources import (
     source_probe,
     source_programs,
 )
-from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.relative import bucket_of
+from kvcast.spec.position_encodings import bucket_of
+from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     require_layers,
@@ -45,7 +45,6 @@ from kvcast.spec.sizes import (
     require_positive,
     require_token,
 )
-from kvcast.spec.writer import ProgramWriter
 
 # Relative positions have no limit, but caches and biases need one.
 POSITIONS = 4096

@@ -47,10 +47,9 @@ from kvcast.families.sources import (
     source_probe,
     source_programs,
 )
-from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
+from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.sizes import require_positive, require_token
-from kvcast.spec.writer import ProgramWriter
 
 _STACKS = ("encoder", "decoder")
 _ANGLES = ("cosines", "sines")

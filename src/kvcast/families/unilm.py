@@ -29,8 +29,8 @@ from kvcast.families.blocks import (
 )
 from kvcast.families.caches import CacheLayers, KeysAndValues, self_caches
 from kvcast.families.programs import Argument, ProgramSignature, decode_program
-from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.rotary import Rotary
+from kvcast.spec.position_encodings import Rotary
+from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.sizes import (
     require_heads,
     require_layers,
@@ -38,7 +38,6 @@ from kvcast.spec.sizes import (
     require_positions,
     require_positive,
 )
-from kvcast.spec.writer import ProgramWriter
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 _PROBED_SOURCE = 40

@@ -35,9 +35,8 @@ from kvcast.families.programs import (
     decode_program,
     encode_program,
 )
-from kvcast.spec.program import Constant, Node, Program
+from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.sizes import require_heads, require_layers, require_positive
-from kvcast.spec.writer import ProgramWriter
 
 _EPSILON = 1e-5  # of layer norms
 _ALIGNED_CHANNELS = "aligned_channels"

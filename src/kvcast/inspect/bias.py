@@ -15,7 +15,7 @@ from kvcast.errors import UsageError
 from kvcast.inspect.grid import grid
 from kvcast.inspect.schedule import MOST_POSITIONS
 from kvcast.inspect.units import plural
-from kvcast.spec.relative import bucket_of
+from kvcast.spec.position_encodings import bucket_of
 
 HIDDEN = "."
 

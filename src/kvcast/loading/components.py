@@ -13,7 +13,7 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import read_dimensions
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.families.table import family_with
-from kvcast.spec.entry_points import imported
+from kvcast.spec.runtimes import imported
 
 
 def programs_of(checkpoint: Checkpoint) -> Any:

@@ -32,7 +32,7 @@ from kvcast.machine.processor import available_cores, instruction_sets
 from kvcast.runtimes.self_test import SelfTestResult, double_on_torch, versions
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.paths import cache_dir
+from kvcast.spec.files import cache_dir
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
 _SECONDS = 120  # a first import from a slow disk takes a while

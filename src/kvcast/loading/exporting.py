@@ -30,9 +30,8 @@ from kvcast.options import keywords_of
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS, default_runtime
 from kvcast.saving import room_at
-from kvcast.spec.blocks import BlocksOf
-from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision
+from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase, ignore_phase
+from kvcast.spec.stored_matrices import BlocksOf
 
 # Operations that kvcast's own kernels and PyTorch have alone.
 _OF_SOUND = frozenset({"conv2d", "group_norm", "window_attention"})

@@ -16,7 +16,7 @@ from kvcast.errors import KvcastError
 from kvcast.machine.child import ask
 from kvcast.machine.processor import instruction_sets
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.paths import cache_dir
+from kvcast.spec.files import cache_dir
 from kvcast.spec.runtimes import is_native
 
 _CHILD = "kvcast.loading.smoke_test:open_and_call"

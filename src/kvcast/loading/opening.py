@@ -33,11 +33,9 @@ from kvcast.machine.processor import available_cores
 from kvcast.options import keywords_of
 from kvcast.runtimes.target import BuildOptions, Target
 from kvcast.runtimes.targets import TARGETS, default_runtime
-from kvcast.spec.digests import sha256_of
-from kvcast.spec.paths import cache_dir
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.files import cache_dir, sha256_of
 from kvcast.spec.recipes import Recipe, names_recipe
-from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, PrecisionRequest
+from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase, PrecisionRequest
 
 if TYPE_CHECKING:
     from kvcast.speech.model import SpeechModel

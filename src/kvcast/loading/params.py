@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from kvcast.options import Bounds, Choice, Option, Params
-from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.spec.runtimes import RUNTIMES, THE_DEFAULT, PrecisionRequest, exported
+from kvcast.spec.runtimes import (
+    RUNTIMES,
+    THE_DEFAULT,
+    OnPhase,
+    PrecisionRequest,
+    exported,
+    ignore_phase,
+)
 
 LOADING = "model and runtime"
 OF_TEXTS = frozenset({"cache", "generation_config"})

@@ -35,8 +35,7 @@ from kvcast.models.ops.relative import relative_scores
 from kvcast.models.ops.sound import group_norm, window_attention
 from kvcast.models.ops.source import source_attention
 from kvcast.models.ops.states import delta_rule, packed_states, selective_scan
-from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.self_attention import SelfAttention, SharedAttention
+from kvcast.spec.program import Constant, Node, Program, SelfAttention, SharedAttention
 
 Operation = Callable[..., Any]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from kvcast.loading.params import AdapterParams
 from kvcast.options import Bounds, Choice, Option, Text
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase, ignore_phase
 
 SEARCH = "search"
 

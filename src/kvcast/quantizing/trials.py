@@ -27,10 +27,9 @@ from kvcast.runtimes.native.opening import open_checkpoint as open_native
 from kvcast.runtimes.native.quantize import choices, roles_of
 from kvcast.runtimes.native.weights import CheckpointWeights, packed_constants
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.phases import OnPhase
 from kvcast.spec.program import Constant
 from kvcast.spec.recipes import MATRICES, RECIPE, Recipe
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision, OnPhase
 
 SELF_CACHE, CROSS_CACHE = "self_cache", "cross_cache"
 """Targets of a recipe beside matrices."""

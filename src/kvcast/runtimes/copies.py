@@ -14,8 +14,7 @@ from kvcast.families.base import Family
 from kvcast.families.caches import ENCODED
 from kvcast.families.table import family_of
 from kvcast.runtimes.traffic import CacheTraffic, CallSizes, ModelTraffic, TrafficReader
-from kvcast.spec.entry_points import imported
-from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
+from kvcast.spec.runtimes import RUNTIMES, BundlePrecision, imported
 
 if TYPE_CHECKING:
     from kvcast.checkpoints.base import Checkpoint

@@ -20,9 +20,8 @@ from kvcast.families.table import family_with
 from kvcast.machine.processor import available_cores
 from kvcast.runtimes.native.build import check_compiler, find_library, is_there
 from kvcast.runtimes.native.planning import sizes_of
-from kvcast.spec.phases import OnPhase
 from kvcast.spec.program import Program
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision, OnPhase
 
 
 class Reference(Protocol):

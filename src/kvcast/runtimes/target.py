@@ -17,10 +17,9 @@ from kvcast.families.table import family_of
 from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.runtimes.self_test import SelfTestResult
 from kvcast.runtimes.stored import Stored
-from kvcast.spec.blocks import BlocksOf, no_blocks
-from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Program
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision, OnPhase, ignore_phase
+from kvcast.spec.stored_matrices import BlocksOf, no_blocks
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
 """Graphs by the names that the runtime looks up, and the layout of their caches."""

@@ -3,9 +3,14 @@
 from collections.abc import Mapping
 
 from kvcast.runtimes.target import Target
-from kvcast.spec.entry_points import imported
-from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES, PrecisionRequest
+from kvcast.spec.runtimes import (
+    DEFAULT_RUNTIMES,
+    RUNTIMES,
+    OnPhase,
+    PrecisionRequest,
+    ignore_phase,
+    imported,
+)
 
 TARGETS: Mapping[str, Target] = {
     name: imported(runtime.target)() for name, runtime in RUNTIMES.items() if runtime.exports

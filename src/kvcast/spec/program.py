@@ -1,9 +1,10 @@
-"""Programs: what a model computes, as a list of operations with PyTorch's names.
+"""Programs: a model's `encode` or `decode` graph, as a list of operations with PyTorch's names.
 
-A program has no size fixed that callers vary. Families write programs from dimensions
-(`kvcast.families`), and runtimes compile, execute or translate them. An operation may have an
-epilogue in its keywords: a product its activation, its gate and its residual. Knows no family, no
-runtime, and no operation's meaning.
+A program leaves open the sizes that callers vary. Families write programs from dimensions
+(`kvcast.families`) with a `ProgramWriter`; runtimes compile, execute or translate them. An
+operation may have an epilogue in its keywords: a product its activation, gate and residual.
+`SelfAttention` and `SharedAttention` are the operations that read caches, with the arguments that
+runtimes pass on as tensors, interpreter values or graph nodes (`kvcast.models.ops.attention`).
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 _VERSION, _READ = 2, (1, 2)  # 1 has no products with gates
 WRITES = frozenset(
@@ -160,3 +161,186 @@ def _decoded(given: Any) -> Any:
         case dict():
             return {name: _decoded(item) for name, item in given.items()}
     return given
+
+
+T = TypeVar("T")
+
+
+class SelfAttention(NamedTuple, Generic[T]):
+    """A call of self-attention.
+
+    Letters in shapes: r rows, s new positions, c capacity, h heads, d head_dim; b encoded inputs,
+    of which row i reads input i // (r // b), and t their positions.
+
+    Attributes:
+        query: [r, s, h * d].
+        key: [r, s, kv_heads * d].
+        value: like `key`.
+        key_cache: [r, kv_heads, c, d], written at the new positions.
+        value_cache: like `key_cache`.
+        lengths: int32 [r], positions in each row's cache before the call.
+        scale: factor on the products of queries and keys.
+        window: positions that a query sees, its own among them; 0: all.
+        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
+        cosines: [positions, d / 2], for rotary embeddings; None: no rotation.
+        sines: like `cosines`.
+        bias: [r or 1, h or 1, s, c], added to the scaled products; linear caches only.
+        causal: whether a position sees only those up to itself.
+        sinks: [h], a logit beside those of a head's queries, whose share gives nothing.
+        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see beside the
+            cache, in the same softmax; they are not rotated, and have no bias. None: none.
+        cross_value: like `cross_key`.
+        cross_lengths: int32 [b], how many of an input's t positions are valid; None: all.
+
+    """
+
+    query: T
+    key: T
+    value: T
+    key_cache: T
+    value_cache: T
+    lengths: T
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    cosines: T | None = None
+    sines: T | None = None
+    bias: T | None = None
+    causal: bool = True
+    sinks: T | None = None
+    cross_key: T | None = None
+    cross_value: T | None = None
+    cross_lengths: T | None = None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether queries see an encoded input beside the cache."""
+        return self.cross_key is not None
+
+
+class SharedAttention(NamedTuple, Generic[T]):
+    """A call of attention over a cache that an earlier layer has written in the same call.
+
+    Attributes:
+        query: [r, a, h * d], of some of the new positions.
+        key_cache: [r, kv_heads, c, d], linear: no new position has displaced another.
+        value_cache: like `key_cache`.
+        lengths: as of `SelfAttention`.
+        offsets: int64 [a], the new positions that queries are of, of every row.
+        scale: as of `SelfAttention`, and so are the others.
+        window: positions that a query sees; 0: all.
+        softcap: of the scaled products.
+        cosines: for rotary embeddings of queries.
+        sines: like `cosines`.
+        sinks: [h].
+
+    """
+
+    query: T
+    key_cache: T
+    value_cache: T
+    lengths: T
+    offsets: T
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    cosines: T | None = None
+    sines: T | None = None
+    sinks: T | None = None
+
+
+class ProgramWriter:
+    """A program so far.
+
+    Each method adds an operation and returns its result. Matrices, norms and tables are named by
+    their module in the checkpoint, without `.weight` and `.bias`. Steps' names are numbered, from
+    `first` on.
+
+    Attributes:
+        steps: in order.
+
+    """
+
+    def __init__(self, inputs: Sequence[str], first: int = 0) -> None:
+        self._inputs = list(inputs)
+        self._first = first
+        self.steps: list[Step] = []
+
+    def step(self, operation: str, *arguments: Any, **keywords: Any) -> Node:
+        """Add any operation."""
+        node = Node(f"{operation}_{self._first + len(self.steps)}")
+        self.steps.append(Step(node.name, operation, list(arguments), keywords))
+        return node
+
+    def program(self, **outputs: Node) -> Program:
+        """Return the program that gives these results."""
+        names = {name: node.name for name, node in outputs.items()}
+        return Program(inputs=self._inputs, outputs=names, steps=self.steps)
+
+    def linear(self, x: Node, name: str, *, bias: bool = False, **epilogue: Any) -> Node:
+        """[..., inputs] to [..., outputs], by a matrix [outputs, inputs].
+
+        The epilogue is an `activation`, by its name, and then a `residual` of the result's shape
+        that is added; or a `gate`, the activation of the first half of the results, which the
+        second half is multiplied by.
+        """
+        matrix = Constant(f"{name}.weight", f"{name}.bias" if bias else None)
+        return self.step("linear", x, matrix, **epilogue)
+
+    def conv1d(
+        self,
+        x: Node,
+        name: str,
+        *,
+        stride: int,
+        padding: int | list[int],
+        bias: bool = True,
+        **epilogue: Any,
+    ) -> Node:
+        """[batch, channels, positions] to [batch, outputs, positions / stride].
+
+        `padding` is of both ends, or a list of that before and that after.
+        """
+        matrix = Constant(f"{name}.weight", f"{name}.bias" if bias else None)
+        return self.step("conv1d", x, matrix, stride, padding, **epilogue)
+
+    def channel_convolution(self, x: Node, name: str, *, stride: int, **epilogue: Any) -> Node:
+        """[batch, positions, bands, channels] to fewer positions and bands by the stride."""
+        kernel, shift = Constant(f"{name}.kernel"), Constant(f"{name}.shift")
+        return self.step("channel_convolution", x, kernel, shift, stride, **epilogue)
+
+    def conv2d(self, x: Node, name: str, *, stride: int, padding: int, **epilogue: Any) -> Node:
+        """[batch, rows, columns, channels] to [batch, rows / stride, columns / stride, outputs]."""
+        matrix = Constant(f"{name}.weight", f"{name}.bias")
+        return self.step("conv2d", x, matrix, stride, padding, **epilogue)
+
+    def layer_norm(self, x: Node, name: str, epsilon: float) -> Node:
+        """[..., width] to the same shape."""
+        weight, bias = Constant(f"{name}.weight"), Constant(f"{name}.bias")
+        return self.step("layer_norm", x, weight, bias, epsilon)
+
+    def rms_norm(self, x: Node, name: str, epsilon: float) -> Node:
+        """[..., width] to the same shape."""
+        return self.step("rms_norm", x, Constant(f"{name}.weight"), epsilon)
+
+    def embedding(self, table: str, ids: Node) -> Node:
+        """Rows of a tensor [rows, width] at ids of any shape [...], as [..., width]."""
+        return self.step("embedding", Constant(table), ids)
+
+    def chunk(self, x: Node, count: int) -> list[Node]:
+        """Parts of the last axis, equally wide."""
+        whole = self.step("chunk", x, count, -1)
+        return [self.step("getitem", whole, i) for i in range(count)]
+
+    def split(self, x: Node, widths: Sequence[int]) -> list[Node]:
+        """Parts of the last axis, of these widths."""
+        whole = self.step("split", x, list(widths), -1)
+        return [self.step("getitem", whole, i) for i in range(len(widths))]
+
+    def size(self, x: Node, axis: int) -> Node:
+        """Return the size of an axis, a number."""
+        return self.step("size", x, axis)
+
+    def self_attention(self, call: SelfAttention[Any]) -> Node:
+        """Self-attention over a cache, which it writes: [rows, new, heads * head_dim]."""
+        return self.step("self_attention", *call)

@@ -28,11 +28,9 @@ positions are written afterwards:
 
 A ring of 4 slots (window + chunk - 1) has room for both, so it is written first and then read. Its
 slots are a0 a1 a2 a3 by then, and the same queries see the same positions.
-
-Knows nothing of keys and values themselves, models or runtimes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,3 +98,18 @@ def chunk_counts(lengths: Sequence[int], chunk: int) -> list[tuple[int, ...]]:
     """
     starts = range(0, max(lengths), chunk)
     return [tuple(min(max(length - start, 0), chunk) for length in lengths) for start in starts]
+
+
+def neighbours(rows: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Yield runs of adjacent rows with the same number of new tokens, and that number.
+
+    Args:
+        rows: ascending, without repeats.
+        counts: number of new tokens of each row.
+
+    """
+    first = 0
+    for i in range(1, len(rows) + 1):
+        if i == len(rows) or (rows[i], counts[i]) != (rows[i - 1] + 1, counts[i - 1]):
+            yield slice(rows[first], rows[i - 1] + 1), counts[first]
+            first = i

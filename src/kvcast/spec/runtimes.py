@@ -5,9 +5,11 @@ line and the documentation. A row names the class that exports to the runtime an
 and needs none of its code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from kvcast.errors import UsageError
 from kvcast.spec.recipes import RECIPE, Recipe, names_recipe
@@ -266,3 +268,22 @@ def exported() -> tuple[str, ...]:
 def is_native(name: str) -> bool:
     """Return whether a runtime's bundles can contain native code; an unknown runtime's can."""
     return name not in RUNTIMES or bool(RUNTIMES[name].package)
+
+
+OnPhase: TypeAlias = Callable[[str], None]
+"""Called when a phase of opening or exporting starts, with its text.
+
+It begins with reading, calibrating, exporting, quantising, compiling, proving or sealing; with
+several programs, the program's name follows ("compiling decode"). Downloads and packing report
+progress ("packing 3 of 47 tensors").
+"""
+
+
+def ignore_phase(phase: str) -> None:
+    """Do nothing; the default for callers that show no progress."""
+
+
+def imported(entry_point: str) -> Any:
+    """Return the attribute of a module that `module:attribute` names."""
+    module, _, attribute = entry_point.partition(":")
+    return getattr(import_module(module), attribute)

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.huggingface import ids_of
 from kvcast.tokenizers.plain import PlainTokenizer
 from kvcast.tokenizers.stream import TextStream

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.merges import read_merges
 from kvcast.tokenizers.plain import PlainTokenizer
 from kvcast.tokenizers.stream import TextStream

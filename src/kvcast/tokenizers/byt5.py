@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.decoder import TokenDecoder
 from kvcast.tokenizers.plain import PlainTokenizer
 from kvcast.tokenizers.sentinels import SENTINEL

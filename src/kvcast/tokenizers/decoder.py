@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.spec.characters import BYTES_BY_CHARACTER
+from kvcast.spec.text_files import BYTES_BY_CHARACTER
 from kvcast.tokenizers.stream import TextStream
 
 SPACE_MARK = "\u2581"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
 from kvcast.tokenizers.huggingface import pieces_of
 from kvcast.tokenizers.languages import Languages, codes

@@ -17,7 +17,7 @@ from kvcast.chat.conversation import Message, Tool, checked
 from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, ToolForm
 from kvcast.chat.tools_in_words import in_words
 from kvcast.errors import KvcastError, in_one_line
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
 from kvcast.tokenizers.stream import TextStream

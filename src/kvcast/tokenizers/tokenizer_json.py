@@ -32,7 +32,7 @@ from kvcast.chat.templates import NO_TEMPLATE, ChatTemplate, TemplateRefusalErro
 from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, UNKNOWN_FORM, ToolForm
 from kvcast.chat.tools_in_words import HEADING, in_words, without_system
 from kvcast.errors import KvcastError, UsageError, in_one_line
-from kvcast.spec.characters import whole_characters
+from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.bounds import check_bounds, steps
 from kvcast.tokenizers.charsmap import check_charsmap

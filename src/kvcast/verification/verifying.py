@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import TypeVar
 
 from kvcast.errors import in_one_line
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase, ignore_phase
 from kvcast.verification.checks import CHECKS
 from kvcast.verification.report import Check, Report
 from kvcast.verification.subject import Subject

@@ -16,9 +16,8 @@ from kvcast.models.executor import TorchProgram
 from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast.runtimes.lowering.signatures import Signature
-from kvcast.spec.blocks import CodedMatrix, rounded
-from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Constant, Node, Program, ProgramWriter
+from kvcast.spec.stored_matrices import CodedMatrix, rounded
 
 WIDTH, OUTPUTS, TOKENS, EXPERTS = 64, 150, 70, 3
 

@@ -25,8 +25,7 @@ from kvcast.runtimes.native.planning import WEIGHTS, planned
 from kvcast.runtimes.native.weights import BundleWeights, packed_constants
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.phases import ignore_phase
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision, ignore_phase
 from runtimes.aoti.small_package import (
     OUTPUTS,
     TOKENS,

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvcast.runtimes.lowering.block_search import searched
-from kvcast.spec.blocks import CodedMatrix
+from kvcast.spec.stored_matrices import CodedMatrix
 
 
 def in_whole_range(matrix: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -16,8 +16,8 @@ from kvcast.runtimes.lowering import calibrated_blocks
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.lowering.calibrated_blocks import calibrate
 from kvcast.runtimes.lowering.calibration import decode_from_the_start, write_text
-from kvcast.spec.blocks import CodedMatrix, no_blocks, rounded
-from kvcast.spec.phases import ignore_phase
+from kvcast.spec.runtimes import ignore_phase
+from kvcast.spec.stored_matrices import CodedMatrix, no_blocks, rounded
 
 NAMES = ("attention.qkv", "attention.out", "feed_forward.gate_up", "feed_forward.down")
 

@@ -18,9 +18,8 @@ from kvcast.runtimes.native.library import (
     rounded_bytes,
 )
 from kvcast.runtimes.native.planning import planned
-from kvcast.spec.file_rows import FileRows
-from kvcast.spec.program import Constant, Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Constant, Node, ProgramWriter
+from kvcast.spec.stored_matrices import FileRows
 from runtimes.native.guarded import guarded
 
 Floats = NDArray[np.float32]

@@ -38,8 +38,8 @@ from kvcast.families.table import family_with
 from kvcast.runtimes.native.build import library_path
 from kvcast.runtimes.native.building import Experts, Matrix
 from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
-from kvcast.spec.file_rows import FileRows
 from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.stored_matrices import FileRows
 from runtimes.native.native_calls import looked_up
 
 MODELS = [

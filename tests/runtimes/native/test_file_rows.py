@@ -13,8 +13,7 @@ from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.library import Format, Machine, instruction_sets
 from kvcast.runtimes.native.matrices import packed_matrix
 from kvcast.runtimes.native.quantize import Kind, stored
-from kvcast.spec.blocks import no_blocks
-from kvcast.spec.file_rows import FOUR_BITS, Encoding, FileRows, joined_rows
+from kvcast.spec.stored_matrices import FOUR_BITS, Encoding, FileRows, joined_rows, no_blocks
 from runtimes.native.native_calls import looked_up
 
 ROWS, WIDTH = 150, 512  # some rows past the last whole tile

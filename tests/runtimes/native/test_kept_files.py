@@ -21,8 +21,8 @@ from kvcast.loading.examination import examine_model
 from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.library import Format, Machine
 from kvcast.runtimes.native.opening import open_checkpoint as opened_on_native
-from kvcast.spec.file_rows import Encoding, FileRows
 from kvcast.spec.runtimes import OWN, RUNTIMES, BundlePrecision, PrecisionRequest
+from kvcast.spec.stored_matrices import Encoding, FileRows
 
 WIDTH, INNER, HEADS, KEY_HEADS, HEAD_DIM, LAYERS = 256, 512, 4, 2, 64, 2
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"}

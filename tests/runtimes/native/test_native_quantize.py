@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.quantize import Kind, kinds, roles_of, stored
-from kvcast.spec.blocks import CodedMatrix, joined, no_blocks, rounded
 from kvcast.spec.program import Constant, Node, Program, Step
+from kvcast.spec.stored_matrices import CodedMatrix, joined, no_blocks, rounded
 
 
 def error(numbers: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:

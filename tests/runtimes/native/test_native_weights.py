@@ -19,8 +19,8 @@ from kvcast.runtimes.native.planning import planned
 from kvcast.runtimes.native.quantize import Kind, stored
 from kvcast.runtimes.native.weights import BundleWeights, packed_constants
 from kvcast.runtimes.opening import naming
-from kvcast.spec.blocks import no_blocks, rounded
 from kvcast.spec.program import Constant, Node, Program, Step
+from kvcast.spec.stored_matrices import no_blocks, rounded
 
 # A table that is looked up and multiplied, so that it is packed.
 PROGRAM = Program(

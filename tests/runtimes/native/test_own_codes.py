@@ -15,7 +15,7 @@ from kvcast.runtimes.native.instructions import Operation
 from kvcast.runtimes.native.library import Format
 from kvcast.runtimes.native.quantize import Kind
 from kvcast.runtimes.native.weights import format_of
-from kvcast.spec.file_rows import Encoding, FileRows
+from kvcast.spec.stored_matrices import Encoding, FileRows
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
     Floats,

@@ -19,8 +19,8 @@ from kvcast.runtimes.onnx.matrices import Blocks
 from kvcast.runtimes.onnx.writing import GraphWriter
 from kvcast.runtimes.target import BuildOptions, LoweringJob
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.blocks import BLOCK, CodedMatrix
 from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.stored_matrices import BLOCK, CodedMatrix
 
 OUTPUTS, INPUTS = 24, 96
 

@@ -17,8 +17,7 @@ from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.models.ops.attention import cross_attention
 from kvcast.runtimes.target import LoweringJob
-from kvcast.spec.program import Constant, Node, Program
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 
 STATES = "cross_states"
 LayOut = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

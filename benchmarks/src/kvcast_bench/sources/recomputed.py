@@ -20,8 +20,7 @@ from kvcast.families.table import family_with
 from kvcast.inspect.cost import CostQuery, document
 from kvcast.inspect.sizes import counted
 from kvcast.models.executor import TorchModel, TorchProgram
-from kvcast.spec.program import Node
-from kvcast.spec.writer import ProgramWriter
+from kvcast.spec.program import Node, ProgramWriter
 from kvcast_bench.recompute.programs import STATES, encoded_states
 from kvcast_bench.sources.cross import products
 from kvcast_bench.sources.figures import TIMES, Figures, prefixed, spread, times

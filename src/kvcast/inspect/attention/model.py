@@ -16,7 +16,7 @@ from kvcast.inspect.attention.weights import Kind
 from kvcast.loading.components import model_of, programs_of
 from kvcast.runtimes.base import Float32
 from kvcast.runtimes.reference import check_reference, reference_of
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.runtimes import OnPhase
 
 
 @dataclass(frozen=True, kw_only=True)

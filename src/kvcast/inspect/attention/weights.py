@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from kvcast.runtimes.base import Float32
 from kvcast.runtimes.reference import Reference
-from kvcast.spec.program import Constant, Node, Program, Step
+from kvcast.spec.program import Constant, Node, Program, SelfAttention, SharedAttention, Step
 from kvcast.spec.ring import visible
-from kvcast.spec.self_attention import SelfAttention, SharedAttention
 
 Kind: TypeAlias = Literal["self", "cross"]
 

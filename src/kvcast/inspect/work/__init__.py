@@ -9,7 +9,7 @@ from typing import Any
 
 from kvcast.families.table import family_with
 from kvcast.inspect.work.base import Counted
-from kvcast.spec.entry_points import imported
+from kvcast.spec.runtimes import imported
 
 
 def work_of(dimensions: Any, **sizes: int) -> Counted:

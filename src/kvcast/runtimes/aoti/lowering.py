@@ -34,8 +34,8 @@ from kvcast.runtimes.aoti.sources import write_sources
 from kvcast.runtimes.lowering.replace import replace_operators
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.native.matrices import EXPERTS, MATRIX
-from kvcast.spec.blocks import BlocksOf, no_blocks
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase, ignore_phase
+from kvcast.spec.stored_matrices import BlocksOf, no_blocks
 
 PACKAGE, WEIGHTS = "aoti/model.pt2", "aoti/weights.safetensors"
 _SLOTS = "slots_"

@@ -40,7 +40,7 @@ from kvcast.models.ops.attention import cross_attention, encoder_attention, self
 from kvcast.models.ops.convolution import convolve_and_keep, short_convolution
 from kvcast.models.ops.experts import gated, mixture_of_experts
 from kvcast.runtimes.lowering.replace import Table, taking
-from kvcast.spec.self_attention import SelfAttention
+from kvcast.spec.program import SelfAttention
 
 Attend: TypeAlias = Callable[..., Tensor]
 """(query, key, value, mask, scale[, softcap]) to mixed values, all [rows, heads, positions, d]."""

@@ -18,7 +18,7 @@ from kvcast.runtimes.aoti.packed_operators import MatrixWords
 from kvcast.runtimes.aoti.precision import LARGE_TABLE
 from kvcast.runtimes.native.matrices import BIAS, EXPERTS, MATRIX
 from kvcast.runtimes.native.quantize import Kind, Roles, kinds, stored
-from kvcast.spec.blocks import BlocksOf
+from kvcast.spec.stored_matrices import BlocksOf
 
 _LINEAR = torch.ops.aten.linear.default
 _CONVOLUTION = torch.ops.aten.conv1d.default

@@ -16,7 +16,7 @@ from kvcast.runtimes.base import Float32, Tokens
 from kvcast.runtimes.cache import CacheHandle
 from kvcast.runtimes.eager.runtime import Model, TorchRuntime, layers_of
 from kvcast.runtimes.memory import Layer
-from kvcast.spec.rows import neighbours
+from kvcast.spec.ring import neighbours
 
 
 class TorchDecoderOnly(TorchRuntime):

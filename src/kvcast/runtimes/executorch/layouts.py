@@ -15,7 +15,7 @@ from kvcast.runtimes.executorch.lowering import MethodLayout, export_method, fac
 from kvcast.runtimes.executorch.quantize import cross_dtype, for_many_tokens
 from kvcast.runtimes.lowering.signatures import Signature
 from kvcast.runtimes.memory import checkpointed_layers
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.runtimes import OnPhase
 
 # Most new positions of one call. With a bias attention is products over the whole capacity.
 _CHUNK, _BIASED_CHUNK = 128, 16

@@ -32,7 +32,7 @@ from kvcast.models.ops.convolution import short_convolution
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.runtimes.executorch.quiet import quiet
 from kvcast.runtimes.lowering.replace import Table, taking
-from kvcast.spec.self_attention import SelfAttention
+from kvcast.spec.program import SelfAttention
 
 with quiet():
     from executorch.extension.llm.custom_ops import custom_ops

@@ -6,7 +6,7 @@ Knows no runtime.
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.spec.blocks import BLOCK, CodedMatrix
+from kvcast.spec.stored_matrices import BLOCK, CodedMatrix
 
 _MOST_CODE = 15
 # Of make_qkx2_quants' 21 ranges, up to a step narrower and wider than a block's, every fourth.

@@ -23,8 +23,8 @@ from kvcast.models.executor import TorchModel
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.lowering.calibration import decode_from_the_start, write_text
 from kvcast.runtimes.native.quantize import roles_of
-from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix
-from kvcast.spec.phases import OnPhase
+from kvcast.spec.runtimes import OnPhase
+from kvcast.spec.stored_matrices import BLOCK, BlocksOf, CodedMatrix
 
 _TOKENS = 4096
 _SEED = 0

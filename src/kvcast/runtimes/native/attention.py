@@ -23,7 +23,7 @@ from kvcast.runtimes.native.operands import (
     or_none,
 )
 from kvcast.runtimes.native.values import Value
-from kvcast.spec.self_attention import SelfAttention, SharedAttention
+from kvcast.spec.program import SelfAttention, SharedAttention
 
 _WITHOUT_INPUT: Mapping[str, Any] = {
     "cross_key": NO_HEADS,

@@ -30,7 +30,7 @@ from kvcast.runtimes.native.compiler import (
 )
 from kvcast.runtimes.native.records import Fields, contents, is_whole, read_record, write_record
 from kvcast.runtimes.native.schema import SCHEMA
-from kvcast.spec.paths import cache_dir
+from kvcast.spec.files import cache_dir
 
 ABI = 6
 """The result of `kvcast_abi` of a library that this version of kvcast can call."""

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from kvcast.runtimes.native.schema import SCHEMA, Fields
-from kvcast.spec.file_rows import Encoding
+from kvcast.spec.stored_matrices import Encoding
 
 
 class Operation(IntEnum):

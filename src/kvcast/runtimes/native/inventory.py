@@ -15,8 +15,8 @@ from kvcast.checkpoints.base import StoredTensor
 from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.library import Format
 from kvcast.runtimes.native.weights import keeps
-from kvcast.spec.file_rows import Encoding, FileRows
 from kvcast.spec.program import Constant
+from kvcast.spec.stored_matrices import Encoding, FileRows
 
 PartsOf = Callable[[str], Sequence[StoredTensor]]
 """Return the tensors of the files that an array is made of, by its name."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.native.build import open_library
-from kvcast.spec.file_rows import FileRows
+from kvcast.spec.stored_matrices import FileRows
 
 CHOICE = "KVCAST_INSTRUCTIONS"
 """The environment variable that names the instruction set to use."""

@@ -16,10 +16,9 @@ from kvcast.bundle.manifest import Graph
 from kvcast.runtimes.native.opening import graphs_of
 from kvcast.runtimes.native.planning import WEIGHTS
 from kvcast.runtimes.native.quantize import Kind, kinds_by, roles_of, stored
-from kvcast.spec.blocks import BlocksOf, no_blocks
-from kvcast.spec.phases import OnPhase
 from kvcast.spec.program import Program
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision, OnPhase
+from kvcast.spec.stored_matrices import BlocksOf, no_blocks
 
 FOLDER = "native"
 

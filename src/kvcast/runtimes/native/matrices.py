@@ -1,7 +1,7 @@
 """Matrices as bundles store them: their names, and their tiles for a machine.
 
 A bundle holds the form that suits every processor: a matrix of floats, or codes with their scales
-and least values (`kvcast.spec.blocks`). Knows no bundle and no program.
+and least values (`kvcast.spec.stored_matrices`). Knows no bundle and no program.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvcast.runtimes.native.building import Experts, Matrix
 from kvcast.runtimes.native.library import Format, Machine
-from kvcast.spec.blocks import BLOCK
+from kvcast.spec.stored_matrices import BLOCK
 
 CODES, SCALES, LEAST = ".codes", ".scales", ".least"
 """Suffixes of the names of a quantised matrix's parts."""

@@ -20,9 +20,8 @@ from kvcast.runtimes.native.library import Machine
 from kvcast.runtimes.native.planning import WEIGHTS, read_program
 from kvcast.runtimes.native.weights import BundleWeights, CheckpointWeights, packed_constants
 from kvcast.runtimes.opening import naming
-from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Program
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision, OnPhase, ignore_phase
 
 _DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 

@@ -19,7 +19,7 @@ from kvcast.runtimes.native.building import Builder, Matrix
 from kvcast.runtimes.native.instructions import Dtype, Element, Operation
 from kvcast.runtimes.native.operands import flat, flat_words
 from kvcast.runtimes.native.values import Value
-from kvcast.spec.file_rows import FileRows
+from kvcast.spec.stored_matrices import FileRows
 
 _DTYPES = {"float32": Dtype.F32, "float16": Dtype.F16, "int32": Dtype.I32, "int64": Dtype.I64}
 _ALL = 1 << 62

@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from kvcast.errors import KvcastError
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
-from kvcast.spec.blocks import BLOCK, BlocksOf, CodedMatrix, rounded
-from kvcast.spec.program import Node, Program, Step, leaves
+from kvcast.spec.program import Node, Program, SelfAttention, Step, leaves
 from kvcast.spec.recipes import MATRICES
 from kvcast.spec.runtimes import OWN, BundlePrecision
-from kvcast.spec.self_attention import SelfAttention
+from kvcast.spec.stored_matrices import BLOCK, BlocksOf, CodedMatrix, rounded
 
 _DECODE, _ENCODE, _LOGITS = "decode", "encode", "logits"
 _EXPERTS = "mixture_of_experts"

@@ -17,8 +17,7 @@ from kvcast.runtimes.reference import EagerReference, Reference, has_torch
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
 from kvcast.runtimes.stored import Stored
 from kvcast.runtimes.target import Lowered, LoweringJob, Target
-from kvcast.spec.phases import OnPhase, ignore_phase
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision, OnPhase, ignore_phase
 
 
 class NativeTarget(Target):

@@ -36,9 +36,9 @@ from kvcast.runtimes.traffic import (
     probed_shapes,
     shapes_of,
 )
-from kvcast.spec.file_rows import FileRows
 from kvcast.spec.program import Constant
 from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.stored_matrices import FileRows
 
 _DECODE = "decode"
 _TABLES = ("cosines", "sines")  # of which a call reads a few rows

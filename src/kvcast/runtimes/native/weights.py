@@ -18,11 +18,9 @@ from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.library import Format, Machine
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES, packed_experts, packed_matrix
 from kvcast.runtimes.native.quantize import Kind, kinds_by, roles_of
-from kvcast.spec.blocks import BLOCK
-from kvcast.spec.file_rows import FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf
-from kvcast.spec.phases import OnPhase, ignore_phase
 from kvcast.spec.program import Constant, Program
-from kvcast.spec.runtimes import OWN, BundlePrecision
+from kvcast.spec.runtimes import OWN, BundlePrecision, OnPhase, ignore_phase
+from kvcast.spec.stored_matrices import BLOCK, FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf
 
 
 class Weights(Protocol):

@@ -12,8 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from kvcast.runtimes.onnx.writing import CONTRIB, GraphWriter, dims, number
-from kvcast.spec.program import Constant
-from kvcast.spec.self_attention import SelfAttention
+from kvcast.spec.program import Constant, SelfAttention
 
 INT8_CACHE = {
     "k_quant_type": "PER_CHANNEL",

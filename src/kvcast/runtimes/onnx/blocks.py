@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.spec.blocks import BLOCK, CodedMatrix
+from kvcast.spec.stored_matrices import BLOCK, CodedMatrix
 
 
 @dataclass(frozen=True, kw_only=True)

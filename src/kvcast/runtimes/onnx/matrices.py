@@ -25,8 +25,8 @@ from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.quantize import roles_of
 from kvcast.runtimes.onnx.blocks import Packed, eight_bits, indivisible, packed
 from kvcast.runtimes.onnx.writing import CONTRIB, GraphWriter, Matrix, dims
-from kvcast.spec.blocks import BLOCK, BlocksOf, no_blocks, of_eight_bits
 from kvcast.spec.program import Program
+from kvcast.spec.stored_matrices import BLOCK, BlocksOf, no_blocks, of_eight_bits
 
 CODES, SCALES, ZERO, REST = ".codes", ".scales", ".zero", ".rest"
 # MatMulNBits can compute in int8: level 4 allows it to quantise activations in blocks.

@@ -19,8 +19,7 @@ from kvcast.runtimes.target import (
     LoweringJob,
     Target,
 )
-from kvcast.spec.phases import OnPhase
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.spec.runtimes import BundlePrecision, OnPhase
 
 
 class OnnxTarget(Target):

@@ -8,8 +8,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvcast.spec.program import Constant, Node, Program, Step, leaves
-from kvcast.spec.self_attention import SelfAttention, SharedAttention
+from kvcast.spec.program import (
+    Constant,
+    Node,
+    Program,
+    SelfAttention,
+    SharedAttention,
+    Step,
+    leaves,
+)
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "self_attention": SelfAttention._fields,

@@ -13,7 +13,7 @@ from kvcast.families.table import family_with
 from kvcast.loading.components import programs_of
 from kvcast.machine.processor import available_cores
 from kvcast.runtimes.reference import Reference, reference_of
-from kvcast.spec.phases import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase, ignore_phase
 from kvcast.verification.cases import Case, cases_of
 from kvcast.verification.foreign.base import ForeignModel
 from kvcast.verification.foreign.checks import CHECKS, ForeignTrial

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from kvcast.errors import InputOutputError, KvcastError, in_one_line
 from kvcast.saving import check_target, encoded, save, unwritable
-from kvcast.spec.digests import file_sha256
+from kvcast.spec.files import file_sha256
 from kvcast.speech.params import FolderParams
 from kvcast.whisper.folders.finding import RecordingFile, find
 from kvcast.whisper.folders.journal import Entry, Journal, opened_journal

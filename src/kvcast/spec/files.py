@@ -1,11 +1,9 @@
-"""SHA-256 of files, cached so that a large model is hashed once and not at each start.
+"""SHA-256 of files, and the cache folder.
 
-For a file of a megabyte or more, the cache folder keeps a note with its size, times, inode and
-digest. The digest is taken from the note as long as its other fields are unchanged. A file that
-changed within the last two seconds gets no note, since another write could still have the same
-times. So the only write that goes unnoticed is one that restores size, modification time and status
-time, for which the clock must be set back. Deleting the cache folder deletes all notes. Knows
-nothing of the files' content.
+A digest of a file of a megabyte or more is cached in a note with the file's size, times and inode,
+and is valid while these are unchanged. A file changed within the last two seconds gets no note,
+since another write could have the same times. So only a write that restores size, modification
+time and status time goes unnoticed, for which the clock must be set back.
 """
 
 import contextlib
@@ -14,8 +12,6 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-
-from kvcast.spec.paths import cache_dir
 
 _WORTH_A_NOTE = 1 << 20
 _SETTLED_NS = 2_000_000_000
@@ -77,3 +73,9 @@ def _write_note(note: Path, text: str) -> None:
         note.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(text, "ascii")
         beside.replace(note)
+
+
+def cache_dir() -> Path:
+    """Return `$KVCAST_CACHE`, or `~/.cache/kvcast`; not created here, and always safe to delete."""
+    chosen = os.environ.get("KVCAST_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "kvcast"

@@ -1,14 +1,12 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864): the angle at each position.
+"""Rotary position embedding's angles (RoPE, Su et al. 2021, arXiv:2104.09864), and T5's buckets.
 
-All published ways of extending it to longer texts only change the frequencies and one factor, so
-models just use a table of cosines and one of sines. Pairs are in halves: channel i of a head is
-rotated with channel i + head_dim / 2. Where a part of a head turns, others are pairs that turn by
-nothing. Knows no configuration files.
+All published ways of extending RoPE to longer texts change only the frequencies and one factor, so
+models use a table of cosines and one of sines. Pairs are in halves: channel i of a head is rotated
+with channel i + head_dim / 2. In a partial rotation, the other pairs have angle 0.
 
-Two kinds depend on how long texts are: "longrope" and "dynamic". A cache holds keys as they were
-rotated, so the frequencies cannot change in the middle of a text. They are those of the longest
-sequence that the model takes, for all texts, as in vLLM and llama.cpp; transformers chooses by the
-length of each text.
+"longrope" and "dynamic" depend on the length of the text. A cache holds rotated keys, so the
+frequencies cannot change in the middle of a text: all texts use those of the model's longest
+sequence, as in vLLM and llama.cpp; transformers chooses by the length of each text.
 """
 
 import math
@@ -201,3 +199,31 @@ class Rotary:
         ramp = (np.arange(len(plain), dtype=np.float32) - low) / (high - low)
         kept = 1 - ramp.clip(0, 1)
         return np.asarray(slowed * (1 - kept) + plain * kept, np.float32)
+
+
+def bucket_of(
+    distances: NDArray[np.int64], buckets: int, max_distance: int, *, bidirectional: bool
+) -> NDArray[np.int64]:
+    """Return the bucket, 0 .. buckets - 1, of each distance; same shape.
+
+    Raffel et al. 2020, arXiv:1910.10683, section 2.1, by the formula of mesh-tensorflow: short
+    distances have a bucket each, longer ones share logarithmically growing buckets.
+
+    Args:
+        distances: key position minus query position, any shape.
+        buckets: how many there are; a multiple of 4.
+        max_distance: from this distance on, all share a bucket; above buckets / 2.
+        bidirectional: whether keys after the query have half of the buckets, as in an encoder. If
+            not, they count as distance 0, since a causal mask hides them anyway.
+
+    """
+    buckets //= 2 if bidirectional else 1
+    far = np.abs(distances) if bidirectional else -np.minimum(distances, 0)
+    exact = buckets // 2
+    # In float32 throughout, as in mesh-tensorflow and transformers: rounding decides where the
+    # logarithm falls on the border of two buckets.
+    ratio = np.maximum(far, exact).astype(np.float32) / np.float32(exact)
+    scaled = np.log(ratio) / np.float32(math.log(max_distance / exact)) * np.float32(exact)
+    shared = np.minimum(exact + scaled.astype(np.int64), buckets - 1)
+    numbers: NDArray[np.int64] = np.where(far < exact, far, shared)
+    return numbers + buckets * (distances > 0) if bidirectional else numbers
