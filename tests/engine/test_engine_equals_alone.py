@@ -120,7 +120,7 @@ def test_answers_to_sources_of_many_callers(dimensions: Any, runtime: str):
 
 @pytest.mark.parametrize("dimensions", [LFM2, QWEN3_5], ids=["lfm2", "qwen 3.5"])
 @pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_a_row_goes_on_from_a_checkpoint_where_a_prompt_ended_or_parted(
+def test_a_row_goes_on_from_a_snapshot_where_a_prompt_ended_or_parted(
     quantize: str, dimensions: Any
 ):
     """Answers are longer than what a convolution can take back."""
@@ -177,7 +177,7 @@ ARRIVALS = st.lists(
 )
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(arrivals=ARRIVALS, rows=st.integers(3, 5), chunk=st.sampled_from([3, 16, 64]))
-def test_prompts_go_on_from_checkpoints_whoever_comes_drafts_and_leaves(
+def test_prompts_go_on_from_snapshots_whoever_comes_drafts_and_leaves(
     dimensions: Any, arrivals: list[tuple[int, int, int, int, bool]], rows: int, chunk: int
 ):
     alone = model(replace(dimensions, max_positions=128), "native")

@@ -42,7 +42,7 @@ class Recomputed:
         return np.array([len(row) for row in self.written], np.int32)
 
     @property
-    def has_checkpoints(self) -> bool:
+    def has_snapshots(self) -> bool:
         return False
 
     def reachable(self, row: int, most: int) -> int:
@@ -115,7 +115,7 @@ class RecomputingRuntime:
         assert not cache.inputs
         return self.model(written)[-new:][list(positions)]
 
-    def checkpoint(self, cache: Recomputed, rows: Sequence[int]) -> Recomputed:
+    def take_snapshots(self, cache: Recomputed, rows: Sequence[int]) -> Recomputed:
         return cache
 
     def truncate(

@@ -322,12 +322,12 @@ def test_a_convolution_keeps_as_many_more_inputs_as_are_fed_ahead(runtime, whole
 
 
 @pytest.mark.parametrize("subject", [*CONVOLUTIONS, *STATES], ids=name)
-def test_a_row_comes_back_to_its_checkpoints_and_others_adopt_it_there(runtime, whole):
+def test_a_row_comes_back_to_its_snapshots_and_others_adopt_it_there(runtime, whole):
     tokens = random_tokens(100)
     cache = runtime.new_cache(3, 110)
     for first in range(0, 100, 10):
         _, cache = runtime.decode([tokens[first : first + 10]], cache, rows=[0])
-        cache = runtime.checkpoint(cache, [0])
+        cache = runtime.take_snapshots(cache, [0])
     # 16 positions can be taken off in any case.
     kept = sorted({cache.reachable(0, most) for most in range(84)} - {0})
     assert kept == [40, 60, 80]

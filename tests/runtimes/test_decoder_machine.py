@@ -96,9 +96,9 @@ class DecoderMachine(RuleBasedStateMachine):
         del self.histories[row][length:]
 
     @rule(rows=st.sets(st.integers(0, ROWS - 1), min_size=1))
-    def checkpoint(self, rows: set[int]) -> None:
+    def take_snapshots(self, rows: set[int]) -> None:
         """Rows can be cut back to what they hold."""
-        self.cache = self.runtime.checkpoint(self.cache, sorted(rows))
+        self.cache = self.runtime.take_snapshots(self.cache, sorted(rows))
         for row in rows:
             held = len(self.histories[row])
             assert self.cache.reachable(row, held) == held

@@ -319,7 +319,7 @@ class LeavesState(Around):
 
     def truncate(self, cache: Any, rows: Sequence[int], lengths: Sequence[int]) -> Any:
         cut = self.inner.truncate(cache, rows, lengths)
-        return replace(cut, checkpoints=replace(cut.checkpoints, due={}))
+        return replace(cut, snapshots=replace(cut.snapshots, pending={}))
 
 
 @dataclass(frozen=True)

@@ -194,9 +194,9 @@ class ModelDrafting(Drafting):
     def take_on_trial(self, most: int) -> int:
         """Return how many more tokens, up to `most`, can be fed and forgotten again from here."""
         count = int(self._cache.revocable(0, 0, most))
-        if count == most or not self._cache.has_checkpoints:
+        if count == most or not self._cache.has_snapshots:
             return count
-        self._cache = self._runtime.checkpoint(self._cache, [0])
+        self._cache = self._runtime.take_snapshots(self._cache, [0])
         return min(most, int(self._cache.capacity) - len(self._held))
 
     def feed(self, tokens: Sequence[int] | Int64) -> Float32:

@@ -360,7 +360,7 @@ class Scheduler:
         [row] = running.live
         tokens_s = running.sequence
         match = prefixes.match(row, tokens_s, self._cache.reachable)
-        if self._cache.has_checkpoints:
+        if self._cache.has_snapshots:
             # Where a row held more than can be reached, so may the next prompt that begins so.
             shared = min(max(prefixes.common(tokens_s)), len(tokens_s) - 1)
             if shared >= (match.length if match else 0) + WORTH_COPYING:
@@ -409,7 +409,7 @@ class Scheduler:
             )
             if self._prefixes is not None:
                 self._prefixes.feed(batch.rows, tokens)
-                self._cache = self._runtime.checkpoint(self._cache, batch.rows)
+                self._cache = self._runtime.take_snapshots(self._cache, batch.rows)
             if len(positions) > 1:
                 for running, places in batch.members:
                     running.request.probed_v = logits_rpv[places][0, 0].copy()
@@ -483,14 +483,14 @@ class Scheduler:
 
         With several rows a call is about as expensive for each of them as for drafted tokens, and
         rows are never wrong: so they go on without drafts. A row with a state is cut back to a
-        checkpoint, and what it chose since then is fed again with its next token.
+        snapshot, and what it chose since then is fed again with its next token.
         """
         [row] = running.live
         held, again = int(self._cache.lengths[row]), len(running.next) - 1
         drafted = self._drafted(running, drafts)
         began = time.perf_counter()
         if drafted and not self._cache.revocable(row, 1, len(drafted)):
-            self._cache = self._runtime.checkpoint(self._cache, [row])
+            self._cache = self._runtime.take_snapshots(self._cache, [row])
         fed_s = np.array([*running.next, *drafted], np.int64)
         logits_rpv, self._cache = self._runtime.decode(
             [fed_s], self._cache, [row], range(again, len(fed_s))
@@ -519,7 +519,7 @@ class Scheduler:
         [row] = running.live
         room = running.request.capacity - int(self._cache.lengths[row]) - 1
         revocable = self._cache.revocable(row, 1, room)
-        most = revocable if revocable or not self._cache.has_checkpoints else room
+        most = revocable if revocable or not self._cache.has_snapshots else room
         return drafts.propose(most) if most > 0 else ()
 
     def _feed_again(self, running: Running) -> None:

@@ -98,8 +98,8 @@ class Cache(Protocol):
         """
 
     @property
-    def has_checkpoints(self) -> bool:
-        """Whether rows are cut back to where `RuntimeOf.checkpoint` was called."""
+    def has_snapshots(self) -> bool:
+        """Whether rows are truncated to snapshots (`RuntimeOf.take_snapshots`)."""
 
     def reachable(self, row: int, most: int) -> int:
         """Return the longest length, up to `most`, that `RuntimeOf.truncate` can cut a row to.
@@ -202,10 +202,10 @@ class RuntimeOf(Protocol[CacheT]):
         the rows read none and are free.
         """
 
-    def checkpoint(self, cache: CacheT, rows: Sequence[int]) -> CacheT:  # noqa: ARG002
-        """Return a cache whose given rows can be cut back to what they hold now.
+    def take_snapshots(self, cache: CacheT, rows: Sequence[int]) -> CacheT:  # noqa: ARG002
+        """Return a cache whose given rows can be truncated to what they hold now.
 
-        For layers that let go of positions and are small; a row keeps the last few such lengths.
+        For small layers that evict positions; a row keeps its last few snapshots.
         """
         return cache
 

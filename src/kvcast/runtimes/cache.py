@@ -22,9 +22,9 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int32, RuntimeOf, Tokens
-from kvcast.runtimes.checkpoints import MOST, Checkpoints
 from kvcast.runtimes.history import History
 from kvcast.runtimes.memory import Array, Layer, Memory, Slots
+from kvcast.runtimes.snapshots import MOST_SNAPSHOTS, Snapshots
 
 _NONE = -1  # the slot of a row that reads no input
 
@@ -101,7 +101,7 @@ class CacheHandle:
     memory: Memory = field(repr=False)
     history: History = field(repr=False)
     reads: tuple[int, ...]
-    checkpoints: Checkpoints = field(repr=False)
+    snapshots: Snapshots = field(repr=False)
 
     @property
     def lengths(self) -> Int32:
@@ -122,64 +122,64 @@ class CacheHandle:
         return next((n for n in counts if self.memory.shortest(stays + n) <= stays), 0)
 
     @property
-    def has_checkpoints(self) -> bool:
-        """Whether rows are cut back to checkpoints."""
-        return self.memory.has_checkpoints
+    def has_snapshots(self) -> bool:
+        """Whether rows are truncated to snapshots."""
+        return self.memory.has_snapshots
 
     def reachable(self, row: int, most: int) -> int:
         """Return the longest length, up to `most`, that a row can be cut to; 0: only to nothing."""
         if most >= self.history.shortest[row]:
             return min(most, int(self.lengths[row]))
-        return self.checkpoints.longest(row, most)
+        return self.snapshots.longest(row, most)
 
     def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
         """Return the handle after rows got tokens; raises KvcastError if these do not fit."""
         history = self._turned(self.history.append(rows, tokens), rows)
-        settled = self.checkpoints.settled(self.memory, rows)
-        return type(self)(self.memory, history, self.reads, settled)
+        restored = self.snapshots.restore_pending(self.memory, rows)
+        return type(self)(self.memory, history, self.reads, restored)
 
-    def checkpoint(self, rows: Sequence[int]) -> Self:
-        """Return the handle whose given rows can be cut back to what they hold."""
-        if not self.has_checkpoints:
+    def take_snapshots(self, rows: Sequence[int]) -> Self:
+        """Return the handle whose given rows can be truncated to what they hold."""
+        if not self.has_snapshots:
             return self
         lengths = {row: int(self.lengths[row]) for row in rows}
-        settled = self.checkpoints.settled(self.memory, rows)
-        return replace(self, checkpoints=settled.taken(self.memory, lengths))
+        restored = self.snapshots.restore_pending(self.memory, rows)
+        return replace(self, snapshots=restored.take(self.memory, lengths))
 
     def reset(self, rows: Sequence[int], inputs: Sequence[int] | None) -> Self:
         """Return the handle whose given rows are empty and read these inputs, or none."""
         changed = dict(zip(rows, inputs or [_NONE] * len(rows), strict=True))
         reads = tuple(changed.get(row, slot) for row, slot in enumerate(self.reads))
-        history, checkpoints = self.history.reset(rows), self.checkpoints.reset(rows)
-        return type(self)(self.memory, history, self._same(reads), checkpoints)
+        history, snapshots = self.history.reset(rows), self.snapshots.reset(rows)
+        return type(self)(self.memory, history, self._same(reads), snapshots)
 
     def truncate(self, rows: Sequence[int], lengths: Sequence[int]) -> Self:
         """Return the handle whose given rows hold only so many positions."""
         by_row = dict(zip(rows, lengths, strict=True))
-        checkpoints = self.checkpoints.cut(by_row, self.history.shortest.tolist())
+        snapshots = self.snapshots.truncate(by_row, self.history.shortest.tolist())
         back = {
-            row: checkpoints.due[row].shortest
+            row: snapshots.pending[row].shortest
             for row in by_row
-            if row in checkpoints.due and checkpoints.due[row].length == by_row[row]
+            if row in snapshots.pending and snapshots.pending[row].length == by_row[row]
         }
         history = self.history.come_back(back).truncate(rows, lengths)
-        return replace(self, history=history, checkpoints=checkpoints)
+        return replace(self, history=history, snapshots=snapshots)
 
     def reorder(self, parents: Sequence[int]) -> Self:
         """Copy the differences; return the handle whose row i continues row `parents[i]`."""
         reads = self._same(tuple([self.reads[parent] for parent in parents]))
-        settled = self.checkpoints.settled(self.memory, range(len(parents)))
+        restored = self.snapshots.restore_pending(self.memory, range(len(parents)))
         history, moves = self.history.reorder(parents)
         if moves:
             self.memory.copy(moves)
-        return type(self)(self.memory, history, reads, settled.reordered(parents))
+        return type(self)(self.memory, history, reads, restored.reorder(parents))
 
     def adopt(self, rows: Sequence[int], other: Self, parents: Sequence[int]) -> Self:
         """Copy rows of another cache; return the handle whose row `rows[i]` holds `parents[i]`."""
         history = self._turned(self.history.adopt(rows, other.history, parents), rows)
         self.memory.adopt(rows, other.memory, parents, other.lengths[list(parents)])
-        checkpoints = self.checkpoints.adopted(self.memory, rows, other.checkpoints, parents)
-        return replace(self, history=history, checkpoints=checkpoints)
+        snapshots = self.snapshots.adopt(self.memory, rows, other.snapshots, parents)
+        return replace(self, history=history, snapshots=snapshots)
 
     def vacate(self, slots: Sequence[int]) -> None:
         """Drop the inputs in slots; no row may read them."""
@@ -374,7 +374,7 @@ class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
         return sum(
             math.prod(layer.shape)
             * int(self.make((1,), layer.dtype).nbytes)
-            * (1 + MOST * layer.checkpointed)
+            * (1 + MOST_SNAPSHOTS * layer.has_snapshots)
             for layer in self.layers(capacity)
         )
 
@@ -384,7 +384,7 @@ class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
             capacity = min(capacity, self.longest)
         memory = Memory(self.layers(capacity), rows, self.slots(inputs), self.make)
         empty = History.empty(rows, capacity)
-        return CacheHandle(memory, empty, (_NONE,) * rows, Checkpoints.none(rows))
+        return CacheHandle(memory, empty, (_NONE,) * rows, Snapshots.empty(rows))
 
     @override
     def decode(
@@ -432,8 +432,8 @@ class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
         return cache.reset(rows, inputs)
 
     @override
-    def checkpoint(self, cache: CacheHandle, rows: Sequence[int]) -> CacheHandle:
-        return cache.checkpoint(rows)
+    def take_snapshots(self, cache: CacheHandle, rows: Sequence[int]) -> CacheHandle:
+        return cache.take_snapshots(rows)
 
     @override
     def truncate(

@@ -98,20 +98,20 @@ class Layer:
         dtype: as the runtime's arrays name it.
         ring: how positions leave it; None where they stay. A ring that has another number of slots
             for another capacity is a `TurningRing`.
-        checkpointed: whether it is small enough that a row keeps copies of it (`Checkpoint`).
+        has_snapshots: whether it is small enough for snapshots.
 
     """
 
     shape: tuple[int, ...]
     dtype: Any
     ring: Ring | None = None
-    checkpointed: bool = False
+    has_snapshots: bool = False
 
 
 _ON_TRIAL = 16
 
 
-def checkpointed_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
+def recurrent_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
     """Describe the tensors of a layer that is not keys and values; None for others.
 
     A convolution has so many inputs more than it reads that drafts can be taken off again.
@@ -129,7 +129,7 @@ def checkpointed_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
 
 def _inputs(length: int, channels: int, dtype: Any, on_trial: int) -> Layer:
     slots = length - 1 + on_trial
-    return Layer((1, slots, channels), dtype, TurningRing(length, slots), checkpointed=True)
+    return Layer((1, slots, channels), dtype, TurningRing(length, slots), has_snapshots=True)
 
 
 class Slots:
@@ -234,19 +234,12 @@ class LastingSlots(Slots):
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """What positions have left, or may leave, of a row that held `length` of them.
-
-    Attributes:
-        length: positions.
-        shortest: the least length that the row could be cut to.
-        cells: copies [1, ...] of the layers that are rings, in order; never changed.
-
-    """
+class Snapshot:
+    """A copy of a row's rings and states when it held `length` positions; never changed."""
 
     length: int
-    shortest: int
-    cells: Sequence[Array]
+    shortest: int  # the least length that the row could be truncated to then
+    cells: Sequence[Array]  # [1, ...] of each layer that is a ring or a state, in order
 
 
 class Memory:
@@ -258,8 +251,8 @@ class Memory:
         places: of each row.
         bound: views and bindings of these arrays; cleared when the arrays are replaced.
         version: increases whenever rows change places.
-        has_checkpoints: whether a row can be cut back to where a copy of its rings was made; not
-            where a ring holds keys and values of a long window.
+        has_snapshots: whether rows can be truncated to snapshots; not where a ring holds keys and
+            values of a long window.
 
     """
 
@@ -274,8 +267,8 @@ class Memory:
         self._layers = list(layers)
         self._is_ring = [layer.ring is not None for layer in layers]
         self._rings = {layer.ring for layer in layers if layer.ring is not None}
-        self.has_checkpoints = bool(self._rings) and all(
-            layer.checkpointed for layer in layers if layer.ring is not None
+        self.has_snapshots = bool(self._rings) and all(
+            layer.has_snapshots for layer in layers if layer.ring is not None
         )
         self.slots = slots
         self.places = list(range(rows))
@@ -320,15 +313,15 @@ class Memory:
         """Return the least length that a row can be cut to, which reached so many positions."""
         return max((ring.shortest(reached) for ring in self._rings), default=0)
 
-    def checkpoint(self, row: int, length: int) -> Checkpoint:
+    def take_snapshot(self, row: int, length: int) -> Snapshot:
         """Copy the rings of a row that holds so many positions."""
         place = self.places[row]
-        return Checkpoint(length, self.shortest(length), [cell[[place]] for cell in self._turning])
+        return Snapshot(length, self.shortest(length), [cell[[place]] for cell in self._turning])
 
-    def restore(self, row: int, checkpoint: Checkpoint) -> None:
-        """Let a row's rings be as they were."""
+    def restore(self, row: int, snapshot: Snapshot) -> None:
+        """Copy a snapshot back into a row."""
         place = self.places[row]
-        for cell, kept in zip(self._turning, checkpoint.cells, strict=True):
+        for cell, kept in zip(self._turning, snapshot.cells, strict=True):
             cell[place] = kept[0]
 
     @property

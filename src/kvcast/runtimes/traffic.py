@@ -20,7 +20,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.families.base import Family
 from kvcast.families.caches import ENCODED, KEY_VALUE, CacheLayers
 from kvcast.families.programs import Argument, ProgramSignature, Shape
-from kvcast.runtimes.memory import checkpointed_layers
+from kvcast.runtimes.memory import recurrent_layers
 from kvcast.spec.runtimes import BundlePrecision
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def caches_of(
 
 def _shapes(run: CacheLayers, sizes: CallSizes, spare: int) -> list[tuple[int, ...]]:
     """Return the shapes of a layer's tensors, of one row or input."""
-    if fixed := checkpointed_layers(run, None):
+    if fixed := recurrent_layers(run, None):
         return [layer.shape for layer in fixed]
     slots = sizes.source or run.capacity
     if run.kind not in ENCODED:

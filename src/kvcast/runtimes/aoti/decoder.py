@@ -18,7 +18,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.aoti.runtime import DecodeProgram, open_programs
 from kvcast.runtimes.eager.decoder import TorchDecoderOnly, decode_neighbours
-from kvcast.runtimes.memory import Layer, TurningRing, checkpointed_layers
+from kvcast.runtimes.memory import Layer, TurningRing, recurrent_layers
 
 # A ring takes a chunk of one position more than it has slots to spare.
 _SPARE = 127
@@ -40,7 +40,7 @@ class Rings:
         return [part for layer in self.layers for part in self._parts(layer, capacity)]
 
     def _parts(self, layer: CacheLayers, capacity: int) -> list[Layer]:
-        if parts := checkpointed_layers(layer, torch.float32):
+        if parts := recurrent_layers(layer, torch.float32):
             return parts
         slots = {"linear": capacity, "ring": min(self.window + _SPARE, capacity)}
         shape = layer.heads, slots[layer.kind], layer.head_dim

@@ -17,7 +17,7 @@ from kvcast.families.table import family_with
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
-from kvcast.runtimes.memory import Layer, TurningRing, checkpointed_layers
+from kvcast.runtimes.memory import Layer, TurningRing, recurrent_layers
 
 
 class Model(Protocol):
@@ -175,7 +175,7 @@ def layers_of(runs: Sequence[CacheLayers], capacity: int) -> list[Layer]:
 
 
 def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
-    if layers := checkpointed_layers(run, torch.float32):
+    if layers := recurrent_layers(run, torch.float32):
         return layers
     slots = min(run.capacity if run.kind == "ring" else capacity, capacity)
     ring = TurningRing(run.capacity, slots) if run.kind == "ring" else None

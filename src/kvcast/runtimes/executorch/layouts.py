@@ -14,7 +14,7 @@ from kvcast.families.caches import CacheLayers
 from kvcast.runtimes.executorch.lowering import MethodLayout, export_method, facts_of, save_methods
 from kvcast.runtimes.executorch.quantize import cross_dtype, for_many_tokens
 from kvcast.runtimes.lowering.signatures import Signature
-from kvcast.runtimes.memory import checkpointed_layers
+from kvcast.runtimes.memory import recurrent_layers
 from kvcast.spec.runtimes import OnPhase
 
 # Most new positions of one call. With a bias attention is products over the whole capacity.
@@ -88,6 +88,6 @@ def _with_chunk(layer: CacheLayers, chunk: int) -> CacheLayers:
     # A chunk is written before it is read, so a ring has room for both (`kvcast.spec.ring`).
     if layer.kind == "ring":
         return replace(layer, capacity=layer.capacity + chunk - 1)
-    if parts := checkpointed_layers(layer, None):
+    if parts := recurrent_layers(layer, None):
         return replace(layer, capacity=parts[0].shape[1])
     return layer

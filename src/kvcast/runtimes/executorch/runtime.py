@@ -49,7 +49,7 @@ class ExecutorchRuntime(CachedRuntime):
                 (before, slots, *after),
                 torch.float32,
                 TurningRing(layer.capacity, slots),
-                checkpointed=layer.kind == "inputs",
+                has_snapshots=layer.kind == "inputs",
             )
             for (before, slots, *after), layer in zip(
                 self._decode.cache_shapes, self._each, strict=False

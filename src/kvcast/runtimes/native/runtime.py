@@ -36,7 +36,7 @@ from kvcast.runtimes.memory import (
     Memory,
     Slots,
     TurningRing,
-    checkpointed_layers,
+    recurrent_layers,
 )
 from kvcast.runtimes.native.alignment import (
     attention_by_token_plan,
@@ -346,7 +346,7 @@ def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:
 
 def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
     """Describe the tensors of a layer in a cache for sequences of `capacity` positions."""
-    if layers := checkpointed_layers(run, run.dtype):
+    if layers := recurrent_layers(run, run.dtype):
         return layers
     if run.kind == "ring":
         ring = TurningRing(run.capacity, run.capacity)

@@ -20,7 +20,7 @@ from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk, StepArrays
 from kvcast.runtimes.cache import CacheHandle, Run
-from kvcast.runtimes.memory import CompactedRing, Layer, Memory, checkpointed_layers
+from kvcast.runtimes.memory import CompactedRing, Layer, Memory, recurrent_layers
 from kvcast.runtimes.onnx.graph import OnnxGraph, check_graphs
 from kvcast.runtimes.onnx.session import bind, onnx_session, ort_value
 
@@ -187,7 +187,7 @@ def _parts(layer: CacheLayers, capacity: int) -> list[Layer]:
 
     A ring has as many slots whatever the capacity: a row can go to another cache as it lies.
     """
-    if parts := checkpointed_layers(layer, np.float32):
+    if parts := recurrent_layers(layer, np.float32):
         return parts
     ring = CompactedRing(layer.capacity, layer.capacity + _SPARE) if layer.kind == "ring" else None
     slots = ring.slots if ring else capacity

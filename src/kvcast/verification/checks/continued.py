@@ -168,8 +168,8 @@ def _cut(
     for token in text.tokens[len(text.case.prompt_s) : kept]:
         _, cache = driver.decode(cache, one_each([token]))
     count = cache.revocable(0, 0, len(wrong_n))
-    if cache.has_checkpoints and count < len(wrong_n):
-        cache, count = runtime.checkpoint(cache, [0]), len(wrong_n)
+    if cache.has_snapshots and count < len(wrong_n):
+        cache, count = runtime.take_snapshots(cache, [0]), len(wrong_n)
     if not count:
         return 0
     for token in wrong_n[:count]:
