@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kit.tiny_gguf import tiny_llama
-from kvcast.checkpoints.gguf import read_model
+from kvcast.checkpoints.gguf_reader_ import read_model
 from kvcast.checkpoints.gguf_file import read_gguf
 from kvcast_bench.writing.gguf import write_gguf
 from tiny_models import TINY, tiny_checkpoint

@@ -18,8 +18,8 @@ from kvcast.checkpoints.gguf_file import GgufTensor, read_gguf
 from kvcast.checkpoints.merging import Adapter, Change, LowRank, Replacement
 
 _A, _B = ".lora_a", ".lora_b"
-_EMBEDDING = "token_embd.weight"
-_MATRIX, _EXPERTS = 2, 3  # axes
+_TOKENS = "token_embd.weight"
+_MATRIX, _STACKED = 2, 3  # axes
 
 
 def read_gguf_adapter(path: Path, name: str) -> Adapter:
@@ -65,7 +65,7 @@ def _low_ranks(
 ) -> dict[str, list[Change]]:
     """Return the change of a matrix, or one for each of stacked experts, by name."""
     axes = len(lora_a.shape)
-    if axes == _EXPERTS and lora_a.shape[0] == lora_b.shape[0] and len(lora_b.shape) == axes:
+    if axes == _STACKED and lora_a.shape[0] == lora_b.shape[0] and len(lora_b.shape) == axes:
         pairs = zip(lora_a.slices(), lora_b.slices(), strict=True)
         names = (f"{name}.{expert}" for expert in range(lora_a.shape[0]))
         parts = [
@@ -74,7 +74,7 @@ def _low_ranks(
         return {own: change for part in parts for own, change in part.items()}
     # The first matrix of embeddings is looked up by rows.
     stored = lora_a.stored()
-    if name == _EMBEDDING and axes == _MATRIX:
+    if name == _TOKENS and axes == _MATRIX:
         stored = _turned(stored)
     rank = stored.shape[0]
     if axes != _MATRIX or len(lora_b.shape) != _MATRIX or lora_b.shape[1] != rank:
@@ -87,7 +87,7 @@ def _low_ranks(
         lora_a=stored,
         lora_b=lora_b.stored(),
         scale=scale,
-        transposed=name == _EMBEDDING,
+        transposed=name == _TOKENS,
         label=lora_a.label,
     )
     return {name: [change]}

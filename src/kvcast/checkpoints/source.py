@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvcast.checkpoints import bert4keras, ctranslate2, gguf, huggingface, mistral, packaged
+from kvcast.checkpoints import packaged
+from kvcast.checkpoints.bert4keras import READER as BERT4KERAS
+from kvcast.checkpoints.ctranslate2 import READER as CTRANSLATE2
+from kvcast.checkpoints.gguf_reader_ import READER as GGUF
+from kvcast.checkpoints.gguf_reader_ import is_gguf
+from kvcast.checkpoints.huggingface import READER as HUGGING_FACE
+from kvcast.checkpoints.huggingface import read_dimensions as read_config
+from kvcast.checkpoints.mistral import READER as MISTRAL
+from kvcast.checkpoints.mistral import read_dimensions as read_params
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader
 from kvcast.checkpoints.hub import download, is_hub_id, snapshot_in
 from kvcast.checkpoints.merging import Adapter, Layout
@@ -23,11 +31,11 @@ from kvcast.spec.runtimes import OnPhase, ignore_phase
 # to Hugging Face's), and so may bert4keras's (without a model_type); any folder may also contain a
 # GGUF file.
 _READERS: tuple[CheckpointReader, ...] = (
-    ctranslate2.READER,
-    mistral.READER,
-    bert4keras.READER,
-    huggingface.READER,
-    gguf.READER,
+    CTRANSLATE2,
+    MISTRAL,
+    BERT4KERAS,
+    HUGGING_FACE,
+    GGUF,
 )
 
 _PACKAGED: Mapping[str, Callable[[], Path]] = {
@@ -54,7 +62,7 @@ def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
         if model in _PACKAGED:
             return _PACKAGED[model]()
         path = Path(model)
-        if model and (path.is_dir() or gguf.is_gguf(path)):
+        if model and (path.is_dir() or is_gguf(path)):
             return snapshot_in(path)
         if model and path.exists():
             refuse_file(path)
@@ -107,7 +115,7 @@ def known_types() -> Mapping[type[Any], Mapping[str, Sequence[str]]]:
     They are grouped by their family's class of dimensions.
     """
     known: dict[type[Any], dict[str, list[str]]] = {}
-    for reader in (huggingface.READER, *_READERS):
+    for reader in (HUGGING_FACE, *_READERS):
         layout = reader.name.partition(" (")[0]
         for family, types in reader.types.items():
             for kind in types:
@@ -121,11 +129,11 @@ def read_dimensions(path: Path) -> Any:
     """Read the dimensions of the model in a folder or GGUF file; a configuration is enough."""
     with os_errors_as_ours():
         if (path / "config.json").is_file():
-            dimensions = huggingface.read_dimensions(path / "config.json")
+            dimensions = read_config(path / "config.json")
             if dimensions is not None:
                 return dimensions
         elif (path / "params.json").is_file():
-            return mistral.read_dimensions(path / "params.json")
+            return read_params(path / "params.json")
     return open_checkpoint(path).dimensions
 
 

@@ -29,7 +29,7 @@ from kvcast.checkpoints.text_huggingface import with_start_token
 from kvcast.families.gemma_stack import GemmaStack
 from kvcast.families.t5gemma import T5GemmaDimensions
 
-_DEFAULTS: Mapping[str, Any] = {
+_DEFAULTS_2: Mapping[str, Any] = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -53,7 +53,7 @@ _IMAGES = ("encoder.vision_tower.", "encoder.multi_modal_projector.")
 # The encoder's text part, by the class that saved a model.
 _TEXT, _ENCODER = "encoder.text_model.", "encoder."
 _OWN = "embed_tokens.weight", "embed_tokens.eoi_embedding"
-NAMES: Mapping[str, Sequence[str]] = {
+_NAMES_2: Mapping[str, Sequence[str]] = {
     "head": ["lm_head.out_proj"],
     **stack_names("encoder", {"self_attn": "self_attention"}),
     **stack_names("decoder", {"self_attn": "attention"}),
@@ -75,7 +75,7 @@ def read_t5gemma2(
         tied=HEAD not in tensors,
         one_embedding=not any(f"{_ENCODER}{name}" in tensors for name in _OWN),
     )
-    return checkpoint_of(folder, config, dimensions, tensors, NAMES)
+    return checkpoint_of(folder, config, dimensions, tensors, _NAMES_2)
 
 
 def t5gemma2_dimensions(config: Mapping[str, Any], label: str) -> T5GemmaDimensions:
@@ -87,20 +87,20 @@ def t5gemma2_dimensions(config: Mapping[str, Any], label: str) -> T5GemmaDimensi
     none = Fields(values={}, label=label)
     around = outer.group("encoder") or none
     given = around.group("text_config") or none, outer.group("decoder") or none
-    encoder, decoder = (replace(stack, values={**_DEFAULTS, **stack.values}) for stack in given)
+    encoder, decoder = (replace(stack, values={**_DEFAULTS_2, **stack.values}) for stack in given)
     return dimensions_of(
         outer,
         (encoder, decoder),
         # A position at an end sees all where half of a window is as long as any sequence.
-        encoder=_stack(encoder, 2 * encoder.whole("max_position_embeddings")),
-        decoder=_stack(decoder, decoder.whole("max_position_embeddings")),
+        encoder=_stack_2(encoder, 2 * encoder.whole("max_position_embeddings")),
+        decoder=_stack_2(decoder, decoder.whole("max_position_embeddings")),
         merged=True,
         one_embedding=outer.flag("tie_word_embeddings", True),
         eoi_token=around.whole("eoi_token_index", _EOI_TOKEN, least=0),
     )
 
 
-def _stack(fields: Fields, widest: int) -> GemmaStack:
+def _stack_2(fields: Fields, widest: int) -> GemmaStack:
     """Read a stack; a window wider than `widest` sees no more than that."""
     every = fields.whole("sliding_window_pattern")
     kinds = layer_kinds(fields, lambda i: SLIDING if (i + 1) % every else FULL)

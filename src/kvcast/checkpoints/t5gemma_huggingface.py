@@ -72,7 +72,7 @@ def stack_names(stack: str, attentions: Mapping[str, str]) -> dict[str, Sequence
     return modules
 
 
-NAMES: Mapping[str, Sequence[str]] = {
+_NAMES: Mapping[str, Sequence[str]] = {
     "head": ["lm_head.out_proj"],
     **stack_names("encoder", {"self_attn": "self_attention"}),
     **stack_names("decoder", {"self_attn": "self_attention", "cross_attn": "cross_attention"}),
@@ -90,7 +90,7 @@ def read_t5gemma(
     dimensions = t5gemma_dimensions(with_start_token(folder, config), str(folder / "config.json"))
     tensors = own_tensors(stored)
     dimensions = replace(dimensions, tied=HEAD not in tensors)
-    return checkpoint_of(folder, config, dimensions, tensors, NAMES)
+    return checkpoint_of(folder, config, dimensions, tensors, _NAMES)
 
 
 def checkpoint_of(

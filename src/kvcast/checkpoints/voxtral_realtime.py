@@ -44,16 +44,16 @@ _NORM, _FIRST, _SECOND = (
     ".ada_rms_norm.linear1.weight",
     ".ada_rms_norm.linear2.weight",
 )
-_LAYER, _THEIRS = "encoder.layers.{i}", "audio_tower.layers.{i}"
-_NAMES = of_modules(
+_REALTIME_LAYER, _REALTIME_THEIRS = "encoder.layers.{i}", "audio_tower.layers.{i}"
+_REALTIME_NAMES = of_modules(
     {
         **{f"encoder.conv{i}": [f"audio_tower.embedder.conv{i}"] for i in (1, 2)},
-        f"{_LAYER}.attention_norm": [f"{_THEIRS}.self_attn_layer_norm"],
-        f"{_LAYER}.attention.qkv": [f"{_THEIRS}.self_attn.{x}_proj" for x in "qkv"],
-        f"{_LAYER}.attention.out": [f"{_THEIRS}.self_attn.o_proj"],
-        f"{_LAYER}.feed_forward_norm": [f"{_THEIRS}.final_layer_norm"],
-        f"{_LAYER}.feed_forward.gate_up": [f"{_THEIRS}.mlp.{x}_proj" for x in ("gate", "up")],
-        f"{_LAYER}.feed_forward.down": [f"{_THEIRS}.mlp.down_proj"],
+        f"{_REALTIME_LAYER}.attention_norm": [f"{_REALTIME_THEIRS}.self_attn_layer_norm"],
+        f"{_REALTIME_LAYER}.attention.qkv": [f"{_REALTIME_THEIRS}.self_attn.{x}_proj" for x in "qkv"],
+        f"{_REALTIME_LAYER}.attention.out": [f"{_REALTIME_THEIRS}.self_attn.o_proj"],
+        f"{_REALTIME_LAYER}.feed_forward_norm": [f"{_REALTIME_THEIRS}.final_layer_norm"],
+        f"{_REALTIME_LAYER}.feed_forward.gate_up": [f"{_REALTIME_THEIRS}.mlp.{x}_proj" for x in ("gate", "up")],
+        f"{_REALTIME_LAYER}.feed_forward.down": [f"{_REALTIME_THEIRS}.mlp.down_proj"],
         "encoder.norm": ["audio_tower.norm"],
         "encoder.projector.up": ["multi_modal_projector.linear_1"],
         "encoder.projector.down": ["multi_modal_projector.linear_2"],
@@ -61,7 +61,7 @@ _NAMES = of_modules(
 )
 
 
-def _encoder_of(outer: Fields) -> CausalEncoder:
+def _realtime_encoder_of(outer: Fields) -> CausalEncoder:
     audio = outer.group_over("audio_config", _AUDIO)
     heads, joined = audio.whole("num_attention_heads"), outer.whole("downsample_factor", 4)
     if audio.values.get("num_key_value_heads") not in (None, heads):
@@ -121,7 +121,7 @@ def _factors_of(first: StoredTensor, second: StoredTensor, delay: int) -> Any:
     return conditioned
 
 
-def _check(folder: Path, encoder: CausalEncoder) -> None:
+def _check_realtime(folder: Path, encoder: CausalEncoder) -> None:
     """Raise KvcastError if the files beside a model declare other features or another delay."""
     check_preprocessor(folder, encoder.n_mels, windows=False)
     path = folder / "preprocessor_config.json"
@@ -154,10 +154,10 @@ VOXTRAL_REALTIME = AudioType(
         "sliding_window": 8192,
         "tie_word_embeddings": True,
     },
-    encoder=_encoder_of,
-    check=_check,
+    encoder=_realtime_encoder_of,
+    check=_check_realtime,
     prefixes=("audio_tower.", "multi_modal_projector."),
-    names=_NAMES,
+    names=_REALTIME_NAMES,
     prepare=lambda tensors, _, __: with_key_biases(tensors),
     prepare_text=_conditioned,
 )

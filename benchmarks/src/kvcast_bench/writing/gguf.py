@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.checkpoints.gguf import is_rotated
+from kvcast.checkpoints.gguf_reader_ import is_rotated
 from kvcast.checkpoints.gguf_architectures import ARCHITECTURES
 from kvcast.checkpoints.gguf_names import NAMES
 from kvcast.checkpoints.tables import pairs_from_halves, take_apart

@@ -1,0 +1,1 @@
+"""Reads decoder-only models: Hugging Face's model types, and Mistral's own layout."""

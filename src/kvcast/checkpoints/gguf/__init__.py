@@ -1,0 +1,1 @@
+"""Reads GGUF files, llama.cpp's: metadata, tensors in blocks of codes, tokenizers, adapters."""

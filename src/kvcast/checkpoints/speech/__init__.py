@@ -1,0 +1,1 @@
+"""Reads speech models: Whisper, Canary, Parakeet, Moonshine, and decoders that take audio."""
