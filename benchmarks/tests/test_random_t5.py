@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.checkpoints.t5_huggingface import t5_dimensions
+from kvcast.checkpoints.text2text.t5 import t5_dimensions
 from kvcast.errors import UsageError
 from kvcast.families.t5 import tensor_shapes
 from kvcast.tokenizers.opening import open_text

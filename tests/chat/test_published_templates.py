@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from kvcast.chat.tool_calls import knows_tools
-from kvcast.checkpoints.text_huggingface import (
+from kvcast.checkpoints.huggingface_text import (
     chat_templates,
     special_tokens,
     tokenizer_settings,

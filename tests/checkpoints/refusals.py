@@ -27,7 +27,7 @@ from checkpoints.tiny_whisper import (
 from kit.in_transformers import random_t5, save_t5
 from kit.tiny_gguf import tiny_llama
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.checkpoints.tensorflow_file import read_checkpoint
+from kvcast.checkpoints.text2text.tensorflow import read_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 
 SHARD = "m.ckpt.data-00000-of-00001"

@@ -12,9 +12,8 @@ from checkpoints.tiny_whisper import edit_json, random_model, save
 from kit.adapters import add_to, assert_close, factors, product, write_gguf_adapter, write_peft
 from kit.in_transformers import random_t5, save_t5
 from kit.tiny_gguf import WIDTH, permuted, sizes, tensors, tiny_llama, vocabulary, write
-from kvcast.checkpoints import adapters as opening
-from kvcast.checkpoints.adapters import open_adapters
-from kvcast.checkpoints.source import fingerprint, open_checkpoint
+from kvcast.checkpoints import source as opening
+from kvcast.checkpoints.source import fingerprint, open_adapters, open_checkpoint
 from kvcast.errors import InputMissingError, KvcastError, UsageError
 from kvcast.spec.stored_matrices import Encoding
 

@@ -20,8 +20,8 @@ from checkpoints.tiny_whisper import (
     save,
 )
 from kit.dimensions import TINY_EN
-from kvcast.checkpoints.alignment import alignment_heads
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.speech.whisper import alignment_heads
 from kvcast.errors import KvcastError
 from kvcast.families.whisper import Heads, WhisperDimensions
 from kvcast_bench.writing.ggml import openai_sizes

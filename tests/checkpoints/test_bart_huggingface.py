@@ -10,10 +10,9 @@ import torch
 from checkpoints.folder_checks import rewrite_weights
 from checkpoints.tiny_whisper import edit_json
 from kit.random_barts import END, KINDS, random_bart, save_bart
-from kvcast.checkpoints.bart_huggingface import bart_dimensions
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.checkpoints.t5gemma2_huggingface import t5gemma2_dimensions
-from kvcast.checkpoints.t5gemma_huggingface import t5gemma_dimensions
+from kvcast.checkpoints.text2text.bart import bart_dimensions
+from kvcast.checkpoints.text2text.t5gemma import t5gemma2_dimensions, t5gemma_dimensions
 from kvcast.errors import KvcastError
 
 TYPES = sorted({model_type for model_type, _ in KINDS.values()} - {"t5gemma", "t5gemma2"})

@@ -8,9 +8,9 @@ import pytest
 from checkpoints.folder_checks import rewrite_weights
 from checkpoints.tiny_whisper import edit_json
 from kit.random_conformers import random_conformer, save_conformer
-from kvcast.checkpoints.canary_huggingface import canary_dimensions
-from kvcast.checkpoints.parakeet_huggingface import parakeet_dimensions
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.speech.canary import canary_dimensions
+from kvcast.checkpoints.speech.parakeet import parakeet_dimensions
 from kvcast.errors import KvcastError
 
 CONTRADICTIONS = [

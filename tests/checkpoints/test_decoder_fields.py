@@ -12,8 +12,7 @@ import pytest
 import transformers
 
 from kit.random_decoders import MODELS, configuration
-from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
-from kvcast.checkpoints.decoder_types import TYPES, WRAPPERS
+from kvcast.checkpoints.decoder.huggingface import TYPES, WRAPPERS, decoder_dimensions
 from kvcast.errors import KvcastError
 
 SIZES = {

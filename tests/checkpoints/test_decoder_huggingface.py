@@ -21,8 +21,7 @@ from checkpoints.tiny_decoders import (
     tensors_by_our_names,
 )
 from checkpoints.tiny_whisper import edit_json
-from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
-from kvcast.checkpoints.decoder_types import TYPES
+from kvcast.checkpoints.decoder.huggingface import TYPES, decoder_dimensions
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.families.decoder import DECODER
 from kvcast.families.decoder_dimensions import DecoderDimensions

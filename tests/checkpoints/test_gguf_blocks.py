@@ -6,7 +6,7 @@ import pytest
 from gguf.quants import dequantize, quantize
 
 from kit.tiny_gguf import permuted, sizes, tensors, vocabulary, write
-from kvcast.checkpoints.gguf_blocks import read_blocks
+from kvcast.checkpoints.gguf.blocks import read_blocks
 from kvcast.checkpoints.source import open_checkpoint
 
 SHAPE = 6, 512

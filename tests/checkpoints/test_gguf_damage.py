@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkpoints import folder_checks
 from kit.tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
-from kvcast.checkpoints.gguf_reader_ import READER
+from kvcast.checkpoints.gguf.reader import READER
 
 # Memory that reading may take beyond the file's size; a wrong header could ask for any amount.
 ROOM = 8 << 20

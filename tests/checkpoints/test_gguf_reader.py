@@ -24,7 +24,7 @@ from kit.tiny_gguf import (
     vocabulary,
     write,
 )
-from kvcast.checkpoints.gguf_file import read_gguf
+from kvcast.checkpoints.gguf.file import read_gguf
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_shapes import tensor_shapes

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.tiny_gguf import packaged, sizes, tensors, vocabulary, write
-from kvcast.checkpoints.gguf_text import read_text
+from kvcast.checkpoints.gguf.tokenizer import read_text
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer, pre_tokenizers

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from checkpoints.folder_checks import assert_same_tensors, one_line
 from checkpoints.tiny_decoders import random_decoder, tensors_by_our_names
 from checkpoints.tiny_whisper import edit_json
-from kvcast.checkpoints.mistral import READER
-from kvcast.checkpoints.tables import halves_from_pairs
+from kvcast.checkpoints.decoder.mistral import READER
+from kvcast.checkpoints.tensor_names import halves_from_pairs
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.position_encodings import Rotary

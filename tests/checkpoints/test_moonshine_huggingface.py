@@ -7,8 +7,8 @@ import torch
 
 from checkpoints.folder_checks import rewrite_weights
 from kit.random_moonshines import random_moonshine, save_moonshine
-from kvcast.checkpoints.moonshine_huggingface import moonshine_dimensions
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.speech.moonshine import moonshine_dimensions
 from kvcast.errors import KvcastError
 
 TYPES = ("moonshine", "moonshine_streaming")

@@ -23,7 +23,7 @@ from checkpoints.tiny_tensorflow import (
     variables,
     varint,
 )
-from kvcast.checkpoints.tensorflow_file import (
+from kvcast.checkpoints.text2text.tensorflow import (
     _masked_crc32c,
     read_checkpoint,
     shard_files,

@@ -7,8 +7,8 @@ import pytest
 
 from checkpoints.tiny_whisper import TIED, ct2_bytes, ct2_folder, ct2_variables
 from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
-from kvcast.checkpoints import whisper_files
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.checkpoints.speech import whisper_tokenizer
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
 TEXTS = (
@@ -59,7 +59,7 @@ def test_every_layout_makes_openais_tokenizer(tmp_path, write, kind):
     multilingual, languages = KINDS[kind]
     write(openai_tokenizer_json(multilingual, languages), tmp_path)
     size = 51764 + languages + 2 * multilingual + (not multilingual)
-    tokenizer = WhisperTokenizer(whisper_files.tokenizer_json(tmp_path), size)
+    tokenizer = WhisperTokenizer(whisper_tokenizer.tokenizer_json(tmp_path), size)
     theirs = openai_tokenizer(multilingual, num_languages=languages)
     assert tokenizer.vocab_size == theirs.encoding.n_vocab
     for name in ("eot", "sot", "no_speech", "no_timestamps", "timestamp_begin"):
@@ -78,7 +78,7 @@ def test_the_tokenizers_library_reads_what_is_made(tmp_path, write):
     import tokenizers
 
     write(openai_tokenizer_json(True), tmp_path)
-    made = tokenizers.Tokenizer.from_str(whisper_files.tokenizer_json(tmp_path).decode())
+    made = tokenizers.Tokenizer.from_str(whisper_tokenizer.tokenizer_json(tmp_path).decode())
     theirs = openai_tokenizer(True)
     ids = theirs.encode(TEXTS[0])
     assert made.encode(TEXTS[0]).ids == ids
@@ -89,7 +89,7 @@ def test_the_tokenizers_library_reads_what_is_made(tmp_path, write):
 def test_the_list_of_the_packaged_model_implies_its_merges(tmp_path):
     folder = locate("demo-base")
     (tmp_path / "vocabulary.json").write_bytes((folder / "vocabulary.json").read_bytes())
-    model = json.loads(whisper_files.tokenizer_json(tmp_path))["model"]
+    model = json.loads(whisper_tokenizer.tokenizer_json(tmp_path))["model"]
     expected = json.loads((folder / "tokenizer.json").read_bytes())["model"]
     assert model["vocab"] == expected["vocab"]
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in expected["merges"]]
@@ -103,7 +103,7 @@ def test_settings_tell_added_text_from_added_special_tokens(tmp_path):
         "51866": {"content": " kvcast", "special": False},
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
-    tokenizer = WhisperTokenizer(whisper_files.tokenizer_json(tmp_path), 51872)
+    tokenizer = WhisperTokenizer(whisper_tokenizer.tokenizer_json(tmp_path), 51872)
     assert [tokenizer.is_text(token) for token in range(51864, 51868)] == [0, 0, 1, 0]
     assert tokenizer.unused_tokens == (51865, *range(51867, 51872))
     assert tokenizer.decode([*tokenizer.encode(" use"), 51866]) == " use kvcast"
@@ -112,7 +112,7 @@ def test_settings_tell_added_text_from_added_special_tokens(tmp_path):
 def test_a_whole_file_comes_first_and_stays_as_it_is(tmp_path):
     listed(openai_tokenizer_json(True), tmp_path)
     (tmp_path / "tokenizer.json").write_text("{ }")
-    assert whisper_files.tokenizer_json(tmp_path) == b"{ }"
+    assert whisper_tokenizer.tokenizer_json(tmp_path) == b"{ }"
 
 
 @pytest.fixture

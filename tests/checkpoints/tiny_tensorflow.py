@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from types import SimpleNamespace
 
-from kvcast.checkpoints.tensorflow_file import _MAGIC, _masked_crc32c
+from kvcast.checkpoints.text2text.tensorflow import _MAGIC, _masked_crc32c
 
 DATA = Path(__file__).parents[1] / "data" / "tensorflow"
 # Its configurations, shapes and numbers; importing it needs no TensorFlow.

@@ -6,10 +6,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvcast.checkpoints.gguf_architectures import ARCHITECTURES
-from kvcast.checkpoints.hub import is_hub_id
+from kvcast.checkpoints.gguf.architectures import ARCHITECTURES
+from kvcast.checkpoints.hub import PUBLISHED, is_hub_id
 from kvcast.checkpoints.huggingface import _FAMILIES
-from kvcast.checkpoints.published import PUBLISHED
 from kvcast.cli import main
 from kvcast.families.table import FAMILIES
 from kvcast.spec.runtimes import RUNTIMES

@@ -13,8 +13,7 @@ from kit.in_transformers import random_t5, save_t5
 from kit.models import own_cache
 from kit.tiny_gguf import WIDTH, tiny_llama
 from kvcast.bundle.manifest import Manifest, read_bundle
-from kvcast.checkpoints.adapters import open_adapters
-from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.source import open_adapters, open_checkpoint
 from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.loading.opening import model_digest, open_model

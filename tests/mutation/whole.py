@@ -208,8 +208,7 @@ def _write_adapter(folder: Path) -> None:
 
 
 def _use_adapter(folder: Path) -> None:
-    from kvcast.checkpoints.adapters import open_adapters
-    from kvcast.checkpoints.source import open_checkpoint
+    from kvcast.checkpoints.source import open_adapters, open_checkpoint
 
     for tensor in open_checkpoint(folder, open_adapters(str(folder))).tensors.values():
         np.asarray(tensor)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kit.models import checkpoint_of, open_folder, random_programs, write
-from kvcast.checkpoints.decoder_huggingface import decoder_dimensions
+from kvcast.checkpoints.decoder.huggingface import decoder_dimensions
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.runtimes.native.target import NativeTarget
 from kvcast.spec.runtimes import BundlePrecision

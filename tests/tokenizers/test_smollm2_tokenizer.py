@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from kit.small_tokenizers import PROSE, user
 from kit.tool_templates import WEATHER
 from kvcast.chat.tool_calls import IN_WORDS
-from kvcast.checkpoints.gguf_reader_ import READER
+from kvcast.checkpoints.gguf.reader import READER
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer

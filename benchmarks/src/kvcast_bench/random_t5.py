@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.t5_huggingface import NAMES, t5_dimensions
-from kvcast.checkpoints.tables import take_apart
+from kvcast.checkpoints.tensor_names import take_apart
+from kvcast.checkpoints.text2text.t5 import NAMES, t5_dimensions
 from kvcast.errors import UsageError
 from kvcast.families.t5 import tensor_shapes
 from kvcast_bench.models import made_once

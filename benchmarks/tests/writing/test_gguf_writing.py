@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kit.tiny_gguf import tiny_llama
-from kvcast.checkpoints.gguf_reader_ import read_model
-from kvcast.checkpoints.gguf_file import read_gguf
+from kvcast.checkpoints.gguf.file import read_gguf
+from kvcast.checkpoints.gguf.reader import read_model
 from kvcast_bench.writing.gguf import write_gguf
 from tiny_models import TINY, tiny_checkpoint
 

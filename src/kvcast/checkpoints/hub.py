@@ -1,10 +1,11 @@
 """Downloads models by hub id, with huggingface_hub: HF_HOME, HF_HUB_OFFLINE and HF_TOKEN apply.
 
 Downloads only the files that a reader or a bundle needs, and turns every failure into one line.
-Knows nothing of the files' contents.
+`PUBLISHED` has a published model of each type as an example for users.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,99 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
             return ours(line)
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return KvcastError(f"{repository} could not be downloaded: {reason}")
+
+
+PUBLISHED: Mapping[str, str] = {
+    "arcee": "arcee-ai/AFM-4.5B",
+    "aya_vision": "CohereLabs/aya-vision-8b",
+    "bamba": "ibm-ai-platform/Bamba-9B-v2",
+    "bart": "facebook/bart-large-cnn",
+    "bert": "google-bert/bert-base-uncased",
+    "blenderbot": "facebook/blenderbot-400M-distill",
+    "blenderbot-small": "facebook/blenderbot_small-90M",
+    "canary": "nvidia/canary-1b-v2",
+    "cohere": "CohereLabs/aya-expanse-8b",
+    "cohere2": "CohereLabs/c4ai-command-r7b-12-2024",
+    "cohere_asr": "CohereLabs/cohere-transcribe-03-2026",
+    "ernie4_5": "baidu/ERNIE-4.5-0.3B-PT",
+    "exaone4": "LGAI-EXAONE/EXAONE-4.0-1.2B",
+    "exaone4_5": "LGAI-EXAONE/EXAONE-4.5-33B",
+    "falcon": "tiiuae/falcon-7b-instruct",
+    "gemma": "google/gemma-2b-it",
+    "gemma2": "google/gemma-2-2b-it",
+    "gemma3": "google/gemma-3-4b-it",
+    "gemma3_text": "google/gemma-3-1b-it",
+    "gemma4": "google/gemma-4-E2B-it",
+    "glm": "zai-org/glm-4-9b-chat-hf",
+    "glm4": "zai-org/GLM-4-9B-0414",
+    "glm4v": "zai-org/GLM-4.1V-9B-Thinking",
+    "gpt-oss": "ggml-org/gpt-oss-20b-GGUF",
+    "gpt2": "openai-community/gpt2",
+    "gpt_bigcode": "bigcode/starcoderbase-1b",
+    "gpt_neo": "EleutherAI/gpt-neo-125m",
+    "gpt_neox": "EleutherAI/pythia-160m",
+    "gpt_oss": "openai/gpt-oss-20b",
+    "granite": "ibm-granite/granite-3.3-2b-instruct",
+    "granite_speech": "ibm-granite/granite-speech-3.3-2b",
+    "granitemoe": "ibm-granite/granite-3.1-1b-a400m-instruct",
+    "granitemoehybrid": "ibm-granite/granite-4.0-h-tiny",
+    "granitemoeshared": "ibm-research/moe-7b-1b-active-shared-experts",
+    "helium": "kyutai/helium-1-2b",
+    "idefics3": "HuggingFaceM4/Idefics3-8B-Llama3",
+    "internlm3": "internlm/internlm3-8b-instruct",
+    "internvl": "OpenGVLab/InternVL3-1B-hf",
+    "jais2": "inceptionai/Jais-2-8B-Chat",
+    "lfm2": "LiquidAI/LFM2-1.2B",
+    "lfm2_vl": "LiquidAI/LFM2-VL-450M",
+    "llama": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "llava": "llava-hf/llava-1.5-7b-hf",
+    "llava_next": "llava-hf/llava-v1.6-mistral-7b-hf",
+    "llava_onevision": "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
+    "m2m_100": "facebook/nllb-200-distilled-600M",
+    "marian": "Helsinki-NLP/opus-mt-en-de",
+    "mbart": "facebook/mbart-large-50-many-to-many-mmt",
+    "ministral": "mistralai/Ministral-8B-Instruct-2410",
+    "ministral3": "mistralai/Ministral-3-3B-Instruct-2512",
+    "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mistral3": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "moonshine": "UsefulSensors/moonshine-tiny",
+    "moonshine_streaming": "UsefulSensors/moonshine-streaming-tiny",
+    "mt5": "google/mt5-small",
+    "nemotron": "nvidia/Nemotron-Mini-4B-Instruct",
+    "olmo": "allenai/OLMo-1B-hf",
+    "olmo2": "allenai/OLMo-2-0425-1B-Instruct",
+    "olmo3": "allenai/Olmo-3-7B-Instruct",
+    "olmoe": "allenai/OLMoE-1B-7B-0125-Instruct",
+    "parakeet_ctc": "nvidia/parakeet-ctc-1.1b",
+    "parakeet_rnnt": "nvidia/parakeet-rnnt-0.6b",
+    "parakeet_tdt": "nvidia/parakeet-tdt-0.6b-v3",
+    "pegasus": "google/pegasus-xsum",
+    "phi": "microsoft/phi-2",
+    "phi3": "microsoft/Phi-4-mini-instruct",
+    "qwen2": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2_5_vl": "Qwen/Qwen2.5-VL-3B-Instruct",
+    "qwen2_moe": "Qwen/Qwen1.5-MoE-A2.7B-Chat",
+    "qwen2_vl": "Qwen/Qwen2-VL-2B-Instruct",
+    "qwen3": "Qwen/Qwen3-0.6B",
+    "qwen3_5": "Qwen/Qwen3.5-0.8B",
+    "qwen3_5_moe": "Qwen/Qwen3.5-35B-A3B",
+    "qwen3_asr": "Qwen/Qwen3-ASR-1.7B-hf",
+    "qwen3_moe": "Qwen/Qwen3-30B-A3B",
+    "qwen3_next": "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "qwen3_vl": "Qwen/Qwen3-VL-4B-Instruct",
+    "qwen3_vl_moe": "Qwen/Qwen3-VL-30B-A3B-Instruct",
+    "seed_oss": "ByteDance-Seed/Seed-OSS-36B-Instruct",
+    "smollm3": "HuggingFaceTB/SmolLM3-3B",
+    "smolvlm": "HuggingFaceTB/SmolVLM-256M-Instruct",
+    "stablelm": "stabilityai/stablelm-2-1_6b-chat",
+    "starcoder2": "bigcode/starcoder2-3b",
+    "t5": "google/flan-t5-small",
+    "t5gemma": "google/t5gemma-2b-2b-prefixlm-it",
+    "t5gemma2": "google/t5gemma-2-270m-270m",
+    "umt5": "google/umt5-small",
+    "voxtral": "mistralai/Voxtral-Mini-3B-2507",
+    "voxtral_realtime": "mistralai/Voxtral-Mini-4B-Realtime-2602",
+    "whisper": "openai/whisper-base",
+}
+"""By the model type of configurations."""

@@ -8,23 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvcast.checkpoints.audio_decoder_huggingface import AUDIO_DECODER
-from kvcast.checkpoints.bart_huggingface import BART
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_object, require_file
-from kvcast.checkpoints.canary_huggingface import CANARY
-from kvcast.checkpoints.decoder_huggingface import DECODER
-from kvcast.checkpoints.huggingface_family import HuggingFaceFamily
-from kvcast.checkpoints.merging import Adapter, merged
-from kvcast.checkpoints.moonshine_huggingface import MOONSHINE
-from kvcast.checkpoints.parakeet_huggingface import PARAKEET
-from kvcast.checkpoints.peft import is_peft, read_peft
-from kvcast.checkpoints.refused import refuse_incomplete
-from kvcast.checkpoints.safetensors_files import read_weights, weight_files
-from kvcast.checkpoints.t5_huggingface import T5
-from kvcast.checkpoints.t5gemma2_huggingface import T5GEMMA2
-from kvcast.checkpoints.t5gemma_huggingface import T5GEMMA
-from kvcast.checkpoints.unilm_huggingface import UNILM
-from kvcast.checkpoints.whisper_huggingface import WHISPER
+from kvcast.checkpoints.decoder.huggingface import DECODER
+from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
+from kvcast.checkpoints.lora import Adapter, is_peft, merged, read_peft
+from kvcast.checkpoints.safetensors import read_weights, weight_files
+from kvcast.checkpoints.speech.audio_decoder import AUDIO_DECODER
+from kvcast.checkpoints.speech.canary import CANARY
+from kvcast.checkpoints.speech.moonshine import MOONSHINE
+from kvcast.checkpoints.speech.parakeet import PARAKEET
+from kvcast.checkpoints.speech.whisper import WHISPER
+from kvcast.checkpoints.text2text.bart import BART
+from kvcast.checkpoints.text2text.t5 import T5
+from kvcast.checkpoints.text2text.t5gemma import T5GEMMA, T5GEMMA2
+from kvcast.checkpoints.text2text.unilm import UNILM
+from kvcast.checkpoints.unsupported import refuse_incomplete
 from kvcast.errors import InputMissingError, KvcastError
 
 _WEIGHTS = "model.safetensors"

@@ -6,7 +6,7 @@ Opens nothing. Knows no family, no type and no runtime by name.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvcast.checkpoints.published import PUBLISHED
+from kvcast.checkpoints.hub import PUBLISHED
 from kvcast.checkpoints.source import known_types
 from kvcast.families.base import Task
 from kvcast.families.table import FAMILIES

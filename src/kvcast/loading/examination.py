@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from kvcast.bundle.manifest import Manifest, is_bundle, read_bundle
-from kvcast.checkpoints.adapters import open_adapters
 from kvcast.checkpoints.base import StoredTensor
-from kvcast.checkpoints.merging import Adapter
-from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.checkpoints.lora import Adapter
+from kvcast.checkpoints.source import locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.table import family_of

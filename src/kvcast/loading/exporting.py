@@ -15,10 +15,9 @@ from typing import Any
 from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, staged
-from kvcast.checkpoints.adapters import open_adapters
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.checkpoints.merging import Adapter
-from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.checkpoints.lora import Adapter
+from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.caches import KEY_VALUE
 from kvcast.families.table import family_of

@@ -18,10 +18,15 @@ from kvcast.bundle.manifest import MANIFEST, VERSION, Manifest, is_bundle, read_
 from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouched_package
 from kvcast.bundle.staging import remove_abandoned
 from kvcast.bundle.validation import check_manifest
-from kvcast.checkpoints.adapters import notices_of, open_adapters
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.checkpoints.merging import Adapter
-from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.checkpoints.lora import Adapter
+from kvcast.checkpoints.source import (
+    fingerprint,
+    locate,
+    notices_of,
+    open_adapters,
+    open_checkpoint,
+)
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Task
 from kvcast.families.table import family_of

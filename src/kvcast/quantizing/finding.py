@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import is_bundle
-from kvcast.checkpoints.adapters import open_adapters
-from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
+from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.table import family_of
 from kvcast.loading.opening import open_model

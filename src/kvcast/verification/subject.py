@@ -13,9 +13,8 @@ from typing import Any
 
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
 from kvcast.bundle.packages import bundle_of, read_on_trust, unvouched_package
-from kvcast.checkpoints.adapters import open_adapters
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.checkpoints.source import locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.caches import CacheLayers

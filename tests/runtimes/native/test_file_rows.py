@@ -8,7 +8,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.gguf_blocks import read_blocks
+from kvcast.checkpoints.gguf.blocks import read_blocks
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.library import Format, Machine, instruction_sets
 from kvcast.runtimes.native.matrices import packed_matrix

@@ -11,7 +11,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from kvcast.checkpoints.gguf_blocks import read_blocks
+from kvcast.checkpoints.gguf.blocks import read_blocks
 from kvcast.errors import KvcastError
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.library import Machine, aligned, instruction_sets

@@ -21,7 +21,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.checkpoints.gguf_file import read_gguf
+from kvcast.checkpoints.gguf.file import read_gguf
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.opening import open_text
 from kvcast_bench.backend import Backend, Samples

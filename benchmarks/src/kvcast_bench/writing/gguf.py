@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.checkpoints.gguf_reader_ import is_rotated
-from kvcast.checkpoints.gguf_architectures import ARCHITECTURES
-from kvcast.checkpoints.gguf_names import NAMES
-from kvcast.checkpoints.tables import pairs_from_halves, take_apart
+from kvcast.checkpoints.gguf.architectures import ARCHITECTURES
+from kvcast.checkpoints.gguf.reader import is_rotated
+from kvcast.checkpoints.gguf.tensors import NAMES
+from kvcast.checkpoints.tensor_names import pairs_from_halves, take_apart
 from kvcast_bench.writing.huggingface import model_type
 
 

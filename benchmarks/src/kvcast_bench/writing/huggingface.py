@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.checkpoints.decoder_huggingface import SIZES, decoder_dimensions
-from kvcast.checkpoints.decoder_names import NAMES
-from kvcast.checkpoints.tables import take_apart
-from kvcast.checkpoints.whisper_huggingface import DIMENSIONS as WHISPER_DIMENSIONS
-from kvcast.checkpoints.whisper_huggingface import NAMES as WHISPER_NAMES
+from kvcast.checkpoints.decoder.huggingface import SIZES, decoder_dimensions
+from kvcast.checkpoints.decoder.tensor_names import NAMES
+from kvcast.checkpoints.speech.whisper import DIMENSIONS as WHISPER_DIMENSIONS
+from kvcast.checkpoints.speech.whisper import NAMES as WHISPER_NAMES
+from kvcast.checkpoints.tensor_names import take_apart
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.checkpoints.base import Checkpoint, LazyTensors
-from kvcast.checkpoints.safetensors_files import read_safetensors
+from kvcast.checkpoints.safetensors import read_safetensors
 from kvcast.errors import KvcastError
 from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_of

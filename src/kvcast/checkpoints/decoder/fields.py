@@ -1,0 +1,353 @@
+"""Fields of a configuration as the dimensions that a model type has and others do not.
+
+Functions of a type take its fields; those of windows a layer's number, too, and tell whether it has
+one. Knows no files and no tensors.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvcast.checkpoints.decoder.rotary import FULL, SLIDING, read_rotary
+from kvcast.checkpoints.fields import ACTIVATIONS, Fields
+from kvcast.families.decoder_dimensions import SQUARED, scaled_residuals, sources_of_types
+from kvcast.spec.sizes import MOST_LAYERS
+
+LARGEST = 2**31
+_NORMS_BEHIND = {"pre_norms": False, "post_norms": True}
+_ACTIVATIONS = {**ACTIVATIONS, "relu2": SQUARED}
+
+
+def activation_of(fields: Fields) -> str:
+    """Return our name of a feed-forward's activation; KvcastError for others."""
+    activation = str(fields.values.get("hidden_activation") or fields.values.get("hidden_act"))
+    if activation not in _ACTIVATIONS:
+        supported = ", ".join(_ACTIVATIONS)
+        raise fields.error(f"activation {activation!r} is not supported (supported: {supported})")
+    return _ACTIVATIONS[activation]
+
+
+def llama(fields: Fields) -> dict[str, Any]:
+    """Return Llama's: biases where the configuration has them."""
+    return configured_biases(fields) | {"feed_forward_bias": fields.flag("mlp_bias", False)}
+
+
+def configured_biases(fields: Fields) -> dict[str, Any]:
+    """Return the biases of attention, all or none."""
+    biases = fields.flag("attention_bias")
+    return {"qkv_bias": biases, "out_bias": biases}
+
+
+def _gemma(fields: Fields) -> dict[str, Any]:
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error(
+            "use_bidirectional_attention is not supported: it makes the model an encoder"
+        )
+    scale = math.sqrt(fields.whole("hidden_size"))
+    return configured_biases(fields) | {"embedding_scale": scale}
+
+
+def gemma1(fields: Fields) -> dict[str, Any]:
+    """Return Gemma's."""
+    # The first files say "gelu" and mean its approximation.
+    meant = {"activation": "gelu_tanh"} if activation_of(fields) == "gelu" else {}
+    return _gemma(fields) | meant
+
+
+def gemma2(fields: Fields) -> dict[str, Any]:
+    """Return Gemma 2's."""
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    attention, logits = (
+        0.0 if fields.values.get(name) is None else fields.positive(name) for name in caps
+    )
+    return _gemma(fields) | {
+        "attention_scale": fields.positive("query_pre_attn_scalar") ** -0.5,
+        "attention_softcap": attention,
+        "logit_softcap": logits,
+        "post_norms": True,
+    }
+
+
+def glm(fields: Fields) -> dict[str, Any]:
+    """Return GLM's."""
+    return {"qkv_bias": fields.flag("attention_bias")}
+
+
+def gemma3(fields: Fields) -> dict[str, Any]:
+    """Return Gemma 3's."""
+    return gemma2(fields) | {
+        "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
+        "query_key_norm": True,
+    }
+
+
+def gemma4_restated(fields: Fields) -> dict[str, Any]:
+    """Return layer types, of which the last is always full attention, and layers' own fields."""
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        kinds = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.error(f"layer_types must list {layers} layers")
+    kinds = [*kinds[:-1], FULL]
+    own = fields.group("per_layer_config")
+    if own is None:
+        own = replace(fields, values=_full_attention(fields, kinds))
+    return {"layer_types": kinds, "per_layer_config": own.values}
+
+
+def _full_attention(fields: Fields, kinds: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of layers with full attention that published configurations have."""
+    own = {"head_dim": fields.whole("global_head_dim")}
+    if fields.flag("attention_k_eq_v") and fields.values.get("num_global_key_value_heads"):
+        own["num_key_value_heads"] = fields.whole("num_global_key_value_heads")
+    return {str(i): own for i, kind in enumerate(kinds) if kind == FULL}
+
+
+def gemma4(fields: Fields) -> dict[str, Any]:
+    """Return Gemma 4's, of which many differ from layer to layer."""
+    if fields.values.get("use_bidirectional_attention") not in (None, "vision"):
+        raise fields.error(
+            "use_bidirectional_attention is not supported: it makes the model an encoder"
+        )
+    kinds = fields.values["layer_types"]
+    cap, embedding = "final_logit_softcapping", "hidden_size_per_layer_input"
+    sources, shared = _gemma4_sources(fields, kinds), fields.flag("use_double_wide_mlp")
+    inner = fields.whole("intermediate_size")
+    width = fields.whole(embedding, least=0) if fields.values[embedding] is not None else 0
+    if width and fields.whole("vocab_size_per_layer_input") != fields.whole("vocab_size"):
+        raise fields.error("vocab_size_per_layer_input must be vocab_size")
+    doubled = [inner << (shared and source != i) for i, source in enumerate(sources)]
+    as_values = fields.flag("attention_k_eq_v")
+    return configured_biases(fields) | {
+        "embedding_scale": math.sqrt(fields.whole("hidden_size")),
+        "attention_scale": 1.0,
+        "logit_softcap": fields.positive(cap) if fields.values[cap] is not None else 0.0,
+        "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
+        "query_key_norm": True,
+        "value_norm": True,
+        "post_norms": True,
+        "layer_head_dims": _own_sizes(fields, "head_dim"),
+        "layer_kv_heads": _own_sizes(fields, "num_key_value_heads"),
+        "layer_inners": tuple(doubled),
+        "sources": sources,
+        "keys_as_values": tuple(i for i, kind in enumerate(kinds) if as_values and kind == FULL),
+        "layer_embedding": width,
+        "layer_scales": True,
+        **(_gemma4_experts(fields) if fields.flag("enable_moe_block") else {}),
+    }
+
+
+def _gemma4_experts(fields: Fields) -> dict[str, int]:
+    return {
+        "experts": fields.whole("num_experts"),
+        "experts_per_token": fields.whole("top_k_experts"),
+        "expert_inner": fields.whole("moe_intermediate_size"),
+    }
+
+
+def _gemma4_sources(fields: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
+    shared = fields.whole("num_kv_shared_layers", least=0, most=len(kinds))
+    return fields.make(sources_of_types, kinds=kinds, shared=shared)
+
+
+def _own_sizes(fields: Fields, name: str) -> tuple[int, ...]:
+    """Return a size of each layer, which `per_layer_config` may have for some of them."""
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    sizes, known = [fields.whole(name)] * layers, ("head_dim", "num_key_value_heads")
+    own = fields.group("per_layer_config") or replace(fields, values={})
+    for number, layer in own.values.items():
+        at = replace(own, label=f"{own.label} of layer {number[:9]!r}")
+        if not (number.isascii() and number.isdigit() and len(number) < 6 and int(number) < layers):
+            raise at.error(f"there are {layers} layers")
+        if not isinstance(layer, dict) or not layer.keys() <= set(known):
+            raise at.error(f"only {' and '.join(known)} may differ from layer to layer")
+        if name in layer:
+            sizes[int(number)] = replace(at, values=layer).whole(name)
+    return tuple(sizes)
+
+
+def granite(fields: Fields) -> dict[str, Any]:
+    """Return Granite's factors."""
+    scaled = fields.make(
+        scaled_residuals,
+        residual=fields.positive("residual_multiplier"),
+        embedding=fields.positive("embedding_multiplier"),
+        epsilon=fields.positive("rms_norm_eps"),
+    )
+    return (
+        llama(fields)
+        | scaled
+        | {
+            "attention_scale": fields.positive("attention_multiplier"),
+            "logit_scale": 1 / fields.positive("logits_scaling"),
+        }
+    )
+
+
+def smollm3(fields: Fields) -> dict[str, Any]:
+    """Return SmolLM 3's layers without rotation."""
+    layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
+    return llama(fields) | {"unrotated": tuple(i for i in layers if not _is_rotated(fields, i))}
+
+
+def olmo2(fields: Fields) -> dict[str, Any]:
+    """Return OLMo 2's and 3's."""
+    whole = {"query_key_norm": True, "whole_query_key_norm": True}
+    return configured_biases(fields) | _NORMS_BEHIND | whole
+
+
+def exaone4(fields: Fields) -> dict[str, Any]:
+    """Return EXAONE 4's: with windows, layers that have none do not rotate."""
+    sizes = _NORMS_BEHIND | {"query_key_norm": True}
+    if fields.values.get("sliding_window") is None:
+        return sizes
+    return sizes | {"rotary": None, "window_rotary": read_rotary(fields, FULL, "rope_theta")}
+
+
+def experts(fields: Fields) -> dict[str, Any]:
+    """Return the number of experts, and how many a token uses."""
+    return {
+        "experts": fields.whole("num_local_experts"),
+        "experts_per_token": fields.whole("num_experts_per_tok"),
+    }
+
+
+def gpt_oss(fields: Fields) -> dict[str, Any]:
+    """Return gpt-oss's."""
+    return (
+        experts(fields)
+        | configured_biases(fields)
+        | {
+            "expert_bias": True,
+            "swiglu_alpha": fields.positive("swiglu_alpha"),
+            "swiglu_limit": fields.positive("swiglu_limit"),
+            "sinks": True,
+        }
+    )
+
+
+def qwen_experts(fields: Fields) -> dict[str, Any]:
+    """Return what all Qwens with experts have."""
+    layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
+    alone, every = fields.values.get("mlp_only_layers"), fields.whole("decoder_sparse_step")
+    if not isinstance(alone, list) or not all(type(layer) is int for layer in alone):
+        raise fields.error("mlp_only_layers must list numbers of layers")
+    dense = tuple(i for i in layers if i in alone or (i + 1) % every)
+    # transformers 5 writes another name.
+    count = "num_experts" if fields.values.get("num_experts") else "num_local_experts"
+    return {
+        "inner": fields.whole("moe_intermediate_size"),
+        "experts": fields.whole(count),
+        "experts_per_token": fields.whole("num_experts_per_tok"),
+        "experts_normalised": fields.flag("norm_topk_prob"),
+        "dense_layers": dense,
+        "dense_inner": fields.whole("intermediate_size") if dense else 0,
+    }
+
+
+def qwen2_experts(fields: Fields) -> dict[str, Any]:
+    """Return those of Qwen 2 with experts."""
+    return qwen_experts(fields) | {
+        "qkv_bias": fields.flag("qkv_bias"),
+        "shared_inner": fields.whole("shared_expert_intermediate_size"),
+    }
+
+
+def qwen3_experts(fields: Fields) -> dict[str, Any]:
+    """Return those of Qwen 3 with experts."""
+    return qwen_experts(fields) | configured_biases(fields) | {"query_key_norm": True}
+
+
+def olmoe(fields: Fields) -> dict[str, Any]:
+    """Return OLMoE's."""
+    return (
+        configured_biases(fields)
+        | limited(fields)
+        | {
+            "experts": fields.whole("num_experts"),
+            "experts_per_token": fields.whole("num_experts_per_tok"),
+            "experts_normalised": fields.flag("norm_topk_prob"),
+            "query_key_norm": True,
+            "whole_query_key_norm": True,
+        }
+    )
+
+
+def limited(fields: Fields) -> dict[str, Any]:
+    """Return the limit of queries, keys and values, if there is one."""
+    is_limited = fields.values.get("clip_qkv") is not None
+    return {"qkv_limit": fields.positive("clip_qkv") if is_limited else 0.0}
+
+
+def seed_oss(fields: Fields) -> dict[str, Any]:
+    """Return Seed-OSS's."""
+    return llama(fields) | {"out_bias": fields.flag("attention_out_bias")}
+
+
+def ernie(fields: Fields) -> dict[str, Any]:
+    """Return ERNIE 4.5's."""
+    names = ("qkv_bias", "out_bias", "feed_forward_bias")
+    return dict.fromkeys(names, fields.flag("use_bias"))
+
+
+def helium(fields: Fields) -> dict[str, Any]:
+    """Return Helium's."""
+    return llama(fields) | {"out_bias": False}
+
+
+def _is_rotated(fields: Fields, layer: int) -> bool:
+    """Tell whether a layer of SmolLM 3 has rotation, which `no_rope_layers` says in spite of it."""
+    flags = fields.values.get("no_rope_layers")
+    if flags is None:
+        return (layer + 1) % fields.whole("no_rope_layer_interval") != 0
+    if not isinstance(flags, list) or len(flags) <= layer or flags[layer] not in (0, 1):
+        raise fields.error("no_rope_layers must list 0 or 1 for each layer")
+    return bool(flags[layer])
+
+
+def windowed_unless_rotated(fields: Fields, layer: int) -> bool:
+    """SmolLM 3: layers without rotation have one, if it is used."""
+    enabled = fields.flag("use_sliding_window") and always_windowed(fields, layer)
+    return enabled and not _is_rotated(fields, layer)
+
+
+def windowed_if_any_but_every_nth(fields: Fields, layer: int) -> bool:
+    """EXAONE 4: all but each n-th layer have one, if there is one."""
+    return always_windowed(fields, layer) and windowed_but_every_nth(fields, layer)
+
+
+def shared_experts(fields: Fields) -> dict[str, Any]:
+    """Return sizes of feed-forwards, which all tokens go through and perhaps experts beside."""
+    if fields.whole("num_local_experts", least=0) == 0:
+        return {"inner": fields.whole("shared_intermediate_size")}
+    shared = fields.whole("shared_intermediate_size", least=0)
+    return experts(fields) | {"shared_inner": shared, "shared_gated": False}
+
+
+def always_windowed(fields: Fields, _layer: int) -> bool:
+    """All layers have one, if there is one."""
+    return fields.values.get("sliding_window") is not None
+
+
+def windowed_from_a_layer_on(fields: Fields, layer: int) -> bool:
+    """Qwen 2 and 3: later layers have one, if it is used."""
+    enabled = fields.flag("use_sliding_window") and always_windowed(fields, layer)
+    return enabled and layer >= fields.whole("max_window_layers", least=0)
+
+
+def windowed_if_used(fields: Fields, _layer: int) -> bool:
+    """All layers have one, if it is used."""
+    return fields.flag("use_sliding_window") and always_windowed(fields, _layer)
+
+
+def windowed_in_turns_up_to_a_layer(fields: Fields, layer: int) -> bool:
+    """Qwen 2 with experts: each other of the first layers has one, if it is used."""
+    before = layer < fields.whole("max_window_layers", least=0)
+    return windowed_if_used(fields, layer) and before and layer % 2 == 0
+
+
+def windowed_but_every_nth(fields: Fields, layer: int) -> bool:
+    """All but each n-th layer have one."""
+    return (layer + 1) % fields.whole("sliding_window_pattern") != 0

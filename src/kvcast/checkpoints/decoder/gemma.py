@@ -1,0 +1,139 @@
+"""Gemma's model types in Hugging Face layout: a row for each. Knows no files."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kvcast.checkpoints.decoder.fields import (
+    gemma1,
+    gemma2,
+    gemma3,
+    gemma4,
+    gemma4_restated,
+    windowed_but_every_nth,
+)
+from kvcast.checkpoints.decoder.model_type import DEFAULTS, IMAGES, DecoderType
+from kvcast.checkpoints.decoder.rotary import FULL, SHARE, SLIDING
+from kvcast.checkpoints.decoder.tensor_names import GEMMA_4_NAMES, GEMMA_NAMES
+from kvcast.checkpoints.decoder.tensors import routers_scaled
+
+_GEMMA_1 = DecoderType(
+    defaults={
+        **DEFAULTS,
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "attention_bias": False,
+        "use_bidirectional_attention": False,
+        "tie_word_embeddings": True,
+    },
+    particulars=gemma1,
+    norms_less_one=True,
+)
+
+
+_GEMMA_2 = replace(
+    _GEMMA_1,
+    defaults={
+        **_GEMMA_1.defaults,
+        "num_key_value_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    windowed=windowed_but_every_nth,
+    particulars=gemma2,
+    names=GEMMA_NAMES,
+)
+
+_GEMMA_3 = DecoderType(
+    # Published configurations of the larger models list little more than what differs from the 2B.
+    defaults={
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 256,
+        "attention_bias": False,
+        "use_bidirectional_attention": False,
+        "tie_word_embeddings": True,
+    },
+    windowed=windowed_but_every_nth,
+    particulars=gemma3,
+    names=GEMMA_NAMES,
+    norms_less_one=True,
+    foreign=IMAGES,
+)
+
+
+_GEMMA_4 = DecoderType(
+    defaults={
+        "vocab_size": 262_144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "rope_parameters": {
+            FULL: {"rope_type": "proportional", SHARE: 0.25, "rope_theta": 1_000_000.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+        "sliding_window": 512,
+        "final_logit_softcapping": None,
+        "attention_bias": False,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "enable_moe_block": False,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
+        "tie_word_embeddings": True,
+    },
+    restated=gemma4_restated,
+    particulars=gemma4,
+    names=GEMMA_4_NAMES,
+    prepare=routers_scaled,
+    foreign=(*IMAGES, "audio_tower.", "embed_vision.", "embed_audio."),
+)
+
+
+_GEMMA_4_UNIFIED = replace(
+    _GEMMA_4,
+    defaults={
+        **_GEMMA_4.defaults,
+        "max_position_embeddings": 262_144,
+        "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    },
+)
+
+
+GEMMA_TYPES: Mapping[str, DecoderType] = {
+    "gemma": _GEMMA_1,
+    "gemma2": _GEMMA_2,
+    "gemma3_text": _GEMMA_3,
+    "gemma3": _GEMMA_3,
+    "gemma4_text": _GEMMA_4,
+    "gemma4": _GEMMA_4,
+    "gemma4_unified_text": _GEMMA_4_UNIFIED,
+    "gemma4_unified": _GEMMA_4_UNIFIED,
+}

@@ -1,0 +1,335 @@
+"""Reads decoder-only models in Hugging Face layout: config.json, tensor names, text files.
+
+Each model type has a row in `TYPES`. Configurations may be spelt as in published models
+(rope_theta, rope_scaling) or as in transformers 5 (rope_parameters).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
+from kvcast.checkpoints.decoder.fields import activation_of
+from kvcast.checkpoints.decoder.gemma import GEMMA_TYPES
+from kvcast.checkpoints.decoder.hybrid import HYBRID_TYPES
+from kvcast.checkpoints.decoder.layer_norm import LAYER_NORM_TYPES
+from kvcast.checkpoints.decoder.llama import LLAMA_TYPES
+from kvcast.checkpoints.decoder.model_type import IMAGES, DecoderType
+from kvcast.checkpoints.decoder.rotary import FULL, SLIDING, read_rotary
+from kvcast.checkpoints.decoder.tensors import CODES
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.huggingface_text import (
+    HuggingFaceFamily,
+    chat_templates,
+    end_token_by_text,
+    end_tokens,
+    recommended_options,
+    special_tokens,
+    tokenizer_settings,
+)
+from kvcast.checkpoints.tensor_names import (
+    changed,
+    drop_tied,
+    fill_decoder,
+    in_halves,
+    one_more,
+    transposed,
+)
+from kvcast.families.convolutions import ATTENTION
+from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.spec.sizes import MOST_LAYERS
+
+SIZES = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "inner": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_positions": "max_position_embeddings",
+}
+
+
+TYPES: Mapping[str, DecoderType] = {
+    **LLAMA_TYPES,
+    **GEMMA_TYPES,
+    **LAYER_NORM_TYPES,
+    **HYBRID_TYPES,
+}
+
+
+# Models with images whose decoder is of any type, and that type where text_config names none.
+WRAPPERS: Mapping[str, str] = {
+    **dict.fromkeys(("llava", "llava_next", "idefics3", "smolvlm"), "llama"),
+    **dict.fromkeys(("llava_onevision", "internvl"), "qwen2"),
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
+    "lfm2_vl": "lfm2",
+    "mistral3": "mistral",
+}
+
+
+# Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
+_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|gpt_neox|transformer|decoder)\.)+")
+
+
+HEAD = "lm_head.weight"
+
+
+_OTHER_NAMES = {"embed_out.weight": HEAD}
+
+
+_ROTATED = re.compile(
+    r"\.(?:(?:self_)?attn\.(?:[qk]_proj|qkv_proj|[qk]_norm|[qk]_layernorm)"
+    r"|attention\.query_key_value)\."
+)
+
+
+_CONV1D = re.compile(r"\.c_(?:attn|proj|fc)\.weight$")
+
+
+_LAYER_NUMBER = re.compile(r"\b(?P<layers>layers|h)\.(?P<number>\d{1,9})\.")
+
+
+# Layers that read those of others may have them in files.
+_KEYS_VALUES = re.compile(r"\.self_attn\.[kv]_(?:proj|norm)\.")
+
+
+# Old models store them, but they follow from the configuration.
+_TABLES = (
+    *(".inv_freq", ".cos_cached", ".sin_cached"),
+    *(f".{module}.{leaf}" for module in ("attn", "attention") for leaf in ("bias", "masked_bias")),
+)
+
+
+def read_decoder(
+    folder: Path,
+    config: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+) -> Checkpoint:
+    """Return the checkpoint for a configuration with a model_type of this family.
+
+    `stored` maps the names in the files to tensors. Raises KvcastError with one line for an
+    unsupported configuration, and for tensors that are missing, unknown or of the wrong shape.
+    """
+    label = str(folder / "config.json")
+    kind = _type_of(config, label)
+    dimensions = _dimensions(_fields(config, kind, label), kind, config["model_type"])
+    own = own_tensors(stored, dimensions, kind)
+    if dimensions.tied:
+        dimensions = replace(dimensions, tied=is_tied(own, kind))
+    tensors = fill_decoder(dimensions, names_in(own, kind), own, str(folder), lenient=True)
+    unused = [name for name in stored if _PREFIX.sub("", name) in tensors.unused]
+    tensors = tensors.beside(unused)
+    return Checkpoint(
+        dimensions=dimensions,
+        tensors=tensors,
+        text=text_files(folder, config, _about_unused(folder, unused, dimensions)),
+        source=f"Hugging Face folder {folder}",
+    )
+
+
+def is_tied(own: dict[str, StoredTensor], kind: DecoderType) -> bool:
+    """Tell whether the head is the embedding, as it is meant to be; leaves one name for it.
+
+    A head that differs counts, whatever the configuration says.
+    """
+    (embedding,) = kind.names["decoder.embedding.weight"]
+    drop_tied(own, HEAD, embedding)
+    return HEAD not in own
+
+
+def _about_unused(folder: Path, unused: Sequence[str], dimensions: DecoderDimensions) -> list[str]:
+    """Return a notice of tensors that have no place in layers of the model, if there are any."""
+    inside = [
+        name
+        for name in unused
+        if (layer := _LAYER_NUMBER.search(name))
+        and int(layer["number"]) < dimensions.layers
+        and not name.endswith(_TABLES)
+        and not (int(layer["number"]) >= dimensions.reading and _KEYS_VALUES.search(name))
+    ]
+    if not inside:
+        return []
+    others = f" and {len(inside) - 1} others" if len(inside) > 1 else ""
+    return [
+        f"{folder} has tensors that a model of its kind does not use, {inside[0]}{others}: results "
+        "may be wrong; kvcast doctor lists them"
+    ]
+
+
+def decoder_dimensions(config: Mapping[str, Any], label: str) -> DecoderDimensions:
+    """Read a configuration alone, with a model_type of this family."""
+    kind = _type_of(config, label)
+    return _dimensions(_fields(config, kind, label), kind, config["model_type"])
+
+
+def _type_of(config: Mapping[str, Any], label: str) -> DecoderType:
+    """Return the properties of a model's type; of one with images, those of its decoder's."""
+    name, outer = config["model_type"], Fields(values=config, label=label)
+    if name not in WRAPPERS:
+        return TYPES[name]
+    text = outer.group("text_config")
+    usual = WRAPPERS[name]
+    name = usual if text is None else str(text.values.get("model_type", usual))
+    if name not in TYPES:
+        raise outer.error(f"model_type {name!r} of its text_config is not supported")
+    kind = TYPES[name]
+    defaults = {**kind.defaults, "tie_word_embeddings": True}
+    return replace(kind, defaults=defaults, foreign=IMAGES)
+
+
+def _fields(config: Mapping[str, Any], kind: DecoderType, label: str) -> Fields:
+    """Return the configuration over its defaults; for a model with images, that of its decoder."""
+    outer = Fields(values=config, label=label)
+    text = outer.group("text_config")
+    if text is None:
+        named = {usual: config[own] for own, usual in kind.spelling.items() if own in config}
+        fields = Fields(values={**kind.defaults, **config, **named}, label=label)
+    else:
+        tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+        fields = Fields(values={**kind.defaults, **text.values, **tied}, label=text.label)
+    return replace(fields, values={**fields.values, **kind.restated(fields)})
+
+
+def _dimensions(fields: Fields, kind: DecoderType, architecture: str) -> DecoderDimensions:
+    heads = fields.whole(SIZES["heads"])
+    width = fields.whole(SIZES["width"])
+    usual = {"kv_heads": heads, "head_dim": width // heads}
+    if kind.inner_per_width:
+        usual["inner"] = kind.inner_per_width * width
+    whole = {ours: fields.whole(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
+    kinds, particulars = _layer_types(fields, kind), kind.particulars(fields)
+    sizes = {
+        "architecture": architecture,
+        **whole,
+        "windows": _windows(fields, kinds, told_apart="window_rotary" in particulars),
+        "mixers": _mixers(kinds, kind),
+        "rotary": read_rotary(fields, FULL, "rope_theta", kind.rotary),
+        "norm_eps": fields.positive(kind.epsilon),
+        "attention_scale": whole["head_dim"] ** -0.5,
+        "activation": activation_of(fields),
+        "tied": fields.flag("tie_word_embeddings"),
+    }
+    return fields.make(DecoderDimensions, **{**sizes, **particulars})
+
+
+def _windows(fields: Fields, kinds: Sequence[str], *, told_apart: bool) -> tuple[int | None, ...]:
+    """Return each layer's window; as in transformers, it includes the query's own position.
+
+    `told_apart`: layers with a window have a rotary embedding of their own.
+    """
+    window = fields.whole("sliding_window") if SLIDING in kinds else None
+    longest = fields.whole(SIZES["max_positions"])
+    if window is not None and window >= longest:
+        # Phi 4 mini's is twice as long as its longest sequence.
+        window = longest if told_apart else None
+    return tuple(window if layer_type == SLIDING else None for layer_type in kinds)
+
+
+def _mixers(kinds: Sequence[str], kind: DecoderType) -> tuple[str, ...]:
+    """Return how each layer mixes positions; nothing where all do by attention."""
+    mixers = tuple(kind.mixers.get(layer_type, ATTENTION) for layer_type in kinds)
+    return mixers if set(mixers) != {ATTENTION} else ()
+
+
+def _layer_types(fields: Fields, kind: DecoderType) -> list[str]:
+    """Return each layer's type."""
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        kinds = [SLIDING if kind.windowed(fields, i) else FULL for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.error(f"layer_types must list {layers} layers")
+    known = (*kind.mixers, FULL, SLIDING)
+    if any(layer_type not in known for layer_type in kinds):
+        *others, last = known
+        raise fields.error(
+            f"layer_types other than {', '.join(others)} and {last} are not supported"
+        )
+    return kinds
+
+
+def own_tensors(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
+) -> dict[str, StoredTensor]:
+    """Return the decoder's tensors without name prefixes, in kvcast's order of rotary pairs."""
+    own = kind.prepare(_named(stored, kind), dimensions)
+    return in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
+
+
+def names_in(own: Mapping[str, StoredTensor], kind: DecoderType) -> Mapping[str, Sequence[str]]:
+    """Return the table of names for the tensors that there are."""
+    spelled = {_LAYER_NUMBER.sub(r"\g<layers>.{i}.", name) for name in own}
+    instead = {ours: names for ours, names in kind.names_instead.items() if spelled >= {*names}}
+    return {**kind.names, **instead}
+
+
+def _named(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, StoredTensor]:
+    """Return the decoder's tensors without name prefixes, with norm weights as they multiply."""
+    own = {}
+    for full_name, tensor in stored.items():
+        name = _PREFIX.sub("", full_name)
+        name = _OTHER_NAMES.get(name, name)
+        if name.startswith(kind.foreign):
+            continue
+        whole = name.endswith(kind.whole_norms)
+        if kind.norms_less_one and name.endswith("norm.weight") and not whole:
+            tensor = changed(tensor, one_more)
+        elif kind.transposed and _CONV1D.search(name):
+            tensor = transposed(tensor)
+        elif name.endswith(kind.kernels):
+            tensor = _by_position(tensor)
+        own[name] = tensor
+    return own
+
+
+def _by_position(kernel: StoredTensor) -> StoredTensor:
+    """Return a convolution's kernel [width, 1, length] as [length, width]."""
+    if len(kernel.shape) != 3 or kernel.shape[1] != 1:
+        return kernel
+    width, _, length = kernel.shape
+    return replace(
+        changed(kernel, lambda numbers: numbers.reshape(width, length).T), shape=(length, width)
+    )
+
+
+def text_files(
+    folder: Path,
+    config: Mapping[str, Any],
+    notices: Sequence[str],
+    tokenizer: bytes | None = None,
+) -> dict[str, bytes]:
+    """Return the files that `kvcast.tokenizers.opening.open_text` reads.
+
+    `tokenizer` is a tokenizer.json for a folder without one.
+    """
+    settings = tokenizer_settings(folder)
+    special = special_tokens(folder, settings, config["model_type"])
+    ends = end_tokens(folder, config) or [end_token_by_text(folder, special["eos_token"])]
+    about = {"end_tokens": ends, **special, **recommended_options(folder)}
+    if notices:
+        about["notices"] = notices
+    return {
+        "tokenizer.json": tokenizer or read_file(folder / "tokenizer.json"),
+        "text.json": json.dumps(about).encode(),
+        **chat_templates(folder, settings),
+    }
+
+
+DECODER = HuggingFaceFamily(
+    family=DecoderDimensions,
+    model_types=(*TYPES, *WRAPPERS),
+    dimensions=decoder_dimensions,
+    read=read_decoder,
+    codes={"gpt_oss": CODES},
+    heads={
+        HEAD: ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+    },
+    required={
+        "tokenizer.json": "vocab.json and merges.txt alone are not read; "
+        "save the tokenizer with transformers' save_pretrained, or copy the base model's"
+    },
+)

@@ -1,0 +1,245 @@
+"""Transforms tensors of decoders where a name table is not enough; reads gpt-oss' MXFP4 codes."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import StoredTensor
+from kvcast.checkpoints.gguf.file import GgufTensor
+from kvcast.checkpoints.tensor_names import by_part, changed, joined_flat, picked, reordered
+from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.spec.stored_matrices import Encoding
+
+_QUERY, _GATE = "self_attn.q_proj.weight", "self_attn.gate.weight"
+
+
+_DELTA_IN = "linear_attn.in_proj_{}.weight"
+
+
+MAMBA_CONVOLUTION = "mamba.conv1d.weight"
+
+
+_FUSED, _POSITIONS = ".query_key_value.", "embed_positions.weight"
+
+
+_QUERY_NORM, _KEY_NORM = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
+
+
+_NORM_OF_A_HEAD = re.compile(r"(.+\.[qk])_layernorm\.norms\.(\d{1,4})\.weight")
+
+
+def heads_apart(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return queries before keys before values, of which files have those of each key together."""
+    keys, size = dimensions.kv_heads, dimensions.head_dim
+    each = dimensions.heads // keys
+    rows = np.arange(keys * (each + 2) * size).reshape(keys, each + 2, size)
+    order = np.concatenate([part.ravel() for part in np.split(rows, [each, each + 1], axis=1)])
+    return {
+        name: picked(tensor, order) if _FUSED in name and tensor.shape[0] == len(order) else tensor
+        for name, tensor in own.items()
+    }
+
+
+def positions_from_the_third(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Leave out the first two embeddings of positions, which OPT never uses."""
+    table = own.get(_POSITIONS)
+    if table is None or table.shape[0] != dimensions.max_positions + 2:
+        return dict(own)
+    return {**own, _POSITIONS: picked(table, np.arange(2, table.shape[0]))}
+
+
+def norms_of_ones(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Add weights of norms, which OLMo has none of."""
+    width = dimensions.width
+    ones = StoredTensor(shape=(width,), read=lambda: np.ones(width, np.float32))
+    layers = [
+        f"layers.{i}.{norm}.weight"
+        for i in range(dimensions.layers)
+        for norm in ("input_layernorm", "post_attention_layernorm")
+    ]
+    return {**dict.fromkeys(("norm.weight", *layers), ones), **own}
+
+
+def experts_turned(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return experts as [experts, outputs, inputs]; Qwen 3 VL's first files have inputs first."""
+    inner, width = dimensions.inner, dimensions.width
+    usual = {".experts.gate_up_proj": (2 * inner, width), ".experts.down_proj": (width, inner)}
+
+    def outputs_first(name: str, tensor: StoredTensor) -> StoredTensor:
+        shape = next((shape for end, shape in usual.items() if name.endswith(end)), None)
+        if shape is None or tensor.shape[1:] != shape[::-1] or tensor.shape[1:] == shape:
+            return tensor
+        swapped = changed(tensor, lambda experts: experts.swapaxes(1, 2))
+        return replace(swapped, shape=(tensor.shape[0], *shape))
+
+    return {name: outputs_first(name, tensor) for name, tensor in own.items()}
+
+
+def routers_scaled(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Divide the weights of norms before routers by the root of the width, as Gemma 4 does."""
+
+    def scaled(weight: NDArray[Any]) -> NDArray[np.float32]:
+        return weight.astype(np.float32) * np.float32(dimensions.width**-0.5)
+
+    return {
+        name: changed(tensor, scaled) if name.endswith(".router.scale") else tensor
+        for name, tensor in own.items()
+    }
+
+
+def parts_apart(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Divide projections whose rows are, of each head, several parts one after the other.
+
+    Those are a query and its gate, and of delta nets, in Qwen 3 Next, all that belongs to a head of
+    keys.
+    """
+    size = dimensions.head_dim
+    layouts: dict[str, tuple[int, Mapping[str, Sequence[int]]]] = {
+        _QUERY: (dimensions.heads, {_QUERY: (size,), _GATE: (size,)})
+    }
+    if delta := dimensions.delta:
+        each = delta.value_heads // delta.key_heads
+        values, keys = each * delta.value_dim, delta.key_dim
+        layouts |= {
+            _DELTA_IN.format("qkvz"): (
+                delta.key_heads,
+                {_DELTA_IN.format("qkv"): (keys, keys, values), _DELTA_IN.format("z"): (values,)},
+            ),
+            _DELTA_IN.format("ba"): (
+                delta.key_heads,
+                {_DELTA_IN.format("b"): (each,), _DELTA_IN.format("a"): (each,)},
+            ),
+        }
+    apart = dict(own)
+    for name, tensor in own.items():
+        for whole, (heads, parts) in layouts.items():
+            if name.endswith(whole):
+                del apart[name]
+                layer = name.removesuffix(whole)
+                apart |= {layer + part: x for part, x in by_part(tensor, heads, parts).items()}
+    return apart
+
+
+def norms_of_heads_joined(
+    own: Mapping[str, StoredTensor], _: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return norms of queries and keys, of which each head has one, as one tensor each."""
+    joined, norms = {}, defaultdict[str, dict[int, StoredTensor]](dict)
+    for name, tensor in own.items():
+        if norm := _NORM_OF_A_HEAD.fullmatch(name):
+            norms[f"{norm[1]}_norm.weight"][int(norm[2])] = tensor
+        elif name.endswith((_QUERY_NORM, _KEY_NORM)):
+            joined[name] = joined_flat([tensor])
+        else:
+            joined[name] = tensor
+    in_order = {name: [heads[i] for i in sorted(heads)] for name, heads in norms.items()}
+    return joined | {name: joined_flat(heads) for name, heads in in_order.items()}
+
+
+def keys_first(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Reorder Mamba's channels, which are values, keys and queries after a gate, as delta nets'."""
+    space = dimensions.state_space
+    if space is None:
+        return dict(own)
+    order, whole = (np.array(rows) for rows in space.mamba_order())
+    moves: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+        "mamba.in_proj.weight": itemgetter(whole),
+        "mamba.in_proj.bias": itemgetter(whole),
+        "mamba.conv1d.bias": itemgetter(order),
+        MAMBA_CONVOLUTION: partial(np.take, indices=order, axis=1),
+    }
+    moved = dict(own)
+    for name, tensor in own.items():
+        for end, move in moves.items():
+            if name.endswith(end):
+                change = changed if end == MAMBA_CONVOLUTION else reordered
+                moved[name] = change(tensor, move)
+    return moved
+
+
+CODES = "mxfp4"
+"""The quant_method of configurations whose experts have these codes."""
+
+_EXPERTS = ".mlp.experts."
+_BLOCKS, _SCALES = "_blocks", "_scales"
+_IN_TURNS = ".gate_up_proj"
+_BLOCK = 32
+
+
+def experts_by_rows(own: Mapping[str, StoredTensor], _: object) -> dict[str, StoredTensor]:
+    """Return tensors by name, those of experts in kvcast's order; codes lose their suffixes."""
+    tensors = {}
+    for name, tensor in own.items():
+        scales = own.get(name.removesuffix(_BLOCKS) + _SCALES)
+        if _EXPERTS not in name:
+            tensors[name] = tensor
+        elif name.endswith(_BLOCKS) and scales is not None:
+            whole = name.removesuffix(_BLOCKS)
+            tensors[whole] = _of_codes(tensor, scales, whole)
+        elif not name.endswith(_SCALES):
+            tensors[name] = _of_floats(tensor, name)
+    return tensors
+
+
+def _of_floats(tensor: StoredTensor, name: str) -> StoredTensor:
+    shape, is_matrix = tensor.shape, len(tensor.shape) == 3
+
+    def read() -> NDArray[np.generic]:
+        numbers = tensor.read()
+        return _apart(numbers.swapaxes(1, 2) if is_matrix else numbers, name)
+
+    turned = (shape[0], *shape[:0:-1]) if is_matrix else shape
+    return replace(tensor, shape=turned, read=read, rows=None, blocks=None)
+
+
+def _of_codes(blocks: StoredTensor, scales: StoredTensor, name: str) -> StoredTensor:
+    if blocks.shape != (*scales.shape, _BLOCK // 2) or len(scales.shape) != 3:
+        return blocks  # of a shape that no configuration asks for
+    experts, outputs, groups = scales.shape
+    shape = (experts, outputs, groups * _BLOCK)
+
+    def matrix() -> StoredTensor:
+        codes = blocks.read()
+        numbers = np.stack([codes & 15, codes >> 4], -1).reshape(*scales.shape, _BLOCK)
+        first, second = np.split(numbers, 2, -1)
+        raw = np.concatenate([scales.read()[..., None], first | (second << 4)], -1)
+        rows = np.ascontiguousarray(_apart(raw, name)).reshape(-1)
+        stacked = (experts * outputs, shape[2])
+        return GgufTensor(label=name, type=Encoding.MXFP4, shape=stacked, raw=rows).stored()
+
+    return StoredTensor(
+        shape=shape,
+        read=lambda: matrix().read().reshape(shape),
+        blocks=lambda: matrix().blocks(),  # type: ignore[misc]
+        rows=lambda: matrix().rows(),  # type: ignore[misc]
+        kinds=frozenset({Encoding.MXFP4.name}),
+        nbytes=blocks.nbytes + scales.nbytes,
+    )
+
+
+def _apart(rows: NDArray[np.generic], name: str) -> NDArray[np.generic]:
+    """Put gates above up, along the second axis."""
+    if _IN_TURNS not in name:
+        return rows
+    return np.concatenate([rows[:, 0::2], rows[:, 1::2]], 1)

@@ -1,0 +1,322 @@
+"""Reads models and LoRA adapters in GGUF files as llama.cpp converts them.
+
+Rotary pairs of queries and keys may be neighbouring rows of a head, so its rows are reordered;
+experts are stacked; layers after a model's own, which predict further tokens, are left out.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import (
+    Checkpoint,
+    CheckpointReader,
+    LazyTensors,
+    StoredTensor,
+    require_file,
+)
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.gguf.architectures import ARCHITECTURES, Architecture
+from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_parts
+from kvcast.checkpoints.gguf.metadata import TABLES, Values, read_rotary
+from kvcast.checkpoints.gguf.tensors import KEY_NORM, QUERY_NORM
+from kvcast.checkpoints.gguf.tokenizer import read_text
+from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merged
+from kvcast.checkpoints.tensor_names import fill_decoder, in_halves
+from kvcast.errors import KvcastError, UsageError
+from kvcast.families.decoder_dimensions import DecoderDimensions
+
+SUFFIX = ".gguf"
+_PART = re.compile(
+    r"(?P<stem>.+)-\d{5}-of-(?P<count>0*[1-9]\d{0,3})(?P<suffix>\.gguf)", re.IGNORECASE
+)
+_EXPERTS = ("_exps.weight", "_exps.bias")
+_SHARED_GATE = ".ffn_gate_inp_shexp.weight"
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_ROTATED = tuple(f".attn_{name}." for name in ("q", "k", "qkv", "q_norm", "k_norm"))
+_LAYER_NUMBER = re.compile(r"blk\.(\d{1,9})\.")
+# More than any model has, and few enough for a table.
+_MOST_POSITIONS = 1 << 24
+
+
+def _read(source: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
+    paths = _parts(source)
+    path, file = paths[0], read_parts(paths)
+    dimensions, tensors = read_model(file, str(path), adapters)
+    text = read_text(file.values, str(path))
+    tokens = len(file.values["tokenizer.ggml.tokens"])
+    if tokens > dimensions.vocab_size:
+        raise KvcastError(f"{path}: {tokens} tokens do not fit {dimensions.vocab_size} embeddings")
+    return Checkpoint(
+        dimensions=dimensions,
+        tensors=tensors,
+        text=text,
+        source=f"GGUF file {path}",
+    )
+
+
+def read_model(
+    file: GgufFile, label: str, adapters: Sequence[Adapter] = ()
+) -> tuple[DecoderDimensions, LazyTensors]:
+    """Return the dimensions, and tensors by canonical names; the tokenizer is read apart."""
+    fields = Fields(values=file.values, label=label)
+    name = str(file.values.get("general.architecture"))
+    architecture = ARCHITECTURES.get(name)
+    if architecture is None:
+        raise fields.error(
+            f"architecture {name[:40]!r} is not supported (supported: {', '.join(ARCHITECTURES)})"
+        )
+    values = Values(fields=fields, architecture=name, tensors=file.tensors.keys())
+    dimensions = _dimensions(values, architecture, file)
+    stored = _stored(file, dimensions, values)
+    if adapters:
+        _check_architecture(adapters, name, label)
+        stored = merged(stored, adapters, label, {_HEAD: (_EMBEDDING,)})
+        dimensions = replace(dimensions, tied=_HEAD not in stored)
+    stored = architecture.prepare(stored, dimensions)
+    # ggml turns in halves of heads alone where images have positions of their own (GLM 4.1 V).
+    neighbours = architecture.neighbours and not values.has("rope.dimension_sections")
+    stored = in_halves(stored, dimensions, is_rotated, neighbours=neighbours)
+    names = architecture.names_in(file.tensors)
+    return dimensions, fill_decoder(dimensions, names, stored, label)
+
+
+def _check_architecture(adapters: Sequence[Adapter], architecture: str, label: str) -> None:
+    """Raise KvcastError for an adapter of another architecture, whose names mean something else."""
+    for adapter in adapters:
+        if adapter.base != architecture:
+            raise KvcastError(
+                f"{adapter.name} is for models of the architecture {adapter.base!r}, and {label} "
+                f"is {architecture!r}"
+            )
+
+
+def _dimensions(values: Values, architecture: Architecture, file: GgufFile) -> DecoderDimensions:
+    embedding = file.tensors.get(_EMBEDDING)
+    if embedding is None:
+        raise values.fields.error(f"it has no tensor {_EMBEDDING}: it is not a whole model")
+    head_dim = values.head_dim
+    turning = "rope.dimension_count"
+    for name in ("attention.value_length", *(() if architecture.partial else (turning,))):
+        if values.whole(name, head_dim) != head_dim:
+            raise values.fields.error(f"{values.architecture}.{name} must be {head_dim}, as keys")
+    share = values.whole(turning, head_dim, most=head_dim) / head_dim
+    rotary = read_rotary(values, head_dim, file.tensors)
+    if rotary.scaling != "proportional":
+        rotary = replace(rotary, partial=share, truncate=architecture.truncate)
+    scale, heads = "attention.scale", values.same_whole("attention.head_count")
+    given = {
+        "architecture": values.architecture,
+        "vocab_size": embedding.shape[0],
+        "width": values.whole("embedding_length"),
+        **(_first(values, heads) if architecture.uneven else _same(values, heads, architecture)),
+        "heads": heads,
+        "head_dim": head_dim,
+        "windows": _windows(values, architecture, len(file.tensors)),
+        "max_positions": values.whole("context_length", most=_MOST_POSITIONS),
+        **architecture.rotary(values, rotary),
+        "norm_eps": values.positive(architecture.epsilon),
+        "attention_scale": values.positive(scale) if values.has(scale) else head_dim**-0.5,
+        "qkv_bias": any(f"blk.0.attn_{name}.bias" in file.tensors for name in ("q", "qkv")),
+        "out_bias": "blk.0.attn_output.bias" in file.tensors,
+        "tied": _HEAD not in file.tensors,
+    }
+    return values.fields.make(DecoderDimensions, **{**given, **architecture.particulars(values)})
+
+
+def _same(values: Values, heads: int, architecture: Architecture) -> dict[str, int]:
+    absent = 0 if architecture.hybrid else None
+    # Models of experts alone may have no other width.
+    of_experts = values.whole("expert_feed_forward_length", 0, least=0) or None
+    return {
+        "inner": values.same_whole("feed_forward_length", of_experts),
+        "kv_heads": values.same_whole("attention.head_count_kv", heads, absent=absent),
+    }
+
+
+def _first(values: Values, heads: int) -> dict[str, int]:
+    """Return the sizes of the first layer, which others of the model may not have."""
+    return {
+        "inner": values.each("feed_forward_length")[0],
+        "kv_heads": values.each("attention.head_count_kv", heads)[0],
+    }
+
+
+def _windows(values: Values, architecture: Architecture, most: int) -> tuple[int | None, ...]:
+    """Return each layer's window; `most` is more layers than there can be."""
+    values.whole("block_count", most=most)
+    layers = values.layers
+    window = values.whole("attention.sliding_window", 0, least=0)
+    if window >= values.whole("context_length", most=_MOST_POSITIONS):
+        window = 0
+    pattern = values.plain("attention.sliding_window_pattern")
+    if not window:
+        return (None,) * layers
+    if isinstance(pattern, np.ndarray):
+        if len(pattern) != layers:
+            raise values.fields.error("attention.sliding_window_pattern is not one for each layer")
+        windowed = [bool(flag) for flag in pattern]
+    else:
+        every = values.whole("attention.sliding_window_pattern", architecture.global_every, least=0)
+        windowed = [not every or (layer + 1) % every != 0 for layer in range(layers)]
+    return tuple(window if has_window else None for has_window in windowed)
+
+
+def _stored(
+    file: GgufFile, dimensions: DecoderDimensions, values: Values
+) -> dict[str, StoredTensor]:
+    """Return tensors by name, with stacked experts split and numbered at the end of their names."""
+    stored, blocks = {}, values.whole("block_count")
+    for name, tensor in file.tensors.items():
+        layer = _LAYER_NUMBER.match(name)
+        if layer and values.layers <= int(layer[1]) < blocks:
+            continue
+        if name.endswith(_EXPERTS):
+            axes = 3 if name.endswith(_EXPERTS[0]) else 2
+            if len(tensor.shape) != axes or tensor.shape[0] != dimensions.experts:
+                raise values.fields.error(
+                    f"tensor {name} does not hold {dimensions.experts} experts"
+                )
+            for number, expert in enumerate(tensor.slices()):
+                stored[f"{name}.{number}"] = expert.stored()
+        elif name.endswith(_SHARED_GATE):
+            stored[name] = replace(tensor, shape=(1, *tensor.shape)).stored()
+        elif name.endswith((QUERY_NORM, KEY_NORM)):  # perhaps one for each head
+            stored[name] = replace(tensor, shape=(math.prod(tensor.shape),)).stored()
+        elif name not in TABLES:
+            stored[name] = tensor.stored()
+    return stored
+
+
+def is_rotated(name: str) -> bool:
+    """Tell whether a tensor of the file has heads of queries or keys, of rotary pairs."""
+    return any(part in name for part in _ROTATED)
+
+
+def _parts(source: Path) -> list[Path]:
+    """Return the file that `source` is, or the only one in it, with all parts of its model."""
+    if source.is_file():
+        return _all_parts(source)
+    files = _files_in(source)
+    models = {tuple(_all_parts(path)) for path in files}
+    if len(models) != 1:
+        raise UsageError(f"{source} holds {len(files)} GGUF files: give one of them")
+    return list(models.pop())
+
+
+def _all_parts(path: Path) -> list[Path]:
+    """Return the parts of a model, by the name of one; InputMissingError if one is missing."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    names = [f"{match['stem']}-{i:05}-of-{count:05}{match['suffix']}" for i in range(1, count + 1)]
+    return [require_file(path.parent / name, f"{path.name} is one of its parts") for name in names]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if is_gguf(path))
+
+
+def is_gguf(path: Path) -> bool:
+    """Tell by its name whether `path` is a GGUF file."""
+    return path.suffix.lower() == SUFFIX and path.is_file()
+
+
+READER = CheckpointReader(
+    name="GGUF (a file *.gguf)",
+    detect=lambda source: is_gguf(source) or (source.is_dir() and bool(_files_in(source))),
+    files=_parts,
+    read=_read,
+    types={DecoderDimensions: tuple(ARCHITECTURES)},
+    adapter_layout="GGUF",
+)
+
+
+_A, _B = ".lora_a", ".lora_b"
+_TOKENS = "token_embd.weight"
+_MATRIX, _STACKED = 2, 3  # axes
+
+
+def read_gguf_adapter(path: Path, name: str) -> Adapter:
+    """Read an adapter, which users call `name`; raises KvcastError with one line."""
+    file = read_gguf(path)
+    fields = Fields(values=file.values, label=str(path))
+    for field, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if (kind := file.values.get(field)) != wanted:
+            raise fields.error(
+                f"{field} is {str(kind)[:40]!r}, not {wanted}: it is no LoRA adapter"
+            )
+    if "adapter.alora.invocation_tokens" in file.values:
+        raise fields.error("an activated LoRA, which begins at some tokens, is not supported")
+    return Adapter(
+        name=name,
+        layout="GGUF",
+        files=[path],
+        changes=_changes(file.tensors, fields),
+        base=str(file.values.get("general.architecture", ""))[:40],
+    )
+
+
+def _changes(tensors: Mapping[str, GgufTensor], fields: Fields) -> dict[str, list[Change]]:
+    alpha = fields.values.get("adapter.lora.alpha")
+    changes: dict[str, list[Change]] = {}
+    for name, tensor in tensors.items():
+        own = name.removesuffix(_A).removesuffix(_B)
+        other = own + (_B if name.endswith(_A) else _A)
+        if own == name:
+            replaced = Replacement(tensor=tensor.stored(), label=tensor.label)
+            changes[name] = [replaced]
+        elif other not in tensors:
+            raise fields.error(f"{own} has one matrix of two: it is no whole adapter")
+        elif name.endswith(_A):
+            changes |= _low_ranks(own, tensor, tensors[other], alpha, fields)
+    if not changes:
+        raise fields.error("it has no tensors: it is no whole adapter")
+    return changes
+
+
+def _low_ranks(
+    name: str, lora_a: GgufTensor, lora_b: GgufTensor, alpha: object, fields: Fields
+) -> dict[str, list[Change]]:
+    """Return the change of a matrix, or one for each of stacked experts, by name."""
+    axes = len(lora_a.shape)
+    if axes == _STACKED and lora_a.shape[0] == lora_b.shape[0] and len(lora_b.shape) == axes:
+        pairs = zip(lora_a.slices(), lora_b.slices(), strict=True)
+        names = (f"{name}.{expert}" for expert in range(lora_a.shape[0]))
+        parts = [
+            _low_ranks(own, *pair, alpha, fields) for own, pair in zip(names, pairs, strict=True)
+        ]
+        return {own: change for part in parts for own, change in part.items()}
+    # The first matrix of embeddings is looked up by rows.
+    stored = lora_a.stored()
+    if name == _TOKENS and axes == _MATRIX:
+        stored = _turned(stored)
+    rank = stored.shape[0]
+    if axes != _MATRIX or len(lora_b.shape) != _MATRIX or lora_b.shape[1] != rank:
+        raise fields.error(
+            f"{name} has matrices of {list(lora_a.shape)} and {list(lora_b.shape)}, no product"
+        )
+    # As in llama.cpp, no alpha is no scale.
+    scale = fields.positive("adapter.lora.alpha") / rank if alpha else 1.0
+    change = LowRank(
+        lora_a=stored,
+        lora_b=lora_b.stored(),
+        scale=scale,
+        transposed=name == _TOKENS,
+        label=lora_a.label,
+    )
+    return {name: [change]}
+
+
+def _turned(tensor: StoredTensor) -> StoredTensor:
+    def read() -> NDArray[np.float32]:
+        turned: NDArray[np.float32] = tensor.read().T
+        return turned
+
+    return replace(tensor, shape=tensor.shape[::-1], read=read, blocks=None, rows=None)

@@ -1,0 +1,311 @@
+"""GGUF tensor names, and transforms of tensors where a name table is not enough."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import StoredTensor
+from kvcast.checkpoints.tensor_names import (
+    by_part,
+    changed,
+    joined_flat,
+    picked,
+    reordered,
+    transposed,
+)
+from kvcast.errors import KvcastError
+from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.delta_nets import DeltaNet
+
+_LAYER = "decoder.layers.{i}"
+NAMES: Mapping[str, Sequence[str]] = {
+    "decoder.embedding.weight": ("token_embd.weight",),
+    "decoder.norm.weight": ("output_norm.weight",),
+    "decoder.head.weight": ("output.weight",),
+    f"{_LAYER}.attention_norm.weight": ("blk.{i}.attn_norm.weight",),
+    f"{_LAYER}.attention.qkv.weight": tuple(f"blk.{{i}}.attn_{x}.weight" for x in "qkv"),
+    f"{_LAYER}.attention.qkv.bias": tuple(f"blk.{{i}}.attn_{x}.bias" for x in "qkv"),
+    f"{_LAYER}.attention.out.weight": ("blk.{i}.attn_output.weight",),
+    f"{_LAYER}.attention.out.bias": ("blk.{i}.attn_output.bias",),
+    f"{_LAYER}.attention.query_norm.weight": ("blk.{i}.attn_q_norm.weight",),
+    f"{_LAYER}.attention.key_norm.weight": ("blk.{i}.attn_k_norm.weight",),
+    f"{_LAYER}.attention_post_norm.weight": ("blk.{i}.post_attention_norm.weight",),
+    f"{_LAYER}.feed_forward_norm.weight": ("blk.{i}.ffn_norm.weight",),
+    f"{_LAYER}.feed_forward.gate_up.weight": (
+        "blk.{i}.ffn_gate.weight",
+        "blk.{i}.ffn_up.weight",
+    ),
+    f"{_LAYER}.feed_forward.up.weight": ("blk.{i}.ffn_up.weight",),
+    f"{_LAYER}.feed_forward.down.weight": ("blk.{i}.ffn_down.weight",),
+    f"{_LAYER}.feed_forward_post_norm.weight": ("blk.{i}.post_ffw_norm.weight",),
+    f"{_LAYER}.feed_forward.router.weight": ("blk.{i}.ffn_gate_inp.weight",),
+    # Files stack the experts; `_stored` splits them.
+    f"{_LAYER}.feed_forward.gate_up": (
+        "blk.{i}.ffn_gate_exps.weight.{e}",
+        "blk.{i}.ffn_up_exps.weight.{e}",
+    ),
+    f"{_LAYER}.feed_forward.down": ("blk.{i}.ffn_down_exps.weight.{e}",),
+    f"{_LAYER}.feed_forward.shared.gate_up.weight": (
+        "blk.{i}.ffn_gate_shexp.weight",
+        "blk.{i}.ffn_up_shexp.weight",
+    ),
+    f"{_LAYER}.feed_forward.shared.down.weight": ("blk.{i}.ffn_down_shexp.weight",),
+    f"{_LAYER}.feed_forward.shared.gate.weight": ("blk.{i}.ffn_gate_inp_shexp.weight",),
+    f"{_LAYER}.feed_forward.router.bias": ("blk.{i}.ffn_gate_inp.bias",),
+    f"{_LAYER}.feed_forward.gate_up_bias": (
+        "blk.{i}.ffn_gate_exps.bias.{e}",
+        "blk.{i}.ffn_up_exps.bias.{e}",
+    ),
+    f"{_LAYER}.feed_forward.down_bias": ("blk.{i}.ffn_down_exps.bias.{e}",),
+    f"{_LAYER}.attention.sinks": ("blk.{i}.attn_sinks.weight",),
+    "decoder.norm.bias": ("output_norm.bias",),
+    f"{_LAYER}.attention_norm.bias": ("blk.{i}.attn_norm.bias",),
+    f"{_LAYER}.feed_forward_norm.bias": ("blk.{i}.ffn_norm.bias",),
+    f"{_LAYER}.feed_forward.up.bias": ("blk.{i}.ffn_up.bias",),
+    f"{_LAYER}.feed_forward.down.bias": ("blk.{i}.ffn_down.bias",),
+    "decoder.head.bias": ("output.bias",),
+    "decoder.positions": ("position_embd.weight",),
+}
+"""Names of the files' tensors, by canonical name."""
+FUSED_GATE_UP = {f"{_LAYER}.feed_forward.gate_up.weight": ("blk.{i}.ffn_up.weight",)}
+FUSED_QKV = {
+    f"{_LAYER}.attention.qkv.{leaf}": (f"blk.{{i}}.attn_qkv.{leaf}",) for leaf in ("weight", "bias")
+}
+NORM_AFTER_ATTENTION = {
+    f"{_LAYER}.feed_forward_norm.weight": ("blk.{i}.post_attention_norm.weight",)
+}
+FUSED_EXPERTS = {f"{_LAYER}.feed_forward.gate_up": ("blk.{i}.ffn_gate_up_exps.weight.{e}",)}
+STATE_SPACE_NAMES = {
+    **NAMES,
+    **{
+        f"{_LAYER}.state_space.{ours}": (f"blk.{{i}}.{theirs}",)
+        for ours, theirs in {
+            "in.weight": "ssm_in.weight",
+            "kernel": "ssm_conv1d.weight",
+            "kernel_bias": "ssm_conv1d.bias",
+            "decay": "ssm_a",
+            "step_bias": "ssm_dt.bias",
+            "skip": "ssm_d",
+            "norm.weight": "ssm_norm.weight",
+            "out.weight": "ssm_out.weight",
+        }.items()
+    },
+}
+LFM2_NAMES = {
+    **NAMES,
+    "decoder.norm.weight": ("token_embd_norm.weight",),
+    f"{_LAYER}.convolution.kernel": ("blk.{i}.shortconv.conv.weight",),
+    f"{_LAYER}.convolution.bias": ("blk.{i}.shortconv.conv.bias",),
+    **{
+        f"{_LAYER}.convolution.{ours}.{leaf}": (f"blk.{{i}}.shortconv.{theirs}_proj.{leaf}",)
+        for ours, theirs in (("input", "in"), ("out", "out"))
+        for leaf in ("weight", "bias")
+    },
+}
+QWEN35_NAMES = {
+    **NAMES,
+    **NORM_AFTER_ATTENTION,
+    f"{_LAYER}.attention.gate.weight": ("blk.{i}.attn_q_gate.weight",),
+    f"{_LAYER}.delta.input.weight": tuple(
+        f"blk.{{i}}.{name}.weight" for name in ("ssm_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+    ),
+    f"{_LAYER}.delta.kernel": ("blk.{i}.ssm_conv1d.weight",),
+    f"{_LAYER}.delta.decay": ("blk.{i}.ssm_a",),
+    f"{_LAYER}.delta.step_bias": ("blk.{i}.ssm_dt.bias",),
+    f"{_LAYER}.delta.norm.weight": ("blk.{i}.ssm_norm.weight",),
+    f"{_LAYER}.delta.out.weight": ("blk.{i}.ssm_out.weight",),
+}
+GEMMA4_NAMES = {
+    **NAMES,
+    "decoder.layer_embedding.weight": ("per_layer_token_embd.weight",),
+    "decoder.layer_projection.weight": ("per_layer_model_proj.weight",),
+    "decoder.layer_projection_norm.weight": ("per_layer_proj_norm.weight",),
+    f"{_LAYER}.layer_input.gate.weight": ("blk.{i}.inp_gate.weight",),
+    f"{_LAYER}.layer_input.out.weight": ("blk.{i}.proj.weight",),
+    f"{_LAYER}.layer_input_norm.weight": ("blk.{i}.post_norm.weight",),
+    f"{_LAYER}.scale": ("blk.{i}.layer_output_scale.weight",),
+    f"{_LAYER}.feed_forward_own_norm.weight": ("blk.{i}.post_ffw_norm_1.weight",),
+    f"{_LAYER}.experts_norm.weight": ("blk.{i}.pre_ffw_norm_2.weight",),
+    f"{_LAYER}.experts_post_norm.weight": ("blk.{i}.post_ffw_norm_2.weight",),
+    f"{_LAYER}.experts.router.weight": ("blk.{i}.ffn_gate_inp.weight",),
+    f"{_LAYER}.experts.router_norm.weight": ("blk.{i}.ffn_gate_inp.scale",),
+    f"{_LAYER}.experts.scales": ("blk.{i}.ffn_down_exps.scale",),
+    f"{_LAYER}.experts.gate_up": ("blk.{i}.ffn_gate_up_exps.weight.{e}",),
+    f"{_LAYER}.experts.down": ("blk.{i}.ffn_down_exps.weight.{e}",),
+}
+QUERY_NORM, KEY_NORM = ".attn_q_norm.weight", ".attn_k_norm.weight"
+
+
+_QUERY, _QUERY_GATE = ".attn_q.weight", ".attn_q_gate.weight"
+_QKV, _CONVOLVED = ".attn_qkv.weight", ".ssm_qkv.weight"
+_KERNEL, _GATE, _OUT = ".ssm_conv1d.weight", ".attn_gate.weight", ".ssm_out.weight"
+DECAY = ".ssm_a"
+_OF_HEADS = (".ssm_beta.weight", ".ssm_alpha.weight", ".ssm_dt.bias", DECAY)
+
+
+def delta_net_tensors(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return tensors in the order of other formats, gates and what is convolved by own names."""
+    sizes = dimensions.delta
+    if sizes is not None and sizes.key_heads != sizes.value_heads:
+        stored = {name: _beside_their_key(name, tensor, sizes) for name, tensor in stored.items()}
+    return _as_elsewhere(stored, dimensions)
+
+
+def grouped_delta_net_tensors(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return the same of files whose heads of values lie beside those of their key."""
+    sizes = dimensions.delta
+    if sizes is None:
+        return _as_elsewhere(stored, dimensions)
+    each = sizes.value_heads // sizes.key_heads
+    keys, values = sizes.key_dim, each * sizes.value_dim
+    projections: Mapping[str, Mapping[str, Sequence[int]]] = {
+        ".ssm_ba.weight": {".ssm_beta.weight": (each,), ".ssm_alpha.weight": (each,)},
+        ".ssm_in.weight": {_QKV: (keys, keys, values), _GATE: (values,)},  # of older files
+    }
+    apart: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        whole = next((end for end in projections if name.endswith(end)), None)
+        if whole is None:
+            apart[name] = tensor
+        else:
+            layer, parts = name.removesuffix(whole), projections[whole]
+            divided = by_part(tensor, sizes.key_heads, parts)
+            apart |= {layer + part: rows for part, rows in divided.items()}
+    return _as_elsewhere(apart, dimensions)
+
+
+def _as_elsewhere(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    own: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        if name.endswith(_QUERY) and tensor.shape[0] == 2 * dimensions.heads * dimensions.head_dim:
+            rows = np.arange(tensor.shape[0]).reshape(-1, 2, dimensions.head_dim)
+            query, gate = (picked(tensor, rows[:, part].ravel()) for part in range(2))
+            own |= {name: query, name.replace(_QUERY, _QUERY_GATE): gate}
+        elif name.endswith(DECAY):
+            own[name] = changed(tensor, partial(logarithms, name))
+        else:
+            # Attention has queries, keys and values by the same name, whose heads turn.
+            is_kernel = name.endswith(_KERNEL)
+            own[name.replace(_QKV, _CONVOLVED)] = transposed(tensor) if is_kernel else tensor
+    return own
+
+
+def _beside_their_key(name: str, tensor: StoredTensor, sizes: DeltaNet) -> StoredTensor:
+    """Put a tensor's heads of values, if it has such, beside those of the same key."""
+    if name.endswith((_QKV, _KERNEL)):
+        return reordered(tensor, partial(_grouped, sizes, 2 * sizes.keys, sizes.value_dim))
+    if name.endswith(_GATE):
+        return reordered(tensor, partial(_grouped, sizes, 0, sizes.value_dim))
+    if name.endswith(_OF_HEADS):
+        return reordered(tensor, partial(_grouped, sizes, 0, 1))
+    if name.endswith(_OUT):  # its columns, over which codes lie in blocks
+        return changed(tensor, lambda matrix: _grouped(sizes, 0, sizes.value_dim, matrix.T).T)
+    return tensor
+
+
+def _grouped(sizes: DeltaNet, first: int, size: int, rows: NDArray[Any]) -> NDArray[Any]:
+    """Reorder the heads, of `size` rows each, that begin after the `first` rows."""
+    turns = rows[first:].reshape(-1, sizes.key_heads, size, *rows.shape[1:])
+    heads = turns.swapaxes(0, 1).reshape(rows[first:].shape)
+    return np.concatenate([rows[:first], heads])
+
+
+def logarithms(name: str, decay: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the logarithms of minus a tensor of this name; KvcastError for numbers above 0."""
+    if not (decay <= 0).all():
+        raise KvcastError(f"tensor {name} is damaged: a number in it is above 0")
+    with np.errstate(divide="ignore"):
+        logarithms: NDArray[np.float32] = np.log(-decay.astype(np.float32))
+    return logarithms
+
+
+_SHORT_KERNEL = ".shortconv.conv.weight"
+_STEPS = (DECAY, ".ssm_d", ".ssm_norm.weight")
+
+
+def gemma4_tensors(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Leave out keys and values of layers that read those of others; divide norms of routers."""
+    layers = range(dimensions.reading, dimensions.layers)
+    unread = {
+        f"blk.{i}.attn_{name}.weight" for i in layers for name in ("k", "v", "k_norm", "v_norm")
+    }
+
+    def scaled(weight: NDArray[Any]) -> NDArray[np.float32]:
+        return weight.astype(np.float32) * np.float32(dimensions.width**-0.5)
+
+    return {
+        name: changed(tensor, scaled) if name.endswith(".ffn_gate_inp.scale") else tensor
+        for name, tensor in stored.items()
+        if name not in unread
+    }
+
+
+def kernels_turned(
+    stored: Mapping[str, StoredTensor], _: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return kernels of convolutions, [width, length], as [length, width]."""
+    return {
+        name: transposed(tensor) if name.endswith(_SHORT_KERNEL) else tensor
+        for name, tensor in stored.items()
+    }
+
+
+def state_space_tensors(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Return state spaces as Mamba's files have them, keys before values in what is convolved."""
+    space = dimensions.state_space
+    if space is None:
+        return dict(stored)
+    channels, inputs = (np.array(order) for order in space.mamba_order())
+
+    def own(name: str, tensor: StoredTensor) -> StoredTensor:
+        if name.endswith(".ssm_in.weight") and tensor.shape[0] == len(inputs):
+            return picked(tensor, inputs)
+        if name.endswith(".ssm_conv1d.bias") and tensor.shape == channels.shape:
+            return picked(tensor, channels)
+        if name.endswith(".ssm_conv1d.weight") and tensor.shape[0] == len(channels):
+            return transposed(picked(tensor, channels))
+        if name.endswith(_STEPS):
+            tensor = joined_flat([tensor])
+        return changed(tensor, partial(logarithms, name)) if name.endswith(DECAY) else tensor
+
+    return {name: own(name, tensor) for name, tensor in stored.items()}
+
+
+def norms_of_ones(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Add weights of norms, which OLMo has none of."""
+    ones = StoredTensor(
+        shape=(dimensions.width,), read=lambda: np.ones(dimensions.width, np.float32)
+    )
+    layers = [
+        f"blk.{i}.{name}_norm.weight" for i in range(dimensions.layers) for name in ("attn", "ffn")
+    ]
+    return {**dict.fromkeys(("output_norm.weight", *layers), ones), **stored}
+
+
+def second_norm_first(
+    stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Name the norms of blocks that do not share one: the second in files is attention's."""
+    if dimensions.shared_norm:
+        return dict(stored)
+    usual = {".attn_norm_2.": ".attn_norm.", ".attn_norm.": ".ffn_norm."}
+    renamed = {}
+    for name, tensor in stored.items():
+        file_name = next((part for part in usual if part in name), None)
+        renamed[name.replace(file_name, usual[file_name]) if file_name else name] = tensor
+    return renamed
