@@ -17,7 +17,6 @@ from functools import cache, wraps
 from pathlib import Path
 from types import NoneType
 from typing import (
-    Annotated,
     Any,
     Concatenate,
     ParamSpec,
@@ -35,10 +34,12 @@ from typing_extensions import override
 from kvcast.errors import UsageError
 
 __all__ = [
+    "FILLED",
     "Bounds",
     "Check",
     "Choice",
     "Declared",
+    "Group",
     "Option",
     "Params",
     "Text",
@@ -55,6 +56,9 @@ def seconds_of(text: str) -> float:
     if re.fullmatch(r"(\d+:)?\d+:\d\d(\.\d*)?", text.strip()) is None:
         return float(text)
     return sum(float(part) * 60.0**i for i, part in enumerate(reversed(text.split(":"))))
+
+
+D = TypeVar("D")
 
 
 class Check(Protocol):
@@ -120,6 +124,9 @@ class Text(Check):
         return None
 
 
+FILLED = Text(filled=True)
+
+
 @dataclass(frozen=True)
 class Choice(Check):
     """One of several words; `words` is called on every check, so tables may grow.
@@ -141,44 +148,49 @@ class Choice(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """Describes a field beyond its name, type and default.
+    """What an option has besides its name, type and default; calling it declares a field."""
 
-    Attributes:
-        help: what it means, in half a sentence, or a function that returns this.
-        group: the heading under which it is listed.
-        check: the rule for its values.
-        metavar: the value's name in the command line's help.
-        flags: spellings on the command line; by default one derived from the name.
-        default: the default in words, if the value alone does not explain it.
-
-    """
-
-    help: str | Callable[[], str]
-    group: str
+    help: str | Callable[[], str]  # half a sentence
+    group: str  # the heading under which it is listed
     check: Check | None = None
     metavar: str = "N"
-    flags: tuple[str, ...] = ()
-    default: str | Callable[[], str] | None = None
+    flags: tuple[str, ...] = ()  # on the command line; () derives one from the name
+    shown: str | Callable[[], str] | None = None  # the default in words
+
+    def __call__(self, default: D) -> D:
+        """Return a field with this default, as type checkers expect of a dataclass."""
+        return dataclasses.field(default=default, metadata={"option": self})
+
+
+class Group(str):
+    """A heading, which declares fields: `beam: int = SEARCH(5, least=1)("beams at once")`."""
+
+    __slots__ = ()
+
+    def __call__(
+        self,
+        default: D,
+        *,
+        check: Check | None = None,
+        least: float | None = None,
+        most: float | None = None,
+        above: float | None = None,
+        **settings: Any,
+    ) -> Callable[[str | Callable[[], str]], D]:
+        """Return what takes the help; `settings` are `Option`'s."""
+        if (least, most, above) != (None, None, None):
+            check = Bounds(least=least, most=most, above=above)
+        return lambda help: Option(help=help, group=self, check=check, **settings)(default)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A field of a dataclass that has an `Option`.
-
-    Attributes:
-        name: the name of the field and of the keyword.
-        kind: bool, int, float or str.
-        many: whether it takes one or several values.
-        optional: whether it takes None.
-        default: the default value.
-        option: the `Option` in the annotation.
-
-    """
+    """A field of a dataclass that has an `Option`."""
 
     name: str
-    kind: type
-    many: bool
-    optional: bool
+    kind: type  # bool, int, float or str
+    many: bool  # takes one or several values
+    optional: bool  # takes None
     default: Any
     option: Option
 
@@ -195,8 +207,8 @@ class Declared:
     @property
     def default_in_words(self) -> str:
         """The default as the documentation shows it."""
-        if (default := self.option.default) is not None:
-            return default if isinstance(default, str) else default()
+        if (shown := self.option.shown) is not None:
+            return shown if isinstance(shown, str) else shown()
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         values = self.default if isinstance(self.default, tuple) else (self.default,)
@@ -267,17 +279,16 @@ class Params:
 
 @cache
 def _declared(params: type[Params]) -> tuple[Declared, ...]:
-    hints = get_type_hints(params, include_extras=True)
+    hints = get_type_hints(params)
     return tuple(
         _declare(field, hints[field.name])
         for field in dataclasses.fields(params)
-        if get_origin(hints[field.name]) is Annotated
+        if "option" in field.metadata
     )
 
 
 def _declare(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
-    bare, option = get_args(hint)
-    members = get_args(bare) or (bare,)
+    members = get_args(hint) or (hint,)
     several = [member for member in members if get_origin(member) is Sequence]
     # What comes after the first kind is for Python alone.
     kind, *_ = (
@@ -291,7 +302,7 @@ def _declare(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
         many=bool(several),
         optional=NoneType in members,
         default=field.default,
-        option=option,
+        option=field.metadata["option"],
     )
 
 

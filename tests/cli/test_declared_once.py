@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
 
 import pytest
 
@@ -18,7 +17,7 @@ from kvcast.decoding.params import SAMPLING
 from kvcast.errors import UsageError
 from kvcast.loading import doctor
 from kvcast.loading.params import ExportParams, LoadParams
-from kvcast.options import Bounds, Option, keywords_of
+from kvcast.options import keywords_of
 from kvcast.runtimes.onnx.target import OnnxTarget
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest, RuntimeInfo
@@ -50,16 +49,9 @@ def text_model(open_as) -> FakeTextModel:
 
 @dataclass(frozen=True, kw_only=True)
 class OneMore(PromptParams):
-    typical_p: Annotated[
-        float,
-        Option(
-            group=SAMPLING,
-            help="sample from the locally typical tokens",
-            check=Bounds(above=0, most=1),
-            metavar="P",
-            default="1, all",
-        ),
-    ] = 1.0
+    typical_p: float = SAMPLING(1.0, above=0, most=1, metavar="P", shown="1, all")(
+        "sample from the locally typical tokens"
+    )
 
 
 class Model:

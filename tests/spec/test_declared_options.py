@@ -8,39 +8,31 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvcast.errors import UsageError
-from kvcast.options import Bounds, Choice, Option, Params, Text, keywords_of
+from kvcast.options import FILLED, Bounds, Choice, Group, Params, keywords_of
 
 ROOT = Path(__file__).parents[2]
 COLOURS = ["red", "green"]
+PAINT = Group("paint")
+WHERE = Group("where")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paint(Params):
     """How to paint."""
 
-    coats: Annotated[int, Option(group="paint", help="how often", check=Bounds(least=1))] = 2
-    share: Annotated[
-        float | None, Option(group="paint", help="of water", check=Bounds(above=0, most=0.5))
-    ] = None
-    colour: Annotated[
-        str,
-        Option(
-            group="paint",
-            help=lambda: f"one of {', '.join(COLOURS)}",
-            check=Choice(lambda: COLOURS),
-            metavar="C",
-        ),
-    ] = "red"
-    rooms: Annotated[
-        str | Sequence[str], Option(group="where", help="which", check=Text(filled=True))
-    ] = ()
-    dry: Annotated[bool, Option(group="where", help="wait until dry")] = True
+    coats: int = PAINT(2, least=1)("how often")
+    share: float | None = PAINT(None, above=0, most=0.5)("of water")
+    colour: str = PAINT("red", check=Choice(lambda: COLOURS), metavar="C")(
+        lambda: f"one of {', '.join(COLOURS)}"
+    )
+    rooms: str | Sequence[str] = WHERE((), check=FILLED)("which")
+    dry: bool = WHERE(True)("wait until dry")
     on_done: Callable[[], None] = print  # for Python alone
 
 
@@ -48,7 +40,7 @@ class Paint(Params):
 class Outside(Paint):
     """How to paint what gets wet."""
 
-    primer: Annotated[bool, Option(group="wet", help="begin with a primer")] = False
+    primer: bool = Group("wet")(False)("begin with a primer")
 
 
 class House:
@@ -203,15 +195,16 @@ def test_params_can_be_sent_to_another_process():
 
 
 TYPED = """
-from kvcast.options import Bounds, Option, Params, keywords_of
+from kvcast.options import Group, Params, keywords_of
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+
+A = Group("a")
 
 @dataclass(frozen=True, kw_only=True)
 class Paint(Params):
-    coats: Annotated[int, Option(group="a", help="b", check=Bounds(least=1))] = 2
-    rooms: Annotated[str | Sequence[str], Option(group="a", help="b")] = ()
+    coats: int = A(2, least=1)("b")
+    rooms: str | Sequence[str] = A(())("b")
 
 class House:
     @keywords_of(Paint)

@@ -5,14 +5,13 @@ help at once.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from typing_extensions import override
 
 from kvcast.errors import UsageError
-from kvcast.options import Bounds, Option, Params
+from kvcast.options import Group, Params
 
-VOICE = "voice activity"
+VOICE = Group("voice activity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,53 +23,23 @@ class VoiceParams(Params):
     speech stays, and every cut costs it context. So only long silences are worth leaving out.
     """
 
-    vad: Annotated[
-        bool,
-        Option(
-            group=VOICE,
-            help="transcribe only what Silero's voice activity detection takes for speech; needs "
-            "kvcast[vad]",
-        ),
-    ] = False
-    vad_threshold: Annotated[
-        float,
-        Option(
-            group=VOICE,
-            help="probability from which on a moment is speech, which goes on while it stays "
-            "above 0.15 less; needs vad, unless live",
-            check=Bounds(above=0, most=1),
-            metavar="P",
-        ),
-    ] = 0.5
-    min_silence: Annotated[
-        float,
-        Option(
-            group=VOICE,
-            help="seconds without speech that are left out; shorter pauses stay; needs vad",
-            check=Bounds(least=0),
-            metavar="SECONDS",
-        ),
-    ] = 2.0
-    speech_pad: Annotated[
-        float,
-        Option(
-            group=VOICE,
-            help="seconds that stay before and after speech; needs vad",
-            check=Bounds(least=0),
-            metavar="SECONDS",
-        ),
-    ] = 0.4
-    max_speech: Annotated[
-        float | None,
-        Option(
-            group=VOICE,
-            help="most seconds of speech in one piece, its padding included; longer ones are cut "
-            "at their longest pause; needs vad",
-            check=Bounds(least=1),
-            metavar="SECONDS",
-            default="any length",
-        ),
-    ] = None
+    vad: bool = VOICE(False)(
+        "transcribe only what Silero's voice activity detection takes for speech; needs kvcast[vad]"
+    )
+    vad_threshold: float = VOICE(0.5, above=0, most=1, metavar="P")(
+        "probability from which on a moment is speech, which goes on while it stays "
+        "above 0.15 less; needs vad, unless live"
+    )
+    min_silence: float = VOICE(2.0, least=0, metavar="SECONDS")(
+        "seconds without speech that are left out; shorter pauses stay; needs vad"
+    )
+    speech_pad: float = VOICE(0.4, least=0, metavar="SECONDS")(
+        "seconds that stay before and after speech; needs vad"
+    )
+    max_speech: float | None = VOICE(None, least=1, metavar="SECONDS", shown="any length")(
+        "most seconds of speech in one piece, its padding included; longer ones are cut "
+        "at their longest pause; needs vad"
+    )
 
     @override
     def __post_init__(self) -> None:

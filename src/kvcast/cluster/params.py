@@ -2,14 +2,14 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from typing_extensions import override
 
 from kvcast.errors import UsageError
-from kvcast.options import Bounds, Check, Option, Params, Text
+from kvcast.options import FILLED, Check, Group, Params
 
-CLUSTER = "many machines"
+CLUSTER = Group("many machines")
 
 AUTO, LOCAL, ANY = "auto", "local", "any"
 """Addresses: of the cluster that this machine belongs to, of one of it alone, and of either."""
@@ -19,26 +19,13 @@ AUTO, LOCAL, ANY = "auto", "local", "any"
 class ClusterParams(Params):
     """Where the work of a command is done."""
 
-    ray: Annotated[
-        str | None,
-        Option(
-            group=CLUSTER,
-            help="do the work on this Ray cluster: HOST:PORT, auto for the one of this machine, "
-            "local for one of this machine alone; needs kvcast[ray]",
-            check=Text(filled=True),
-            metavar="ADDRESS",
-            default="here",
-        ),
-    ] = None
-    actors: Annotated[
-        int | None,
-        Option(
-            group=CLUSTER,
-            help="with --ray, processes at most that hold the model, each with --threads cores",
-            check=Bounds(least=1, most=100_000),
-            default="as many as the cluster has cores for",
-        ),
-    ] = None
+    ray: str | None = CLUSTER(None, check=FILLED, metavar="ADDRESS", shown="here")(
+        "do the work on this Ray cluster: HOST:PORT, auto for the one of this machine, "
+        "local for one of this machine alone; needs kvcast[ray]"
+    )
+    actors: int | None = CLUSTER(
+        None, least=1, most=100_000, shown="as many as the cluster has cores for"
+    )("with --ray, processes at most that hold the model, each with --threads cores")
 
     @override
     def __post_init__(self) -> None:
@@ -61,16 +48,10 @@ class _Replicas(Check):
 class ReplicaParams(Params):
     """How a server is spread over a cluster."""
 
-    replicas: Annotated[
-        str,
-        Option(
-            group=CLUSTER,
-            help="with --ray, processes that hold the models, each with --threads cores: a number, "
-            "or MIN-MAX, between which the number of running requests decides",
-            check=_Replicas(),
-            metavar="N|MIN-MAX",
-        ),
-    ] = "1"
+    replicas: str = CLUSTER("1", check=_Replicas(), metavar="N|MIN-MAX")(
+        "with --ray, processes that hold the models, each with --threads cores: a number, "
+        "or MIN-MAX, between which the number of running requests decides"
+    )
 
 
 def replica_range(words: str) -> tuple[int, int]:

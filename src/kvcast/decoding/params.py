@@ -6,16 +6,16 @@ command line can show its help at once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 from typing_extensions import override
 
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError
-from kvcast.options import Bounds, Check, Option, Params, Text
+from kvcast.options import FILLED, Bounds, Check, Group, Option, Params
 
-SAMPLING = "sampling"
-SEVERAL = "beams and several texts"
+SAMPLING = Group("sampling")
+SEVERAL = Group("beams and several texts")
 
 
 NGRAM = "ngram"
@@ -41,7 +41,7 @@ class _Drafts(Check):
     @override
     def problem(self, value: Any, kind: type) -> str | None:
         if isinstance(value, str):
-            return Text(filled=True).problem(value, kind)
+            return FILLED.problem(value, kind)
         if hasattr(value, "runtime") and hasattr(value, "tokenizer"):
             return None
         return f"must be {NGRAM}, or a model that kvcast.load returned, not {value!r}"
@@ -106,224 +106,82 @@ class SamplingParams(Params):
 
     """
 
-    max_new_tokens: Annotated[
-        int,
-        Option(group=SAMPLING, help="maximum number of tokens to generate", check=Bounds(least=1)),
-    ] = 256
-    min_new_tokens: Annotated[
-        int,
-        Option(
-            group=SAMPLING,
-            help="choose no end token before the text has this many tokens; a stop string may "
-            "still end it",
-            check=Bounds(least=0),
-        ),
-    ] = 0
-    reasoning_budget: Annotated[
-        int | None,
-        Option(
-            group=SAMPLING,
-            help="most tokens between <think> and </think>, which is written then",
-            check=Bounds(least=0),
-            default="no limit",
-        ),
-    ] = None
-    temperature: Annotated[
-        float,
-        Option(
-            group=SAMPLING,
-            help="0 always chooses the most likely token; above 0 samples",
-            check=Bounds(least=0),
-            metavar="T",
-        ),
-    ] = 0.0
-    top_k: Annotated[
-        int | None,
-        Option(
-            group=SAMPLING,
-            help="sample from this many most likely tokens",
-            check=Bounds(least=1),
-            metavar="K",
-            default="all",
-        ),
-    ] = None
-    top_p: Annotated[
-        float,
-        Option(
-            group=SAMPLING,
-            help="sample from the most likely tokens that together reach this probability",
-            check=Bounds(above=0, most=1),
-            metavar="P",
-            default="1, all",
-        ),
-    ] = 1.0
-    min_p: Annotated[
-        float,
-        Option(
-            group=SAMPLING,
-            help="sample from tokens with at least this share of the most likely token's "
-            "probability",
-            check=Bounds(least=0, most=1),
-            metavar="P",
-            default="0, all",
-        ),
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float,
-        Option(
-            group=SAMPLING,
-            help="above 1, makes tokens that are in the prompt or the text less likely",
-            check=Bounds(above=0),
-            metavar="X",
-        ),
-    ] = 1.0
-    no_repeat_ngram_size: Annotated[
-        int | None,
-        Option(
-            group=SAMPLING,
-            help="let no sequence of this many tokens come twice in prompt and text",
-            check=Bounds(least=1),
-            default="any may",
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        float,
-        Option(
-            group=SAMPLING,
-            help="taken off the score of each token that the text has, not counting the prompt",
-            check=Bounds(least=-2, most=2),
-            metavar="X",
-        ),
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float,
-        Option(
-            group=SAMPLING,
-            help="taken off a token's score for each time that the text has it",
-            check=Bounds(least=-2, most=2),
-            metavar="X",
-        ),
-    ] = 0.0
-    logit_bias: Annotated[
-        str | Mapping[int, float] | None,
-        Option(
-            group=SAMPLING,
-            help=f"what is added to the scores of tokens, {BIAS}: id:number,id:number,… (in Python "
-            "also a mapping)",
-            check=_Biases(),
-            metavar="ID:X[,ID:X…]",
-        ),
-    ] = None
-    forced_bos_token_id: Annotated[
-        int | None,
-        Option(
-            group=SAMPLING,
-            help="the first token of a text that follows a single token, as a T5's answer does",
-            check=Bounds(least=0),
-            metavar="ID",
-            default="the likeliest",
-        ),
-    ] = None
-    forced_eos_token_id: Annotated[
-        int | None,
-        Option(
-            group=SAMPLING,
-            help="the last token of a text that gets as long as max_new_tokens allows",
-            check=Bounds(least=0),
-            metavar="ID",
-            default="the likeliest",
-        ),
-    ] = None
-    encoder_no_repeat_ngram_size: Annotated[
-        int | None,
-        Option(
-            group=SAMPLING,
-            help="let no sequence of this many tokens of an encoder's source come in the text",
-            check=Bounds(least=1),
-            default="any may",
-        ),
-    ] = None
-    stop: Annotated[
-        str | Sequence[str],
-        Option(
-            group=SAMPLING,
-            help="end before this string; there may be several",
-            check=Text(filled=True),
-            metavar="TEXT",
-        ),
-    ] = ()
-    seed: Annotated[
-        int, Option(group=SAMPLING, help="seed for sampling", check=Bounds(least=0))
-    ] = 0
-    chunk: Annotated[
-        int | None,
-        Option(
-            group=SAMPLING,
-            help="tokens of a prompt that are processed at once; T5 and UniLM read it whole and "
-            "take no chunk",
-            check=Bounds(least=1),
-            default="512",
-        ),
-    ] = None
-    logprobs: Annotated[
-        bool, Option(group=SAMPLING, help="also return the log-probability of each token")
-    ] = False
-    top_logprobs: Annotated[
-        int,
-        Option(
-            group=SAMPLING,
-            help="also return so many of the likeliest tokens at each place, with their "
-            "log-probabilities",
-            check=Bounds(least=0),
-            metavar="K",
-        ),
-    ] = 0
-    draft: Annotated[str | DraftModel | None, draft_option(SAMPLING)] = None
-    beam: Annotated[
-        int,
-        Option(
-            group=SEVERAL,
-            help="beams at temperature 0; at most the number of the model's tokens",
-            check=Bounds(least=1),
-            flags=("--beam", "--beam-size"),
-            default="1, greedy",
-        ),
-    ] = 1
-    length_penalty: Annotated[
-        float,
-        Option(
-            group=SEVERAL,
-            help="with beams, exponent of the length by which scores are divided",
-            check=Bounds(),
-            metavar="ALPHA",
-        ),
-    ] = 1.0
-    early_stopping: Annotated[
-        bool,
-        Option(
-            group=SEVERAL,
-            help="with beams, end a prompt's search as soon as there are as many finished texts as "
-            "beams; otherwise, when no unfinished text can get among the best",
-        ),
-    ] = False
-    n: Annotated[
-        int,
-        Option(
-            group=SEVERAL,
-            help="texts per prompt: samples at a temperature above 0, or the best beams; those of "
-            "a UniLM are ranked by similarity to the prompt",
-            check=Bounds(least=1),
-            flags=("--n", "--num-return"),
-        ),
-    ] = 1
-    batch: Annotated[
-        int,
-        Option(
-            group=SEVERAL,
-            help="texts that are generated at once; with beams, prompts that are searched at once",
-            check=Bounds(least=1),
-        ),
-    ] = 8
+    max_new_tokens: int = SAMPLING(256, least=1)("maximum number of tokens to generate")
+    min_new_tokens: int = SAMPLING(0, least=0)(
+        "choose no end token before the text has this many tokens; a stop string may still end it"
+    )
+    reasoning_budget: int | None = SAMPLING(None, least=0, shown="no limit")(
+        "most tokens between <think> and </think>, which is written then"
+    )
+    temperature: float = SAMPLING(0.0, least=0, metavar="T")(
+        "0 always chooses the most likely token; above 0 samples"
+    )
+    top_k: int | None = SAMPLING(None, least=1, metavar="K", shown="all")(
+        "sample from this many most likely tokens"
+    )
+    top_p: float = SAMPLING(1.0, above=0, most=1, metavar="P", shown="1, all")(
+        "sample from the most likely tokens that together reach this probability"
+    )
+    min_p: float = SAMPLING(0.0, least=0, most=1, metavar="P", shown="0, all")(
+        "sample from tokens with at least this share of the most likely token's probability"
+    )
+    repetition_penalty: float = SAMPLING(1.0, above=0, metavar="X")(
+        "above 1, makes tokens that are in the prompt or the text less likely"
+    )
+    no_repeat_ngram_size: int | None = SAMPLING(None, least=1, shown="any may")(
+        "let no sequence of this many tokens come twice in prompt and text"
+    )
+    presence_penalty: float = SAMPLING(0.0, least=-2, most=2, metavar="X")(
+        "taken off the score of each token that the text has, not counting the prompt"
+    )
+    frequency_penalty: float = SAMPLING(0.0, least=-2, most=2, metavar="X")(
+        "taken off a token's score for each time that the text has it"
+    )
+    logit_bias: str | Mapping[int, float] | None = SAMPLING(
+        None, check=_Biases(), metavar="ID:X[,ID:X…]"
+    )(
+        f"what is added to the scores of tokens, {BIAS}: id:number,id:number,… (in Python "
+        "also a mapping)"
+    )
+    forced_bos_token_id: int | None = SAMPLING(None, least=0, metavar="ID", shown="the likeliest")(
+        "the first token of a text that follows a single token, as a T5's answer does"
+    )
+    forced_eos_token_id: int | None = SAMPLING(None, least=0, metavar="ID", shown="the likeliest")(
+        "the last token of a text that gets as long as max_new_tokens allows"
+    )
+    encoder_no_repeat_ngram_size: int | None = SAMPLING(None, least=1, shown="any may")(
+        "let no sequence of this many tokens of an encoder's source come in the text"
+    )
+    stop: str | Sequence[str] = SAMPLING((), check=FILLED, metavar="TEXT")(
+        "end before this string; there may be several"
+    )
+    seed: int = SAMPLING(0, least=0)("seed for sampling")
+    chunk: int | None = SAMPLING(None, least=1, shown="512")(
+        "tokens of a prompt that are processed at once; T5 and UniLM read it whole and "
+        "take no chunk"
+    )
+    logprobs: bool = SAMPLING(False)("also return the log-probability of each token")
+    top_logprobs: int = SAMPLING(0, least=0, metavar="K")(
+        "also return so many of the likeliest tokens at each place, with their log-probabilities"
+    )
+    draft: str | DraftModel | None = draft_option(SAMPLING)(None)
+    beam: int = SEVERAL(1, least=1, flags=("--beam", "--beam-size"), shown="1, greedy")(
+        "beams at temperature 0; at most the number of the model's tokens"
+    )
+    length_penalty: float = SEVERAL(1.0, check=Bounds(), metavar="ALPHA")(
+        "with beams, exponent of the length by which scores are divided"
+    )
+    early_stopping: bool = SEVERAL(False)(
+        "with beams, end a prompt's search as soon as there are as many finished texts as "
+        "beams; otherwise, when no unfinished text can get among the best"
+    )
+    n: int = SEVERAL(1, least=1, flags=("--n", "--num-return"))(
+        "texts per prompt: samples at a temperature above 0, or the best beams; those of "
+        "a UniLM are ranked by similarity to the prompt"
+    )
+    batch: int = SEVERAL(8, least=1)(
+        "texts that are generated at once; with beams, prompts that are searched at once"
+    )
     grammar: Grammar | None = None
     """The grammar that the text must keep; needs kvcast[structured]."""
     suppress_tokens: Sequence[int] = ()

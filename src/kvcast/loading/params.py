@@ -5,9 +5,8 @@ Knows no tensor library, so that the command line can show its help at once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-from kvcast.options import Bounds, Choice, Option, Params
+from kvcast.options import Choice, Group, Option, Params
 from kvcast.spec.runtimes import (
     RUNTIMES,
     THE_DEFAULT,
@@ -17,7 +16,7 @@ from kvcast.spec.runtimes import (
     ignore_phase,
 )
 
-LOADING = "model and runtime"
+LOADING = Group("model and runtime")
 OF_TEXTS = frozenset({"cache", "generation_config"})
 """Options of text models alone."""
 
@@ -60,7 +59,7 @@ def _runtime(names: Callable[[], Sequence[str]], means: str, default: str) -> Op
         group=LOADING,
         help=lambda: f"{means} ({_described(names())})",
         check=Choice(names),
-        default=default,
+        shown=default,
     )
 
 
@@ -73,7 +72,7 @@ def _quantize(
             f"weight quantisation, or what kvcast quantize wrote, on {_following_recipes()}"
         ),
         check=Choice(lambda: _values(names(), "quantize"), file="RECIPE.json"),
-        default=lambda: before + _by_runtime(names(), attribute),
+        shown=lambda: before + _by_runtime(names(), attribute),
     )
 
 
@@ -84,7 +83,7 @@ def _dtype(names: Callable[[], Sequence[str]], before: str = "") -> Option:
             f"dtype of everything that is not quantised, on {_offering(names(), 'dtypes')}"
         ),
         check=Choice(lambda: _values(names(), "dtypes")),
-        default=f"{before}fp32, or bf16 if weights are quantised",
+        shown=f"{before}fp32, or bf16 if weights are quantised",
     )
 
 
@@ -93,7 +92,7 @@ def _cache(names: Callable[[], Sequence[str]], before: str = "") -> Option:
         group=LOADING,
         help=lambda: f"dtype of a text model's self caches, on {_offering(names(), 'caches')}",
         check=Choice(lambda: _values(names(), "caches")),
-        default=f"{before}fp32",
+        shown=f"{before}fp32",
     )
 
 
@@ -108,53 +107,31 @@ _THE_BUNDLES = "the bundle's; else "
 class AdapterParams(Params):
     """Adapters of a model."""
 
-    adapter: Annotated[
-        Sequence[str] | str,
-        Option(
-            group=LOADING,
-            help="a LoRA to merge into the weights: a folder in PEFT's layout, a GGUF file for a "
-            "GGUF model, or a hub id; ADAPTER=0.5 takes half of it; may be repeated",
-            metavar="ADAPTER",
-        ),
-    ] = ()
+    adapter: Sequence[str] | str = LOADING((), metavar="ADAPTER")(
+        "a LoRA to merge into the weights: a folder in PEFT's layout, a GGUF file for a "
+        "GGUF model, or a hub id; ADAPTER=0.5 takes half of it; may be repeated"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadParams(AdapterParams):
     """How a model is opened."""
 
-    runtime: Annotated[
-        str | None,
-        _runtime(_all, "the runtime", f"{_THE_BUNDLES}{THE_DEFAULT}"),
-    ] = None
-    quantize: Annotated[str | None, _quantize(_all, "default_opening", _THE_BUNDLES)] = None
-    dtype: Annotated[str | None, _dtype(_all, _THE_BUNDLES)] = None
-    cache: Annotated[str | None, _cache(_all, _THE_BUNDLES)] = None
-    threads: Annotated[
-        int | None,
-        Option(
-            group=LOADING,
-            help="threads of the runtime",
-            check=Bounds(least=1, most=1024),
-            default="available physical cores",
-        ),
-    ] = None
-    trust: Annotated[
-        bool,
-        Option(
-            group=LOADING,
-            help="open a package of native code (.pt2, .pte) without a bundle.json to verify it",
-        ),
-    ] = False
+    runtime: str | None = _runtime(_all, "the runtime", f"{_THE_BUNDLES}{THE_DEFAULT}")(None)
+    quantize: str | None = _quantize(_all, "default_opening", _THE_BUNDLES)(None)
+    dtype: str | None = _dtype(_all, _THE_BUNDLES)(None)
+    cache: str | None = _cache(_all, _THE_BUNDLES)(None)
+    threads: int | None = LOADING(None, least=1, most=1024, shown="available physical cores")(
+        "threads of the runtime"
+    )
+    trust: bool = LOADING(False)(
+        "open a package of native code (.pt2, .pte) without a bundle.json to verify it"
+    )
 
-    generation_config: Annotated[
-        bool,
-        Option(
-            group=LOADING,
-            help="let options of a text model that are left open have the values that its "
-            "generation_config.json recommends",
-        ),
-    ] = True
+    generation_config: bool = LOADING(True)(
+        "let options of a text model that are left open have the values that its "
+        "generation_config.json recommends"
+    )
 
     on_phase: OnPhase = ignore_phase
 
@@ -168,35 +145,20 @@ class LoadParams(AdapterParams):
 class ExportParams(AdapterParams):
     """Options of an export."""
 
-    runtime: Annotated[str | None, _runtime(exported, "the runtime to export for", THE_DEFAULT)] = (
-        None
+    runtime: str | None = _runtime(exported, "the runtime to export for", THE_DEFAULT)(None)
+    quantize: str | None = _quantize(exported)(None)
+    dtype: str | None = _dtype(exported)(None)
+    cache: str | None = _cache(exported)(None)
+    device: str = LOADING("cpu", check=Choice(lambda: ("cpu", "cuda")))(
+        lambda: f"the device that {_compiling()} compiles for; cuda has no quantised weights"
     )
-    quantize: Annotated[str | None, _quantize(exported)] = None
-    dtype: Annotated[str | None, _dtype(exported)] = None
-    cache: Annotated[str | None, _cache(exported)] = None
-    device: Annotated[
-        str,
-        Option(
-            group=LOADING,
-            help=lambda: (
-                f"the device that {_compiling()} compiles for; cuda has no quantised weights"
-            ),
-            check=Choice(lambda: ("cpu", "cuda")),
-        ),
-    ] = "cpu"
-    max_autotune: Annotated[
-        bool,
-        Option(
-            group=LOADING,
-            help=lambda: (
-                f"let {_compiling()} time several kernels for every product and keep the "
-                "fastest; takes minutes"
-            ),
-        ),
-    ] = False
-    overwrite: Annotated[
-        bool, Option(group=LOADING, help="replace an existing bundle", flags=("--force",))
-    ] = False
+    max_autotune: bool = LOADING(False)(
+        lambda: (
+            f"let {_compiling()} time several kernels for every product and keep the "
+            "fastest; takes minutes"
+        )
+    )
+    overwrite: bool = LOADING(False, flags=("--force",))("replace an existing bundle")
 
     on_phase: OnPhase = ignore_phase
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Any, Self
 
 from typing_extensions import override
 
@@ -19,16 +19,16 @@ from kvcast.decoding.params import (
     draft_option,
 )
 from kvcast.errors import UsageError
-from kvcast.options import Bounds, Check, Choice, Option, Params, Text, seconds_of
+from kvcast.options import FILLED, Bounds, Check, Choice, Group, Option, Params, Text, seconds_of
 from kvcast.speech.replacing import Replacements
 
-RECOGNITION = "what to recognise"
-SEARCH = "search"
-FALLBACK = "long recordings and fallback"
-WORDS = "words"
-SUBTITLES = "subtitles"
-LIVE = "live"
-FOLDERS = "folders"
+RECOGNITION = Group("what to recognise")
+SEARCH = Group("search")
+FALLBACK = Group("long recordings and fallback")
+WORDS = Group("words")
+SUBTITLES = Group("subtitles")
+LIVE = Group("live")
+FOLDERS = Group("folders")
 SENTENCE = "sentence"
 SPLIT = "split"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -42,28 +42,20 @@ class _TokenIds(Check):
         return f"must be token ids with commas between, not {value!r}"
 
 
-BestOf: TypeAlias = Annotated[
-    int, Option(group=SEARCH, help="samples at temperatures above 0", check=Bounds(least=1))
-]
-Language: TypeAlias = Annotated[
-    str | None,
-    Option(
-        group=RECOGNITION,
-        help="the language spoken, such as en, pt-BR, German or deutsch, or auto",
-        check=Text(filled=True),
-        metavar="LANG",
-        default="auto, detected in the first 30 seconds that are not silent",
-    ),
-]
-Temperature: TypeAlias = Annotated[
-    float | Sequence[float],
-    Option(
-        group=SEARCH,
-        help="one or several, each tried if the one before it fails",
-        check=Bounds(least=0),
-        metavar="T[,T…]",
-    ),
-]
+_BEST_OF = Option(group=SEARCH, help="samples at temperatures above 0", check=Bounds(least=1))
+_LANGUAGE = Option(
+    group=RECOGNITION,
+    help="the language spoken, such as en, pt-BR, German or deutsch, or auto",
+    check=FILLED,
+    metavar="LANG",
+    shown="auto, detected in the first 30 seconds that are not silent",
+)
+_TEMPERATURE = Option(
+    group=SEARCH,
+    help="one or several, each tried if the one before it fails",
+    check=Bounds(least=0),
+    metavar="T[,T…]",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,118 +67,46 @@ class WindowParams(Params):
 
     """
 
-    language: Language = None
-    task: Annotated[
-        str,
-        Option(
-            group=RECOGNITION,
-            help="translate writes English",
-            check=Choice(lambda: ("transcribe", "translate")),
-        ),
-    ] = "transcribe"
-    timestamps: Annotated[
-        bool,
-        Option(
-            group=RECOGNITION,
-            help="predict times within each 30-second window; otherwise it is one segment",
-        ),
-    ] = True
-    hotwords: Annotated[
-        str | None,
-        Option(
-            group=RECOGNITION,
-            help="words to expect in every window; they precede the text before it",
-            check=Text(filled=True),
-            metavar="TEXT",
-        ),
-    ] = None
-    prefix: Annotated[
-        str | None,
-        Option(
-            group=RECOGNITION,
-            help="text that the first window begins with",
-            check=Text(filled=True),
-            metavar="TEXT",
-        ),
-    ] = None
-    beam: Annotated[
-        int,
-        Option(
-            group=SEARCH,
-            help="beams at temperature 0",
-            check=Bounds(least=1),
-            flags=("--beam", "--beam-size"),
-            default="1, greedy",
-        ),
-    ] = 1
-    best_of: BestOf = 1
-    temperature: Temperature = 0.0
-    patience: Annotated[
-        float | None,
-        Option(
-            group=SEARCH,
-            help="beam search ends at round(beam x patience) finished beams",
-            check=Bounds(above=0),
-            metavar="P",
-            default="1",
-        ),
-    ] = None
-    length_penalty: Annotated[
-        float | None,
-        Option(
-            group=SEARCH,
-            help="exponent of Google NMT's length penalty",
-            check=Bounds(least=0, most=1),
-            metavar="ALPHA",
-            default="divide by the length",
-        ),
-    ] = None
-    suppress_tokens: Annotated[
-        str | Sequence[int] | None,
-        Option(
-            group=SEARCH,
-            help="token ids never to emit, separated by commas; -1 is the usual non-speech set",
-            check=_TokenIds(),
-            metavar="IDS",
-        ),
-    ] = "-1"
-    max_new_tokens: Annotated[
-        int | None,
-        Option(
-            group=SEARCH,
-            help="maximum number of tokens per 30-second window",
-            check=Bounds(least=1),
-            default="half the decoder's context",
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float,
-        Option(
-            group=SEARCH,
-            help="above 1, makes tokens that the window's text has less likely",
-            check=Bounds(above=0),
-            metavar="X",
-            default="1, off",
-        ),
-    ] = 1.0
-    no_repeat_ngram: Annotated[
-        int,
-        Option(
-            group=SEARCH,
-            help="write no sequence of so many tokens twice in a window",
-            check=Bounds(least=0),
-            flags=("--no-repeat-ngram", "--no-repeat-ngram-size"),
-            default="0, off",
-        ),
-    ] = 0
-    stop_repetition: Annotated[
-        bool,
-        Option(
-            group=SEARCH,
-            help="end a window's text that only repeats itself; the window has failed",
-        ),
-    ] = True
-    seed: Annotated[int, Option(group=SEARCH, help="seed for sampling", check=Bounds(least=0))] = 0
+    language: str | None = _LANGUAGE(None)
+    task: str = RECOGNITION("transcribe", check=Choice(lambda: ("transcribe", "translate")))(
+        "translate writes English"
+    )
+    timestamps: bool = RECOGNITION(True)(
+        "predict times within each 30-second window; otherwise it is one segment"
+    )
+    hotwords: str | None = RECOGNITION(None, check=FILLED, metavar="TEXT")(
+        "words to expect in every window; they precede the text before it"
+    )
+    prefix: str | None = RECOGNITION(None, check=FILLED, metavar="TEXT")(
+        "text that the first window begins with"
+    )
+    beam: int = SEARCH(1, least=1, flags=("--beam", "--beam-size"), shown="1, greedy")(
+        "beams at temperature 0"
+    )
+    best_of: int = _BEST_OF(1)
+    temperature: float | Sequence[float] = _TEMPERATURE(0.0)
+    patience: float | None = SEARCH(None, above=0, metavar="P", shown="1")(
+        "beam search ends at round(beam x patience) finished beams"
+    )
+    length_penalty: float | None = SEARCH(
+        None, least=0, most=1, metavar="ALPHA", shown="divide by the length"
+    )("exponent of Google NMT's length penalty")
+    suppress_tokens: str | Sequence[int] | None = SEARCH("-1", check=_TokenIds(), metavar="IDS")(
+        "token ids never to emit, separated by commas; -1 is the usual non-speech set"
+    )
+    max_new_tokens: int | None = SEARCH(None, least=1, shown="half the decoder's context")(
+        "maximum number of tokens per 30-second window"
+    )
+    repetition_penalty: float = SEARCH(1.0, above=0, metavar="X", shown="1, off")(
+        "above 1, makes tokens that the window's text has less likely"
+    )
+    no_repeat_ngram: int = SEARCH(
+        0, least=0, flags=("--no-repeat-ngram", "--no-repeat-ngram-size"), shown="0, off"
+    )("write no sequence of so many tokens twice in a window")
+    stop_repetition: bool = SEARCH(True)(
+        "end a window's text that only repeats itself; the window has failed"
+    )
+    seed: int = SEARCH(0, least=0)("seed for sampling")
 
     @override
     def __post_init__(self) -> None:
@@ -222,16 +142,9 @@ class SoundParams(Params):
 
     """
 
-    audio_track: Annotated[
-        str | int | None,
-        Option(
-            group=RECOGNITION,
-            help="the sound track of a film: its number, from 1 on, or its language",
-            check=_Track(),
-            metavar="N|LANG",
-            default="the film's default",
-        ),
-    ] = None
+    audio_track: str | int | None = RECOGNITION(
+        None, check=_Track(), metavar="N|LANG", shown="the film's default"
+    )("the sound track of a film: its number, from 1 on, or its language")
     sampling_rate: int = 16_000
 
 
@@ -239,31 +152,20 @@ class SoundParams(Params):
 class LanguageParams(SoundParams):
     """How the language of a recording is detected, as in faster-whisper."""
 
-    language_detection_threshold: Annotated[
-        float,
-        Option(
-            group=RECOGNITION,
-            help="a language that is more probable than this is the one spoken; otherwise the next "
-            "30 seconds are listened to as well",
-            check=Bounds(least=0, most=1),
-            metavar="P",
-        ),
-    ] = 0.5
-    language_detection_segments: Annotated[
-        int,
-        Option(
-            group=RECOGNITION,
-            help="windows of 30 seconds to listen to at most, until one leaves no doubt",
-            check=Bounds(least=1),
-        ),
-    ] = 4
+    language_detection_threshold: float = RECOGNITION(0.5, least=0, most=1, metavar="P")(
+        "a language that is more probable than this is the one spoken; otherwise the next "
+        "30 seconds are listened to as well"
+    )
+    language_detection_segments: int = RECOGNITION(4, least=1)(
+        "windows of 30 seconds to listen to at most, until one leaves no doubt"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignParams(SoundParams):
     """How a given text is placed in a recording."""
 
-    language: Language = None
+    language: str | None = _LANGUAGE(None)
 
 
 class _Seconds(Check):
@@ -287,151 +189,65 @@ def _seconds(given: str | float | Sequence[float]) -> list[float]:
 class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
     """How a recording is transcribed; every option means what it means in OpenAI's Whisper."""
 
-    best_of: BestOf = 5
-    temperature: Temperature = TEMPERATURES
-    clip_start: Annotated[
-        float,
-        Option(
-            group=RECOGNITION,
-            help="start of the part to transcribe, in seconds or as 1:30",
-            check=Bounds(least=0),
-            metavar="SECONDS",
-        ),
-    ] = 0.0
-    clip_end: Annotated[
-        float | None,
-        Option(
-            group=RECOGNITION,
-            help="end of that part, in seconds",
-            check=Bounds(above=0),
-            metavar="SECONDS",
-            default="the end",
-        ),
-    ] = None
-    batch: Annotated[
-        int | None,
-        Option(
-            group=RECOGNITION,
-            help="decode so many windows at once, cut where it is quiet; the fast way for long "
-            "recordings and for many",
-            check=Bounds(least=1, most=256),
-            metavar="N",
-            default="one window after the other",
-        ),
-    ] = None
-    clip_timestamps: Annotated[
-        str | Sequence[float] | None,
-        Option(
-            group=RECOGNITION,
-            help="several such parts: start,end,start,end,… in seconds, ascending; the last may "
-            "have no end",
-            check=_Seconds(),
-            metavar="SECONDS",
-            default="one part",
-        ),
-    ] = None
-    replace: Annotated[
-        str | Sequence[str],
-        Option(
-            group=RECOGNITION,
-            help="rules HEARD => WRITTEN for names and terms, of whole words in any case; on the "
-            "command line a file with one in each line",
-            check=Text(),
-            metavar="FILE",
-        ),
-    ] = ()
-    channels: Annotated[
-        str,
-        Option(
-            group=RECOGNITION,
-            help="mix them, or split them: each is transcribed by itself, as suits a call with a "
-            "speaker on each, and every segment tells its channel",
-            check=Choice(lambda: ("mix", SPLIT)),
-        ),
-    ] = "mix"
-    multilingual: Annotated[
-        bool,
-        Option(
-            group=RECOGNITION,
-            help="detect where the language changes, and decode each language span in its own",
-        ),
-    ] = False
-    draft: Annotated[str | DraftModel | None, draft_option(SEARCH)] = None
-    initial_prompt: Annotated[
-        str | None,
-        Option(
-            group=RECOGNITION,
-            help="text that precedes the recording: names and spellings to expect",
-            metavar="TEXT",
-        ),
-    ] = None
-    condition_on_previous_text: Annotated[
-        bool, Option(group=FALLBACK, help="give each window the text before it as its prompt")
-    ] = True
-    compression_ratio_threshold: Annotated[
-        float | None,
-        Option(
-            group=FALLBACK,
-            help="a window whose text compresses better than this has failed; None is off",
-            check=Bounds(least=0),
-            metavar="X",
-        ),
-    ] = 2.4
-    logprob_threshold: Annotated[
-        float | None,
-        Option(
-            group=FALLBACK,
-            help="a window whose mean log-probability is below this has failed; None is off",
-            check=Bounds(),
-            metavar="X",
-        ),
-    ] = -1.0
-    no_speech_threshold: Annotated[
-        float | None,
-        Option(
-            group=FALLBACK,
-            help="a failed window whose no-speech probability is above this is silence; None is "
-            "off",
-            check=Bounds(least=0, most=1),
-            metavar="X",
-        ),
-    ] = 0.6
-    word_timestamps: Annotated[
-        bool,
-        Option(
-            group=WORDS,
-            help="find out when each word was spoken; segments then begin and end with their words",
-        ),
-    ] = False
-    prepend_punctuations: Annotated[
-        str,
-        Option(
-            group=WORDS,
-            help="marks that belong to the word after them; needs word_timestamps",
-            check=Text(),
-            metavar="MARKS",
-        ),
-    ] = "\"'“¿([{-"
-    append_punctuations: Annotated[
-        str,
-        Option(
-            group=WORDS,
-            help="marks that belong to the word before them; needs word_timestamps",
-            check=Text(),
-            metavar="MARKS",
-        ),
-    ] = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
-    hallucination_silence_threshold: Annotated[
-        float | None,
-        Option(
-            group=WORDS,
-            help="skip silences longer than this, in seconds, where the text beside them was "
-            "probably made up; needs word_timestamps",
-            check=Bounds(least=0),
-            metavar="SECONDS",
-            default="off",
-        ),
-    ] = None
+    best_of: int = _BEST_OF(5)
+    temperature: float | Sequence[float] = _TEMPERATURE(TEMPERATURES)
+    clip_start: float = RECOGNITION(0.0, least=0, metavar="SECONDS")(
+        "start of the part to transcribe, in seconds or as 1:30"
+    )
+    clip_end: float | None = RECOGNITION(None, above=0, metavar="SECONDS", shown="the end")(
+        "end of that part, in seconds"
+    )
+    batch: int | None = RECOGNITION(
+        None, least=1, most=256, metavar="N", shown="one window after the other"
+    )(
+        "decode so many windows at once, cut where it is quiet; the fast way for long "
+        "recordings and for many"
+    )
+    clip_timestamps: str | Sequence[float] | None = RECOGNITION(
+        None, check=_Seconds(), metavar="SECONDS", shown="one part"
+    )("several such parts: start,end,start,end,… in seconds, ascending; the last may have no end")
+    replace: str | Sequence[str] = RECOGNITION((), check=Text(), metavar="FILE")(
+        "rules HEARD => WRITTEN for names and terms, of whole words in any case; on the "
+        "command line a file with one in each line"
+    )
+    channels: str = RECOGNITION("mix", check=Choice(lambda: ("mix", SPLIT)))(
+        "mix them, or split them: each is transcribed by itself, as suits a call with a "
+        "speaker on each, and every segment tells its channel"
+    )
+    multilingual: bool = RECOGNITION(False)(
+        "detect where the language changes, and decode each language span in its own"
+    )
+    draft: str | DraftModel | None = draft_option(SEARCH)(None)
+    initial_prompt: str | None = RECOGNITION(None, metavar="TEXT")(
+        "text that precedes the recording: names and spellings to expect"
+    )
+    condition_on_previous_text: bool = FALLBACK(True)(
+        "give each window the text before it as its prompt"
+    )
+    compression_ratio_threshold: float | None = FALLBACK(2.4, least=0, metavar="X")(
+        "a window whose text compresses better than this has failed; None is off"
+    )
+    logprob_threshold: float | None = FALLBACK(-1.0, check=Bounds(), metavar="X")(
+        "a window whose mean log-probability is below this has failed; None is off"
+    )
+    no_speech_threshold: float | None = FALLBACK(0.6, least=0, most=1, metavar="X")(
+        "a failed window whose no-speech probability is above this is silence; None is off"
+    )
+    word_timestamps: bool = WORDS(False)(
+        "find out when each word was spoken; segments then begin and end with their words"
+    )
+    prepend_punctuations: str = WORDS("\"'“¿([{-", check=Text(), metavar="MARKS")(
+        "marks that belong to the word after them; needs word_timestamps"
+    )
+    append_punctuations: str = WORDS("\"'.。,，!！?？:：”)]}、", check=Text(), metavar="MARKS")(  # noqa: RUF001
+        "marks that belong to the word before them; needs word_timestamps"
+    )
+    hallucination_silence_threshold: float | None = WORDS(
+        None, least=0, metavar="SECONDS", shown="off"
+    )(
+        "skip silences longer than this, in seconds, where the text beside them was "
+        "probably made up; needs word_timestamps"
+    )
 
     @override
     def __post_init__(self) -> None:
@@ -494,46 +310,21 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
 class SubtitleParams(Params):
     """How words are laid out in subtitles; all options but `cues` are those of OpenAI's Whisper."""
 
-    cues: Annotated[
-        str,
-        Option(
-            group=SUBTITLES,
-            help="what a subtitle holds: a segment, or a sentence, in two lines of 42 characters "
-            "unless max_line_width and max_line_count say otherwise",
-            check=Choice(lambda: ("segment", SENTENCE)),
-        ),
-    ] = "segment"
-    highlight_words: Annotated[
-        bool, Option(group=SUBTITLES, help="underline each word while it is spoken")
-    ] = False
-    max_line_width: Annotated[
-        int | None,
-        Option(
-            group=SUBTITLES,
-            help="characters in a line, at most",
-            check=Bounds(least=1),
-            default="any",
-        ),
-    ] = None
-    max_line_count: Annotated[
-        int | None,
-        Option(
-            group=SUBTITLES,
-            help="lines in a subtitle, at most, which then may hold words of several segments; "
-            "needs max_line_width",
-            check=Bounds(least=1),
-            default="any",
-        ),
-    ] = None
-    max_words_per_line: Annotated[
-        int | None,
-        Option(
-            group=SUBTITLES,
-            help="words in a subtitle, at most; excludes max_line_width",
-            check=Bounds(least=1),
-            default="any",
-        ),
-    ] = None
+    cues: str = SUBTITLES("segment", check=Choice(lambda: ("segment", SENTENCE)))(
+        "what a subtitle holds: a segment, or a sentence, in two lines of 42 characters "
+        "unless max_line_width and max_line_count say otherwise"
+    )
+    highlight_words: bool = SUBTITLES(False)("underline each word while it is spoken")
+    max_line_width: int | None = SUBTITLES(None, least=1, shown="any")(
+        "characters in a line, at most"
+    )
+    max_line_count: int | None = SUBTITLES(None, least=1, shown="any")(
+        "lines in a subtitle, at most, which then may hold words of several segments; "
+        "needs max_line_width"
+    )
+    max_words_per_line: int | None = SUBTITLES(None, least=1, shown="any")(
+        "words in a subtitle, at most; excludes max_line_width"
+    )
 
     @override
     def __post_init__(self) -> None:
@@ -565,47 +356,33 @@ _OF_RECORDINGS = (
 class LiveParams(TranscribeParams):
     """How sound that is still arriving is transcribed."""
 
-    step: Annotated[
-        float | None,
-        Option(
-            group=LIVE,
-            help="seconds of new sound after which the streaming window is decoded again; more "
-            "takes less work, and text settles later",
-            check=Bounds(least=0.03, most=10),
-            metavar="SECONDS",
-            default="1, of models that encode sound as it comes 0.03",
-        ),
-    ] = None
-    margin: Annotated[
-        float,
-        Option(
-            group=LIVE,
-            help="seconds at the end of the sound: words that the model attends to there are not "
-            "settled yet; less settles words earlier, and more of them wrong",
-            check=Bounds(least=0, most=10),
-            metavar="SECONDS",
-        ),
-    ] = 0.5
-    agreement: Annotated[
-        int | None,
-        Option(
-            group=LIVE,
-            help="successive hypotheses that must begin with a word before it is settled, instead "
-            "of --margin; fewer settle it earlier, and more of them wrong",
-            check=Bounds(least=2, most=10),
-            metavar="N",
-            default="2 where it is not known which of the model's heads follow the speech",
-        ),
-    ] = None
-    pause: Annotated[
-        float,
-        Option(
-            group=LIVE,
-            help="seconds without speech that end an utterance",
-            check=Bounds(least=0.1, most=10),
-            metavar="SECONDS",
-        ),
-    ] = 0.6
+    step: float | None = LIVE(
+        None,
+        least=0.03,
+        most=10,
+        metavar="SECONDS",
+        shown="1, of models that encode sound as it comes 0.03",
+    )(
+        "seconds of new sound after which the streaming window is decoded again; more "
+        "takes less work, and text settles later"
+    )
+    margin: float = LIVE(0.5, least=0, most=10, metavar="SECONDS")(
+        "seconds at the end of the sound: words that the model attends to there are not "
+        "settled yet; less settles words earlier, and more of them wrong"
+    )
+    agreement: int | None = LIVE(
+        None,
+        least=2,
+        most=10,
+        metavar="N",
+        shown="2 where it is not known which of the model's heads follow the speech",
+    )(
+        "successive hypotheses that must begin with a word before it is settled, instead "
+        "of --margin; fewer settle it earlier, and more of them wrong"
+    )
+    pause: float = LIVE(0.6, least=0.1, most=10, metavar="SECONDS")(
+        "seconds without speech that end an utterance"
+    )
 
     @override
     def _refuse_without_effect(self) -> None:
@@ -629,48 +406,21 @@ class LiveParams(TranscribeParams):
 class FolderParams(Params):
     """Which recordings of a folder are transcribed, and how many at once."""
 
-    recursive: Annotated[
-        bool,
-        Option(
-            group=FOLDERS,
-            help="also the recordings in folders inside of it",
-            flags=("--recursive", "-r"),
-        ),
-    ] = False
-    glob: Annotated[
-        str | Sequence[str],
-        Option(
-            group=FOLDERS,
-            help="files that match this pattern, such as *.dat or talks/*.wav; may be repeated",
-            check=Text(filled=True),
-            metavar="PATTERN",
-            default="the extensions of sound and video files",
-        ),
-    ] = ()
-    newer: Annotated[
-        str | None,
-        Option(
-            group=FOLDERS,
-            help="only files changed after this file, or after this date",
-            check=Text(filled=True),
-            metavar="FILE|DATE",
-        ),
-    ] = None
-    workers: Annotated[
-        int,
-        Option(
-            group=FOLDERS,
-            help="recordings transcribed at once; the model is in memory once",
-            check=Bounds(least=1, most=256),
-        ),
-    ] = 1
-    resume: Annotated[
-        bool,
-        Option(
-            group=FOLDERS,
-            help="keep what was done before and is unchanged; what failed is tried again",
-        ),
-    ] = False
+    recursive: bool = FOLDERS(False, flags=("--recursive", "-r"))(
+        "also the recordings in folders inside of it"
+    )
+    glob: str | Sequence[str] = FOLDERS(
+        (), check=FILLED, metavar="PATTERN", shown="the extensions of sound and video files"
+    )("files that match this pattern, such as *.dat or talks/*.wav; may be repeated")
+    newer: str | None = FOLDERS(None, check=FILLED, metavar="FILE|DATE")(
+        "only files changed after this file, or after this date"
+    )
+    workers: int = FOLDERS(1, least=1, most=256)(
+        "recordings transcribed at once; the model is in memory once"
+    )
+    resume: bool = FOLDERS(False)(
+        "keep what was done before and is unchanged; what failed is tried again"
+    )
 
     @override
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ Knows no tensor library, so that the command line can show its help at once.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 from typing_extensions import override
 
@@ -15,104 +15,56 @@ from kvcast.decoding.params import (
     SamplingParams,
 )
 from kvcast.errors import UsageError
-from kvcast.options import Check, Option, Text
+from kvcast.options import FILLED, Check, Group, Text
 
-CONVERSATION = "conversation"
-TRANSLATION = "translation"
-STRUCTURE = "structured output"
+CONVERSATION = Group("conversation")
+TRANSLATION = Group("translation")
+STRUCTURE = Group("structured output")
 
 
 class _Schema(Check):
     @override
     def problem(self, value: Any, kind: type) -> str | None:
-        return None if isinstance(value, Mapping) else Text(filled=True).problem(value, kind)
+        return None if isinstance(value, Mapping) else FILLED.problem(value, kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptParams(SamplingParams):
     """How prompts are understood, and how texts are written after them."""
 
-    chat: Annotated[
-        bool,
-        Option(
-            group=CONVERSATION,
-            help="put the prompt into the model's chat template as the user's message",
-        ),
-    ] = False
-    system: Annotated[
-        str | None,
-        Option(
-            group=CONVERSATION,
-            help="the system message, with chat; on the command line it implies chat",
-            check=Text(),
-            metavar="TEXT",
-        ),
-    ] = None
-    special_tokens: Annotated[
-        bool,
-        Option(
-            group=CONVERSATION,
-            help="read control tokens that a prompt spells, such as </s>, as these tokens; without "
-            "it they are text",
-        ),
-    ] = False
-    source_language: Annotated[
-        str | None,
-        Option(
-            group=TRANSLATION,
-            help="the source's language, by the model's code, such as eng_Latn, or its beginning",
-            check=Text(filled=True),
-            metavar="CODE",
-            default="the tokenizer's",
-        ),
-    ] = None
-    target_language: Annotated[
-        str | None,
-        Option(
-            group=TRANSLATION,
-            help="the language to translate into; models of one language take none",
-            check=Text(filled=True),
-            metavar="CODE",
-        ),
-    ] = None
-    sentences: Annotated[
-        bool,
-        Option(
-            group=TRANSLATION,
-            help="answer a source sentence by sentence, as is done in any case with one that is "
-            "too long for the model; needs kvcast[translation]",
-        ),
-    ] = False
-    json_schema: Annotated[
-        str | Mapping[str, Any] | None,
-        Option(
-            group=STRUCTURE,
-            help="write JSON that this JSON Schema describes, given as its text (on the command "
-            "line also a file, in Python also a dict)",
-            check=_Schema(),
-            metavar="JSON|FILE",
-        ),
-    ] = None
-    json_object: Annotated[bool, Option(group=STRUCTURE, help="write a JSON object")] = False
-    regex: Annotated[
-        str | None,
-        Option(
-            group=STRUCTURE,
-            help="write a text that this regular expression matches as a whole",
-            check=Text(filled=True),
-            metavar="PATTERN",
-        ),
-    ] = None
-    lark: Annotated[
-        str | None,
-        Option(
-            group=STRUCTURE,
-            help="write a text of this grammar in llguidance's variant of Lark (on the command "
-            "line a file)",
-            check=Text(filled=True),
-            metavar="FILE",
-        ),
-    ] = None
+    chat: bool = CONVERSATION(False)(
+        "put the prompt into the model's chat template as the user's message"
+    )
+    system: str | None = CONVERSATION(None, check=Text(), metavar="TEXT")(
+        "the system message, with chat; on the command line it implies chat"
+    )
+    special_tokens: bool = CONVERSATION(False)(
+        "read control tokens that a prompt spells, such as </s>, as these tokens; without "
+        "it they are text"
+    )
+    source_language: str | None = TRANSLATION(
+        None, check=FILLED, metavar="CODE", shown="the tokenizer's"
+    )("the source's language, by the model's code, such as eng_Latn, or its beginning")
+    target_language: str | None = TRANSLATION(None, check=FILLED, metavar="CODE")(
+        "the language to translate into; models of one language take none"
+    )
+    sentences: bool = TRANSLATION(False)(
+        "answer a source sentence by sentence, as is done in any case with one that is "
+        "too long for the model; needs kvcast[translation]"
+    )
+    json_schema: str | Mapping[str, Any] | None = STRUCTURE(
+        None, check=_Schema(), metavar="JSON|FILE"
+    )(
+        "write JSON that this JSON Schema describes, given as its text (on the command "
+        "line also a file, in Python also a dict)"
+    )
+    json_object: bool = STRUCTURE(False)("write a JSON object")
+    regex: str | None = STRUCTURE(None, check=FILLED, metavar="PATTERN")(
+        "write a text that this regular expression matches as a whole"
+    )
+    lark: str | None = STRUCTURE(None, check=FILLED, metavar="FILE")(
+        "write a text of this grammar in llguidance's variant of Lark (on the command line a file)"
+    )
 
     @override
     def __post_init__(self) -> None:

@@ -4,14 +4,12 @@ Turns options into filters and a strategy. Knows no requests and no recordings.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from typing_extensions import override
 
 from kvcast.decoding.filters import LogitFilter, NoRepeatNgram, RepetitionPenalty, SuppressTokens
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import UsageError
-from kvcast.options import Bounds, Option
 from kvcast.speech.params import SEARCH, WindowParams
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
 from kvcast.whisper.filters import FinishSegments, SuppressBlank, TimestampRules
@@ -37,9 +35,7 @@ class DecodingOptions(WindowParams):
 
     """
 
-    temperature: Annotated[
-        float, Option(group=SEARCH, help="0 is a search, more samples", check=Bounds(least=0))
-    ] = 0.0
+    temperature: float = SEARCH(0.0, least=0)("0 is a search, more samples")
     max_initial_timestamp: float | None = 1.0
     latest_start: float | None = None
 
