@@ -33,12 +33,9 @@ if TYPE_CHECKING:
     from kvcast.speech.live import LiveTranscription
     from kvcast.speech.segments import Segment, Word
     from kvcast.speech.transcription import Transcription
-    from kvcast.text.bart import BartModel
     from kvcast.text.model import TextModel, TextSession
-    from kvcast.text.t5 import T5Model
-    from kvcast.text.t5gemma import T5GemmaModel
+    from kvcast.text.text2text import BartModel, T5GemmaModel, T5Model, UnilmModel
     from kvcast.text.texts import TextGeneration
-    from kvcast.text.unilm import UnilmModel
     from kvcast.whisper.detection import DetectedLanguage
     from kvcast.whisper.model import WhisperModel
 
@@ -67,20 +64,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BartModel": "kvcast.text.bart",
+    "BartModel": "kvcast.text.text2text",
     "DetectedLanguage": "kvcast.whisper.detection",
     "Engine": "kvcast.engine.engine",
     "Grammar": "kvcast.decoding.grammar",
     "KvcastError": "kvcast.errors",
     "LiveTranscription": "kvcast.speech.live",
     "Segment": "kvcast.speech.segments",
-    "T5GemmaModel": "kvcast.text.t5gemma",
-    "T5Model": "kvcast.text.t5",
+    "T5GemmaModel": "kvcast.text.text2text",
+    "T5Model": "kvcast.text.text2text",
     "TextGeneration": "kvcast.text.texts",
     "TextModel": "kvcast.text.model",
     "TextSession": "kvcast.text.model",
     "Transcription": "kvcast.speech.transcription",
-    "UnilmModel": "kvcast.text.unilm",
+    "UnilmModel": "kvcast.text.text2text",
     "WhisperModel": "kvcast.whisper.model",
     "Word": "kvcast.speech.segments",
     "export_bundle": "kvcast.loading.exporting",

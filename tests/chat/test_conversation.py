@@ -17,8 +17,7 @@ from kit.tool_templates import (
     call,
     conversation,
 )
-from kvcast.chat.conversation import checked
-from kvcast.chat.tools_in_words import HEADING
+from kvcast.chat.conversation import HEADING, checked
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tokenizers.opening import open_text
 

@@ -13,11 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import kvcast.chat.template_worker
 import kvcast.chat.templates
 from kit.small_tokenizers import user
-from kvcast.chat.template_worker import TemplateWorker
-from kvcast.chat.templates import ChatTemplate
+from kvcast.chat.templates import ChatTemplate, TemplateWorker
 from kvcast.errors import KvcastError
 
 ECHO = "{{ messages[0].content }}"
@@ -109,7 +107,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced():
 def test_an_answer_that_is_none_is_one_line(garbage: str, monkeypatch, tmp_path):
     program = tmp_path / "spoilt.py"
     program.write_text(f"import time\n{garbage}\nimport sys; sys.stdout.flush(); time.sleep(600)")
-    monkeypatch.setattr(kvcast.chat.template_worker, "_PROGRAM", program)
+    monkeypatch.setattr(kvcast.chat.templates, "_PROGRAM", program)
     monkeypatch.setattr(kvcast.chat.templates, "LONGEST", 1000)
     with pytest.raises(KvcastError, match="its process ended with status") as error:
         template().render(user("hello"))
@@ -184,7 +182,7 @@ def test_processor_time_is_limited_for_each_conversation():
 
 
 def test_only_a_few_wait(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kvcast.chat.template_worker, "MOST", 2)
+    monkeypatch.setattr(kvcast.chat.templates, "MOST", 2)
     templates = [template() for _ in range(5)]
     for i, echo in enumerate(templates):
         assert echo.render(user(str(i))) == str(i)

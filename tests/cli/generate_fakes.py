@@ -13,7 +13,7 @@ from kvcast.cli import main
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading import opening as loading
-from kvcast.text.defaults import NO_DEFAULTS, GenerationDefaults
+from kvcast.text.params import NO_DEFAULTS, GenerationDefaults
 
 PIECES = (" in", " 東京,\n", "well")
 TEXT = "".join(PIECES)

@@ -27,8 +27,7 @@ from kvcast.decoding import drafters
 from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError
 from kvcast.text.model import TextModel
-from kvcast.text.t5 import T5Model
-from kvcast.text.unilm import UnilmModel
+from kvcast.text.text2text import T5Model, UnilmModel
 
 CASES = [
     (GEMMA3, "onnx"),

@@ -23,7 +23,7 @@ from kvcast.engine.requests import Prefix, Prompt, Request, compute
 from kvcast.engine.scheduler import Scheduler
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
-from kvcast.text.sources import Source
+from kvcast.text.text2text import Source
 from kvcast.text.texts import StoppingCriteria, Stopwatch
 from kvcast.whisper.filters import SuppressBlank
 from kvcast.whisper.requests import Features

@@ -24,11 +24,8 @@ from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
-from kvcast.text.bart import BartModel
 from kvcast.text.model import TextModel
-from kvcast.text.t5 import T5Model
-from kvcast.text.t5gemma import T5GemmaModel
-from kvcast.text.unilm import UnilmModel
+from kvcast.text.text2text import BartModel, T5GemmaModel, T5Model, UnilmModel
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.byt5 import ByteTokenizer
 from kvcast.tokenizers.opening import open_text

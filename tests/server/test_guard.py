@@ -17,7 +17,7 @@ import pytest
 
 from kit.text_models import saying
 from kvcast.server import bodies, connections, guard
-from kvcast.server.journal import LogFormatter, install
+from kvcast.server.monitoring import LogFormatter, install
 from server.serving import Server, serving, until
 
 HELLO = [{"role": "user", "content": "a private matter"}]

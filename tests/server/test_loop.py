@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from kit.text_models import saying
-from kvcast.server.documents import MOST_VALUES, parsed
-from kvcast.server.encoding import encoded, pieces
+from kvcast.server.bodies import MOST_VALUES, encoded, parsed, pieces
 from server.serving import Server, serving
 
 HELLO = [{"role": "user", "content": "hello"}]

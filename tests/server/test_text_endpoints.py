@@ -17,7 +17,7 @@ from kit.text_models import model, saying
 from kvcast.server.requests import CompletionRequest
 from kvcast.server.served import Served
 from kvcast.server.writing import keywords
-from kvcast.text.defaults import GenerationDefaults
+from kvcast.text.params import GenerationDefaults
 from kvcast.tokenizers.languages import Languages
 from server.serving import Server, serving
 from server.test_chat_completions import CALL, WEATHER, echo

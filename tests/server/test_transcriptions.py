@@ -24,7 +24,7 @@ import kvcast
 from audio.sound_files import FilmTrack, write_film
 from kit.scripted_whisper import scripted_translator
 from kvcast.server import speech
-from kvcast.server.recordings import Recordings
+from kvcast.server.speech import Recordings
 from server.serving import Server, serving, until
 
 ROOT = Path(__file__).parents[2]

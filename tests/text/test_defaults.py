@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from kvcast.errors import KvcastError, UsageError
-from kvcast.text.defaults import RECOMMENDED, GenerationDefaults
-from kvcast.text.params import PromptParams
+from kvcast.text.params import RECOMMENDED, GenerationDefaults, PromptParams
 from text.test_generate import same, text_model
 
 VALUES = {

@@ -137,7 +137,7 @@ def test_a_session_takes_a_grammar():
 def accepted(grammar: Grammar, text: str) -> bool:
     from llguidance import LLTokenizer
 
-    from kvcast.text.constraint import matcher
+    from kvcast.text.structured_output import matcher
 
     state = matcher(LLTokenizer("byte"), grammar)
     spelled = list(text.encode())

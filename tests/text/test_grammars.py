@@ -11,9 +11,9 @@ import pytest
 from kit.text_models import model_of
 from kvcast import Grammar
 from kvcast.errors import KvcastError, UsageError
-from kvcast.text import grammar_trials, grammars
-from kvcast.text.grammar_trials import FullError, Trials
-from kvcast.text.grammars import Grammars
+from kvcast.text import grammar_compiler, structured_output
+from kvcast.text.grammar_compiler import FullError, Trials
+from kvcast.text.structured_output import Grammars
 
 MODEL = model_of("byte-level")
 AFTER = 7
@@ -41,8 +41,8 @@ def test_a_schema_that_would_crash_the_process_is_refused(made: Grammars):
 
 
 def test_a_schema_that_would_take_minutes_is_refused(made: Grammars, monkeypatch):
-    monkeypatch.setattr(grammar_trials, "SECONDS", 1.0)
-    monkeypatch.setattr(grammar_trials, "SHORT", 0.2)
+    monkeypatch.setattr(grammar_compiler, "SECONDS", 1.0)
+    monkeypatch.setattr(grammar_compiler, "SHORT", 0.2)
     with pytest.raises(UsageError, match="too complex to be compiled: it takes more than 1 s of a"):
         made.begin(Grammar.json_schema(PATTERNS), AFTER)
 
@@ -65,8 +65,8 @@ def test_a_grammar_is_compiled_once_and_a_bad_one_refused_once(made: Grammars, m
         asked.append(grammar.text)
         return "" if grammar.text == "a" else "no"
 
-    monkeypatch.setattr(grammars, "TRIALS", Trials())
-    monkeypatch.setattr(grammar_trials._Worker, "_ask", ask)
+    monkeypatch.setattr(structured_output, "TRIALS", Trials())
+    monkeypatch.setattr(grammar_compiler._Worker, "_ask", ask)
     for _ in range(3):
         made.begin(Grammar.regex("a"), AFTER)
         with pytest.raises(UsageError, match=r"^regex cannot be used: no$"):
@@ -77,8 +77,10 @@ def test_a_grammar_is_compiled_once_and_a_bad_one_refused_once(made: Grammars, m
 
 def test_the_oldest_grammar_is_forgotten(made: Grammars, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr(grammars, "MOST_KEPT", 2)
-    monkeypatch.setattr(grammars, "_try_in_child", lambda grammar: asked.append(grammar.text))
+    monkeypatch.setattr(structured_output, "MOST_KEPT", 2)
+    monkeypatch.setattr(
+        structured_output, "_try_in_child", lambda grammar: asked.append(grammar.text)
+    )
     for pattern in "abacab":
         made.begin(Grammar.regex(pattern), AFTER)
     assert asked == ["a", "b", "c", "b"]
@@ -86,7 +88,7 @@ def test_the_oldest_grammar_is_forgotten(made: Grammars, monkeypatch):
 
 def test_without_an_interpreter_grammars_are_compiled_at_once(made: Grammars, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    monkeypatch.setattr(grammars, "TRIALS", Trials())
+    monkeypatch.setattr(structured_output, "TRIALS", Trials())
     made.begin(Grammar.regex("a"), AFTER)
     with pytest.raises(UsageError, match="unclosed group"):
         made.begin(Grammar.regex("(a"), AFTER)
@@ -103,7 +105,7 @@ def test_without_the_library_one_line_says_what_to_install(made: Grammars, monke
 def test_forced_text_is_spelled_as_the_tokenizer_does(kind: str):
     """A text that a grammar leaves no choice in gets the tokens that it has after another text."""
     tokenizer: Any = model_of(kind).tokenizer
-    tokens = grammars.Tokens(tokenizer, tokenizer.vocab_size)
+    tokens = structured_output.Tokens(tokenizer, tokenizer.vocab_size)
     for text in ("some years", ' how long"', "{", "sail."):
         spelled = tokens(text)
         assert b"".join(tokenizer.decoder.token_bytes(token) for token in spelled) == text.encode()
@@ -124,7 +126,7 @@ def hostile_is_long(trials: Trials) -> bool:
 
 
 def test_a_new_grammar_waits_for_none_that_takes_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_trials, "SHORT", 0.1)
+    monkeypatch.setattr(grammar_compiler, "SHORT", 0.1)
     trials = Trials(most=1)
     hostile = [trials.outcome(endless(number)) for number in range(3)]
     while not hostile_is_long(trials):
@@ -152,9 +154,9 @@ def test_few_processes_try_grammars_and_few_grammars_wait(monkeypatch: pytest.Mo
         running.remove(grammar.text)
         return "no"
 
-    monkeypatch.setattr(grammar_trials._Worker, "_ask", ask)
-    monkeypatch.setattr(grammar_trials, "MOST_WAITING", 5)
-    monkeypatch.setattr(grammar_trials, "MOST_KEPT", 4)
+    monkeypatch.setattr(grammar_compiler._Worker, "_ask", ask)
+    monkeypatch.setattr(grammar_compiler, "MOST_WAITING", 5)
+    monkeypatch.setattr(grammar_compiler, "MOST_KEPT", 4)
     trials = Trials(most=2)
     outcomes = []
     for number in range(7):
@@ -172,5 +174,5 @@ def test_few_processes_try_grammars_and_few_grammars_wait(monkeypatch: pytest.Mo
 
 def test_half_of_the_cores_try_grammars(monkeypatch: pytest.MonkeyPatch):
     for cores, most in ((1, 1), (2, 1), (3, 1), (8, 4)):
-        monkeypatch.setattr(grammar_trials, "available_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(grammar_compiler, "available_cores", lambda cores=cores: cores)
         assert Trials()._most == most

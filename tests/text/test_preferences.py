@@ -20,8 +20,8 @@ from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Histories, Prompt
 from kvcast.errors import UsageError
+from kvcast.text.logits_processors import Preferences
 from kvcast.text.model import TextModel
-from kvcast.text.preferences import Preferences
 from text.test_generate import text_model
 
 PREFERRING: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from kit.dimensions import LEAST_T5
 from kit.letters import END, FIRST, VOCAB, Letters
 from kit.scripted_runtimes import Script, ScriptedSources, number_of, random_script
 from kvcast.errors import KvcastError, UsageError
-from kvcast.text.t5 import T5Model
+from kvcast.text.text2text import T5Model
 
 START, POSITIONS = 1, 24
 RANDOM = random_script(VOCAB, 0, lambda length: {END: 2.0} if length > 4 else {})

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
-from kvcast.text.stops import StopStrings
+from kvcast.text.texts import StopStrings
 
 _FEW_LETTERS = st.text(st.sampled_from("ab\n"), max_size=30)
 _STOPS = st.lists(st.text(st.sampled_from("ab\n"), min_size=1, max_size=5), max_size=4)

@@ -17,7 +17,7 @@ from kvcast import Grammar
 from kvcast.chat.tool_calls import HERMES, LLAMA, MISTRAL_NAMED, ToolForm
 from kvcast.decoding.speculation import Ledger
 from kvcast.errors import UsageError
-from kvcast.text import grammars
+from kvcast.text import structured_output
 from kvcast.tokenizers.opening import open_text
 from text.test_generate import same
 
@@ -40,7 +40,7 @@ TELEPHONE = r"\(\d{3}\) \d{3}-\d{4}|ende?"
 def without_trial():
     """Nothing here harms a process, and a child for each schema would take long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammars, "_try_in_child", lambda _: None)
+        patch.setattr(structured_output, "_try_in_child", lambda _: None)
         yield
 
 

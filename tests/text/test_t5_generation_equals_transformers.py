@@ -12,7 +12,7 @@ from kit.models import open_folder, write
 from kit.small_tokenizers import Numbers, random_sources
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
-from kvcast.text.t5 import T5Model
+from kvcast.text.text2text import T5Model
 
 PAD, EOS, VOCAB = 0, 1, 160
 STEPS = 10

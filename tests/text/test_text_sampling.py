@@ -24,7 +24,7 @@ from kvcast.decoding.truncation import MinP, TopK, TopP, draw
 from kvcast.engine.requests import Prompt
 from kvcast.errors import KvcastError, UsageError
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling
-from kvcast.text.preferences import Preferences
+from kvcast.text.logits_processors import Preferences
 
 VOCAB = 700
 LOGITS = arrays(np.float32, st.integers(1, 300), elements=st.floats(-30, 30, width=32), unique=True)

@@ -11,7 +11,7 @@ from transformers import MBart50Tokenizer, MBartTokenizer, NllbTokenizer
 import kvcast
 from kit.random_barts import END, random_bart
 from kvcast.errors import UsageError
-from kvcast.text.t5 import T5Model
+from kvcast.text.text2text import T5Model
 from kvcast.tokenizers.languages import Languages
 from kvcast.tokenizers.opening import open_text
 from text.test_generate import text_model

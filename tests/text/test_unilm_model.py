@@ -18,7 +18,7 @@ from kit.small_tokenizers import Numbers, random_sources
 from kvcast.errors import UsageError
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.text.unilm import UnilmModel
+from kvcast.text.text2text import UnilmModel
 
 CLS, SEP = 1, 2
 NUMBERS = Numbers(MANY, end=SEP, before=[CLS], after=[SEP])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kit.small_tokenizers import user
 from kit.tool_templates import WEATHER
+from kvcast.chat.conversation import HEADING
 from kvcast.chat.tool_calls import IN_WORDS, ToolCall
-from kvcast.chat.tools_in_words import HEADING
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.opening import open_text

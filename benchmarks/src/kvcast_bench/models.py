@@ -66,7 +66,7 @@ class SpeechModel(BenchModel):
 class Seq2seqModel(BenchModel):
     """A T5, whose folder other programs read as it is."""
 
-    modules = ("kvcast.text.t5",)
+    modules = ("kvcast.text.text2text",)
 
     @override
     def hugging_face(self) -> Path:

@@ -8,7 +8,7 @@ from kit.in_transformers import random_t5, save_t5, t5_tensors
 from kit.models import own_cache
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
-from kvcast.text.t5 import T5Model
+from kvcast.text.text2text import T5Model
 from kvcast_bench.models import Seq2seqModel, installed_versions
 from kvcast_bench.peers.kvcast import Kvcast
 from kvcast_bench.peers.table import SEQ2SEQ

@@ -1,20 +1,221 @@
-"""Chat templates, which format conversations as a model expects them. Knows no tokens.
+"""Chat templates, which format conversations as a model expects them.
 
-A template comes with a model and is a program in Jinja2's language. So it runs in a process of its
-own (template_worker.py), so the worst outcome is a one-line error.
+A template comes with a model and is a program in Jinja2's language, so each is rendered in a
+process of its own (template_process.py): started when first needed, ended after a failure or much
+work. One that escapes from its sandbox sees no conversation that it would not be given anyway.
 """
 
+import contextlib
+import json
+import os
 import re
+import subprocess
+import sys
+import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from kvcast.chat.template_worker import EndedError, TemplateWorker, TooSlowError
 from kvcast.chat.tool_calls import ToolForm, form_of, knows_tools
 from kvcast.errors import KvcastError, in_one_line
 from kvcast.spec.text_files import whole_characters
+
+MOST = 4
+"""Maximum idle processes; beyond it, the one used longest ago is ended."""
+
+_PROGRAM = Path(__file__).with_name("template_process.py")
+
+
+class EndedError(Exception):
+    """The process ended without an answer."""
+
+
+class TooSlowError(Exception):
+    """The process took too long, and was ended."""
+
+
+class TemplateWorker:
+    """Renders one template. Threads may share it; a forked process gets a process of its own."""
+
+    def __init__(self, template: str, limits: Mapping[str, int], longest: int) -> None:
+        """Prepare; see template_process.py for the limits."""
+        beginning = {"template": template, "limits": limits, "longest": longest}
+        self._beginning = json.dumps(beginning).encode()
+        self._longest = 12 * longest + 1000  # a character is up to two escapes, of six bytes each
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._used = 0.0
+        with _crowd.lock:
+            _crowd.workers.add(self)
+
+    def render(self, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the process's answer.
+
+        Raises EndedError, TooSlowError, and OSError if no process can be started.
+        """
+        request = json.dumps(values).encode()
+        with self._lock:
+            self._used = time.monotonic()
+            if self._process is not None:
+                # One that waited may have been ended by others: that says nothing of the template.
+                with contextlib.suppress(EndedError):
+                    return self._exchange(self._process, request, seconds)
+            _crowd.make_room()
+            self._process = _Process(self._longest)
+            return self._exchange(self._process, self._beginning + b"\n" + request, seconds)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+    @property
+    def last_used(self) -> float | None:
+        """When it was, in seconds; None if it has no process."""
+        return None if self._process is None else self._used
+
+    def close_if_idle(self) -> None:
+        """End the process unless it is at work."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.close()
+            finally:
+                self._lock.release()
+
+    def forget(self) -> None:
+        """Leave the process to the one that this was forked from."""
+        self._lock = threading.Lock()  # a thread that is not here may have held the other
+        process, self._process = self._process, None
+        if process is not None:
+            process.leave()
+
+    def _exchange(self, process: "_Process", request: bytes, seconds: float) -> dict[str, Any]:
+        try:
+            reply = process.exchange(request, seconds)
+        except BaseException:  # an interrupt, too: the answer may still come
+            self.close()
+            raise
+        if reply.pop("last"):
+            self.close()
+        return reply
+
+
+class _Process:
+    """It has this process's import path, without the current folder, and none of its files."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        importable = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path if folder)
+        self._process = subprocess.Popen(  # noqa: S603, our own program
+            [sys.executable, "-P", str(_PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,  # nothing that a forked process could send once more
+            cwd=_PROGRAM.parent,  # folders of users can go while it waits
+            env=os.environ | {"PYTHONPATH": importable},
+        )
+
+    def exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
+        """Send a line and return the one that comes back."""
+        too_slow = threading.Event()
+
+        def end_it() -> None:
+            too_slow.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, end_it)
+        timer.daemon = True
+        timer.start()
+        try:
+            self._send(request + b"\n")
+            reply = self._read(self._line())
+        except (OSError, ValueError):  # it ended before it had answered
+            status = self._process.wait()
+            if too_slow.is_set():
+                raise TooSlowError from None
+            raise EndedError(f"its process ended with status {status}") from None
+        finally:
+            timer.cancel()
+        return reply
+
+    def _send(self, content: bytes) -> None:
+        pipe, rest = self._process.stdin, memoryview(content)
+        assert pipe is not None
+        while rest:
+            rest = rest[pipe.write(rest) :]
+
+    def _line(self) -> bytearray:
+        pipe, line = self._process.stdout, bytearray()
+        assert pipe is not None
+        while not line.endswith(b"\n"):  # which JSON does not contain
+            if not (piece := pipe.read(1 << 16)):
+                raise ValueError("the process ended")
+            line += piece
+            if len(line) > self._longest:
+                self._process.kill()
+        return line
+
+    def _read(self, line: bytearray) -> dict[str, Any]:
+        """Read an answer; only a template that escaped from its sandbox can have spoilt it."""
+        with contextlib.suppress(ValueError, RecursionError):
+            match json.loads(line):
+                case {"last": bool(), **answer} as reply if set(map(type, answer.values())) == {
+                    str
+                }:
+                    return dict(reply)
+        self._process.kill()
+        raise ValueError("the answer is none")
+
+    def end(self) -> None:
+        """Kill it: it holds nothing that is worth keeping."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def leave(self) -> None:
+        """Let go of a process that is another's child."""
+        self._process.returncode = 0  # as if it had been waited for
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+class _WorkerPool:
+    """All workers."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.workers: weakref.WeakSet[TemplateWorker] = weakref.WeakSet()
+
+    def make_room(self) -> None:
+        """End processes until there may be one more."""
+        with self.lock:
+            used = [(w.last_used, w) for w in self.workers]
+        waiting = sorted(((when, id(w), w) for when, w in used if when is not None))
+        for *_, worker in waiting[: max(0, len(waiting) - MOST + 1)]:
+            worker.close_if_idle()
+
+    def forget(self) -> None:
+        """Leave all processes to the one that this was forked from."""
+        self.lock = threading.Lock()
+        for worker in list(self.workers):
+            worker.forget()
+
+
+_crowd = _WorkerPool()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_crowd.forget)
+
 
 NO_TEMPLATE = "this model has no chat template: prompt it with plain text"
 

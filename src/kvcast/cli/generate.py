@@ -26,12 +26,11 @@ from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.loading.params import LOADING, LoadParams
 from kvcast.saving import prepare_folder, save
 from kvcast.spec.runtimes import OnPhase, ignore_phase
-from kvcast.text.defaults import RECOMMENDED
-from kvcast.text.params import CONVERSATION, STRUCTURE, TRANSLATION, PromptParams
+from kvcast.text.params import CONVERSATION, RECOMMENDED, STRUCTURE, TRANSLATION, PromptParams
 
 if TYPE_CHECKING:
     from kvcast.text.model import TextGeneration, TextModel
-    from kvcast.text.sources import SourceTextModel
+    from kvcast.text.text2text import SourceTextModel
 
     TextGenerator = TextModel | SourceTextModel
 

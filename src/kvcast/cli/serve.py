@@ -97,12 +97,12 @@ def run(args: argparse.Namespace) -> int:
     if not params.keys and (key := os.environ.get(KEY_VARIABLE)):
         params = replace(params, api_key=key)
     try:
-        from kvcast.server import journal, running
+        from kvcast.server import monitoring, running
     except ImportError as error:
         raise KvcastError(f"the server needs {error.name}: pip install 'kvcast[server]'") from None
     if args.ray is not None:
         return _serve_from_cluster(args, params, replica_range(replicas))
-    journal.install(as_json=params.log_json)
+    monitoring.install(as_json=params.log_json)
     listening = running.bound(params)
     try:
         models = _opened(args, params)
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     host, port = listening.getsockname()[:2]
     where = _where(models.names, host, port)
-    say = journal.note if params.log_json else console.say
+    say = monitoring.note if params.log_json else console.say
     running.run(models, params, listening, lambda: say(where))
     return 0
 

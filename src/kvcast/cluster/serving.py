@@ -25,15 +25,13 @@ from kvcast.cluster.mapping import most_actors
 from kvcast.cluster.params import LOCAL
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.server.app import create
-from kvcast.server.calls import Calls
+from kvcast.server.calls import Calls, State
 from kvcast.server.errors import busy
 from kvcast.server.guard import STATUS, Guard
-from kvcast.server.journal import RequestLog, install
-from kvcast.server.metrics import Metrics
+from kvcast.server.monitoring import Metrics, RequestLog, install
 from kvcast.server.params import ServeParams
 from kvcast.server.running import end_at_once
 from kvcast.server.served import Models
-from kvcast.server.state import State
 
 REPLICAS, GATEWAYS = "Replicas", "Gateways"
 

@@ -1,6 +1,6 @@
 """Grammars: schemas, patterns and rules that users give for a text.
 
-Knows no library of numbers and no tokens; `kvcast.text.constraint` holds texts to a grammar.
+Knows no library of numbers and no tokens; `kvcast.text.structured_output` holds texts to a grammar.
 """
 
 import json

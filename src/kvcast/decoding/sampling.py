@@ -1,7 +1,6 @@
 """Chooses one token from a row of logits: the likeliest, or a draw.
 
-A draw follows the penalties of `kvcast.text.preferences`. Knows neither runtimes nor the meaning
-of tokens.
+A draw follows the penalties of `kvcast.text.logits_processors`.
 """
 
 import numpy as np

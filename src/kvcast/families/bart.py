@@ -202,7 +202,7 @@ BART = Family(
     probe=lambda dimensions: source_probe(
         dimensions, dimensions.source_tokens, min(PROBED, dimensions.source_positions)
     ),
-    model_class="kvcast.text.bart:BartModel",
+    model_class="kvcast.text.text2text:BartModel",
     work_class="kvcast.inspect.work.bart:BartWork",
     facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},
 )

@@ -330,7 +330,7 @@ T5 = Family(
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(outliers=("gate", "activation")),
     probe=lambda dimensions: source_probe(dimensions, dimensions.vocab_size, PROBED),
-    model_class="kvcast.text.t5:T5Model",
+    model_class="kvcast.text.text2text:T5Model",
     work_class="kvcast.inspect.work.t5:T5Work",
     biased=True,
     facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},

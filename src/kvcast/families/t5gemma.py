@@ -323,7 +323,7 @@ T5GEMMA = Family(
     probe=lambda dimensions: source_probe(
         dimensions, dimensions.source_vocab_size, min(PROBED, dimensions.source_positions)
     ),
-    model_class="kvcast.text.t5gemma:T5GemmaModel",
+    model_class="kvcast.text.text2text:T5GemmaModel",
     work_class="kvcast.inspect.work.t5gemma:T5GemmaWork",
     rotary=lambda _: True,
     facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},

@@ -284,7 +284,7 @@ UNILM = Family(
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(int8_self_cache=True),
     probe=_probe,
-    model_class="kvcast.text.unilm:UnilmModel",
+    model_class="kvcast.text.text2text:UnilmModel",
     work_class="kvcast.inspect.work.unilm:UnilmWork",
     rotary=lambda dimensions: dimensions.rotary is not None,
 )

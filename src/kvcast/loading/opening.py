@@ -45,7 +45,7 @@ from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase,
 if TYPE_CHECKING:
     from kvcast.speech.model import SpeechModel
     from kvcast.text.model import TextModel
-    from kvcast.text.sources import SourceTextModel
+    from kvcast.text.text2text import SourceTextModel
     from kvcast.whisper.model import WhisperModel
 
 Model: TypeAlias = "WhisperModel | SpeechModel | TextModel | SourceTextModel"
@@ -176,7 +176,7 @@ def _opened(
 ) -> OpenedModel:
     """Return a model that recommends what its files do, if that is wanted, with their notices."""
     if model.task == "generate":
-        from kvcast.text.defaults import GenerationDefaults
+        from kvcast.text.params import GenerationDefaults
 
         notices = [*notices, *model.notices]
         if params.generation_config:

@@ -23,17 +23,15 @@ from starlette.types import ASGIApp
 import kvcast
 from kvcast.errors import KvcastError
 from kvcast.server.bodies import FormRoute, JsonRoute
-from kvcast.server.calls import Calls
+from kvcast.server.calls import Calls, State
 from kvcast.server.chat import chat_completions
 from kvcast.server.completions import completions
 from kvcast.server.errors import MESSAGES, ApiError, GoneError, api_error, document_for
 from kvcast.server.guard import Guard
-from kvcast.server.journal import RequestLog
 from kvcast.server.messages import count_tokens, messages
-from kvcast.server.metrics import Metrics
+from kvcast.server.monitoring import Metrics, RequestLog
 from kvcast.server.params import ServeParams
 from kvcast.server.realtime import Realtime
-from kvcast.server.recordings import Recordings
 from kvcast.server.requests import (
     KINDS,
     ChatRequest,
@@ -47,9 +45,8 @@ from kvcast.server.requests import (
 )
 from kvcast.server.responses import responses
 from kvcast.server.served import Models, Served
-from kvcast.server.sources import embeddings, text2text
-from kvcast.server.speech import SpeechForm, TranscriptionForm, speech
-from kvcast.server.state import State
+from kvcast.server.speech import Recordings, SpeechForm, TranscriptionForm, speech
+from kvcast.server.text2text import embeddings, text2text
 
 PAGE = Path(__file__).parent / "page"
 

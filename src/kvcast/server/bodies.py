@@ -1,11 +1,16 @@
-"""Routes: FastAPI's, but for how a body is read. What exceeds a megabyte of it is in a file.
+"""Bodies of requests and answers: JSON and forms, read within bounds, and JSON that is written.
 
-Knows no endpoint.
+Reading and writing hold the interpreter's lock, so documents that would take long are refused
+unread, and long ones are read and written in parts. Beyond a megabyte a body is in a file.
 """
 
+import json
+import json.decoder
+import math
+import re
 import tempfile
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, NoReturn, TypeAlias
 
 from anyio.to_thread import run_sync
 from fastapi.routing import APIRoute
@@ -13,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from kvcast.server.documents import parsed
 from kvcast.server.errors import ApiError
 
 _SMALL = 1 << 16
@@ -77,7 +81,7 @@ class _FormRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its body with `kvcast.server.documents`."""
+    """A route that reads its body with `kvcast.server.bodies`."""
 
     @override
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -104,3 +108,181 @@ class FormRoute(APIRoute):
             return await handle(_FormRequest(request.scope, request.receive))
 
         return handle_form
+
+
+MOST_VALUES = 1 << 20
+"""Commas of a document, at most: about the values in it."""
+
+MOST_NESTED = 1 << 18
+"""Lists and objects of a document, at most, as their brackets are counted."""
+
+MOST_NAMES = 1 << 17
+"""Names in its objects, at most, as colons are counted."""
+
+DEEPEST = 200
+"""Maximum nesting of lists and objects: answers repeat parts of requests, which must be
+serialisable."""
+
+_MOST = {"values": MOST_VALUES, "lists and objects": MOST_NESTED, "names": MOST_NAMES}
+
+_LONG = 1 << 19
+_LEVELS = 2
+"""Characters of a document that is not read in one call, and how many of its levels are apart."""
+
+_Scan: TypeAlias = Callable[[str, int], Any]
+
+_in_python: Any = json.decoder
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parsed(content: bytes | str) -> Any:
+    """Return a document; raises ValueError with the reason.
+
+    Lone surrogates and numbers that are not finite are no JSON, and no answer could repeat them.
+    """
+    text = _decoded(content) if isinstance(content, bytes) else content
+    opened = text.count("[") + text.count("{")
+    counts = {"values": text.count(","), "lists and objects": opened, "names": text.count(":")}
+    for label, most in _MOST.items():
+        if counts[label] > most:
+            raise ValueError(f"has more than {most:,} {label}")
+    try:
+        document = _decoder(len(text) > _LONG).decode(text)
+    except _NumberError:
+        raise ValueError("has a number that is not finite") from None
+    except RecursionError:
+        raise ValueError(f"is nested deeper than {DEEPEST} levels") from None
+    except ValueError:
+        raise ValueError("is not JSON") from None
+    if opened > DEEPEST and _is_deep(document):
+        raise ValueError(f"is nested deeper than {DEEPEST} levels")
+    if _SURROGATE.search(text) and not _is_text(document):
+        raise ValueError("has half of a surrogate pair, which is no character")
+    return document
+
+
+def _decoder(outer_levels_apart: bool) -> json.JSONDecoder:
+    """Return a decoder; one call reads either the whole document or a part of a part of it."""
+    decoder: Any = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_finite)
+    if outer_levels_apart:
+        for _ in range(_LEVELS):
+            decoder.scan_once = _apart(decoder.scan_once)
+    made: json.JSONDecoder = decoder
+    return made
+
+
+def _apart(scan_parts: _Scan) -> _Scan:
+    """Return a function that reads a value's parts one by one, as the library does in Python."""
+
+    def scan(text: str, at: int) -> Any:
+        match text[at : at + 1]:
+            case "{":
+                return _in_python.JSONObject((text, at + 1), True, scan_parts, None, None, {})
+            case "[":
+                return _in_python.JSONArray((text, at + 1), scan_parts)
+        return scan_parts(text, at)
+
+    return scan
+
+
+class _NumberError(Exception):
+    """A number that is not finite."""
+
+
+def _decoded(content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("is not JSON in UTF-8") from None
+
+
+def _refuse_number(_: str) -> NoReturn:
+    raise _NumberError
+
+
+def _finite(spelled: str) -> float:
+    number = float(spelled)
+    return number if math.isfinite(number) else _refuse_number(spelled)
+
+
+def _is_deep(document: Any) -> bool:
+    """Tell whether lists and objects lie deeper within one another than they may."""
+    level = [document]
+    for _ in range(DEEPEST + 1):
+        inner = (
+            container.values() if isinstance(container, dict) else container for container in level
+        )
+        level = [
+            child for container in inner for child in container if isinstance(child, (list, dict))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _is_text(document: Any) -> bool:
+    """Tell whether every text consists of whole characters."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_AT_ONCE = 500
+"""About how many values are encoded in one call."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def encoded(document: Any) -> str:
+    """Return a document as JSON; raises ValueError for a number that is not finite."""
+    return "".join(pieces(document))
+
+
+def pieces(document: Any) -> Iterator[str]:
+    """Yield the parts of a document's JSON."""
+    if count_of(document) <= _AT_ONCE:
+        yield _encode(document)
+    elif isinstance(document, dict):
+        for place, (name, value) in enumerate(document.items()):
+            yield f"{',' if place else '{'}{_encode(name)}:"
+            yield from pieces(value)
+        yield "}"
+    else:
+        yield "["
+        for place, some in enumerate(_together(document)):
+            if place:
+                yield ","
+            if len(some) == 1:
+                yield from pieces(some[0])
+            else:
+                yield _encode(some)[1:-1]
+        yield "]"
+
+
+def _together(values: list[Any]) -> Iterator[list[Any]]:
+    """Yield neighbours of a list that are encoded in one call."""
+    some: list[Any] = []
+    taken = 0
+    for value in values:
+        count = count_of(value)
+        if some and taken + count > _AT_ONCE:
+            yield some
+            some, taken = [], 0
+        some.append(value)
+        taken += count
+    yield some
+
+
+def count_of(document: Any, most: int = _AT_ONCE) -> int:
+    """Return how many values a document has, or more than `most` once that is certain."""
+    if not isinstance(document, (dict, list)):  # a tuple is short
+        return 1
+    count = 1
+    for value in document.values() if isinstance(document, dict) else document:
+        count += count_of(value, most - count)
+        if count > most:
+            break
+    return count

@@ -13,12 +13,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvcast.server.calls import State
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
 from kvcast.server.reading import AnswerReader, MadePrompt
 from kvcast.server.requests import ChatRequest
 from kvcast.server.served import Served
-from kvcast.server.state import State
 from kvcast.server.tools import CalledTool, Tools, tools_of
 from kvcast.server.writing import (
     NOT_WRITING,

@@ -12,12 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvcast.engine import Job
-from kvcast.server.calls import check_room
+from kvcast.server.calls import State, check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
 from kvcast.server.requests import CompletionRequest
 from kvcast.server.served import Served
-from kvcast.server.state import State
 from kvcast.server.writing import (
     NOT_WRITING,
     copied,

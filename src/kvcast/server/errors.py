@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from kvcast.engine import ClosedError, DeadlineError, QueueFullError
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
-from kvcast.text.grammar_trials import FullError
+from kvcast.text.grammar_compiler import FullError
 
 RETRY_SECONDS = 1
 """When a client that was refused for load should try again."""

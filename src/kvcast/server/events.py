@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from kvcast.engine import Job
+from kvcast.server.bodies import encoded
 from kvcast.server.calls import Calls
-from kvcast.server.encoding import encoded
 from kvcast.server.errors import ApiError, api_error
 
 DONE = "data: [DONE]\n\n"

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from kvcast.machine.memory import give_back
+from kvcast.server.calls import State
 from kvcast.server.connections import (
     MOST_HEADERS,
     MOST_URL,
@@ -29,7 +30,6 @@ from kvcast.server.connections import (
 )
 from kvcast.server.errors import ApiError, GoneError, api_error, busy, document_for
 from kvcast.server.params import ServeParams
-from kvcast.server.state import State
 
 _OPEN = ("/", "/page", "/health", "/ready")
 """Paths without a key: they reveal nothing of other clients' requests."""

@@ -10,7 +10,7 @@ from typing import Any
 from kvcast.chat.reasoning import ReasoningParser
 from kvcast.server.served import CHAT, Served
 from kvcast.server.tools import CalledTool, Tools
-from kvcast.text.reasoning_budget import has_begun
+from kvcast.text.logits_processors import has_begun
 
 
 @dataclass

@@ -13,11 +13,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvcast.server.calls import State
 from kvcast.server.errors import ApiError
 from kvcast.server.events import event, streamed
 from kvcast.server.requests import ResponsesRequest
 from kvcast.server.served import Served
-from kvcast.server.state import State
 from kvcast.server.tools import CalledTool, Reader, Tools, tools_of
 from kvcast.server.writing import (
     NOT_WRITING,

@@ -1,7 +1,7 @@
 """Generates texts for every family: prompts in, requests to a scheduler, texts out.
 
-`kvcast.text.model` and `kvcast.text.sources` add how their families encode and read a prompt. Knows
-no checkpoint and no bundle.
+`kvcast.text.model` and `kvcast.text.text2text` add how their families encode and read a prompt.
+
 """
 
 from abc import ABC, abstractmethod
@@ -27,16 +27,16 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.runtimes.exclusive import exclusive
-from kvcast.text.defaults import (
+from kvcast.text.params import (
     NO_DEFAULTS,
     GenerationDefaults,
+    PromptParams,
     completed,
     completed_alone,
 )
-from kvcast.text.grammars import Grammars
-from kvcast.text.params import PromptParams
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
 from kvcast.text.sentences import JoinedPieces, Part, joined
+from kvcast.text.structured_output import Grammars
 from kvcast.text.texts import StoppingCriteria, Stopwatch, TextGeneration
 from kvcast.tokenizers.base import TextTokenizer
 

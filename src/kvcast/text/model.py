@@ -21,7 +21,6 @@ from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.runtimes.exclusive import exclusive
-from kvcast.text.defaults import GenerationDefaults, completed
 from kvcast.text.generation import (
     EncodedText,
     GenerationTask,
@@ -31,8 +30,8 @@ from kvcast.text.generation import (
     TextPrompt,
     is_one_prompt,
 )
-from kvcast.text.grammars import Grammars
-from kvcast.text.params import PromptParams
+from kvcast.text.params import GenerationDefaults, PromptParams, completed
+from kvcast.text.structured_output import Grammars
 from kvcast.text.texts import TextGeneration
 from kvcast.tokenizers.base import TextTokenizer
 

@@ -26,9 +26,8 @@ from kvcast.decoding.speculation import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
-from kvcast.text.constraint import GrammarFilter, GrammarPlace
-from kvcast.text.preferences import Preferences
-from kvcast.text.reasoning_budget import ReasoningBudget
+from kvcast.text.logits_processors import Preferences, ReasoningBudget
+from kvcast.text.structured_output import GrammarFilter, GrammarPlace
 from kvcast.text.texts import (
     Alternatives,
     StoppingCriteria,

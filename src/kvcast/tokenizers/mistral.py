@@ -13,9 +13,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.chat.conversation import Message, Tool, checked
+from kvcast.chat.conversation import Message, Tool, checked, in_words
 from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, ToolForm
-from kvcast.chat.tools_in_words import in_words
 from kvcast.errors import KvcastError, in_one_line
 from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer

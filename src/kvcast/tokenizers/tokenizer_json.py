@@ -27,10 +27,17 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.chat.conversation import Conversation, Message, Tool, checked
+from kvcast.chat.conversation import (
+    HEADING,
+    Conversation,
+    Message,
+    Tool,
+    checked,
+    in_words,
+    without_system,
+)
 from kvcast.chat.templates import NO_TEMPLATE, ChatTemplate, TemplateRefusalError
 from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, UNKNOWN_FORM, ToolForm
-from kvcast.chat.tools_in_words import HEADING, in_words, without_system
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer

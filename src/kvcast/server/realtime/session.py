@@ -26,8 +26,13 @@ from kvcast.server.realtime.shapes import (
     parsed,
     shaped,
 )
-from kvcast.server.realtime.sound import Samples, SessionSound
-from kvcast.server.realtime.transcribing import SpokenTurn, TurnTranscriber, TurnUpdate
+from kvcast.server.realtime.transcribing import (
+    Samples,
+    SessionSound,
+    SpokenTurn,
+    TurnTranscriber,
+    TurnUpdate,
+)
 from kvcast.speech.live_window import LiveWindow
 
 Event: TypeAlias = dict[str, Any]

@@ -1,9 +1,8 @@
-"""Tries grammars in child processes: few at a time, each grammar once, by processor time.
+"""Compiles grammars in child processes: few at a time, each grammar once, by processor time.
 
-The near side of grammar_process.py. A grammar has a short trial first, the small ones before large
-ones. One that needs longer waits behind all that have had none, and gives way to them: it may be
-one of many that take for ever.
-Knows no model.
+The parent of grammar_process.py. A grammar has a short trial first, small ones before large ones.
+One that needs longer waits behind all that have had none, and is interrupted for them: it may be
+one of many that never end.
 """
 
 import atexit

@@ -15,12 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvcast.engine import Job
-from kvcast.server.calls import Check, check_room
+from kvcast.server.calls import Check, State, check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.events import DONE, event, streamed
 from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
 from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT
-from kvcast.server.state import State
 from kvcast.server.writing import NOT_WRITING, PromptLimit, keywords, limited, usage
 from kvcast.text.caller import TextDelta
 from kvcast.text.generation import EncodedText

@@ -1,12 +1,15 @@
-"""Preferences: a text's bias and penalties on scores, before a token is chosen.
+"""Logits processors of a text: bias, penalties, forced tokens; and the budget of its reasoning.
 
-The order is vLLM's: bias, repetition penalty, then presence and frequency penalties. A first or
-last token that is forced takes the place of all of them.
-Knows nothing of how a token is chosen.
+The order is vLLM's: bias, repetition penalty, then presence and frequency penalties. A forced first
+or last token replaces all of them.
 """
+
+from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
+from kvcast.chat.reasoning import BEGIN, END, ReasoningParser
 from kvcast.decoding.filters import (
     LogitBias,
     LogitFilter,
@@ -18,7 +21,8 @@ from kvcast.decoding.filters import (
 )
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Histories, Prompt
-from kvcast.runtimes.base import Float32
+from kvcast.runtimes.base import Float32, Int64
+from kvcast.tokenizers.base import TextTokenizer
 
 
 class Preferences:
@@ -73,3 +77,47 @@ class Preferences:
         if self._last is not None and seen.length == self._room - 1:
             return self._last
         return self._first if seen.length == 0 else None
+
+
+_TAIL = 16
+"""Tokens at the end of a prompt that may begin the reasoning."""
+
+
+class ReasoningBudget:
+    """The tokens that one text's reasoning may still take."""
+
+    def __init__(self, most: int, tokenizer: TextTokenizer, prompt_s: Int64) -> None:
+        """Begin after a prompt, with so many tokens."""
+        self._left = most
+        self._parser = ReasoningParser(begun=has_begun(tokenizer, prompt_s))
+        self._ending = _tokens_of_end(tokenizer)
+        self._forced: deque[int] = deque()
+        self._check()
+
+    def forced(self) -> int | None:
+        """Return the token that must come next, if one must."""
+        return self._forced.popleft() if self._forced else None
+
+    def wrote(self, text: str) -> None:
+        """Take note of a token, by the text that became certain with it."""
+        self._left -= self._parser.reasons
+        self._parser.push(text)
+        self._check()
+
+    def _check(self) -> None:
+        if self._left <= 0 and self._parser.reasons and not self._forced:
+            self._forced.extend(self._ending)
+
+
+def has_begun(tokenizer: TextTokenizer, prompt_s: Sequence[int] | Int64) -> bool:
+    """Tell whether a prompt ends with the beginning of reasoning, as some templates' do."""
+    tail = [int(token) for token in prompt_s[-_TAIL:]]
+    return tokenizer.decode(tail).rstrip().endswith(BEGIN)
+
+
+def _tokens_of_end(tokenizer: TextTokenizer) -> list[int]:
+    if (token := tokenizer.control_tokens([END]).get(END)) is not None:
+        return [token]
+    empty = tokenizer.encode("")
+    tokens = tokenizer.encode(END)
+    return tokens[len(empty) :] if tokens[: len(empty)] == empty else tokens
