@@ -29,6 +29,7 @@ from kvcast.spec.runtimes import RUNTIMES, RuntimeInfo
 from kvcast.speech import params as speech
 from kvcast.speech.abilities import ABILITIES
 from kvcast.text import params as text
+from kvcast.transcripts import params as transcripts
 from kvcast.verification import params as verification
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -66,7 +67,7 @@ def _table(match: re.Match[str]) -> str:
         tables = {"runtimes": runtime_table, "models": model_table, "speech": speech_table}
         lines = tables[match["rows"]]()
     else:
-        rooms = (loading, text, speech, server, cluster, quantizing, verification)
+        rooms = (loading, text, speech, transcripts, server, cluster, quantizing, verification)
         declared: type[Params] = {k: v for room in rooms for k, v in vars(room).items()}[
             match["params"]
         ]

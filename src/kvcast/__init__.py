@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from kvcast.loading.exporting import export_bundle
     from kvcast.loading.opening import load
     from kvcast.speech.live import LiveTranscription
-    from kvcast.speech.segments import Segment, Word
     from kvcast.speech.transcription import Transcription
     from kvcast.text.model import TextModel, TextSession
     from kvcast.text.text2text import BartModel, T5GemmaModel, T5Model, UnilmModel
     from kvcast.text.texts import TextGeneration
-    from kvcast.whisper.detection import DetectedLanguage
+    from kvcast.transcripts.segments import Segment, Word
+    from kvcast.whisper.language_detection import DetectedLanguage
     from kvcast.whisper.model import WhisperModel
 
 __version__ = "0.2.0"
@@ -65,12 +65,12 @@ __all__ = [
 
 _HOMES = {
     "BartModel": "kvcast.text.text2text",
-    "DetectedLanguage": "kvcast.whisper.detection",
+    "DetectedLanguage": "kvcast.whisper.language_detection",
     "Engine": "kvcast.engine.engine",
     "Grammar": "kvcast.decoding.grammar",
     "KvcastError": "kvcast.errors",
     "LiveTranscription": "kvcast.speech.live",
-    "Segment": "kvcast.speech.segments",
+    "Segment": "kvcast.transcripts.segments",
     "T5GemmaModel": "kvcast.text.text2text",
     "T5Model": "kvcast.text.text2text",
     "TextGeneration": "kvcast.text.texts",
@@ -79,7 +79,7 @@ _HOMES = {
     "Transcription": "kvcast.speech.transcription",
     "UnilmModel": "kvcast.text.text2text",
     "WhisperModel": "kvcast.whisper.model",
-    "Word": "kvcast.speech.segments",
+    "Word": "kvcast.transcripts.segments",
     "export_bundle": "kvcast.loading.exporting",
     "load": "kvcast.loading.opening",
 }

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvcast.audio.clock import FrameClock
+from kvcast.audio.containers import FrameClock
 
 LASTS = 0.02
 EXACT = LASTS * np.arange(200)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.audio.endpoints import BLOCK, Change, Endpoints, Loudness
+from kvcast.audio.vad import BLOCK, Change, Endpoints, Loudness
 
 
 def scripted(probabilities: Sequence[float]):

@@ -7,7 +7,7 @@ import soundfile
 
 from audio.sound_files import BY_PYAV, write_by_pyav
 from kvcast.audio.decode import open_audio
-from kvcast.audio.extensions import EXTENSIONS, LIBSNDFILE, PYAV
+from kvcast.audio.formats import EXTENSIONS, LIBSNDFILE, PYAV
 from kvcast.audio.media import FORMATS
 
 RATE = 16_000

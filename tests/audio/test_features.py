@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import whisper
 from kvcast.audio import features
-from kvcast.audio.arrays import ArrayAudio
+from kvcast.audio.decode import ArrayAudio
 from kvcast.audio.features import MelWindows, log_mel_stream, open_features
 from kvcast.audio.mel import SILENCE, normalised
 from kvcast.audio.source import AudioSource

@@ -8,7 +8,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from kvcast.audio.g711 import decode_a_law, decode_mu_law
+from kvcast.audio.stream import decode_a_law, decode_mu_law
 
 LAWS = {"ULAW": decode_mu_law, "ALAW": decode_a_law}
 CODES = bytes(range(256))

@@ -9,10 +9,10 @@ import soxr
 
 from audio.sound_files import BY_PYAV, write_by_pyav
 from audio.test_decode import decoded, likeness, without_xing_frame
-from kvcast.audio import joined as joined_files
-from kvcast.audio import matroska, mpeg, ogg
-from kvcast.audio.joined import parts
-from kvcast.audio.section import FileSection
+from kvcast.audio import bitstreams, containers
+from kvcast.audio import formats as joined_files
+from kvcast.audio.formats import parts
+from kvcast.audio.reader import FileSection
 
 SECONDS = 3
 BY_LIBSNDFILE = ["wav", "rf64", "w64", "aiff", "au", "caf", "flac", "ogg", "opus", "mp3"]
@@ -107,11 +107,21 @@ HEADER = b"fLaC\x00\x00\x00\x22"
 MADE_UP = {
     "flacs": (HEADER * 3_000, joined_files, "_after_beginning", {"MOST_PARTS": 50}),
     "marks": (HEADER + b"TTA1" * 5_000, joined_files, "_after_beginning", {"_MOST_MARKS": 50}),
-    "frames": (b"\xff\xfb\x90\x64" + b"\xff" * 9_000, mpeg, "mpeg_frame", {"_MOST_TRIES": 50}),
-    "pages": ((b"OggS" + bytes(22) + b"\xff" * 256) * 300, ogg, "_page", {"_MOST_DAMAGED": 50}),
+    "frames": (
+        b"\xff\xfb\x90\x64" + b"\xff" * 9_000,
+        bitstreams,
+        "mpeg_frame",
+        {"_MOST_TRIES": 50},
+    ),
+    "pages": (
+        (b"OggS" + bytes(22) + b"\xff" * 256) * 300,
+        bitstreams,
+        "_page",
+        {"_MOST_DAMAGED": 50},
+    ),
     "elements": (
         b"\x1a\x45\xdf\xa3" + b"\xec\x00" * 9_000,
-        matroska,
+        containers,
         "_is_good",
         {"_NEAR": 10, "_MOST_VOIDS": 5},
     ),
@@ -128,8 +138,8 @@ def test_files_that_were_made_to_take_time_take_little_work(tmp_path, monkeypatc
     (tmp_path / "made up").write_bytes(content)
     with (tmp_path / "made up").open("rb") as file:
         assert len(parts(file)) <= 51
-        ogg.read_pages(FileSection(file))
-        matroska.void_patches(FileSection(file))
+        bitstreams.read_pages(FileSection(file))
+        containers.void_patches(FileSection(file))
     assert 0 < called.call_count < 120
 
 
@@ -181,7 +191,7 @@ def test_pictures_in_tags_and_damage_are_no_recordings(encode, speech, tmp_path)
 
 
 def test_a_beginning_at_the_edge_of_what_is_read_at_once_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr("kvcast.audio.joined._AT_ONCE", 64)
+    monkeypatch.setattr("kvcast.audio.formats._AT_ONCE", 64)
     header = b"fLaC\x00\x00\x00\x22"
     for length in range(40, 90):
         (tmp_path / "a").write_bytes((header + bytes(length)) * 2)

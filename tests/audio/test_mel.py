@@ -13,8 +13,7 @@ from transformers import (
 
 import whisper
 from kvcast.audio.features import open_features
-from kvcast.audio.mel import HOP, N_FFT, SILENCE, log_mel_frames, mel_filters
-from kvcast.audio.normalised_mel import normalised_log_mel
+from kvcast.audio.mel import HOP, N_FFT, SILENCE, log_mel_frames, mel_filters, normalised_log_mel
 
 BANDS = pytest.mark.parametrize("n_mels", [80, 128])
 

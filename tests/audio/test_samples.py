@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcast.audio import samples
+from kvcast.audio import features
 from kvcast.audio.decode import open_audio
-from kvcast.audio.samples import SampledSound
+from kvcast.audio.features import SampledSound
 
 SOUND = np.random.default_rng(0).normal(0, 0.1, 16_000 * 5 + 77).astype(np.float32)
 PLACES = ((0, 100), (0, 40), (40, 130), (130, 500), (20, 60), (499, 500), (300, 501))
@@ -15,7 +15,7 @@ PLACES = ((0, 100), (0, 40), (40, 130), (130, 500), (20, 60), (499, 500), (300, 
 
 @pytest.mark.parametrize("kept", [0, 10**7], ids=["read again", "kept"])
 def test_excerpts_have_their_samples_in_any_order(kept: int, monkeypatch: Any):
-    monkeypatch.setattr(samples, "_KEPT", kept)
+    monkeypatch.setattr(features, "_KEPT", kept)
     sound = SampledSound(open_audio(SOUND))
     assert (sound.content_frames, sound.duration) == (500, len(SOUND) / 16_000)
     for first, end in PLACES:

@@ -10,7 +10,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcast.audio.foreign import foreign
+from kvcast.audio.formats import foreign
 from kvcast.audio.stream import SoundStream
 from kvcast.errors import InputOutputError
 

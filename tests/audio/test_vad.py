@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvcast.audio.arrays import ArrayAudio
-from kvcast.audio.decode import AudioSource
+from kvcast.audio.decode import ArrayAudio, AudioSource
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part
 from kvcast.audio.vad import BLOCK, SpeechOnly, find_speech, speech_parts

@@ -16,7 +16,7 @@ from kvcast.decoding.speculation import DraftCounts
 from kvcast.loading import opening as loading
 from kvcast.loading.params import LoadParams
 from kvcast.spec.runtimes import OnPhase
-from kvcast.speech.segments import Word
+from kvcast.transcripts.segments import Word
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from kvcast.cli import main
 from kvcast.errors import InputOutputError
 from kvcast.loading import opening as loading
 from kvcast.loading.params import LoadParams
-from kvcast.whisper import folders
+from kvcast.transcripts import folders
 
 TRACED = (str(Path(folders.__file__).parent), saving.__file__)
 
@@ -76,8 +76,8 @@ if __name__ == "__main__":
     loading.open_model = open_model
     loading.model_digest = lambda *_: ""
     # Imported before lines are counted: a module's own lines are no part of a run.
-    import kvcast.whisper.folders.run
-    import kvcast.whisper.folders.working  # noqa: F401
+    import kvcast.transcripts.folders.run
+    import kvcast.transcripts.folders.workers  # noqa: F401
 
     counted = trace_lines(int(os.environ.get("KVCAST_KILL_AT", "0")))
     code = main()

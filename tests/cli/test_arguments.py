@@ -13,7 +13,8 @@ from kvcast.cli.other_tools import translated
 from kvcast.cluster.params import ClusterParams
 from kvcast.errors import UsageError
 from kvcast.loading.params import OF_TEXTS, LoadParams
-from kvcast.speech.params import FolderParams, LiveParams, SubtitleParams, TranscribeParams
+from kvcast.speech.params import LiveParams, TranscribeParams
+from kvcast.transcripts.params import FolderParams, SubtitleParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMISED = shlex.split("""--model --language --task --beam --best-of --temperature --patience

@@ -80,7 +80,7 @@ def test_runtimes_are_those_that_have_code():
 
 
 def test_the_scripted_segment_has_the_real_ones_fields():
-    from kvcast.speech.segments import Segment
+    from kvcast.transcripts.segments import Segment
 
     names = {field.name for field in dataclasses.fields(FakeSegment)}
     assert {field.name for field in dataclasses.fields(Segment)} == names

@@ -9,7 +9,7 @@ import pytest
 
 from kvcast.cli import main
 from kvcast.errors import InputOutputError, KvcastError
-from kvcast.whisper.detection import DetectedLanguage
+from kvcast.whisper.language_detection import DetectedLanguage
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs" / "language.schema.json").read_text(encoding="utf-8")

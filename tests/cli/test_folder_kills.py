@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.whisper.folders.journal import unsealed
-from kvcast.whisper.writers import EXTENSIONS
+from kvcast.transcripts.folders.journal import unsealed
+from kvcast.transcripts.writers import EXTENSIONS
 
 FAKES = Path(__file__).with_name("folder_fakes.py")
 RECORDINGS = {

@@ -246,7 +246,7 @@ def test_a_recording_that_was_only_touched_is_kept_and_looked_into_once(model, f
     os.utime(folder / "a.wav", ns=(1, 1))
     assert transcribe(folder, "--resume", "-q") == 0
     assert model.taken(folder) == []
-    monkeypatch.setattr("kvcast.whisper.folders.run.RecordingFile.at", None)
+    monkeypatch.setattr("kvcast.transcripts.folders.run.RecordingFile.at", None)
     (folder / "a.wav").write_text("b")  # as large, and as old: taken for the same
     os.utime(folder / "a.wav", ns=(1, 1))
     assert transcribe(folder, "--resume", "-q") == 0
@@ -410,7 +410,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run(model, folder, monkeypatc
 
     monkeypatch.setattr(os, "fsync", full)
     monkeypatch.setattr(
-        "kvcast.whisper.folders.run.save", lambda *a, **k: saved.append(save(*a, **k))
+        "kvcast.transcripts.folders.run.save", lambda *a, **k: saved.append(save(*a, **k))
     )
     assert transcribe(folder) == 74
     assert "journal.jsonl: No space left on device" in capsys.readouterr().err

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cli.cli_fakes import SEGMENTS, FakeSegment
 from kvcast.audio.timeline import Part
-from kvcast.speech.params import SubtitleParams
-from kvcast.speech.segments import Word
-from kvcast.whisper.writers import STREAMED, TranscriptDocument, render
+from kvcast.transcripts.params import SubtitleParams
+from kvcast.transcripts.segments import Word
+from kvcast.transcripts.writers import STREAMED, TranscriptDocument, render
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs" / "transcript.schema.json").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import soundfile
 
 from cluster.nodes import Nodes, nodes, run, start, until
 from kit.tiny_gguf import tiny_llama
-from kvcast.whisper.folders.journal import unsealed
+from kvcast.transcripts.folders.journal import unsealed
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 MODEL = ("--model", "demo", "--runtime", "native", "--threads", "1", "--quiet")

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from kit.openai_whisper import openai_tokenizer
 from kvcast.decoding.filters import LogitFilter, SuppressTokens
-from kvcast.whisper.filters import SuppressBlank, TimestampRules
+from kvcast.whisper.decoding import SuppressBlank, TimestampRules
 
 # A small vocabulary: text, the end, two control tokens, <|notimestamps|>, timestamps.
 EOT, NO_TIMESTAMPS, BEGIN, VOCAB = 12, 15, 16, 30

@@ -25,7 +25,7 @@ from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, SearchRequest
 from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
 from kvcast.text.text2text import Source
 from kvcast.text.texts import StoppingCriteria, Stopwatch
-from kvcast.whisper.filters import SuppressBlank
+from kvcast.whisper.decoding import SuppressBlank
 from kvcast.whisper.requests import Features
 
 CAPACITY, ROWS = 24, 5

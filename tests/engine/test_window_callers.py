@@ -20,8 +20,8 @@ from kvcast.engine.callers import Policy
 from kvcast.errors import InputMissingError, UsageError
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.requests import Features
-from kvcast.whisper.token_times import TokenTimes
 from kvcast.whisper.windows import WindowRequests
+from kvcast.whisper.words import TokenTimes
 
 RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 

@@ -21,8 +21,8 @@ from kit.dimensions import LEAST_WHISPER
 from kit.openai_whisper import openai_tokenizer_json
 from kit.scripted_runtimes import ScriptedRuntime
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.audio.endpoints import BLOCK
 from kvcast.audio.timeline import Part, Timeline
+from kvcast.audio.vad import BLOCK
 from kvcast.engine.callers import Policy
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.engine.scheduler import Scheduler
@@ -81,7 +81,7 @@ def place(window_mt: Float32) -> tuple[int, int]:
 
 @dataclass
 class NumberedWindows:
-    """Meets `kvcast.speech.sound.Windows`."""
+    """Meets `kvcast.speech.recordings.Windows`."""
 
     content_frames: int
     notices: tuple[str, ...] = ()

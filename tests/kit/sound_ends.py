@@ -5,7 +5,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
-from kvcast.speech.segments import Word
+from kvcast.transcripts.segments import Word
 from kvcast.whisper.segments import WINDOW_FRAMES, Span, within
 
 

@@ -19,8 +19,8 @@ from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.opening import eager_runtime
 from kvcast.runtimes.native.target import NativeTarget
 from kvcast.spec.runtimes import BundlePrecision
-from kvcast.speech.sound_features import SoundFeatures
-from kvcast.speech.transducing import TransducerRequest
+from kvcast.speech.conformer import TransducerRequest
+from kvcast.speech.recognition import SoundFeatures
 
 FRAMES = (50, 17, 64, 1)
 CHUNKS = (5, 1, 1, 3)

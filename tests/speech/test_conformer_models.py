@@ -15,7 +15,7 @@ import torch
 
 import kvcast
 from kit.random_conformers import BLANK, END, KINDS, MELS, random_conformer, save_conformer
-from kvcast.audio.normalised_mel import normalised_log_mel
+from kvcast.audio.mel import normalised_log_mel
 from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams

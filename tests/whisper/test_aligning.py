@@ -8,7 +8,7 @@ import pytest
 from kit.recordings import EXAMPLE
 from kvcast.cli import main
 from kvcast.errors import UsageError
-from kvcast.speech.segments import Word
+from kvcast.transcripts.segments import Word
 from kvcast.whisper.aligning import _parts, _share
 from kvcast.whisper.model import WhisperModel
 

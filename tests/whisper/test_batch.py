@@ -16,16 +16,16 @@ from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.runtimes.base import Float32
-from kvcast.speech.excerpts import Excerpt, first_excerpt, quiet_frame
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.segments import Segment
+from kvcast.speech.recordings import Excerpt, first_excerpt, quiet_frame
 from kvcast.speech.transcription import Transcription
+from kvcast.transcripts.segments import Segment
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.long_form import QuietEnd
 from kvcast.whisper.recordings import WhisperPlan
 from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import Window
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.window_end import QuietEnd
 
 BEGIN = 50363
 

@@ -9,8 +9,8 @@ import soundfile
 import kvcast
 from kit.recordings import Load, Samples
 from kvcast.errors import UsageError
-from kvcast.speech.params import SubtitleParams
-from kvcast.whisper.writers import STREAMED
+from kvcast.transcripts.params import SubtitleParams
+from kvcast.transcripts.writers import STREAMED
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from kit.scripted_runtimes import at_once, result_of
 from kvcast.engine.callers import Policy
 from kvcast.speech.params import LanguageParams
-from kvcast.whisper import detection
-from kvcast.whisper.detection import DetectedLanguage
+from kvcast.whisper import language_detection
+from kvcast.whisper.language_detection import DetectedLanguage
 from kvcast.whisper.requests import Features
 
 
@@ -47,7 +47,7 @@ class Listener:
 
 
 def detect(*given: Any) -> DetectedLanguage:
-    return result_of(detection.detect(*given))
+    return result_of(language_detection.detect(*given))
 
 
 CLEAR = {"en": 0.1, "de": 0.8, "fr": 0.1}

@@ -4,7 +4,7 @@ import pytest
 
 from kvcast.speech.params import TranscribeParams
 from kvcast.whisper.decoding import DecodingResult
-from kvcast.whisper.fallback import is_silence, rejection
+from kvcast.whisper.long_form import is_silence, rejection
 
 
 def result(

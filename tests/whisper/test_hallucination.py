@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvcast.speech.segments import Word
-from kvcast.whisper.hallucination import KeptSegments, without_hallucinations
+from kvcast.transcripts.segments import Word
+from kvcast.whisper.placing import KeptSegments, without_hallucinations
 from kvcast.whisper.segments import Span, Window, end_of_speech
 
 WINDOW = Window(0, 3000)

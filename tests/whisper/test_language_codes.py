@@ -3,8 +3,7 @@
 import pytest
 
 from kvcast.errors import UsageError
-from kvcast.speech.language_names import COUNTRIES, OTHER_NAMES
-from kvcast.speech.languages import LANGUAGES, language_code
+from kvcast.speech.languages import COUNTRIES, LANGUAGES, OTHER_NAMES, language_code
 from kvcast.speech.params import TranscribeParams
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kit.scripted_runtimes import at_once, result_of
-from kvcast.whisper.language_spans import AHEAD, LanguageSpans, piece_frames
+from kvcast.whisper.language_detection import AHEAD, LanguageSpans, piece_frames
 
 LANGUAGES = ("en", "de", "fr")
 QUIET = 0.1

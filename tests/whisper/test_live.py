@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kit.scripted_whisper import ScriptedRecognizer, Word, listener, seconds, sound, speech
-from kvcast.audio.endpoints import Endpoints
+from kvcast.audio.vad import Endpoints
 from kvcast.errors import UsageError
 from kvcast.speech.live import Delays, LiveTranscription, Update
-from kvcast.whisper.settling import AlignAtt, LocalAgreement, SettlingPolicy
+from kvcast.whisper.agreement import AlignAtt, LocalAgreement, SettlingPolicy
 from kvcast.whisper.streaming_window import LONGEST, StreamingWindow
 
 RATE = 16_000

@@ -10,7 +10,7 @@ from kit.openai_whisper import openai_tokenizer_json
 from kit.scripted_runtimes import ScriptedRuntime, windows
 from kvcast.decoding.filters import SuppressTokens
 from kvcast.errors import UsageError
-from kvcast.speech.segments import compression_ratio
+from kvcast.transcripts.segments import compression_ratio
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.windows import WindowDecoder

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.whisper.repetition import Repetition, repetition, without_repetition
+from kvcast.whisper.requests import Repetition, repetition, without_repetition
 
 EOT = 1000
 BEGIN = 2000

@@ -4,8 +4,7 @@ import pytest
 
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.replacing import Replacements
-from kvcast.speech.segments import Segment, Word
+from kvcast.transcripts.segments import Replacements, Segment, Word
 
 RULES = ["# terms", "", "cube control => kubectl", "cube => Cube", "new york=>NYC", "um =>"]
 

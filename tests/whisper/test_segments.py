@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.audio.arrays import ArrayAudio
+from kvcast.audio.decode import ArrayAudio
 from kvcast.audio.features import MelWindows
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between
 from kvcast.audio.vad import BLOCK, speech_parts, spoken
-from kvcast.speech.segments import Segment, Word, placed
+from kvcast.transcripts.segments import Segment, Word, placed
 from kvcast.whisper.segments import Span, Window, split, within
 
 BEGIN = 1000

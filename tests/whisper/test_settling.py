@@ -8,9 +8,8 @@ import pytest
 from kit.scripted_whisper import ENGLISH, NoRuntime, scripted_model, tokenizer
 from kvcast.errors import UsageError
 from kvcast.speech.params import LiveParams
-from kvcast.whisper.agreement import Place, Unit
+from kvcast.whisper.agreement import AlignAtt, LocalAgreement, Place, Unit
 from kvcast.whisper.model import WhisperModel
-from kvcast.whisper.settling import AlignAtt, LocalAgreement
 
 LENGTH = 500
 

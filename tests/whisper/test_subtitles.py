@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
-from kvcast.speech.params import SubtitleParams
-from kvcast.speech.segments import Word
-from kvcast.whisper.subtitles import write_ass, write_lrc, write_srt, write_vtt
+from kvcast.transcripts.params import SubtitleParams
+from kvcast.transcripts.segments import Word
+from kvcast.transcripts.subtitles import write_ass, write_lrc, write_srt, write_vtt
 from whisper import utils
 
 FORMATS = {"srt": write_srt, "vtt": write_vtt}

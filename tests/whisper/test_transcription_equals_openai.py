@@ -24,7 +24,7 @@ from kit.scripted_whisper import (
     tokenizer,
 )
 from kit.sound_ends import ending_with_sound
-from kvcast.speech.segments import Segment
+from kvcast.transcripts.segments import Segment
 
 openai_transcribe = importlib.import_module("whisper.transcribe")
 

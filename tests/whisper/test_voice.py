@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from test_accuracy import REFERENCE, words
 
 from kit.recordings import EXAMPLE, SPOKEN, Load, read
-from kvcast.audio.arrays import ArrayAudio
-from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.vad import BLOCK, Speech, find_speech
 from kvcast.checkpoints import packaged

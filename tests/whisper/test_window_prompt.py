@@ -5,7 +5,7 @@ from test_window_decoder_equals_openai import our_tokenizer
 
 from kvcast.errors import UsageError
 from kvcast.speech.params import WindowParams
-from kvcast.whisper.window_prompt import WindowPrompt, check_prompt
+from kvcast.whisper.decoding import WindowPrompt, check_prompt
 
 CONTEXT = 448
 TOKENIZER = our_tokenizer(True)

@@ -17,9 +17,8 @@ from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.runtimes.attention_by_token import attention_by_token
 from kvcast.runtimes.dtw import dtw
 from kvcast.whisper.segments import Span, Window
-from kvcast.whisper.token_times import TokenTimes
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.words import Punctuation, text_tokens, with_words
+from kvcast.whisper.words import Punctuation, TokenTimes, text_tokens, with_words
 
 timing = importlib.import_module("whisper.timing")
 

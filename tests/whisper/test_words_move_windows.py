@@ -28,8 +28,8 @@ from kit.scripted_whisper import (
     stands_still,
 )
 from kit.sound_ends import ending_with_sound
-from kvcast.speech.segments import Segment
-from kvcast.whisper.token_times import TokenTimes
+from kvcast.transcripts.segments import Segment
+from kvcast.whisper.words import TokenTimes
 
 openai_transcribe = importlib.import_module("whisper.transcribe")
 timing = importlib.import_module("whisper.timing")

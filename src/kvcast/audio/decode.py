@@ -5,23 +5,27 @@ Knows nothing of the samples' use.
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from kvcast.audio.arrays import ArrayAudio
 from kvcast.audio.files import AudioFile
+from kvcast.audio.reader import BLOCK_VALUES
 from kvcast.audio.source import (
+    CANCELLED,
     HIGHEST_RATE,
     LOWEST_RATE,
     SAMPLE_RATE,
     AudioSource,
     ChannelAudio,
     ChannelSource,
+    Mixer,
     resampled,
 )
+from kvcast.audio.source import full_scale as measured_scale
 from kvcast.errors import UsageError
 
 __all__ = [
@@ -107,3 +111,117 @@ def _is_buffer(source: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+_MOST_CHANNELS = 64
+_BITS = 16
+"""Of most sound; wider types often hold no more."""
+
+
+class ArrayAudio(ChannelSource):
+    """Samples that are already in memory."""
+
+    def __init__(
+        self,
+        samples: NDArray[Any],
+        *,
+        name: str = "the array",
+        sampling_rate: int = SAMPLE_RATE,
+        full_scale: float = 1.0,
+        notices: tuple[str, ...] = (),
+    ) -> None:
+        """Look at all samples.
+
+        Args:
+            samples: [samples], [samples, channels] or [channels, samples]; floats with full scale
+                1.0, or integers with that of their type.
+            name: in messages.
+            sampling_rate: samples per second.
+            full_scale: of floats at least: sound that came before shows it.
+            notices: known already.
+
+        Raises:
+            UsageError: it is no such array, or the rate cannot be one of speech.
+
+        """
+        if samples.ndim not in {1, 2} or samples.dtype.kind not in "fiu":
+            raise UsageError(
+                "an array of sound must be [samples], or [samples, channels], of floats or "
+                f"integers, not {list(samples.shape)} of {samples.dtype}"
+            )
+        if not LOWEST_RATE <= sampling_rate <= HIGHEST_RATE:
+            raise UsageError(
+                f"sampling_rate must be from {LOWEST_RATE} to {HIGHEST_RATE}, not {sampling_rate}"
+            )
+        self.name = name
+        self._samples_sc = _upright(samples)
+        self._rate = int(sampling_rate)
+        self._known = notices
+        self.notices: tuple[str, ...] = ()
+        kind, bits = samples.dtype.kind, 8 * samples.dtype.itemsize
+        self._zero = np.float32(2.0 ** (bits - 1) if kind == "u" else 0)
+        self.full_scale = full_scale if kind == "f" else 2.0 ** (bits - 1)
+        if kind == "f":
+            self._measure_floats()
+        elif kind == "i" and bits > _BITS:
+            self._measure_integers(bits)
+
+    @property
+    @override
+    def channels(self) -> int:
+        return int(self._samples_sc.shape[1])
+
+    @override
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        return self.of_channel(None)
+
+    @override
+    def of_channel(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
+        mixer = Mixer(channel, 1.0 / self.full_scale)
+        yield from resampled(map(mixer.mono, self._floats()), self._rate)
+        cancelled = (f"{self.name} {CANCELLED}",) if mixer.cancelled else ()
+        self.notices = (*self._known, *cancelled)
+
+    @override
+    def close(self) -> None:
+        pass
+
+    def _floats(self) -> Iterator[NDArray[np.float32]]:
+        """Yield blocks [samples, channels], not yet divided by full scale."""
+        step = max(1, BLOCK_VALUES // self.channels)
+        for start in range(0, len(self._samples_sc), step):
+            block_sc = self._samples_sc[start : start + step]
+            with np.errstate(over="ignore"):  # values too large become infinite and are refused
+                yield block_sc.astype(np.float32) - self._zero
+
+    def _measure_floats(self) -> None:
+        scale = measured_scale(self._floats())
+        if scale.notice is not None and scale.value > self.full_scale:
+            self.full_scale = scale.value
+            self._known += (f"{self.name} {scale.notice}",)
+
+    def _measure_integers(self, bits: int) -> None:
+        """Find out how many bits of a wide type are used: NumPy makes 64 of any list."""
+        peak = max((float(np.abs(block).max()) for block in self._floats()), default=0.0)
+        if 0 < peak <= 2.0 ** (_BITS - 1):
+            self.full_scale = 2.0 ** (_BITS - 1)
+            self._known += (
+                f"{self.name} has {bits}-bit integers of {peak:g} at most: they are taken as "
+                f"{_BITS}-bit ones",
+            )
+        elif peak <= 2.0**31:
+            self.full_scale = 2.0**31
+
+
+def _upright(samples: NDArray[Any]) -> NDArray[Any]:
+    """Return an array [samples, channels]; there are more samples than channels."""
+    if samples.ndim == 1:
+        return samples[:, None]
+    if samples.shape[0] < samples.shape[1]:
+        samples = samples.T
+    if not 0 < samples.shape[1] <= _MOST_CHANNELS:
+        raise UsageError(
+            f"an array of sound has {_MOST_CHANNELS} channels at most, and not the shape "
+            f"{list(samples.shape)}"
+        )
+    return samples

@@ -17,21 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.extensions import HEADERLESS
-from kvcast.audio.joined import MOST_PARTS, parts
-from kvcast.audio.mixing import CANCELLED, FullScale, Mixer, full_scale
-from kvcast.audio.ogg import read_pages
+from kvcast.audio.bitstreams import read_pages
+from kvcast.audio.formats import HEADERLESS, MOST_PARTS, parts
 from kvcast.audio.reader import (
     DamagedError,
+    FileSection,
     NoSoundError,
     NoTrackError,
     SoundReader,
+    Track,
     UnreadableError,
+    chosen,
 )
-from kvcast.audio.section import FileSection
 from kvcast.audio.sndfile import SndfileReader
-from kvcast.audio.source import HIGHEST_RATE, LOWEST_RATE, ChannelSource, resampled
-from kvcast.audio.tracks import Track, chosen
+from kvcast.audio.source import (
+    CANCELLED,
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    ChannelSource,
+    FullScale,
+    Mixer,
+    full_scale,
+    resampled,
+)
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 
 if TYPE_CHECKING:

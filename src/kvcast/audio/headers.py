@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from kvcast.audio.section import FileSection
+from kvcast.audio.reader import FileSection
 
 STREAMED_SIZE = 0x7FFF0000
 """Programs that write to a pipe put a size of about this, or all ones, for an unknown size."""

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.clock import FrameClock
-from kvcast.audio.matroska import void_patches
+from kvcast.audio.containers import FrameClock, void_patches
 from kvcast.audio.reader import (
     BLOCK_VALUES,
     DamagedError,
+    FileSection,
     NoSoundError,
     SoundReader,
+    Track,
     UnreadableError,
+    chosen,
 )
-from kvcast.audio.section import FileSection
-from kvcast.audio.tracks import Track, chosen
 
 # Only plain containers and no protocols: with playlists and scripts (hls, concat, dash), a file
 # could open other files or network addresses. Formats are left out that FFmpeg recognises by a

@@ -1,8 +1,8 @@
-"""Whisper's log-mel spectrogram in NumPy.
+"""Log-mel spectrograms in NumPy: those of Whisper, NeMo and Granite Speech.
 
-The recipe is that of openai-whisper's `audio.py`: a periodic Hann window of 25 ms every 10 ms,
+Whisper's is that of openai-whisper's `audio.py`: a periodic Hann window of 25 ms every 10 ms,
 centred with reflection; power; Slaney's mel filters; log10, floored at 8 below the maximum;
-(x + 4) / 4. Knows nothing of files or of a recording's length.
+(x + 4) / 4.
 """
 
 from functools import cache
@@ -24,7 +24,7 @@ SILENCE: np.float32 = np.log10(_SMALLEST_POWER)
 
 _RANGE = np.float32(8.0)
 _BLOCK = 256  # frames at once: a few hundred kilobytes, which stay in the cache
-_PIECE = 8  # frames of one product, see `project`
+_PIECE = 8  # frames of one product, see `_project`
 
 # float32 throughout, which NumPy 2's rfft keeps. It takes 3.1 ms for 30 s on one core; a product
 # with the 400 x 402 DFT matrix takes 9.1, and 4.5 after using its symmetry twice.
@@ -43,14 +43,19 @@ def mel_filters(n_mels: int, n_fft: int = N_FFT) -> NDArray[np.float32]:
     mels = np.linspace(0, top_mel, n_mels + 2)
     log_hertz = 1000 * np.exp(log_step * (mels - first_log_mel))
     corners = np.where(mels < first_log_mel, mels * hertz_per_mel, log_hertz)
+    triangles = _triangles(corners, n_fft) * (2 / (corners[2:] - corners[:-2]))
+    filters: NDArray[np.float32] = triangles.astype(np.float32)
+    filters.flags.writeable = False  # shared by all callers
+    return filters
+
+
+def _triangles(corners: NDArray[np.float64], n_fft: int) -> NDArray[np.float64]:
+    """Return triangles of height 1 between every three corners in hertz, [n_fft / 2 + 1, mels]."""
     lower, centre, upper = corners[:-2], corners[1:-1], corners[2:]
     bins = np.linspace(0, SAMPLE_RATE / 2, n_fft // 2 + 1)[:, None]
     rising = (bins - lower) / (centre - lower)
     falling = (upper - bins) / (upper - centre)
-    triangles = np.maximum(0, np.minimum(rising, falling)) * (2 / (upper - lower))
-    filters: NDArray[np.float32] = triangles.astype(np.float32)
-    filters.flags.writeable = False  # shared by all callers
-    return filters
+    return np.maximum(0, np.minimum(rising, falling))
 
 
 def log_mel_frames(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
@@ -64,18 +69,24 @@ def log_mel_frames(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.floa
         float32 [1 + (n - 400) // 160, n_mels], with no value below SILENCE.
 
     """
-    filters = mel_filters(n_mels)
     frames = sliding_window_view(samples, N_FFT)[::HOP]
-    log_mel_tm = np.empty((len(frames), n_mels), np.float32)
-    for start in range(0, len(frames), _BLOCK):
-        spectrum = np.fft.rfft(frames[start : start + _BLOCK] * _WINDOW)
-        power = np.square(spectrum.real) + np.square(spectrum.imag)
-        project(power, filters, out=log_mel_tm[start : start + _BLOCK])
+    log_mel_tm = _mel_power(frames, _WINDOW, mel_filters(n_mels))
     np.maximum(log_mel_tm, _SMALLEST_POWER, out=log_mel_tm)
     return np.log10(log_mel_tm, out=log_mel_tm)
 
 
-def project(
+def _mel_power(
+    frames: NDArray[np.float32], window: NDArray[np.float32], filters: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    mel_tm = np.empty((len(frames), filters.shape[1]), np.float32)
+    for start in range(0, len(frames), _BLOCK):
+        spectrum = np.fft.rfft(frames[start : start + _BLOCK] * window)
+        power = np.square(spectrum.real) + np.square(spectrum.imag)
+        _project(power, filters, out=mel_tm[start : start + _BLOCK])
+    return mel_tm
+
+
+def _project(
     power_tf: NDArray[np.float32], filters: NDArray[np.float32], out: NDArray[np.float32]
 ) -> None:
     """Multiply in pieces so small that BLAS uses one thread.
@@ -95,3 +106,81 @@ def normalised(log_mel: NDArray[np.float32], loudest: np.float32) -> NDArray[np.
     scaled += np.float32(4.0)
     scaled *= np.float32(0.25)
     return scaled
+
+
+_WIDE_FFT, _WIDE_WINDOW = 512, 400
+_PREEMPHASIS = np.float32(0.97)
+_LEAST_POWER = np.float32(2**-24)
+_LEAST_DEVIATION = np.float32(1e-5)
+_TWO_FRAMES = 2 * HOP  # a deviation needs two frames
+
+_SYMMETRIC_HANN = np.pad(
+    0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WIDE_WINDOW) / (_WIDE_WINDOW - 1)),
+    (_WIDE_FFT - _WIDE_WINDOW) // 2,
+).astype(np.float32)
+
+
+def normalised_log_mel(
+    samples: NDArray[np.float32], n_mels: int, noise: float = 0.0
+) -> NDArray[np.float32]:
+    """Return NeMo's features, float32 [frames, n_mels], a frame for each whole 10 ms.
+
+    Samples less most of those before them, a symmetric Hann window of 25 ms every 10 ms, centred in
+    32 ms with zeros around the audio; power; Slaney's mel filters; the natural logarithm; each band
+    less its mean, over its deviation.
+
+    Args:
+        samples: float32 [n]; zeros follow where there are fewer than 20 ms.
+        n_mels: number of mel bands.
+        noise: deviation of what is added, the same for the same sound.
+
+    """
+    sound = np.pad(samples, (0, max(0, _TWO_FRAMES - len(samples))))
+    if noise:
+        generator = np.random.default_rng(len(sound))
+        sound = sound + np.float32(noise) * generator.standard_normal(len(sound), np.float32)
+    emphasised = np.concatenate([sound[:1], sound[1:] - _PREEMPHASIS * sound[:-1]])
+    frames = sliding_window_view(np.pad(emphasised, _WIDE_FFT // 2), _WIDE_FFT)[::HOP]
+    filters = mel_filters(n_mels, _WIDE_FFT)
+    log_mel_tm = _mel_power(frames[: len(sound) // HOP], _SYMMETRIC_HANN, filters)
+    np.log(log_mel_tm + _LEAST_POWER, out=log_mel_tm)
+    log_mel_tm -= log_mel_tm.mean(axis=0)
+    deviation_m = np.sqrt(np.square(log_mel_tm).sum(axis=0) / np.float32(len(log_mel_tm) - 1))
+    log_mel_tm /= deviation_m + _LEAST_DEVIATION
+    return log_mel_tm
+
+
+_PERIODIC_HANN = np.pad(
+    0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WIDE_WINDOW) / _WIDE_WINDOW),
+    (_WIDE_FFT - _WIDE_WINDOW) // 2,
+).astype(np.float32)
+
+
+def paired_log_mel(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
+    """Return Granite Speech's features, float32 [samples // 320 or one more, 2 * n_mels].
+
+    Two frames side by side of torchaudio's `MelSpectrogram`: a periodic Hann window of 25 ms every
+    10 ms, centred with reflection in 32 ms; power; triangles on O'Shaughnessy's mel scale, each of
+    height 1; log10, floored at 8 below the maximum; x / 4 + 1.
+
+    Args:
+        samples: float32 [n]; zeros follow where there are fewer than 32 ms.
+        n_mels: number of mel bands of 10 ms.
+
+    """
+    # Reflection needs more than half of a window.
+    sound = np.pad(samples, (0, max(0, _WIDE_FFT - len(samples))))
+    frames = sliding_window_view(np.pad(sound, _WIDE_FFT // 2, mode="reflect"), _WIDE_FFT)[::HOP]
+    log_mel_tm = _mel_power(frames, _PERIODIC_HANN, _unscaled_filters(n_mels))
+    np.log10(np.maximum(log_mel_tm, _SMALLEST_POWER, out=log_mel_tm), out=log_mel_tm)
+    scaled = normalised(log_mel_tm, log_mel_tm.max())
+    return scaled[: len(scaled) // 2 * 2].reshape(-1, 2 * n_mels)
+
+
+@cache
+def _unscaled_filters(n_mels: int) -> NDArray[np.float32]:
+    mels = np.linspace(0, 2595 * np.log10(1 + SAMPLE_RATE / 2 / 700), n_mels + 2)
+    corners = 700 * (10 ** (mels / 2595) - 1)
+    filters: NDArray[np.float32] = _triangles(corners, _WIDE_FFT).astype(np.float32)
+    filters.flags.writeable = False  # shared by all callers
+    return filters

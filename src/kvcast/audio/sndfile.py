@@ -14,16 +14,15 @@ import soundfile
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.audio.bitstreams import after_id3, frame_count, read_pages
 from kvcast.audio.headers import STREAMED_SIZE, understated
-from kvcast.audio.mpeg import after_id3, frame_count
-from kvcast.audio.ogg import read_pages
 from kvcast.audio.reader import (
     BLOCK_VALUES,
     DamagedError,
+    FileSection,
     SoundReader,
     UnreadableError,
 )
-from kvcast.audio.section import FileSection
 
 _UNKNOWN_FRAMES = 2**62
 _SEEK_FAILED = 39  # libsndfile's SFE_PSF_FSEEK

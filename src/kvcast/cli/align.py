@@ -11,8 +11,9 @@ from kvcast.cli.progress import progress
 from kvcast.cli.prompts import read_text
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
-from kvcast.speech.params import RECOGNITION, SUBTITLES, AlignParams, SubtitleParams
-from kvcast.whisper.writers import TranscriptDocument
+from kvcast.speech.params import RECOGNITION, AlignParams
+from kvcast.transcripts.params import SUBTITLES, SubtitleParams
+from kvcast.transcripts.writers import TranscriptDocument
 
 EPILOG = """\
 Each line of the text becomes a segment, with the times of its words. What is heard in the recording

@@ -13,7 +13,7 @@ from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
 from kvcast.speech.params import RECOGNITION, LanguageParams
 
 if TYPE_CHECKING:
-    from kvcast.whisper.detection import DetectedLanguage
+    from kvcast.whisper.language_detection import DetectedLanguage
 
 JSON_FORMAT = "kvcast.language"
 JSON_VERSION = 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvcast.errors import UsageError
-from kvcast.whisper.folders.naming import folded
+from kvcast.transcripts.folders.finding import folded
 
 STANDARD_INPUT = "-"
 

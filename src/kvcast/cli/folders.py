@@ -1,6 +1,6 @@
 """`kvcast transcribe DIR`: a folder's recordings, a line for each, and the summary.
 
-Knows no decoding, and nothing of how a run survives its end: see `kvcast.whisper.folders`.
+Knows no decoding, and nothing of how a run survives its end: see `kvcast.transcripts.folders`.
 """
 
 import argparse
@@ -26,13 +26,14 @@ from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputMissingError, UsageError
 from kvcast.loading.params import LoadParams
 from kvcast.spec.runtimes import ignore_phase
-from kvcast.speech.params import FOLDERS, FolderParams, SubtitleParams, TranscribeParams
-from kvcast.whisper.writers import TranscriptDocument
+from kvcast.speech.params import TranscribeParams
+from kvcast.transcripts.params import FOLDERS, FolderParams, SubtitleParams
+from kvcast.transcripts.writers import TranscriptDocument
 
 if TYPE_CHECKING:
     from kvcast.cluster.recordings import Opened
-    from kvcast.whisper.folders.run import FileResult, FolderRun, Summary
-    from kvcast.whisper.folders.working import FolderTranscript, Outcome, QueuedRecording, Watch
+    from kvcast.transcripts.folders.run import FileResult, FolderRun, Summary
+    from kvcast.transcripts.folders.workers import FolderTranscript, Outcome, QueuedRecording, Watch
 
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
 """Starts transcribing; takes a callback for each recording's progress."""
@@ -78,7 +79,7 @@ def _is_folder(source: str) -> bool:
 
 def run(folder: Path, args: argparse.Namespace) -> int:
     """Transcribe a folder and return the exit code; raises errors that concern all recordings."""
-    from kvcast.whisper.folders.run import opened_run
+    from kvcast.transcripts.folders.run import opened_run
 
     outputs = Outputs.chosen(
         sources=args.audio,
@@ -156,7 +157,7 @@ class _ResultCollector:
     @contextmanager
     def here(self) -> "Iterator[Begin]":
         """Load the model, to transcribe waiting recordings in this process."""
-        from kvcast.whisper.folders.working import transcribe_all
+        from kvcast.transcripts.folders.workers import transcribe_all
 
         with self._watcher.waiting(f"loading {self._args.model}") as on_phase:
             model, self._runtime = recordings.load(self._args, on_phase)
@@ -217,7 +218,7 @@ class _ResultCollector:
 
     def summary(self) -> "Summary":
         """Return the run's summary."""
-        from kvcast.whisper.folders.run import Summary
+        from kvcast.transcripts.folders.run import Summary
 
         return Summary(
             folder=str(self._folder),

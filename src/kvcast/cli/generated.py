@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcast.cli.prompts import PromptLine
-from kvcast.whisper.writers import draft_fields, json_number
+from kvcast.transcripts.writers import draft_fields, json_number
 
 if TYPE_CHECKING:
     from kvcast.text.texts import TextGeneration

@@ -23,15 +23,8 @@ from kvcast.cli.arguments import Heading, add_options, whole_number
 from kvcast.cli.files import STANDARD_INPUT, shown
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.options import Params
-from kvcast.speech.params import (
-    FOLDERS,
-    LIVE,
-    SUBTITLES,
-    FolderParams,
-    LiveParams,
-    SubtitleParams,
-    TranscribeParams,
-)
+from kvcast.speech.params import LIVE, LiveParams, TranscribeParams
+from kvcast.transcripts.params import FOLDERS, SUBTITLES, FolderParams, SubtitleParams
 
 if TYPE_CHECKING:
     from kvcast.speech.live import LiveSegment, LiveTranscription, Update

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Self
 from kvcast.cli import console, files
 from kvcast.errors import UsageError
 from kvcast.saving import check_target, prepare_folder, save
-from kvcast.speech.params import SUBTITLES, SubtitleParams
-from kvcast.whisper import writers
-from kvcast.whisper.subtitles import AS_SEGMENTS
+from kvcast.transcripts import writers
+from kvcast.transcripts.params import SUBTITLES, SubtitleParams
+from kvcast.transcripts.subtitles import AS_SEGMENTS
 
 if TYPE_CHECKING:
-    from kvcast.speech.segments import Segment
+    from kvcast.transcripts.segments import Segment
 
 ALL = "all"
 FORMATS = (*writers.EXTENSIONS, ALL)

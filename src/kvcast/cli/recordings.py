@@ -18,7 +18,7 @@ from kvcast.errors import InputMissingError, KvcastError, PartialFailureError, U
 from kvcast.spec.runtimes import OnPhase
 
 if TYPE_CHECKING:
-    from kvcast.whisper.folders.working import Transcriber
+    from kvcast.transcripts.folders.workers import Transcriber
 
 MODEL_VARIABLE = "KVCAST_MODEL"
 MODEL_CHOICES = (

@@ -19,22 +19,19 @@ from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
 from kvcast.speech.params import (
     FALLBACK,
-    FOLDERS,
     LIVE,
     RECOGNITION,
     SEARCH,
-    SUBTITLES,
     WORDS,
-    FolderParams,
     LiveParams,
-    SubtitleParams,
     TranscribeParams,
 )
-from kvcast.whisper.writers import TranscriptDocument
+from kvcast.transcripts.params import FOLDERS, SUBTITLES, FolderParams, SubtitleParams
+from kvcast.transcripts.writers import TranscriptDocument
 
 if TYPE_CHECKING:
     from kvcast.speech.channels import AnyTranscription
-    from kvcast.speech.segments import Segment
+    from kvcast.transcripts.segments import Segment
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from kvcast.cluster.connection import machine
 from kvcast.cluster.mapping import mapped, portable
 from kvcast.errors import InputOutputError
-from kvcast.whisper.folders.working import (
+from kvcast.transcripts.folders.workers import (
     Outcome,
     QueuedRecording,
     Transcriber,

@@ -173,6 +173,6 @@ CANARY = Family(
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,
-    model_class="kvcast.speech.canary:CanaryModel",
+    model_class="kvcast.speech.conformer:CanaryModel",
     work_class="kvcast.inspect.work.canary:CanaryWork",
 )

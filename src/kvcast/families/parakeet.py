@@ -234,7 +234,7 @@ PARAKEET = Family(
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),
     probe=_probe,
-    model_class="kvcast.speech.parakeet:ParakeetModel",
+    model_class="kvcast.speech.conformer:ParakeetModel",
     work_class="kvcast.inspect.work.parakeet:ParakeetWork",
     one_by_one=True,
 )

@@ -12,8 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from kvcast.audio.arrays import ArrayAudio
-from kvcast.audio.decode import SAMPLE_RATE, open_audio
+from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio, open_audio
 from kvcast.server.bodies import encoded, parsed
 from kvcast.server.calls import State, check_room
 from kvcast.server.errors import ApiError, busy
@@ -21,10 +20,10 @@ from kvcast.server.events import event, streamed
 from kvcast.server.served import Served
 from kvcast.server.writing import finite
 from kvcast.speech.languages import LANGUAGES
-from kvcast.speech.params import SubtitleParams
-from kvcast.speech.segments import Segment
 from kvcast.speech.transcription import Transcript
-from kvcast.whisper.subtitles import write_srt, write_vtt
+from kvcast.transcripts.params import SubtitleParams
+from kvcast.transcripts.segments import Segment
+from kvcast.transcripts.subtitles import write_srt, write_vtt
 
 _NAME = "the recording"
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 from typing_extensions import override
 
 from kvcast.decoding.speculation import DraftCounts
-from kvcast.speech.segments import Segment
 from kvcast.speech.transcription import Transcription
+from kvcast.transcripts.segments import Segment
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput

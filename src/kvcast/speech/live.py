@@ -2,7 +2,7 @@
 
 A window hears the sound of an utterance, gives another hypothesis for every step, and
 tells which words of it are settled (`kvcast.whisper.streaming_window`,
-`kvcast.speech.growing_window`). A pause ends the utterance and settles the rest. Memory and work
+`kvcast.speech.incremental`). A pause ends the utterance and settles the rest. Memory and work
 per second of sound are bounded, as windows are. Reads no stream and knows no terminal.
 """
 
@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.audio.arrays import ArrayAudio
-from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.audio.endpoints import BLOCK, Change, Endpoints
+from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
 from kvcast.audio.stream import SoundStream
+from kvcast.audio.vad import BLOCK, Change, Endpoints
 from kvcast.speech.live_window import LiveWindow, Settled
 
 __all__ = ["Delays", "LiveSegment", "LiveTranscription", "SoundStream", "Update"]

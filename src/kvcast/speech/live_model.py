@@ -12,7 +12,7 @@ from kvcast.options import keywords_of
 from kvcast.speech.params import LiveParams
 
 if TYPE_CHECKING:
-    from kvcast.audio.endpoints import Listener
+    from kvcast.audio.vad import Listener
     from kvcast.speech.live import LiveTranscription
     from kvcast.speech.live_window import LiveWindow
 
@@ -42,7 +42,7 @@ class LiveModel(ABC):
                 alone.
 
         """
-        from kvcast.audio.endpoints import Endpoints
+        from kvcast.audio.vad import Endpoints
         from kvcast.speech.live import LiveTranscription
         from kvcast.speech.voice import live_listener
 

@@ -22,10 +22,10 @@ from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import Abilities, LanguageSource
 from kvcast.speech.channels import CHANNELS_ARE_MIXED, AnyTranscription, by_channel
+from kvcast.speech.chunks import ExcerptPlan, Manner
 from kvcast.speech.languages import language_code
 from kvcast.speech.live_model import Answer, LiveModel
 from kvcast.speech.params import SPLIT, TEMPERATURES, LiveParams, TranscribeParams
-from kvcast.speech.passages import ExcerptPlan, Manner
 from kvcast.speech.recognition import Hints, Recognition
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
 from kvcast.speech.transcription import ServedRecording, Transcription

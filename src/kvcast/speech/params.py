@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from pathlib import PurePosixPath
 from typing import Any, Self
 
 from typing_extensions import override
@@ -20,16 +19,13 @@ from kvcast.decoding.params import (
 )
 from kvcast.errors import UsageError
 from kvcast.options import FILLED, Bounds, Check, Choice, Group, Option, Params, Text, seconds_of
-from kvcast.speech.replacing import Replacements
+from kvcast.transcripts.segments import Replacements
 
 RECOGNITION = Group("what to recognise")
 SEARCH = Group("search")
 FALLBACK = Group("long recordings and fallback")
 WORDS = Group("words")
-SUBTITLES = Group("subtitles")
 LIVE = Group("live")
-FOLDERS = Group("folders")
-SENTENCE = "sentence"
 SPLIT = "split"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -306,42 +302,6 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         return (given,) if isinstance(given, int | float) else tuple(given)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubtitleParams(Params):
-    """How words are laid out in subtitles; all options but `cues` are those of OpenAI's Whisper."""
-
-    cues: str = SUBTITLES("segment", check=Choice(lambda: ("segment", SENTENCE)))(
-        "what a subtitle holds: a segment, or a sentence, in two lines of 42 characters "
-        "unless max_line_width and max_line_count say otherwise"
-    )
-    highlight_words: bool = SUBTITLES(False)("underline each word while it is spoken")
-    max_line_width: int | None = SUBTITLES(None, least=1, shown="any")(
-        "characters in a line, at most"
-    )
-    max_line_count: int | None = SUBTITLES(None, least=1, shown="any")(
-        "lines in a subtitle, at most, which then may hold words of several segments; "
-        "needs max_line_width"
-    )
-    max_words_per_line: int | None = SUBTITLES(None, least=1, shown="any")(
-        "words in a subtitle, at most; excludes max_line_width"
-    )
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cues == SENTENCE and self.max_words_per_line is not None:
-            raise UsageError("cues by sentence and max_words_per_line exclude each other: give one")
-        if self.max_line_count is not None and self.max_line_width is None:
-            raise UsageError("max_line_count needs max_line_width")
-        if self.max_words_per_line is not None and self.max_line_width is not None:
-            raise UsageError("max_words_per_line and max_line_width exclude each other: give one")
-
-    @property
-    def are_chosen(self) -> bool:
-        """Whether words are laid out, so that their times are needed."""
-        return bool(self.changed(SUBTITLES))
-
-
 _OF_RECORDINGS = (
     *("timestamps", "clip_start", "clip_end", "clip_timestamps", "batch", "prefix"),
     *("multilingual", "language_detection_threshold", "language_detection_segments"),
@@ -400,36 +360,3 @@ class LiveParams(TranscribeParams):
             raise UsageError("sampling_rate is for recordings: resample sound that is fed live")
         if self.agreement is not None and self.margin != LiveParams.margin:
             raise UsageError("margin and agreement are two ways to settle words: give one of them")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderParams(Params):
-    """Which recordings of a folder are transcribed, and how many at once."""
-
-    recursive: bool = FOLDERS(False, flags=("--recursive", "-r"))(
-        "also the recordings in folders inside of it"
-    )
-    glob: str | Sequence[str] = FOLDERS(
-        (), check=FILLED, metavar="PATTERN", shown="the extensions of sound and video files"
-    )("files that match this pattern, such as *.dat or talks/*.wav; may be repeated")
-    newer: str | None = FOLDERS(None, check=FILLED, metavar="FILE|DATE")(
-        "only files changed after this file, or after this date"
-    )
-    workers: int = FOLDERS(1, least=1, most=256)(
-        "recordings transcribed at once; the model is in memory once"
-    )
-    resume: bool = FOLDERS(False)(
-        "keep what was done before and is unchanged; what failed is tried again"
-    )
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for pattern in self.patterns:
-            if not PurePosixPath(pattern).parts or pattern.startswith("/"):
-                raise UsageError(f"glob: {pattern} is not a pattern of paths inside a folder")
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """Patterns, of which a file matches at least one; none if extensions decide."""
-        return (self.glob,) if isinstance(self.glob, str) else tuple(self.glob)

@@ -20,9 +20,8 @@ from kvcast.engine.requests import Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.replacing import Replacements
-from kvcast.speech.segments import FRAMES_PER_SECOND, Segment, placed
-from kvcast.speech.sound import Recording
+from kvcast.speech.recordings import Recording
+from kvcast.transcripts.segments import FRAMES_PER_SECOND, Replacements, Segment, placed
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part

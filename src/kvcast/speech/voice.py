@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
-from kvcast.audio.endpoints import Listener, Loudness
-from kvcast.audio.features import MelWindows, RecordedSound, refuse_short
-from kvcast.audio.samples import SampledSound
+from kvcast.audio.features import MelWindows, RecordedSound, SampledSound, refuse_short
 from kvcast.audio.source import AudioSource, ChannelSource
 from kvcast.audio.timeline import Part
-from kvcast.audio.vad import spoken
+from kvcast.audio.vad import Listener, Loudness, spoken
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError
 from kvcast.speech.params import SoundParams, TranscribeParams

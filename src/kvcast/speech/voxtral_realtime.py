@@ -4,7 +4,9 @@ Silence lies around the sound, as transformers' processor pads it: before it tok
 and after it the text ends, which comes later than what is said. Knows no recording and no runtime.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -13,12 +15,164 @@ from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
 from kvcast.engine.requests import Input
 from kvcast.families.causal_encoder import CausalEncoder, streamed
-from kvcast.runtimes.base import Float32
+from kvcast.families.programs import StreamedSource
+from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.runtimes.exclusive import exclusive
 from kvcast.speech.abilities import ABILITIES
-from kvcast.speech.hearing import Hearing, Sound
-from kvcast.speech.paced_window import Pacing
-from kvcast.speech.recognition import Heard, Hints
+from kvcast.speech.live_window import Settled, Utterances
+from kvcast.speech.recognition import Heard, Hearing, Hints, Sound
 from kvcast.tokenizers.base import TextTokenizer
+from kvcast.tokenizers.stream import TextStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pacing:
+    """How a model's sound and text advance.
+
+    Attributes:
+        source: encodes pieces as they come.
+        features: gives those of pieces [n, numbers of one], for their samples and `overlap` more.
+        samples: of a piece.
+        lead: samples of silence before the first piece.
+        overlap: samples that a piece needs after its own, counted from the lead on.
+        silence: pieces of silence before a sound.
+        after: pieces of silence after it.
+        most: pieces of the longest sound, those of silence among them.
+        prompt: the tokens before all text.
+        ends: tokens that end a text.
+
+    """
+
+    source: StreamedSource
+    features: Callable[[Float32], Float32]
+    samples: int
+    lead: int
+    overlap: int
+    silence: int
+    after: int
+    most: int
+    prompt: Sequence[int]
+    ends: Sequence[int]
+
+
+class PacedWindow(Utterances):
+    """One utterance after another, each decoded greedily."""
+
+    def __init__(
+        self,
+        runtime: EncoderDecoder,
+        pacing: Pacing,
+        stream: Callable[[], TextStream],
+        *,
+        language: str,
+        step: float,
+    ) -> None:
+        """Begin without sound; `stream` starts decoding a text token by token."""
+        super().__init__(language, step)
+        self._runtime, self._pacing, self._stream = runtime, pacing, stream
+        self._cache: Any = runtime.new_cache(1, pacing.most, inputs=1)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin another utterance."""
+        pacing = self._pacing
+        self._begun, self._over, self._heard = False, False, 0
+        silence = pacing.silence * pacing.samples
+        self._waiting = np.zeros(pacing.lead + silence, np.float32)
+        self._cache = self._runtime.reset(self._cache, [0])
+        self._source = self._runtime.stream(self._cache, 0, pacing.source, pacing.most)
+        self._cache = self._runtime.reset(self._cache, [0], [0])
+        self._given, self._fed = list(pacing.prompt), 0  # tokens to feed, and the number of others
+        self._text, self._is_first = self._stream(), True
+        self._word, self._tokens = "", list[int]()  # what is not settled
+        self._spoken = 0  # pieces of sound up to the end of the word
+
+    @property
+    @override
+    def room(self) -> int:
+        pacing, heard = self._pacing, self._heard if self._begun else self.end - self.start
+        return (pacing.most - pacing.after - pacing.silence) * pacing.samples - heard
+
+    @property
+    @override
+    def supposed(self) -> str:
+        return self._word
+
+    @override
+    def hear(self, samples: Float32) -> None:
+        self._heard += len(samples)
+        self._encode(samples)
+
+    @override
+    def listen(self) -> list[Settled]:
+        self.decoded_to = self._end
+        return list(self._settled(self._source.done))
+
+    @override
+    def conclude(self, speech_end: int) -> list[Settled]:
+        pacing, settled = self._pacing, list[Settled]()
+        self.decoded_to = self._end
+        if self._begun:
+            rest = -self._heard % pacing.samples + pacing.after * pacing.samples
+            self._encode(np.zeros(rest + pacing.lead, np.float32))
+            # The last token is not fed.
+            settled += self._settled(self._source.done - 1)
+            self._add(self._text.finish())
+            settled += self._settle()
+        self._begin()
+        return settled
+
+    def _encode(self, samples: Float32) -> None:
+        """Encode the pieces that are whole with more sound."""
+        pacing = self._pacing
+        self._waiting = np.concatenate([self._waiting, samples])
+        whole = (len(self._waiting) - pacing.overlap) // pacing.samples
+        if whole > 0:
+            length = whole * pacing.samples
+            self._source.listen(pacing.features(self._waiting[: length + pacing.overlap]))
+            self._waiting = self._waiting[length:]
+
+    def _settled(self, most: int) -> Iterator[Settled]:
+        """Write on until so many tokens are fed; yield words that another follows, or a pause."""
+        for token in self._written(most):
+            piece = self._text.push(token)
+            if not piece or piece.startswith(" "):
+                yield from self._settle()
+            self._tokens.append(token)
+            self._add(piece)
+
+    def _written(self, most: int) -> Iterator[int]:
+        """Yield further tokens of the text."""
+        while not self._over and self._fed + len(self._given) <= most:
+            with exclusive(self._runtime):
+                given = [np.array(self._given, np.int64)]
+                last = [len(self._given) - 1]
+                logits, self._cache = self._runtime.decode(given, self._cache, positions=last)
+                token = int(logits[0, -1].argmax())
+            self._fed += len(self._given)
+            self._given, self._over = [token], token in self._pacing.ends
+            if not self._over:
+                yield token
+
+    def _add(self, piece: str) -> None:
+        """Let a piece of text follow the word; the first begins with a space, as Whisper's do."""
+        if piece:
+            self._word += f" {piece}" if self._is_first and piece[0] != " " else piece
+            self._spoken = self._fed - len(self._pacing.prompt) + 1
+
+    def _settle(self) -> list[Settled]:
+        """Settle what there is of a word."""
+        if not self._word:
+            return []
+        start, tokens = self.start / SAMPLE_RATE, tuple(self._tokens)
+        end = min(self.start + self._spoken * self._pacing.samples, self._end)
+        started = start if self._is_first else None
+        word = Settled(
+            text=self._word, tokens=tokens, ended=None, started=started, spoken=end / SAMPLE_RATE
+        )
+        self._word, self._tokens, self._is_first = "", [], False
+        return [word]
+
 
 _LOUDEST = np.float32(1.5)  # log10 of the power that features are floored below
 

@@ -15,17 +15,15 @@ from operator import attrgetter
 from kvcast.engine.callers import Policy
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.segments import Segment, Word, compression_ratio
-from kvcast.speech.sound import Windows
+from kvcast.speech.recordings import Windows
+from kvcast.transcripts.segments import Segment, Word, compression_ratio
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.long_form import LongForm
 from kvcast.whisper.requests import Features
 from kvcast.whisper.segments import WINDOW_FRAMES, Span, Window
-from kvcast.whisper.token_times import FRAMES_PER_SECOND
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.windows import WindowRequests
-from kvcast.whisper.word_split import TokenWord, split_words
-from kvcast.whisper.words import Punctuation, with_words
+from kvcast.whisper.words import FRAMES_PER_SECOND, Punctuation, TokenWord, split_words, with_words
 
 _AHEAD = 40
 """Words of the text that are compared beyond twice as many as are heard."""

@@ -3,18 +3,23 @@
 Turns options into filters and a strategy. Knows no requests and no recordings.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
+import numpy as np
 from typing_extensions import override
 
+from kvcast.decoding.arithmetic import TimestampTokens
 from kvcast.decoding.filters import LogitFilter, NoRepeatNgram, RepetitionPenalty, SuppressTokens
+from kvcast.decoding.numerics import arithmetic
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.errors import UsageError
+from kvcast.runtimes.base import Float32, Int64
 from kvcast.speech.params import SEARCH, WindowParams
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
-from kvcast.whisper.filters import FinishSegments, SuppressBlank, TimestampRules
-from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
-from kvcast.whisper.window_prompt import check_prompt
+from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer, timestamps_from
 
 NON_SPEECH = -1
 """In `suppress_tokens`, stands for the tokenizer's non-speech tokens."""
@@ -130,3 +135,185 @@ class DecodingResult:
     complete: bool = True
     repetition: str | None = None
     draft: DraftCounts | None = None
+
+
+@dataclass(frozen=True)
+class SuppressBlank(LogitFilter):
+    """A text does not start with these tokens."""
+
+    blank: tuple[int, ...]
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if not written_rn.shape[1]:
+            logits_rv[:, self.blank] = -np.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimestampRules(LogitFilter):
+    """Timestamps come in pairs, never go back, start the transcript, and win by total weight.
+
+    Ids from `begin` to before `end` are timestamps; text is below `eot` and, where a fine-tune has
+    added some, from `end` on. The first timestamp is at most `begin + latest_initial`; None lifts
+    that bound.
+    """
+
+    begin: int
+    end: int
+    eot: int
+    no_timestamps: int
+    latest_initial: int | None
+
+    @cached_property
+    def _tokens(self) -> TimestampTokens:
+        return TimestampTokens(self.begin, self.end, self.eot, self.no_timestamps)
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if not written_rn.shape[1]:
+            last = self.end
+            if self.latest_initial is not None:
+                last = min(last, self.begin + self.latest_initial + 1)
+            logits_rv[:, : self.begin] = -np.inf
+            logits_rv[:, last:] = -np.inf
+            return
+        arithmetic().apply_timestamp_rules(logits_rv, written_rn, self._tokens)
+
+
+class Continued(LogitFilter):
+    """Another filter, to which tokens before the sampled ones count as sampled."""
+
+    def __init__(self, following: LogitFilter, before: Sequence[int]) -> None:
+        self._following = following
+        self._before_1n = np.asarray(before, np.int64)[None]
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        before_rn = np.repeat(self._before_1n, len(written_rn), axis=0)
+        self._following.apply(logits_rv, np.concatenate([before_rn, written_rn], axis=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishSegments(LogitFilter):
+    """A text does not end where a segment begins, up to the timestamp `latest`.
+
+    With such an end Whisper leaves a segment to the next window, if there is one. Ids from `begin`
+    on are timestamps.
+    """
+
+    begin: int
+    eot: int
+    latest: int
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        if written_rn.shape[1] < 2:
+            return
+        last_r2 = written_rn[:, -2:]
+        timestamps = timestamps_from(self.begin)
+        begins_r = ((last_r2 >= timestamps.start) & (last_r2 < timestamps.stop)).all(axis=1)
+        logits_rv[begins_r & (written_rn[:, -1] <= self.latest), self.eot] = -np.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowPrompt:
+    """The parts of a prompt, in this order.
+
+    Attributes:
+        before: hotwords and the end of the text before, behind the token that announces them; may
+            be empty.
+        task: from the start of the transcript on.
+        written: known tokens at the transcript's beginning, the prefix first.
+
+    """
+
+    before: tuple[int, ...]
+    task: tuple[int, ...]
+    written: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        params: WindowParams,
+        language: str,
+        *,
+        previous: Sequence[int],
+        written: Sequence[int] = (),
+        tokenizer: WhisperTokenizer,
+        context: int,
+    ) -> Self:
+        """Put a prompt together.
+
+        Args:
+            params: options for its parts.
+            language: a code.
+            previous: tokens of the text before; its end is kept as far as there is room.
+            written: tokens of the transcript that are known, behind the prefix.
+            tokenizer: of the model.
+            context: positions of its decoder.
+
+        Raises:
+            UsageError: hotwords or a prefix that are too long.
+
+        """
+        hotwords = _hotwords(params, tokenizer, context)
+        room = _room_before(context) - len(hotwords)
+        before = [*hotwords, *previous[max(0, len(previous) - room) :]]
+        return cls(
+            before=(tokenizer.sot_prev, *before) if before else (),
+            task=tokenizer.sot_sequence(language, params.task, timestamps=params.timestamps),
+            written=(*_prefix(params, tokenizer, context), *written),
+        )
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All of it."""
+        return (*self.before, *self.task, *self.written)
+
+
+def check_prompt(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -> None:
+    """Raise UsageError for hotwords or a prefix that are too long."""
+    _hotwords(params, tokenizer, context)
+    _prefix(params, tokenizer, context)
+
+
+def cut_notices(
+    initial: Sequence[int], params: WindowParams, tokenizer: WhisperTokenizer, context: int
+) -> tuple[str, ...]:
+    """Return a notice if the initial prompt, of these tokens, is longer than fits."""
+    room = _room_before(context) - len(_hotwords(params, tokenizer, context))
+    if len(initial) <= room:
+        return ()
+    beside = " beside the hotwords" if params.hotwords is not None else ""
+    return (
+        f"the initial prompt is cut: of its {len(initial)} tokens, the last {room} fit{beside}, "
+        f"and {len(initial) - room} are left out",
+    )
+
+
+def _hotwords(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -> list[int]:
+    if params.hotwords is None:
+        return []
+    return _limited("hotwords", params.hotwords, tokenizer, _room_before(context))
+
+
+def _prefix(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -> tuple[int, ...]:
+    if params.prefix is None:
+        return ()
+    # Half of what a window's text may have.
+    written = _limited("prefix", params.prefix, tokenizer, context // 4)
+    return (tokenizer.timestamp_begin, *written) if params.timestamps else tuple(written)
+
+
+def _limited(name: str, text: str, tokenizer: WhisperTokenizer, most: int) -> list[int]:
+    tokens = tokenizer.encode(" " + text.strip())
+    if len(tokens) > most:
+        raise UsageError(
+            f"{name} may have {most} tokens with this model, not {len(tokens)}: shorten it"
+        )
+    return tokens
+
+
+def _room_before(context: int) -> int:
+    """Return how many tokens may precede the task, besides the one that announces them."""
+    return context // 2 - 1

@@ -7,23 +7,116 @@ Knows no file formats, no runtime and no other recordings.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+from typing_extensions import override
 
 from kvcast.decoding.speculation import DraftCounts
 from kvcast.engine.callers import Policy
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.segments import Segment
-from kvcast.speech.sound import Sound
+from kvcast.speech.recordings import Sound
+from kvcast.transcripts.segments import Segment
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
-from kvcast.whisper.fallback import is_silence, rejection
-from kvcast.whisper.hallucination import KeptSegments
-from kvcast.whisper.language_spans import LanguageSpan, LanguageSpans
-from kvcast.whisper.placing import WindowText, WordPlacing
+from kvcast.whisper.language_detection import LanguageSpan, LanguageSpans
+from kvcast.whisper.placing import KeptSegments, WindowText, WordPlacing
 from kvcast.whisper.requests import Features
-from kvcast.whisper.segments import WINDOW_FRAMES, Span, Window, ends_alone, split, within
-from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.window_end import OpenEnd
+from kvcast.whisper.segments import (
+    FRAMES_PER_TIMESTAMP,
+    WINDOW_FRAMES,
+    Span,
+    Window,
+    ends_alone,
+    split,
+    within,
+)
+from kvcast.whisper.tokenizer import WhisperTokenizer, timestamps_from
 from kvcast.whisper.windows import WindowRequests
+
+_REMNANT = 1.0
+"""Seconds before the end in which no segment begins: it is the pause in which the cut lies."""
+
+
+class OpenEnd:
+    """The end of a window in running speech: a text may go on in the next one."""
+
+    def options(self, options: DecodingOptions, window: Window) -> DecodingOptions:
+        """Return the options to decode a window with."""
+        del window
+        return options
+
+    def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
+        """Return a window's tokens, with a timestamp at the end if no text goes on."""
+        del window
+        return result.tokens
+
+    def resumed(self, after_words: int, after_timestamps: int) -> int:
+        """Return the next window's frame, given the last word's end and the timestamps."""
+        del after_timestamps
+        return after_words
+
+
+@dataclass(frozen=True)
+class QuietEnd(OpenEnd):
+    """Excerpts end in a pause, so no sentence goes on.
+
+    OpenAI's rules leave the text after the last timestamp to the next window. An excerpt has no
+    next one, so the model must finish its segments, and a finished text ends with the excerpt.
+    """
+
+    timestamp_begin: int
+
+    @override
+    def options(self, options: DecodingOptions, window: Window) -> DecodingOptions:
+        return replace(options, latest_start=max(0.0, window.duration - _REMNANT))
+
+    @override
+    def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
+        tokens = result.tokens
+        timestamps = timestamps_from(self.timestamp_begin)
+        timed = [token in timestamps for token in tokens]
+        if not any(timed) or not result.complete:
+            return tokens
+        if timed[-2:] == [True, True]:  # a segment in the remnant
+            return tokens[:-1]
+        if timed[-1]:
+            return tokens
+        return (*tokens, self.timestamp_begin + window.frames // FRAMES_PER_TIMESTAMP)
+
+    @override
+    def resumed(self, after_words: int, after_timestamps: int) -> int:
+        return after_timestamps
+
+
+def rejection(result: DecodingResult, params: TranscribeParams) -> str | None:
+    """Return why a result calls for another attempt; None accepts it."""
+    improbable = _is_improbable(result, params)
+    if improbable and _has_no_speech(result, params):
+        return None
+    reasons = [] if result.repetition is None else [result.repetition]
+    limit = params.compression_ratio_threshold
+    if limit is not None and result.compression_ratio > limit:
+        reasons.append(f"compression_ratio {result.compression_ratio:.2f} > {limit:g}")
+    if improbable:
+        reasons.append(f"avg_logprob {result.avg_logprob:.2f} < {params.logprob_threshold:g}")
+    return " and ".join(reasons) or None
+
+
+def is_silence(result: DecodingResult, params: TranscribeParams) -> bool:
+    """Tell whether a window is to be skipped."""
+    limit = params.logprob_threshold
+    confident = limit is not None and result.avg_logprob > limit
+    return _has_no_speech(result, params) and not confident
+
+
+def _is_improbable(result: DecodingResult, params: TranscribeParams) -> bool:
+    limit = params.logprob_threshold
+    return limit is not None and result.avg_logprob < limit
+
+
+def _has_no_speech(result: DecodingResult, params: TranscribeParams) -> bool:
+    limit = params.no_speech_threshold
+    return limit is not None and result.no_speech_prob > limit
+
 
 PROMPT_RESET_TEMPERATURE = 0.5
 """Text that took a higher temperature is too doubtful to condition the next window."""

@@ -31,18 +31,17 @@ from kvcast.speech.params import (
 )
 from kvcast.speech.transcription import ServedRecording, Transcription
 from kvcast.whisper.aligning import Alignment, aligned
-from kvcast.whisper.decoding import DecodingOptions
-from kvcast.whisper.detection import DetectedLanguage, detect
+from kvcast.whisper.decoding import DecodingOptions, cut_notices
+from kvcast.whisper.language_detection import DetectedLanguage, detect
 from kvcast.whisper.long_form import initial_tokens
 from kvcast.whisper.recordings import WhisperPlan, WindowCaller
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.window_prompt import cut_notices
 from kvcast.whisper.windows import WindowDecoder, WindowRequests
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
     from kvcast.audio.features import MelWindows
-    from kvcast.whisper.settling import SettlingPolicy
+    from kvcast.whisper.agreement import SettlingPolicy
     from kvcast.whisper.streaming_window import StreamingWindow
 
 _WINDOW_SECONDS = 30
@@ -378,7 +377,7 @@ class WhisperModel(LiveModel):
 
     def _settling(self, params: LiveParams) -> "SettlingPolicy":
         """Return the policy of live transcription: by attention where heads follow the speech."""
-        from kvcast.whisper.settling import AGREEMENT, AlignAtt, LocalAgreement
+        from kvcast.whisper.agreement import AGREEMENT, AlignAtt, LocalAgreement
 
         if params.agreement is not None:
             return LocalAgreement(params.agreement)

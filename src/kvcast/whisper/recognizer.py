@@ -20,13 +20,11 @@ from kvcast.engine.callers import Policy
 from kvcast.speech.params import TranscribeParams
 from kvcast.whisper.agreement import Place, Unit, units
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
-from kvcast.whisper.fallback import is_silence, rejection
-from kvcast.whisper.long_form import PROMPT_RESET_TEMPERATURE
+from kvcast.whisper.long_form import PROMPT_RESET_TEMPERATURE, is_silence, rejection
 from kvcast.whisper.requests import Features
 from kvcast.whisper.streaming_window import Hypothesis, Recognizer
-from kvcast.whisper.token_times import FRAMES_PER_SECOND, TokenTimes
 from kvcast.whisper.windows import WindowRequests
-from kvcast.whisper.word_split import TokenWord, split_words
+from kvcast.whisper.words import FRAMES_PER_SECOND, TokenTimes, TokenWord, split_words
 
 
 class _WindowInput(NamedTuple):

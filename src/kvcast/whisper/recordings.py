@@ -13,17 +13,14 @@ from typing_extensions import override
 
 from kvcast.engine.callers import JobCaller, Policy, PolicyCaller
 from kvcast.runtimes.base import Float32
-from kvcast.speech.excerpts import first_excerpt
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.segments import FRAMES_PER_SECOND
-from kvcast.speech.sound import Sound, Windows
+from kvcast.speech.recordings import Sound, Windows, first_excerpt
 from kvcast.speech.transcription import Passage, Plan, clipped_frames
+from kvcast.transcripts.segments import FRAMES_PER_SECOND
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
-from kvcast.whisper.detection import detect
-from kvcast.whisper.language_spans import LanguageSpans
-from kvcast.whisper.long_form import LongForm
+from kvcast.whisper.language_detection import LanguageSpans, detect
+from kvcast.whisper.long_form import LongForm, QuietEnd
 from kvcast.whisper.requests import Features
-from kvcast.whisper.window_end import QuietEnd
 from kvcast.whisper.windows import WindowRequests
 
 Begin = Callable[[Passage], None]

@@ -6,6 +6,7 @@ Knows no recordings, no fallback and no scheduler.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Self, cast
 
 import numpy as np
@@ -15,14 +16,78 @@ from kvcast.decoding.numerics import check_numbers, softmax
 from kvcast.decoding.speculation import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime, TokenProbabilityQuery
-from kvcast.speech.segments import compression_ratio
 from kvcast.speech.strategies import Candidate, MaximumLikelihood, SearchRequest
-from kvcast.whisper.decoding import DecodingOptions, DecodingResult
-from kvcast.whisper.filters import Continued
-from kvcast.whisper.repetition import Repetition, repetition, without_repetition
-from kvcast.whisper.token_times import TokenTimes
-from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.window_prompt import WindowPrompt
+from kvcast.transcripts.segments import compression_ratio
+from kvcast.whisper.decoding import Continued, DecodingOptions, DecodingResult, WindowPrompt
+from kvcast.whisper.tokenizer import WhisperTokenizer, timestamps_from
+from kvcast.whisper.words import TokenTimes
+
+_COPIES = 4
+_TOKENS = 48
+"""Fewer copies, or shorter ones, are refrains, counts, or a person who says "no, no, no"."""
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """The same words over and over, up to a text's end.
+
+    Attributes:
+        begin, end: the first copy is `tokens[begin:end]`; there may be timestamps among them.
+        copies: how many whole ones there are.
+
+    """
+
+    begin: int
+    end: int
+    copies: int
+
+
+def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
+    """Return the repetition that ends a sequence: at least 4 copies and 48 tokens of the same text.
+
+    Args:
+        tokens: of a window.
+        eot: ids below it are text; timestamps and other tokens may stand between.
+
+    """
+    ids_n = np.asarray(tokens, np.int64)
+    [places_t] = np.nonzero(ids_n < eot)
+    text_t = ids_n[places_t]
+    if len(text_t) < _TOKENS:
+        return None
+    backwards_t = text_t[::-1]
+    # The last copy's last token is that of the one before it.
+    periods = np.flatnonzero(backwards_t[1 : len(text_t) // _COPIES + 1] == backwards_t[0]) + 1
+    for period in periods.tolist():
+        differs = np.flatnonzero(text_t[period:] != text_t[:-period])
+        begin = int(differs[-1]) + 1 if differs.size else 0
+        length = len(text_t) - begin
+        if length >= max(_TOKENS, _COPIES * period):
+            return Repetition(
+                begin=int(places_t[begin]),
+                end=int(places_t[begin + period - 1]) + 1,
+                copies=length // period,
+            )
+    return None
+
+
+def without_repetition(
+    tokens: Sequence[int], repetition: Repetition, timestamp_begin: int
+) -> tuple[int, ...]:
+    """Return the tokens to keep of a sequence that ends in a repetition.
+
+    Where a segment was finished before it, everything before it: the window ends there, and the
+    rest can be decoded again from there. Otherwise the first copy as well, with the timestamp that
+    closes it, if there is one.
+    """
+    tokens = tuple(tokens)
+    timestamps = timestamps_from(timestamp_begin)
+    is_timestamp = [token in timestamps for token in tokens]
+    if any(map(all, pairwise(is_timestamp[: repetition.begin]))):
+        return tokens[: repetition.begin]
+    closed = repetition.end < len(tokens) and is_timestamp[repetition.end]
+    return tokens[: repetition.end + closed]
+
 
 _SHOWN = 60
 """Characters of a repeated text that are shown."""

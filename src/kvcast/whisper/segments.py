@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from kvcast.speech.segments import FRAMES_PER_SECOND, Word
+from kvcast.transcripts.segments import FRAMES_PER_SECOND, Word
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP, timestamps_from
 
 FRAMES_PER_TIMESTAMP = 2

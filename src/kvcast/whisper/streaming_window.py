@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.speech.live_window import Settled
-from kvcast.whisper.agreement import Place, Unit, continued
-from kvcast.whisper.settling import SettlingPolicy
+from kvcast.whisper.agreement import Place, SettlingPolicy, Unit, continued
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
 
 STEP = 1.0

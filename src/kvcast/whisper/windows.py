@@ -13,7 +13,7 @@ from kvcast.engine.callers import Policy, Result
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder, Float32
-from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowPrompt
 from kvcast.whisper.requests import (
     AlignmentRequest,
     Features,
@@ -21,9 +21,8 @@ from kvcast.whisper.requests import (
     WindowRequest,
     likeliest,
 )
-from kvcast.whisper.token_times import TokenTimes
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.window_prompt import WindowPrompt
+from kvcast.whisper.words import TokenTimes
 
 
 class WindowRequests:

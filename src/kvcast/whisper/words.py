@@ -4,6 +4,7 @@ Follows `add_word_timestamps` in openai/whisper's timing.py. Knows no model and 
 frames of tokens come as `TokenTimes`.
 """
 
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,11 +12,95 @@ from typing import Self
 
 import numpy as np
 
-from kvcast.speech.segments import Word
+from kvcast.runtimes.base import Float32, Int64
+from kvcast.speech.languages import WITHOUT_SPACES
+from kvcast.transcripts.segments import Word
 from kvcast.whisper.segments import Span, Window
-from kvcast.whisper.token_times import FRAMES_PER_SECOND, TokenTimes
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.word_split import TokenWord, split_words
+
+_INVALID = "\ufffd"
+
+
+@dataclass(frozen=True)
+class TokenWord:
+    """A word with the tokens that spell it; the text starts with its space, if there is one."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+def split_words(
+    tokenizer: WhisperTokenizer, tokens: Sequence[int], language: str
+) -> list[TokenWord]:
+    """Split text tokens, without timestamps, into words of a text in this language.
+
+    A word begins at a space, and punctuation at its start or on its own is a word. Nothing is
+    lost: the words' tokens, joined, are the tokens.
+    """
+    characters = list(_characters(tokenizer, tokens))
+    return characters if language in WITHOUT_SPACES else list(_spaced(characters))
+
+
+def _characters(tokenizer: WhisperTokenizer, tokens: Sequence[int]) -> Iterator[TokenWord]:
+    """Yield the shortest runs of tokens that are whole characters."""
+    text = tokenizer.decode(tokens)
+    done, run, spelled = 0, list[int](), b""
+    for token in tokens:
+        run.append(token)
+        spelled += tokenizer.token_bytes(token)
+        decoded = spelled.decode("utf-8", errors="replace")
+        invalid = decoded.find(_INVALID)
+        # Bytes that are invalid in the whole text, too, wait for nothing.
+        if invalid < 0 or text[done + invalid : done + invalid + 1] == _INVALID:
+            yield TokenWord(decoded, tuple(run))
+            done, run, spelled = done + len(decoded), [], b""
+    if run:
+        yield TokenWord(decoded, tuple(run))
+
+
+def _spaced(parts: Sequence[TokenWord]) -> Iterator[TokenWord]:
+    """Yield words, each from a space or a punctuation mark up to the next."""
+    texts, tokens = list[str](), list[int]()
+    for part in parts:
+        begins = part.text.startswith(" ") or part.text.strip() in string.punctuation
+        if begins and tokens:
+            yield TokenWord("".join(texts), tuple(tokens))
+            texts, tokens = [], []
+        texts.append(part.text)
+        tokens += part.tokens
+    if tokens:
+        yield TokenWord("".join(texts), tuple(tokens))
+
+
+FRAMES_PER_SECOND = 50
+"""Frames of the encoder."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTimes:
+    """The frames of a window's n text tokens, and their probabilities.
+
+    Attributes:
+        begins_n: frame at which each token begins, and the one at which the last ends, [n + 1].
+        probabilities_n: of each token, given the tokens before it, [n].
+        attended_n: frame to which each token attends most, [n]; not ascending.
+
+    """
+
+    begins_n: Int64
+    probabilities_n: Float32
+    attended_n: Int64
+
+    def padded(self, count: int) -> Self:
+        """Return the times of `count` tokens; the last ones may lack times."""
+        rest = count - len(self.probabilities_n)
+        return replace(
+            self,
+            begins_n=np.pad(self.begins_n, (0, rest), mode="edge"),
+            probabilities_n=np.pad(self.probabilities_n, (0, rest)),
+            attended_n=np.pad(self.attended_n, (0, rest), mode="edge"),
+        )
+
 
 _SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
 _LONGEST_MEDIAN = 0.7

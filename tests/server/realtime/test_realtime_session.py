@@ -20,7 +20,7 @@ from kit.scripted_whisper import (
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
 from kvcast.server.realtime.shapes import TranscriptionSettings
-from kvcast.whisper.settling import LocalAgreement
+from kvcast.whisper.agreement import LocalAgreement
 from kvcast.whisper.streaming_window import StreamingWindow
 from server.realtime.talking import told_before
 

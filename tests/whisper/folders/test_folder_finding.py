@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvcast.errors import UsageError
-from kvcast.speech.params import FolderParams
-from kvcast.whisper.folders.finding import find, instant_ns
+from kvcast.transcripts.folders.finding import find, instant_ns
+from kvcast.transcripts.params import FolderParams
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcast.errors import InputOutputError, UsageError
-from kvcast.whisper.folders import journal
-from kvcast.whisper.folders.journal import Entry, is_inside, opened_journal, sealed, unsealed
+from kvcast.transcripts.folders import journal
+from kvcast.transcripts.folders.journal import Entry, is_inside, opened_journal, sealed, unsealed
 
 ODD = os.fsdecode(b"caf\xe9 \n\x1b.wav")
 
@@ -210,7 +210,7 @@ def test_two_runs_cannot_share_a_folder(out):
     with opened_journal(out, out.parent / "in"):
         code = (
             "import sys; from pathlib import Path\n"
-            "from kvcast.whisper.folders.journal import opened_journal\n"
+            "from kvcast.transcripts.folders.journal import opened_journal\n"
             "with opened_journal(Path(sys.argv[1]), Path(sys.argv[2])): pass"
         )
         other = subprocess.run(

@@ -12,9 +12,9 @@ from kit.scripted_whisper import NumberedWindows, scripted_model
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams
 from kvcast.speech.transcription import Transcription
+from kvcast.transcripts.folders.finding import RecordingFile
+from kvcast.transcripts.folders.workers import Outcome, QueuedRecording, transcribe_all
 from kvcast.whisper.decoding import DecodingOptions
-from kvcast.whisper.folders.finding import RecordingFile
-from kvcast.whisper.folders.working import Outcome, QueuedRecording, transcribe_all
 from kvcast.whisper.recordings import WhisperPlan
 
 

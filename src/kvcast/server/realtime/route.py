@@ -11,7 +11,7 @@ import anyio
 from anyio.to_thread import run_sync
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from kvcast.audio.endpoints import Listener
+from kvcast.audio.vad import Listener
 from kvcast.server.calls import State
 from kvcast.server.errors import ApiError, busy
 from kvcast.server.realtime.session import Event, Session, encoded, failure

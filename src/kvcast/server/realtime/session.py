@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.audio.endpoints import BLOCK, ONSET, Change, Endpoints, Listener
+from kvcast.audio.vad import BLOCK, ONSET, Change, Endpoints, Listener
 from kvcast.server.errors import ApiError, api_error, busy
 from kvcast.server.realtime.shapes import (
     Append,

@@ -15,7 +15,7 @@ import soxr
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.audio.g711 import decode_a_law, decode_mu_law
+from kvcast.audio.stream import decode_a_law, decode_mu_law
 from kvcast.engine import Engine, Job
 from kvcast.engine.callers import Policy
 from kvcast.server.realtime.shapes import TranscriptionSettings

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcast.errors import UsageError
-from kvcast.whisper.folders.finding import RecordingFile
+from kvcast.transcripts.folders.finding import RecordingFile
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
     from kvcast.decoding.speculation import DraftCounts
     from kvcast.speech.channels import AnyTranscription
     from kvcast.speech.model import SpeechModel
-    from kvcast.speech.segments import Segment
+    from kvcast.transcripts.segments import Segment
     from kvcast.whisper.model import WhisperModel
 
 

@@ -1,15 +1,18 @@
 """Finds the recordings of a folder. Opens none of them."""
 
+import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from kvcast.audio.extensions import EXTENSIONS
+from kvcast.audio.formats import EXTENSIONS
 from kvcast.errors import UsageError
-from kvcast.speech.params import FolderParams
+from kvcast.transcripts.params import FolderParams
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -173,3 +176,45 @@ def _wanted(path: str, patterns: tuple[str, ...]) -> bool:
     if patterns:
         return any(PurePosixPath(path).match(pattern) for pattern in patterns)
     return PurePosixPath(path).suffix.lower().removeprefix(".") in EXTENSIONS
+
+
+def named(paths: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return a name for each recording's transcripts, by the recording's path.
+
+    Args:
+        paths: of recordings, relative to their folder.
+        given: names by path that were given before, which stay, whether the recording is among
+            `paths` or not.
+
+    Returns:
+        Names relative to the other folder. They differ even where capitals and the composition
+        of accents do not count, as in macOS's and Windows's file systems.
+
+    """
+    taken = {folded(name) for name in given.values()}
+    names = {path: given[path] for path in paths if path in given}
+    fresh = [path for path in paths if path not in given]
+    claims = Counter(claim for path in paths for claim in {folded(_stem(path)), folded(path)})
+    for path in fresh:
+        stem = _stem(path)
+        bare = [stem] if claims[folded(stem)] == 1 else []
+        numbered = (f"{path}-{number}" for number in itertools.count(2))
+        candidates = itertools.chain(bare, [path], numbered)
+        names[path] = next(name for name in candidates if folded(name) not in taken)
+        taken.add(folded(names[path]))
+    return names
+
+
+def may_be_named(path: str, name: str) -> bool:
+    """Tell whether `name` is one that `named` could have given to the recording at `path`."""
+    number = name.removeprefix(f"{path}-")
+    return name in {path, _stem(path)} or (number != name and number.isdecimal())
+
+
+def _stem(path: str) -> str:
+    return PurePosixPath(path).with_suffix("").as_posix()
+
+
+def folded(name: str) -> str:
+    """Return an equal key for names that some file systems take for the same."""
+    return unicodedata.normalize("NFC", name).casefold()

@@ -1,18 +1,113 @@
-"""Finds the parts of a file that was joined of several, as `cat` does, or a recorder that reopens.
+"""Extensions of the recordings that `kvcast.audio.decode` opens.
 
-A reader stops where the first part ends, or takes the header of the next one for sound. So each
-part is opened by itself. Parts are found by how files of their kind begin: bytes that are too many
-to stand there by chance. Decodes nothing.
+A file is opened by its content. Names only tell the recordings in a folder from everything else
+that lies there, and formats that have no header. Knows no library.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import BinaryIO, Literal, NamedTuple
 
-from kvcast.audio.foreign import foreign
-from kvcast.audio.mpeg import after_id3, further_recordings, mpeg_frame
-from kvcast.audio.section import FileSection
+from kvcast.audio.bitstreams import after_id3, further_recordings, mpeg_frame
+from kvcast.audio.reader import FileSection
+
+LIBSNDFILE = (
+    *("aif", "aifc", "aiff", "au", "avr", "caf", "flac", "htk", "iff", "mp2", "mp3", "mpa", "mpga"),
+    *("nist", "oga", "ogg", "opus", "paf", "pvf", "rf64", "sds", "sf", "snd", "sph", "svx", "voc"),
+    *("w64", "wav", "wave", "wve", "xi"),
+)
+
+PYAV = (
+    *("3g2", "3ga", "3gp", "3gpp", "aa3", "aac", "ac3", "adts", "adx", "aea", "amr", "ape", "asf"),
+    *("avi", "awb", "bonk", "c2", "dav", "dif", "divx", "dsf", "dss", "dts", "dtshd", "dv", "eac3"),
+    *("ec3", "f4a", "f4b", "f4v", "flv", "g722", "gsm", "gxf", "ircam", "isma", "ismv", "ivr"),
+    *("kux", "latm", "lc3", "loas", "m2a", "m2t", "m2ts", "m4a", "m4b", "m4r", "m4v", "mk3d"),
+    *("mka", "mkv", "mlp", "mmf", "mov", "mp4", "mpc", "mpeg", "mpg", "mts", "mxf", "nsv", "nut"),
+    *("ogv", "ogx", "oma", "omg", "osq", "psp", "qcp", "qt", "ra", "rka", "rm", "rmvb", "rso"),
+    *("sbc", "shn", "sln", "sox", "spx", "tak", "thd", "trp", "ts", "tta", "ty", "vob", "vqf"),
+    *("wa", "weba", "webm", "wma", "wmv", "wsd", "wtv", "wv", "xwma"),
+)
+"""Also without PyAV: the reader's message then names the extra to install."""
+
+EXTENSIONS = frozenset((*LIBSNDFILE, *PYAV))
+"""In lower case, without the dot."""
+
+HEADERLESS = {"g722": "g722", "gsm": "gsm", "rso": "rso", "sbc": "sbc", "sln": "sln"}
+"""Formats that only a name tells; FFmpeg's name by extension."""
+
+
+_HEADER = 7
+"""Bytes of the longest header of a frame."""
+
+_BEGINNINGS: Mapping[tuple[int, bytes], str] = {
+    (0, b"fLaC"): "FLAC",
+    (0, b"OggS"): "Ogg",
+    (0, b"ID3"): "MP3",
+    (0, b"\x1aE\xdf\xa3"): "WebM or Matroska",
+    (0, b"FORM"): "AIFF",
+    (0, b"RF64"): "RF64",
+    (0, b"RIFX"): "big-endian WAV",
+    (0, b"riff\x2e\x91\xcf\x11"): "Sony Wave64",
+    (0, b"caff"): "CAF",
+    (0, b"wvpk"): "WavPack",
+    (0, b"#!AMR"): "AMR",
+    (0, b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"): "WMA",
+    (4, b"ftyp"): "MP4",
+}
+"""How formats begin, and at which byte."""
+
+
+class _Frame(NamedTuple):
+    """A frame's name, its bytes, and the part that the next one repeats."""
+
+    format: str
+    length: int
+    kind: tuple[int, ...]
+
+
+def foreign(data: bytes) -> str | None:
+    """Name the format in which these first bytes are; None if they may be samples."""
+    for (at, magic), format_ in _BEGINNINGS.items():
+        if data.startswith(magic, at):
+            return format_
+    frame = _frame(data)
+    if frame is None:
+        return None
+    after = _frame(data[frame.length : frame.length + _HEADER])
+    return frame.format if after is not None and after.kind == frame.kind else None
+
+
+def may_need_more(data: bytes) -> bool:
+    """Tell whether these bytes begin as a frame whose successor is still to come.
+
+    It comes within 8 kB.
+    """
+    frame = _frame(data)
+    return frame is not None and len(data) < frame.length + _HEADER
+
+
+def _frame(data: bytes) -> _Frame | None:
+    """Read the header of a frame; None if there is none."""
+    if len(data) < _HEADER or data[0] != 0xFF or data[1] < 0xE0:
+        return None
+    return _mpeg(data) if data[1] & 0b110 else _adts(data)
+
+
+def _mpeg(data: bytes) -> _Frame | None:
+    frame = mpeg_frame(data[:4])
+    if frame is None:
+        return None
+    return _Frame("MP3" if frame.layer == 3 else "MPEG audio", frame.length, frame.kind)
+
+
+def _adts(data: bytes) -> _Frame | None:
+    """Read the header of a frame of AAC (ISO 14496-3, Annex 1.A)."""
+    length = (data[3] & 3) << 11 | data[4] << 3 | data[5] >> 5
+    if data[1] < 0xF0 or data[2] >> 2 & 15 > 12 or length < _HEADER:
+        return None
+    return _Frame("AAC", length, (data[1], data[2], data[3] & 0xF0))
+
 
 MOST_PARTS = 1000
 """A file of more parts is not read to its end."""

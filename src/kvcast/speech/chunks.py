@@ -16,14 +16,13 @@ from kvcast.decoding.speculation import DraftCounts
 from kvcast.engine.callers import Policy
 from kvcast.engine.requests import Input, Prompt
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.speech.excerpts import frames_of_excerpt
 from kvcast.speech.languages import WITHOUT_SPACES
 from kvcast.speech.params import TranscribeParams
 from kvcast.speech.recognition import Heard, Hints, Recognition, Written
-from kvcast.speech.segments import FRAMES_PER_SECOND, Segment, Word, compression_ratio
-from kvcast.speech.sound import Samples
+from kvcast.speech.recordings import Samples, frames_of_excerpt
 from kvcast.speech.strategies import MaximumLikelihood, SearchRequest, Strategy
 from kvcast.speech.transcription import Passage, Plan, clipped_frames
+from kvcast.transcripts.segments import FRAMES_PER_SECOND, Segment, Word, compression_ratio
 
 UNKNOWN = "und"
 """The code of a language that is not known (ISO 639)."""

@@ -16,12 +16,11 @@ from typing import Any, Literal, TypeAlias
 from kvcast.errors import InputOutputError, KvcastError, in_one_line
 from kvcast.saving import check_target, encoded, save, unwritable
 from kvcast.spec.files import file_sha256
-from kvcast.speech.params import FolderParams
-from kvcast.whisper.folders.finding import RecordingFile, find
-from kvcast.whisper.folders.journal import Entry, Journal, opened_journal
-from kvcast.whisper.folders.naming import named
-from kvcast.whisper.folders.working import FolderTranscript, Outcome, QueuedRecording
-from kvcast.whisper.writers import json_number
+from kvcast.transcripts.folders.finding import RecordingFile, find, named
+from kvcast.transcripts.folders.journal import Entry, Journal, opened_journal
+from kvcast.transcripts.folders.workers import FolderTranscript, Outcome, QueuedRecording
+from kvcast.transcripts.params import FolderParams
+from kvcast.transcripts.writers import json_number
 
 SUMMARY_FORMAT = "kvcast.folder"
 SUMMARY_VERSION = 2

@@ -14,11 +14,11 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from kvcast.speech.params import SENTENCE, SubtitleParams
-from kvcast.whisper.cues import CueWord, sentence_cues
+from kvcast.transcripts.cues import CueWord, sentence_cues
+from kvcast.transcripts.params import SENTENCE, SubtitleParams
 
 if TYPE_CHECKING:
-    from kvcast.speech.segments import Segment
+    from kvcast.transcripts.segments import Segment
 
 AS_SEGMENTS = SubtitleParams()
 """No options: a cue is a segment."""

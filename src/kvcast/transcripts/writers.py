@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcast.speech.params import SubtitleParams
-from kvcast.whisper.subtitles import (
+from kvcast.transcripts.params import SubtitleParams
+from kvcast.transcripts.subtitles import (
     AS_SEGMENTS,
     channel_label,
     one_line,
@@ -28,7 +28,7 @@ from kvcast.whisper.subtitles import (
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
     from kvcast.decoding.speculation import DraftCounts
-    from kvcast.speech.segments import Segment, Word
+    from kvcast.transcripts.segments import Segment, Word
 
 JSON_FORMAT = "kvcast.transcript"
 JSON_VERSION = 3

@@ -1,0 +1,294 @@
+"""Canary and Cohere's Transcribe: a prompt names languages, the text answers what is heard.
+
+Prompts are those that transformers' processors write. Knows no recording and no runtime.
+"""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.audio.mel import FRAMES_PER_SECOND, normalised_log_mel
+from kvcast.decoding.numerics import check_numbers
+from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
+from kvcast.errors import KvcastError, UsageError
+from kvcast.families.canary import CanaryDimensions
+from kvcast.families.parakeet import ParakeetDimensions
+from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.speech.abilities import abilities_of
+from kvcast.speech.chunks import Manner
+from kvcast.speech.model import SpeechModel
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.recognition import Heard, Hints, Recognition, SoundFeatures, Written
+from kvcast.tokenizers.base import TextTokenizer
+from kvcast.transcripts.segments import Word
+
+
+class TransducerSizes(Protocol):
+    """The dimensions that determine what follows from logits."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens; logits of durations follow theirs."""
+
+    @property
+    def blank(self) -> int:
+        """The token that means "nothing here"."""
+
+    @property
+    def prediction_layers(self) -> int:
+        """0: CTC, where each position has a token, and the same ones side by side are one."""
+
+    @property
+    def durations(self) -> Sequence[int]:
+        """How many positions a token may take; empty: a blank takes one and others none."""
+
+    @property
+    def most_symbols(self) -> int:
+        """Tokens at one position, at most; on average where there are durations."""
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A token, and the positions that it was heard at.
+
+    Attributes:
+        token: not blank.
+        first: its first position.
+        end: the one after its last.
+        logprob: its log-probability, among tokens.
+
+    """
+
+    token: int
+    first: int
+    end: int
+    logprob: float
+
+
+class TransducerRequest(Request):
+    """Writes the tokens of a sound, the likeliest of each step.
+
+    Attributes:
+        emissions: so far.
+
+    """
+
+    def __init__(self, sound: Input, sizes: TransducerSizes) -> None:
+        self._sizes, self._positions = sizes, sound.positions
+        # As in transformers, which counts the token that starts.
+        self._left = sizes.most_symbols * sound.positions - 1
+        if not sizes.prediction_layers:
+            self._left = sound.positions
+        super().__init__(
+            Prompt(np.array([sizes.blank], np.int64), input=sound), capacity=max(1, self._left)
+        )
+        self._position = self._symbols = 0
+        self._before = sizes.blank
+        self.emissions: list[Emission] = []
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        check_numbers(logits_rv)
+        sizes, [logits_v] = self._sizes, logits_rv
+        of_tokens = logits_v[: sizes.tokens]
+        token, first = int(of_tokens.argmax()), self._position
+        taken = self._taken(token, logits_v[sizes.tokens :])
+        self._position += taken
+        if token != sizes.blank:
+            self._emit(token, first, taken, of_tokens)
+        self._before = token
+        self._left -= 1
+        if self._position >= self._positions or self._left <= 0:
+            return OVER
+        # CTC's logits depend on positions alone.
+        return Continuations([0], [0], [token + sizes.tokens * self._position])
+
+    def _taken(self, token: int, of_durations: Float32) -> int:
+        """Return how many positions a token takes."""
+        sizes, is_blank = self._sizes, token == self._sizes.blank
+        if not sizes.prediction_layers:
+            return 1
+        if sizes.durations:
+            taken = sizes.durations[int(of_durations.argmax())]
+            return max(1, taken) if is_blank else taken
+        self._symbols = 0 if is_blank else self._symbols + 1
+        if is_blank or self._symbols >= sizes.most_symbols:
+            self._symbols = 0
+            return 1
+        return 0
+
+    def _emit(self, token: int, first: int, taken: int, logits_v: Float32) -> None:
+        sizes, most = self._sizes, logits_v.max()
+        logprob = float(logits_v[token] - most - np.log(np.exp(logits_v - most).sum()))
+        end = first + (taken if sizes.durations else 1)
+        if not sizes.prediction_layers and token == self._before:
+            last = self.emissions[-1]
+            self.emissions[-1] = Emission(token, last.first, end, max(last.logprob, logprob))
+            return
+        self.emissions.append(Emission(token, first, end, logprob))
+
+
+_NOISE = {"cohere_asr": 1e-5}
+"""By architecture, what features want to be added to samples, as a deviation."""
+
+
+class CanaryRecognition(Recognition):
+    """A prompt of special tokens, the language of the speech and that of the text among them."""
+
+    def __init__(self, tokenizer: TextTokenizer, dimensions: CanaryDimensions) -> None:
+        self.tokenizer, self._encoder = tokenizer, dimensions.encoder
+        self._before, self._noise = dimensions.before, _NOISE.get(dimensions.architecture, 0.0)
+        self.most_positions = dimensions.encoder.positions
+        self.ends = tokenizer.end_tokens
+        named = {f"<|{code}|>": code for code in abilities_of(dimensions.architecture).languages}
+        known = tokenizer.control_tokens(list(named))
+        self.abilities = abilities_of(dimensions.architecture).among(named[text] for text in known)
+        self.most_tokens = dimensions.target_positions - len(self.prompt(0, Hints()))
+
+    @override
+    def input(self, samples: Float32) -> Input:
+        features_tm = normalised_log_mel(samples, self._encoder.n_mels, self._noise)
+        return SoundFeatures(features_tm, self._encoder.encoded(len(features_tm)))
+
+    @override
+    def prompt(self, positions: int, hints: Hints) -> list[int]:
+        spoken = hints.language or "en"
+        written = "en" if hints.translates else spoken
+        texts = [
+            *("<|startoftranscript|>", "<|emo:undefined|>", f"<|{spoken}|>", f"<|{written}|>"),
+            *("<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
+        ]
+        known = self.tokenizer.control_tokens(texts)
+        for text in texts:
+            if text not in known:
+                raise KvcastError(f"the tokenizer has no token {text}: it is another model's")
+        return [*self._before, *(known[text] for text in texts)]
+
+    @override
+    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+        language = "en" if hints.translates else hints.language
+        return Heard(text=self.tokenizer.decode(tokens).strip(), language=language)
+
+
+class CanaryModel(SpeechModel):
+    """An encoder of sound, and a decoder that attends to it."""
+
+    def __init__(
+        self, runtime: EncoderDecoder, tokenizer: TextTokenizer, dimensions: CanaryDimensions
+    ) -> None:
+        super().__init__(runtime, tokenizer, dimensions, CanaryRecognition(tokenizer, dimensions))
+
+
+_MULTILINGUAL_TOKENS = 8193
+"""Tokens of the published models that know European languages; others know English."""
+
+
+class ParakeetRecognition(Recognition):
+    """The likeliest token of each step; nothing is asked."""
+
+    refused = frozenset(
+        {
+            *("beam", "patience", "length_penalty"),
+            *("max_new_tokens", "repetition_penalty", "no_repeat_ngram"),
+        }
+    )
+
+    def __init__(self, tokenizer: TextTokenizer, dimensions: ParakeetDimensions) -> None:
+        self._tokenizer, self._dimensions = tokenizer, dimensions
+        self.abilities = abilities_of(dimensions.architecture)
+        if dimensions.tokens < _MULTILINGUAL_TOKENS:
+            self.abilities = self.abilities.among(["en"])
+        self.most_positions = dimensions.encoder.positions
+        self.most_tokens = dimensions.positions - 1
+        self.ends = [dimensions.blank]
+
+    @override
+    def input(self, samples: Float32) -> Input:
+        encoder = self._dimensions.encoder
+        features_tm = normalised_log_mel(samples, encoder.n_mels)
+        return SoundFeatures(features_tm, encoder.encoded(len(features_tm)))
+
+    @override
+    def prompt(self, positions: int, hints: Hints) -> list[int]:
+        return [self._dimensions.blank]
+
+    @override
+    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+        language = hints.language or ("en" if len(self.abilities.languages) == 1 else None)
+        return Heard(text=self._tokenizer.decode(tokens).strip(), language=language)
+
+    @override
+    def request(self, sound: Input) -> TransducerRequest:
+        return TransducerRequest(sound, self._dimensions)
+
+    @override
+    def written(self, request: TransducerRequest, hints: Hints) -> Written:
+        seconds = (1 << self._dimensions.encoder.halvings) / FRAMES_PER_SECOND
+        emissions = request.emissions
+        tokens = tuple(emission.token for emission in emissions)
+        words, counts = words_of(emissions, self._tokenizer, seconds)
+        return Written(
+            tokens=tokens,
+            logprob=sum(emission.logprob for emission in emissions),
+            heard=replace(self.read(tokens, hints), words=words, counts=counts),
+        )
+
+
+def words_of(
+    emissions: Sequence[Emission], tokenizer: TextTokenizer, seconds: float
+) -> tuple[tuple[Word, ...], tuple[int, ...]]:
+    """Return words with times, and how many tokens each is made of.
+
+    `seconds` lie between positions. A mark after a word takes no time.
+    """
+    words: list[Word] = []
+    counts: list[int] = []
+    stream, apart, silent = tokenizer.stream(), True, 0
+    for emission in emissions:
+        text = stream.push(emission.token)
+        apart = apart or text.startswith(" ")
+        silent += 1
+        if not text.strip():
+            continue
+        start, end = emission.first * seconds, emission.end * seconds
+        probability = math.exp(emission.logprob)
+        if apart or not words:
+            word = f" {text.strip()}"
+            words.append(Word(start=start, end=end, word=word, probability=probability))
+            counts.append(silent)
+        else:
+            last, count = words[-1], counts[-1]
+            end = last.end if _is_mark(text) else max(last.end, end)
+            mean = (last.probability * count + probability) / (count + 1)
+            words[-1] = replace(last, end=end, word=last.word + text, probability=mean)
+            counts[-1] += silent
+        apart, silent = text.endswith(" "), 0
+    if words:
+        words[-1] = replace(words[-1], word=words[-1].word + stream.finish())
+        counts[-1] += silent
+    return tuple(words), tuple(counts)
+
+
+def _is_mark(text: str) -> bool:
+    return all(unicodedata.category(character).startswith("P") for character in text.strip())
+
+
+class ParakeetModel(SpeechModel):
+    """An encoder of sound, and a small network that writes as it goes over positions."""
+
+    def __init__(
+        self, runtime: EncoderDecoder, tokenizer: TextTokenizer, dimensions: ParakeetDimensions
+    ) -> None:
+        super().__init__(runtime, tokenizer, dimensions, ParakeetRecognition(tokenizer, dimensions))
+
+    @override
+    def manner(self, params: TranscribeParams) -> Manner:
+        manner = super().manner(params)
+        if manner.temperature:
+            raise UsageError("this model takes the likeliest tokens: temperature is 0")
+        return manner

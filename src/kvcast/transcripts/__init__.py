@@ -1,0 +1,1 @@
+"""Timed text of any model: segments, subtitles, files, and folders of transcripts."""
