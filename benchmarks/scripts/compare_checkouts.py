@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from kvcast.machine.remote import Remote
+from kvcast.machine.child import Remote
 from kvcast_bench.checkout import Subject
 from kvcast_bench.idle import IdleGate
 from kvcast_bench.recording import read_recordings

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from kit.far import FINDS_THIS, Far
-from kvcast.machine.remote import Remote
+from kvcast.machine.child import Remote
 from kvcast_bench import idle
 from kvcast_bench.idle import IdleGate, cpu_seconds
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.far import FINDS_THIS
-from kvcast.machine.remote import Local, Remote
+from kvcast.machine.child import Local, Remote
 from kvcast_bench import idle
 from kvcast_bench.runner import Runner
 from kvcast_bench.workloads.causal import Causal

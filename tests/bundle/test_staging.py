@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.bundle import staging
+from kvcast.bundle import writing
 from kvcast.bundle.manifest import MANIFEST
-from kvcast.bundle.staging import remove_abandoned
-from kvcast.bundle.writing import staged
+from kvcast.bundle.writing import remove_abandoned, staged
 
 MAKER = """
 import sys, time
@@ -131,7 +130,7 @@ def test_folders_that_only_look_alike_stay(tmp_path: Path):
 
 def test_a_folder_taken_for_an_abandoned_one_is_made_again(tmp_path, monkeypatch):
     made = []
-    mkdtemp = staging.tempfile.mkdtemp
+    mkdtemp = writing.tempfile.mkdtemp
 
     def make_and_lose(**where):
         folder = mkdtemp(**where)
@@ -140,7 +139,7 @@ def test_a_folder_taken_for_an_abandoned_one_is_made_again(tmp_path, monkeypatch
         made.append(folder)
         return folder
 
-    monkeypatch.setattr(staging.tempfile, "mkdtemp", make_and_lose)
+    monkeypatch.setattr(writing.tempfile, "mkdtemp", make_and_lose)
     with staged(tmp_path / "bundle", overwrite=False) as folder:
         (folder / "x").write_text("x")
     assert len(made) in (1, 2)

@@ -12,8 +12,7 @@ import pytest
 
 from kit.dimensions import GEMMA3, ROFORMER, SMALL, SMALL_T5
 from kit.models import bundle
-from kvcast.bundle.manifest import MANIFEST, Manifest, read_bundle
-from kvcast.bundle.validation import check_manifest
+from kvcast.bundle.manifest import MANIFEST, Manifest, check_manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
 from kvcast.loading.opening import checked_dimensions

@@ -16,7 +16,7 @@ from kvcast.cli import main
 from kvcast.cli.doctor import _about_library, _about_model
 from kvcast.errors import LibraryMissingError
 from kvcast.loading import doctor
-from kvcast.loading.findings import CacheFolder, Examined, NativeLibrary
+from kvcast.loading.examination import CacheFolder, Examined, NativeLibrary
 from kvcast.runtimes.native.build import library_path
 from kvcast.spec.runtimes import RUNTIMES
 

@@ -11,8 +11,7 @@ from kvcast.cli import main
 from kvcast.quantizing import finding
 from kvcast.quantizing.finding import CHOSEN, Found, Measured
 from kvcast.quantizing.params import QuantizeParams
-from kvcast.quantizing.search import Level
-from kvcast.quantizing.timing import Timed
+from kvcast.quantizing.search import Level, Timed
 from kvcast.spec.recipes import Recipe
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/quantize.schema.json").read_text("utf-8"))

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from kvcast.cli import main
-from kvcast.cluster.connection import connected
-from kvcast.cluster.lease import check_shared, not_started
+from kvcast.cluster.connection import check_shared, connected, not_started
 from kvcast.cluster.params import LOCAL, replica_range
 from kvcast.errors import UsageError
 from kvcast.server.params import ServeParams

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.cluster.prompts import packed
+from kvcast.cluster.mapping import packed
 
 keys = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=40).map(
     lambda groups: sorted(groups, key=lambda key: key[0])

@@ -13,8 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import kvcast
 from conditional.tiny_transformers import FRESH, SAME, SOURCE, Decoder, random_model, sources, steps
-from kvcast.conditional.cross_attention import CachedCrossAttention
-from kvcast.conditional.operators import fill, keep
+from kvcast.conditional.cross_attention import CachedCrossAttention, fill, keep
 
 PAGE = Path(kvcast.__file__).parents[2] / "docs" / "conditional.md"
 

@@ -10,7 +10,7 @@ FINDS_THIS = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 class Far:
-    """Held by `kvcast.machine.remote` in another process."""
+    """Held by `kvcast.machine.child` in another process."""
 
     def __init__(self, start: int, ballast: bytes = b"") -> None:
         self._ballast = ballast

@@ -9,8 +9,8 @@ from kit.models import own_cache
 from kvcast.bundle.manifest import FileRecord, Graph, Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading import isolation
+from kvcast.loading.examination import call_once
 from kvcast.loading.isolation import check_in_child, remember_success
-from kvcast.loading.smoke_test import call_once
 from kvcast.machine.child import Answer
 
 FILE = "executorch/model.pte"
@@ -49,7 +49,7 @@ def test_what_went_well_is_not_tried_again_until_it_changes(asked, tmp_path):
         check_in_child(tmp_path, manifest, trust=False)
     assert len(questions) == 2
     name, folder, runtime, trust, seconds = questions[0]
-    assert name == "kvcast.loading.smoke_test:open_and_call"
+    assert name == "kvcast.loading.examination:open_and_call"
     assert (folder, runtime, trust) == (str(tmp_path), "executorch", "")
     assert seconds > 120  # it takes a while to read so much
 

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from kvcast.machine.memory import growing_zeros
+from kvcast.machine.resources import growing_zeros
 
 SHAPE = 60, 16, 3, 1024, 64
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.machine.processor import available_cores, instruction_sets, machine_facts
+from kvcast.machine.resources import available_cores, instruction_sets, machine_facts
 
 
 def machine(folder: Path, siblings: list[str]) -> Path:

@@ -7,7 +7,7 @@ import pytest
 
 import kvcast
 from kit.far import FINDS_THIS, Far
-from kvcast.machine.remote import Local, Remote, RemoteError
+from kvcast.machine.child import Local, Remote, RemoteError
 
 SOURCE = Path(kvcast.__file__).parents[1]
 ENVIRONMENT = {**FINDS_THIS, "MARK": "far"}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvcast.errors import KvcastError, LibraryMissingError
-from kvcast.machine.remote import Remote, RemoteError
+from kvcast.machine.child import Remote, RemoteError
 from kvcast.runtimes.native.build import library_path
 from kvcast_bench.worker import peak_bytes
 

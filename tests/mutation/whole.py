@@ -218,7 +218,7 @@ def _use_checkpoint(folder: Path) -> None:
     """Open it as kvcast's own kernels do, call it, and read what an export reads."""
     from kvcast.checkpoints.source import locate, open_checkpoint
     from kvcast.families.table import family_of
-    from kvcast.loading.probing import stepped, steps_of
+    from kvcast.loading.proof import stepped, steps_of
     from kvcast.runtimes.targets import TARGETS
     from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 

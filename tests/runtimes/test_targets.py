@@ -14,7 +14,7 @@ from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
-from kvcast.machine.processor import instruction_sets
+from kvcast.machine.resources import instruction_sets
 from kvcast.runtimes.aoti.lowering import PACKAGE
 from kvcast.runtimes.self_test import compile_tiny, find_compiler
 from kvcast.runtimes.targets import TARGETS

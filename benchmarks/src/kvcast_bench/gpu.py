@@ -26,7 +26,7 @@ from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_with
 from kvcast.inspect.work import work_of
 from kvcast.inspect.work.floor import best_of
-from kvcast.machine.remote import Local
+from kvcast.machine.child import Local
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.runtimes.aoti.greedy_step import (
     GreedyState,

@@ -15,7 +15,7 @@ from typing_extensions import override
 from kvcast.errors import KvcastError
 from kvcast.inspect.work.base import Work
 from kvcast.inspect.work.floor import Arithmetic, Cost, best_of
-from kvcast.machine.processor import machine_facts
+from kvcast.machine.resources import machine_facts
 from kvcast_bench.backend import Backend
 from kvcast_bench.probes import ENCODE, STEP
 from kvcast_bench.runner import Runner

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvcast.errors import KvcastError
 from kvcast.inspect.rates import Rates
-from kvcast.machine.remote import Remote
+from kvcast.machine.child import Remote
 from kvcast.runtimes.native.library import chosen_instructions
 from kvcast_bench.backend import Backend
 from kvcast_bench.idle import IdleGate

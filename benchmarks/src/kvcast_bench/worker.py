@@ -1,4 +1,4 @@
-"""A workload and one backend, in a process of their own; see `kvcast.machine.remote`.
+"""A workload and one backend, in a process of their own; see `kvcast.machine.child`.
 
 Imports nothing of its own accord but the standard library: its imports count as its backend's.
 """

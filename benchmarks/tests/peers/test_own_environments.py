@@ -12,7 +12,7 @@ import pytest
 import kvcast
 from kit.tiny_gguf import packaged
 from kvcast.checkpoints.source import locate
-from kvcast.machine.remote import Remote
+from kvcast.machine.child import Remote
 from kvcast_bench.backend import Backend, Ticks
 from kvcast_bench.models import CausalModel, SpeechModel
 from kvcast_bench.peers.table import CAUSAL, SPEECH

@@ -1,14 +1,16 @@
 """`bundle.json`: a bundle's model, its graphs' inputs and outputs, and its files' checksums.
 
-Everything that reads a bundle starts here, so this module also refuses folders: without a
-manifest, of another format version, or with a file that is missing, changed or outside the folder.
-Does not know the graphs' computations.
+Everything that reads a bundle starts here. A folder is rejected without a manifest, with another
+format version, or if a file is missing, changed or outside the folder. A manifest may be wrong
+although all checksums match, so its fields are checked against each other before memory is
+allocated or a file is opened because of them.
 """
 
 import json
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar, get_origin
 
@@ -263,3 +265,51 @@ def _check_file(folder: Path, name: str, record: FileRecord, digest: Callable[[P
         raise KvcastError(f"{folder} lacks {name}, which {MANIFEST} lists; export it again")
     if path.stat().st_size != record.size or digest(path) != record.sha256:
         raise KvcastError(f"{path} was changed since the export (checksum); export it again")
+
+
+def check_manifest(manifest: Manifest, dimensions: Any) -> None:
+    """Raise KvcastError where a manifest contradicts itself.
+
+    Args:
+        manifest: parsed; its files have the sizes that it states.
+        dimensions: the manifest's, as the model's family reads them.
+
+    """
+    family = family_of(manifest.family)
+    expected = _each(family.caches(dimensions))
+    layers = _each(manifest.cache)
+    for layer, wanted in zip(layers, expected, strict=False):
+        if not _fits(layer, wanted):
+            raise _contradiction(
+                f"a cache is {_shown(layer)} and the dimensions say {_shown(wanted)}"
+            )
+    if len(layers) != len(expected):
+        raise _contradiction(f"it has {len(layers)} layers of caches and not {len(expected)}")
+    for program in family.programs(dimensions):
+        manifest.graph(program)
+    # Each weight takes at least 4 bits.
+    least = sum(map(prod, family.tensor_shapes(dimensions).values())) // 2
+    held = sum(record.size for record in manifest.files.values())
+    if held < least:
+        raise _contradiction(
+            f"a model of its dimensions takes {least} bytes or more, and its files have {held}"
+        )
+
+
+def _contradiction(label: str) -> KvcastError:
+    return KvcastError(f"{MANIFEST} contradicts itself: {label}; export it again")
+
+
+def _each(runs: Iterable[CacheLayers]) -> list[CacheLayers]:
+    return [run for run in runs for _ in range(run.layers)]
+
+
+def _fits(layer: CacheLayers, wanted: CacheLayers) -> bool:
+    # A target chooses the dtype, and may allow only shorter sources than the model does.
+    is_shorter = layer.kind == "cross" and layer.capacity < wanted.capacity
+    same = (layer.kind, layer.length, layer.sizes) == (wanted.kind, wanted.length, wanted.sizes)
+    return same and (layer.capacity == wanted.capacity or is_shorter)
+
+
+def _shown(layer: CacheLayers) -> str:
+    return f"{layer.kind}, {layer.heads} heads of {layer.head_dim}, {layer.capacity} positions"

@@ -14,7 +14,7 @@ from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, AdapterParams
 
 if TYPE_CHECKING:
-    from kvcast.loading.findings import Examined, Findings, NativeLibrary, Runtime
+    from kvcast.loading.examination import Examined, Findings, NativeLibrary, RuntimeFinding
 
 JSON_FORMAT = "kvcast.doctor"
 JSON_VERSION = 1
@@ -93,7 +93,7 @@ def _lines(findings: "Findings") -> Iterable[str]:
         yield from _row("model", findings.model.path, *_about_model(findings.model))
 
 
-def _about(runtime: "Runtime") -> tuple[str, ...]:
+def _about(runtime: "RuntimeFinding") -> tuple[str, ...]:
     if not runtime.usable:
         return (f"no: {runtime.problem}",)
     export = f"cannot be exported to: {runtime.no_export}" if runtime.no_export else ""

@@ -31,7 +31,7 @@ from kvcast.transcripts.params import FOLDERS, FolderParams, SubtitleParams
 from kvcast.transcripts.writers import TranscriptDocument
 
 if TYPE_CHECKING:
-    from kvcast.cluster.recordings import Opened
+    from kvcast.cluster.mapping import Opened
     from kvcast.transcripts.folders.run import FileResult, FolderRun, Summary
     from kvcast.transcripts.folders.workers import FolderTranscript, Outcome, QueuedRecording, Watch
 
@@ -173,7 +173,7 @@ class _ResultCollector:
     def on_cluster(self) -> "Iterator[Begin]":
         """Connect to a cluster, to transcribe waiting recordings there."""
         from kvcast.cluster.connection import connected
-        from kvcast.cluster.recordings import transcribed
+        from kvcast.cluster.mapping import transcribed
 
         def run_by(runtime: str) -> None:
             self._runtime = runtime

@@ -273,8 +273,7 @@ def _write_from_cluster(
 ) -> "list[TextGeneration]":
     """Write documents as `_write_json` does, of texts that the machines of a cluster generate."""
     from kvcast.cluster.connection import connected
-    from kvcast.cluster.mapping import computed
-    from kvcast.cluster.prompts import answered
+    from kvcast.cluster.mapping import answered, computed
 
     cores, own = args.threads or 1, for_actor(args)
     with ExitStack() as held:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, draw and print; raises what goes wrong."""
     from kvcast.inspect.graph import document, render
     from kvcast.inspect.graph_picture import draw
-    from kvcast.loading.traffic import CallSizes, read_traffic
+    from kvcast.loading.opening import CallSizes, read_traffic
 
     if args.svg is not None:
         check_target(args.svg)

@@ -58,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--output must end in .json, not {args.output}")
     for target in filter(None, (args.output, args.svg)):
         check_target(target)  # before minutes of work
-    from kvcast.quantizing.drawing import draw, summary, table
-    from kvcast.quantizing.finding import find_recipe
+    from kvcast.quantizing.finding import draw, find_recipe, summary, table
 
     with progress(quiet=args.quiet).waiting(f"quantising {args.model}") as on_phase:
         params = QuantizeParams(**keywords(args, QuantizeParams), on_phase=on_phase)

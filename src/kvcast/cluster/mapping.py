@@ -1,20 +1,23 @@
-"""A function over many items, on the processes of a cluster, each of which prepares once.
+"""Maps a function over recordings or prompts on the processes of a Ray cluster.
 
-Every item is a block of Ray Data of its own. With several in one, what is done of them would be
-lost with the machine, as a block's results count only together. An item that was running on a
-machine that dies is computed anew elsewhere; its result arrives once. Knows no model.
+Each process prepares once. Every item is a block of Ray Data of its own: a block's results count
+only together, so with several items in one, all would be lost with a machine. An item that was
+running on a machine that dies is computed again elsewhere; its result arrives once.
 """
 
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from kvcast import __version__
 from kvcast.cluster.connection import hush, machine
-from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.errors import InputOutputError, KvcastError, UsageError, in_one_line
+from kvcast.transcripts.folders.workers import Outcome, QueuedRecording, Transcriber, transcribe_all
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -141,3 +144,141 @@ def portable(error: Exception | None) -> Exception | None:
     except Exception:
         return RuntimeError(in_one_line(f"{type(error).__name__}: {error}"))
     return error
+
+
+P = TypeVar("P")
+
+
+def answered(
+    make: Callable[[], Callable[[Sequence[P]], Sequence[R]]],
+    prompts: Sequence[P],
+    keys: Sequence[tuple[Hashable, Hashable]],
+    *,
+    together: int,
+    actors: int | None,
+    cores: int,
+) -> Iterator[R]:
+    """Yield the answer to each prompt, in order.
+
+    Args:
+        make: is called once in each process; returns the function that answers several prompts.
+        prompts: of which each is answered once.
+        keys: of each prompt its call and its text, for `packed`.
+        together: prompts that are answered in one call, at least, where there are so many.
+        actors: processes at most.
+        cores: of each.
+
+    Raises as `kvcast.cluster.mapping.mapped`.
+
+    """
+    jobs = [[(i, prompts[i]) for i in some] for some in packed(keys, together)]
+    waiting: dict[int, R] = {}
+    place = 0
+    for answers in mapped(_PromptActor(make), jobs, actors=actors, cores=cores):
+        waiting.update(answers)
+        while place in waiting:
+            yield waiting.pop(place)
+            place += 1
+
+
+def packed(keys: Sequence[tuple[Hashable, Hashable]], together: int) -> list[list[int]]:
+    """Return which prompts are answered together, by their places.
+
+    Prompts of one call that say the same stay together and in order: the random numbers of a text
+    depend on the number of equal prompts before it in its call, and on no other prompt.
+
+    Args:
+        keys: of each prompt its call and its text. Prompts of a call follow each other.
+        together: prompts of one call are packed until there are at least so many.
+
+    """
+    packs: list[list[int]] = []
+    for _, places in groupby(range(len(keys)), key=lambda i: keys[i][0]):
+        same: dict[Hashable, list[int]] = {}
+        for i in places:
+            same.setdefault(keys[i][1], []).append(i)
+        pack: list[int] = []
+        for some in same.values():
+            pack += some
+            if len(pack) >= together:
+                packs.append(sorted(pack))
+                pack = []
+        if pack:
+            packs.append(sorted(pack))
+    return packs
+
+
+@dataclass(frozen=True)
+class _PromptActor(Generic[P, R]):
+    make: Callable[[], Callable[[Sequence[P]], Sequence[R]]]
+
+    def __call__(self) -> Callable[[Sequence[tuple[int, P]]], list[tuple[int, R]]]:
+        answer = self.make()
+
+        def answer_all(job: Sequence[tuple[int, P]]) -> list[tuple[int, R]]:
+            answers = answer([prompt for _, prompt in job])
+            return [(i, texts) for (i, _), texts in zip(job, answers, strict=True)]
+
+        return answer_all
+
+
+Opened: TypeAlias = tuple[Transcriber, str, Mapping[str, Any]]
+"""A model, its runtime's name, and the options of its `transcribe`."""
+
+
+def transcribed(
+    open_model: Callable[[], Opened],
+    queue: Iterable[QueuedRecording],
+    *,
+    actors: int | None,
+    cores: int,
+    on_runtime: Callable[[str], None],
+) -> Generator[Outcome]:
+    """Yield each recording's outcome, as they are done.
+
+    Args:
+        open_model: is called once in each process.
+        queue: the recordings; all machines see them at the same path.
+        actors: processes at most.
+        cores: of each.
+        on_runtime: is called with the model's runtime, before each outcome.
+
+    Raises as `kvcast.cluster.mapping.mapped`.
+
+    """
+    make = _RecordingActor(open_model)
+    for runtime, outcome in mapped(make, list(queue), actors=actors, cores=cores):
+        on_runtime(runtime)
+        yield outcome
+
+
+@dataclass(frozen=True)
+class _RecordingActor:
+    open_model: Callable[[], Opened]
+
+    def __call__(self) -> Callable[[QueuedRecording], tuple[str, Outcome]]:
+        model, runtime, options = self.open_model()
+
+        def transcribe(queued: QueuedRecording) -> tuple[str, Outcome]:
+            if (problem := _unlike(queued)) is not None:
+                return runtime, Outcome(queued=queued, error=problem)
+            (outcome,) = transcribe_all(model, [queued], 1, options=options, watch=lambda *_: None)
+            return runtime, replace(outcome, error=portable(outcome.error))
+
+        return transcribe
+
+
+def _unlike(queued: QueuedRecording) -> InputOutputError | None:
+    """Tell whether this machine does not see the file that the journal is about."""
+    try:
+        size = Path(queued.source).stat().st_size
+    except OSError as error:
+        return InputOutputError(
+            f"{queued.source}: the machine {machine()} does not see it ({error.strerror}): put "
+            "recordings where all machines find them under one path"
+        )
+    if size != queued.recording.size:
+        return InputOutputError(
+            f"{queued.source}: the machine {machine()} has another file there, or an old one"
+        )
+    return None

@@ -18,9 +18,16 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from kvcast.cluster.connection import connected, has_ended, hush, interruptible
+from kvcast.cluster.connection import (
+    APPLICATION,
+    check_address,
+    connected,
+    has_ended,
+    hush,
+    interruptible,
+    leased,
+)
 from kvcast.cluster.gateway import Ask, Gateway, LostError, ProxiedRequest, answered
-from kvcast.cluster.lease import APPLICATION, check_address, leased
 from kvcast.cluster.mapping import most_actors
 from kvcast.cluster.params import LOCAL
 from kvcast.errors import KvcastError, UsageError, in_one_line

@@ -21,7 +21,7 @@ from kvcast.engine.memory import ROWS
 from kvcast.engine.openings import Openings
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
-from kvcast.machine.memory import available_bytes
+from kvcast.machine.resources import available_bytes
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """What a model's programs do, layer by layer, as a JSON-ready document and as tables.
 
-The reading is `kvcast.loading.traffic`'s; nothing is counted here. docs/inspect.md documents every
+The reading is `kvcast.loading.opening`'s; nothing is counted here. docs/inspect.md documents every
 field. Knows no runtime.
 """
 

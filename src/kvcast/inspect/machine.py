@@ -10,7 +10,7 @@ from typing import Self
 from kvcast.inspect.rates import LARGE, Rates
 from kvcast.inspect.units import plural
 from kvcast.inspect.work.floor import Cost, fastest_read
-from kvcast.machine.remote import Remote
+from kvcast.machine.child import Remote
 from kvcast.runtimes.native.library import chosen_instructions
 
 _LEAST_BYTES = 2**20

@@ -1,6 +1,6 @@
 """How fast this machine reads memory and multiplies, measured with plain loops of nothing else.
 
-For a process of its own, see `kvcast.machine.remote`. Knows nothing of models.
+For a process of its own, see `kvcast.machine.child`. Knows nothing of models.
 """
 
 import time

@@ -15,8 +15,7 @@ from typing import Any
 
 from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.errors import KvcastError, UsageError, in_one_line
-from kvcast.loading.exporting import check_export
-from kvcast.loading.findings import (
+from kvcast.loading.examination import (
     CacheFolder,
     Cuda,
     Examined,
@@ -25,10 +24,11 @@ from kvcast.loading.findings import (
     Opened,
     OptionalPackage,
     Processor,
-    Runtime,
+    RuntimeFinding,
 )
+from kvcast.loading.exporting import check_export
 from kvcast.machine.child import ask
-from kvcast.machine.processor import available_cores, instruction_sets
+from kvcast.machine.resources import available_cores, instruction_sets
 from kvcast.runtimes.self_test import SelfTestResult, double_on_torch, versions
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS
@@ -169,7 +169,7 @@ def _native_library() -> dict[str, Any]:
 
 def _open_and_call(bundle: str, runtime: str) -> None:
     # Imports all readers, which the other answers must not depend on.
-    from kvcast.loading.smoke_test import open_and_call
+    from kvcast.loading.examination import open_and_call
 
     open_and_call(bundle, runtime)
 
@@ -197,13 +197,13 @@ def _ask(*question: str) -> tuple[Any, str]:
     return answer.result, answer.problem
 
 
-def _runtime(name: str) -> Runtime:
+def _runtime(name: str) -> RuntimeFinding:
     result, problem = _ask("runtime", name)
     if problem:
         extra = RUNTIMES[name].extra
         why = problem if extra is None else _advised(problem, extra)
-        return Runtime(name=name, usable=False, versions={}, problem=why)
-    return Runtime(name=name, usable=True, problem=_untested(result["versions"]), **result)
+        return RuntimeFinding(name=name, usable=False, versions={}, problem=why)
+    return RuntimeFinding(name=name, usable=True, problem=_untested(result["versions"]), **result)
 
 
 def _advised(problem: str, extra: str) -> str:

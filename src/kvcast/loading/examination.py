@@ -1,10 +1,11 @@
-"""Examines a model on kvcast's own kernels: what was read, what is in memory, what it computes.
+"""Examines a model on the native kernels: tensors of its files, memory, and results, for `doctor`.
 
 The proof compares the model, one token after the other through its caches, with the same program
-on the plain kernels, all tokens at once. Knows no family and no file format.
+on the plain kernels, all tokens at once. The findings are data classes, which become JSON.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -20,16 +21,17 @@ from kvcast.checkpoints.source import locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.table import family_of
-from kvcast.loading.opening import NO_ADAPTERS, checked_dimensions
-from kvcast.loading.probing import TOLERANCE, at_once, likeliest, stepped, steps_of
-from kvcast.machine.processor import available_cores
+from kvcast.loading.opening import NO_ADAPTERS, Model, checked_dimensions, open_model
+from kvcast.loading.params import LoadParams
+from kvcast.loading.proof import TOLERANCE, at_once, likeliest, stepped, steps_of
+from kvcast.machine.resources import available_cores
 from kvcast.runtimes.base import Runtime
 from kvcast.runtimes.native import opening
 from kvcast.runtimes.native.interpreter import Interpreter
 from kvcast.runtimes.native.inventory import inventory
 from kvcast.runtimes.native.library import PLAIN
 from kvcast.runtimes.targets import TARGETS
-from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
+from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES, PrecisionRequest
 
 _NATIVE = "native"
 ROUNDED_TOLERANCE = 0.1
@@ -134,3 +136,184 @@ def _checkpoint(place: Path, adapters: Sequence[Adapter]) -> Source:
         open=opened,
         unused=checkpoint.tensors.unused,
     )
+
+
+# For a chunk and a step, for a step alone, and for vocabularies without Latin letters.
+_PROMPTS = ("The quick brown fox jumps over the lazy dog. " * 4, "fox", "的")
+
+
+def open_and_call(bundle: str, runtime: str, trust: str = "") -> None:
+    """Open a bundle and call it; raises KvcastError, and a broken package may raise anything."""
+    params = LoadParams(runtime=runtime, threads=1, trust=bool(trust))
+    opened = open_model(bundle, params, isolate=False)
+    call_once(opened.model)
+
+
+def call_once(model: Model) -> None:
+    """Let a model generate a few tokens; raises KvcastError."""
+    if model.task == "transcribe":
+        noise = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
+        list(
+            model.transcribe(
+                noise,
+                temperature=0,
+                max_new_tokens=2,
+                no_speech_threshold=None,
+                logprob_threshold=None,
+            )
+        )
+        return
+    for prompt in _PROMPTS:
+        with contextlib.suppress(UsageError):  # longer than the model's context, or no token at all
+            model.generate(prompt, max_new_tokens=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeFinding:
+    """One runtime.
+
+    Attributes:
+        name: as `--runtime` takes it.
+        usable: whether it passed its self-test.
+        versions: versions of its packages, by name.
+        problem: why it is not usable, or a caveat; empty if there is none.
+        no_export: why nothing can be exported to it here; empty if exporting works, None if the
+            runtime is not usable or has no bundles.
+
+    """
+
+    name: str
+    usable: bool
+    versions: Mapping[str, str]
+    problem: str = ""
+    no_export: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionalPackage:
+    """A package that only some inputs need; `versions` is empty if it cannot be used."""
+
+    name: str
+    use: str
+    versions: Mapping[str, str]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """Cores that this process may use, vector instructions, and their use for bf16 and int8."""
+
+    cores: int
+    instructions: Sequence[str]
+    bf16: str
+    int8: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeLibrary:
+    """kvcast's own compiled library, of the native runtime.
+
+    Attributes:
+        origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
+            `problem` is the reason if it is not available.
+        path: where it is; empty if it is not there.
+        instructions: sets of its kernels that run on this processor; it uses the first, unless
+            there is a problem. The rest follow, fastest first.
+        kernels: what computes what with the first.
+        threads: its default number of threads.
+        problem: why it cannot be compiled or loaded, or is refused by the environment's setting.
+
+    """
+
+    origin: str
+    path: str = ""
+    instructions: Sequence[str] = ()
+    kernels: str = ""
+    threads: int
+    problem: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run without `--runtime` would end with the problem: the library is used."""
+        return bool(self.problem) and len(self.instructions) > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cuda:
+    """Names of the CUDA devices that PyTorch finds; `problem` says why there are none."""
+
+    devices: Sequence[str]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheFolder:
+    """The folder of exported models and its size in bytes; `problem` if it is not writable."""
+
+    folder: str
+    bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """The result of opening a bundle; `problem` says why it failed."""
+
+    path: str
+    runtime: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """A model on kvcast's own kernels.
+
+    Attributes:
+        path: as it was named.
+        family: of the model; empty if it cannot be opened.
+        quantize: the precision of its matrices.
+        seconds: until it was opened.
+        weights: records of `kvcast.runtimes.native.inventory.Holding`.
+        unused: names of tensors in its files that are no part of it.
+        proof: tokens and logits beside those of the plain kernels, all at once; None if nobody
+            asked.
+        problem: why it cannot be opened.
+
+    """
+
+    path: str
+    family: str = ""
+    quantize: str = ""
+    seconds: float = 0
+    weights: Sequence[Mapping[str, Any]] = ()
+    unused: Sequence[str] = ()
+    proof: Mapping[str, Any] | None = None
+    problem: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether it was opened, and its proof succeeded if there was one."""
+        agrees = self.proof is None or self.proof["tokens_equal"] == self.proof["tokens"]
+        return agrees and not self.problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """Everything that `kvcast.loading.doctor.examine` finds out."""
+
+    runtimes: Sequence[RuntimeFinding]
+    processor: Processor
+    library: NativeLibrary
+    cuda: Cuda
+    parts: Sequence[OptionalPackage]
+    cache: CacheFolder
+    bundle: Opened | None
+    model: Examined | None
+
+    @property
+    def well(self) -> bool:
+        """Whether the runtime that is the default works, and the model if one was given."""
+        defaults = [runtime for runtime in self.runtimes if runtime.name in DEFAULT_RUNTIMES]
+        works = any(runtime.usable for runtime in defaults) and not self.library.stops
+        opens = not (self.bundle and self.bundle.problem)
+        return works and opens and (self.model is None or self.model.well)

@@ -1,9 +1,9 @@
-"""Isolates the first opening of a package of native code on this machine: in a child process.
+"""Opens a package of native code in a child process when it is new to this machine.
 
 Checksums show damage and not intent: someone who changes a package can update its checksum too, and
-native code may crash or hang the process that opens it. So a package that is new to this machine is
-first opened and called in a child process with a time limit. A success is remembered in the cache
-folder by the digests of all of the bundle's files. Knows no runtime.
+native code may crash or hang the process that opens it. So a new package is first opened and called
+in a child process with a time limit. A success is recorded in the cache folder by the digests of
+all of the bundle's files.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from pathlib import Path
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.machine.child import ask
-from kvcast.machine.processor import instruction_sets
+from kvcast.machine.resources import instruction_sets
 from kvcast.runtimes.targets import TARGETS
 from kvcast.spec.files import cache_dir
 from kvcast.spec.runtimes import is_native
 
-_CHILD = "kvcast.loading.smoke_test:open_and_call"
+_CHILD = "kvcast.loading.examination:open_and_call"
 _SECONDS = 120
 _BYTES_A_SECOND = 20_000_000  # from a slow disk
 

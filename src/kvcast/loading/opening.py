@@ -1,8 +1,8 @@
 """Opens a model by name or path.
 
-A bundle is opened as it is, and so is a checkpoint on runtimes that need no bundle. For others it
+A bundle is opened directly, and so is a checkpoint on runtimes that need no bundle. For others it
 is exported once into the cache folder, under a name derived from its content and the options, and
-found there the next time. Knows no file format.
+found there the next time. `traffic` reads what its programs would execute, without running them.
 """
 
 import contextlib
@@ -14,10 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcast import __version__
-from kvcast.bundle.manifest import MANIFEST, VERSION, Manifest, is_bundle, read_bundle
+from kvcast.bundle.manifest import (
+    MANIFEST,
+    VERSION,
+    Manifest,
+    check_manifest,
+    is_bundle,
+    read_bundle,
+)
 from kvcast.bundle.packages import bundle_of, is_package, read_on_trust, unvouched_package
-from kvcast.bundle.staging import remove_abandoned
-from kvcast.bundle.validation import check_manifest
+from kvcast.bundle.writing import remove_abandoned
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.lora import Adapter
 from kvcast.checkpoints.source import (
@@ -34,10 +40,12 @@ from kvcast.loading.components import model_of, programs_of, quantize_eager
 from kvcast.loading.exporting import check_export, check_recipe, export_folder, require
 from kvcast.loading.isolation import check_in_child
 from kvcast.loading.params import LoadParams
-from kvcast.machine.processor import available_cores
+from kvcast.machine.resources import available_cores
 from kvcast.options import keywords_of
+from kvcast.runtimes.copies import traffic_of, traffic_of_checkpoint
 from kvcast.runtimes.target import BuildOptions, Target
 from kvcast.runtimes.targets import TARGETS, default_runtime
+from kvcast.runtimes.traffic import CallSizes, ModelTraffic
 from kvcast.spec.files import cache_dir, sha256_of
 from kvcast.spec.recipes import Recipe, names_recipe
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase, PrecisionRequest
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     from kvcast.text.model import TextModel
     from kvcast.text.text2text import SourceTextModel
     from kvcast.whisper.model import WhisperModel
+
 
 Model: TypeAlias = "WhisperModel | SpeechModel | TextModel | SourceTextModel"
 
@@ -356,3 +365,34 @@ def _only_exporter(bundle: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+__all__ = ["CallSizes", "ModelTraffic", "read_traffic"]
+
+
+def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraffic:
+    """Read a bundle, a package without a manifest, or a checkpoint.
+
+    A checkpoint is opened as it is where a runtime does, else exported once as `load` does it. A
+    package needs no trust, because nothing of it is run.
+
+    Raises:
+        UsageError: the model has no such sizes, or not this precision.
+        KvcastError: it cannot be found or read; the message is one line.
+
+    """
+    place = located(model, params.on_phase)
+    folder, package = bundle_of(place), unvouched_package(place, params.runtime)
+    if package is not None:
+        folder, manifest = package.parents[1], read_on_trust(package)
+    elif is_bundle(folder):
+        manifest = read_bundle(folder)
+    else:
+        runtime = params.runtime or default_runtime(params.precision, params.on_phase)
+        precision = RUNTIMES[runtime].choose_opening(params.precision)
+        if RUNTIMES[runtime].direct and not precision.calibrated:
+            return traffic_of_checkpoint(open_checkpoint(folder), runtime, precision, sizes)
+        folder, manifest = export_once(folder, model, params, None)
+    check_request(folder, manifest, params.runtime, params.precision)
+    checked_dimensions(folder, manifest)
+    return traffic_of(folder, manifest, sizes)

@@ -2,19 +2,22 @@
 
 The candidate generates tokens one by one through its caches. The reference processes them all at
 once in fp32, so none of its results comes from a cached step. A family's record has the inputs of
-both. Knows no family, and not what executes the reference.
+both. A bundle keeps the tokens and the largest logits of every step, so that it can be verified
+where the checkpoint is not at hand.
+
+Letters in shapes: r rows, s steps, k largest logits.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvcast.errors import KvcastError
-from kvcast.families.base import Probe
+from kvcast.families.base import PROBE_STEPS, Family, Probe
 from kvcast.families.programs import ALIGNMENT_QUERIES, cache_names
 from kvcast.families.table import family_with
-from kvcast.loading.probing import TOLERANCE, at_once, cache_for, likeliest, stepped, steps_of
-from kvcast.loading.recorded import KEY, record_of
 from kvcast.runtimes.base import Float32, Int64, Runtime
 from kvcast.runtimes.reference import Reference
 
@@ -23,7 +26,7 @@ def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str,
     """Compare greedy tokens and logits of the family's probe; return the manifest's record.
 
     Where a model has alignment heads, their scores are compared as well. The record keeps the
-    largest logits (`kvcast.loading.recorded`), with which the bundle can be compared again.
+    largest logits (`kvcast.loading.proof`), with which the bundle can be compared again.
 
     Args:
         candidate: the exported programs, run by their runtime.
@@ -120,3 +123,203 @@ def _record(
         "tokens_equal": equal,
         "max_logit_error": error,
     }
+
+
+KEY = "outputs"
+"""Their name in a manifest's `verification`."""
+
+_LARGEST = 8
+_DIGITS = 7  # of a float32
+
+
+@dataclass(frozen=True)
+class TopLogits:
+    """The largest logits of tokens, descending, and log-sum-exps [r, s] of all."""
+
+    tokens_rsk: Int64
+    logits_rsk: Float32
+    sums_rs: Float32
+
+
+@dataclass(frozen=True)
+class RecordedOutputs:
+    """Tokens [r, s] that a bundle wrote after its family's probe, and logits before each.
+
+    Attributes:
+        written_rs: the tokens.
+        reference: of the model in fp32, all tokens at once.
+        exported: of the bundle, one token after the other.
+        deviation: of the reference's logits, a standard deviation.
+
+    """
+
+    written_rs: Int64
+    reference: TopLogits
+    exported: TopLogits
+    deviation: float
+
+
+def log_sum_exp(logits: Float32) -> Float32:
+    """Return the logarithm of the sum of exponentials over the last axis."""
+    largest = logits.max(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums: Float32 = np.log(np.exp(logits - largest).sum(axis=-1)) + largest[..., 0]
+    return sums
+
+
+def record_of(written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> dict[str, Any]:
+    """Return what JSON keeps of a bundle's logits and of the model's."""
+    return {
+        "written": written_rs.tolist(),
+        "reference": _largest(whole_rsv),
+        "exported": _largest(stepped_rsv),
+        "deviation": float(whole_rsv.std(axis=-1).mean()),
+    }
+
+
+def read_record(verification: Mapping[str, Any], dimensions: Any) -> RecordedOutputs | None:
+    """Return the outputs in a manifest's `verification`; None where an older export has none.
+
+    Raises KvcastError for ones that no export wrote.
+    """
+    if KEY not in verification:
+        return None
+    try:
+        fields = verification[KEY]
+        written_rs = np.array(fields["written"], np.int64)
+        reference, exported = (_top(fields[name]) for name in ("reference", "exported"))
+        deviation = float(fields["deviation"])
+        sizes = {top.sums_rs.shape for top in (reference, exported)} | {written_rs.shape}
+        tokens = [written_rs, reference.tokens_rsk, exported.tokens_rsk]
+        known = all(
+            part.size and part.min() >= 0 and part.max() < dimensions.vocab_size for part in tokens
+        )
+        numbers = [top.logits_rsk for top in (reference, exported)]
+        finite = all(np.isfinite(part).all() for part in numbers) and np.isfinite(deviation)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise _wrong() from None
+    rows = len(family_with(dimensions).probe(dimensions).prompts)
+    if sizes != {(rows, written_rs.shape[-1])} or not known or not finite or deviation <= 0:
+        raise _wrong()
+    return RecordedOutputs(written_rs, reference, exported, deviation)
+
+
+def _wrong() -> KvcastError:
+    return KvcastError("bundle.json records outputs that no export wrote; export it again")
+
+
+def _largest(logits_rsv: Float32) -> dict[str, Any]:
+    count = min(_LARGEST, logits_rsv.shape[-1])
+    tokens_rsk = np.argsort(-logits_rsv, axis=-1, kind="stable")[..., :count]
+    logits_rsk = np.take_along_axis(logits_rsv, tokens_rsk, axis=-1)
+    return {
+        "tokens": tokens_rsk.tolist(),
+        "logits": _rounded(logits_rsk.tolist()),
+        "log_sum_exps": _rounded(log_sum_exp(logits_rsv).tolist()),
+    }
+
+
+def _rounded(numbers: Sequence[Any]) -> list[Any]:
+    return [
+        _rounded(each) if isinstance(each, list) else float(f"{each:.{_DIGITS}g}")
+        for each in numbers
+    ]
+
+
+def _top(fields: Mapping[str, Any]) -> TopLogits:
+    """Read logits; raises ValueError where sizes differ."""
+    tokens_rsk = np.array(fields["tokens"], np.int64)
+    logits_rsk = np.array(fields["logits"], np.float32)
+    sums_rs = np.array(fields["log_sum_exps"], np.float32)
+    if not tokens_rsk.shape == logits_rsk.shape == (*sums_rs.shape, tokens_rsk.shape[-1]):
+        raise ValueError
+    return TopLogits(tokens_rsk, logits_rsk, sums_rs)
+
+
+TOLERANCE = 1e-3
+"""Largest difference of fp32 logits that comes from summing in another order; 1e-4 was seen."""
+
+
+def steps_of(family: Family, dimensions: Any, probe: Probe) -> int:
+    """Return how many tokens a model can generate after its probe, of those that a proof wants."""
+    # The last token is not fed, so it needs no position.
+    return min(PROBE_STEPS, family.positions(dimensions) - longest_prompt(probe) + 1)
+
+
+def longest_prompt(probe: Probe) -> int:
+    """Return the length of the longest prompt."""
+    return max(map(len, probe.prompts))
+
+
+def cache_for(runtime: Any, probe: Probe, capacity: int) -> Any:
+    """Return a cache with a row for each prompt, which reads its input if there are any."""
+    rows = range(len(probe.prompts))
+    if not probe.source:
+        return runtime.new_cache(len(rows), capacity)
+    cache = runtime.new_cache(len(rows), capacity, inputs=len(rows))
+    return runtime.reset(runtime.encode(cache, rows, *probe.source), rows, rows)
+
+
+def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]:
+    """Return the generated tokens [rows, steps], each the likeliest, and their logits."""
+    cache = cache_for(runtime, probe, longest_prompt(probe) + steps - 1)
+    new: Sequence[Int64] = list(probe.prompts)
+    logits, written = [], []
+    for i in range(steps):
+        compute = runtime.decode if i else runtime.prefill
+        step, cache = compute(new, cache)
+        logits.append(step.copy())
+        written.append(step[:, -1].argmax(axis=-1))
+        new = list(written[-1][:, None])
+    return np.stack(written, axis=1), np.concatenate(logits, axis=1)
+
+
+def at_once(runtime: Any, family: Family, probe: Probe, written_rs: Int64) -> Float32:
+    """Return the logits [rows, steps, vocab] of generated tokens: none comes from a cached step.
+
+    A model that reads a source as a prefix reads it in a call of its own; one that takes tokens one
+    by one has no other way.
+    """
+    if family.interface == "prefix":
+        return np.stack(
+            [
+                _after_prefix(runtime, prompt, written)
+                for prompt, written in zip(probe.prompts, written_rs, strict=True)
+            ]
+        )
+    if family.one_by_one:
+        return _one_by_one(runtime, probe, written_rs)
+    first = longest_prompt(probe) - 1
+    capacity = first + written_rs.shape[1]
+    rows = zip(probe.prompts, written_rs[:, :-1], strict=True)
+    logits_rsv: Float32
+    logits_rsv, _ = runtime.decode(
+        [np.concatenate(row) for row in rows],
+        cache_for(runtime, probe, capacity),
+        positions=range(first, capacity),
+    )
+    return logits_rsv
+
+
+def likeliest(written_rs: Int64, logits_rsv: Float32, tolerance: float) -> int:
+    """Return how many tokens have a logit within the tolerance of their position's largest."""
+    chosen_rs = np.take_along_axis(logits_rsv, written_rs[..., None], axis=-1)[..., 0]
+    return int((chosen_rs >= logits_rsv.max(axis=-1) - tolerance).sum())
+
+
+def _one_by_one(runtime: Any, probe: Probe, written_rs: Int64) -> Float32:
+    cache, logits = cache_for(runtime, probe, written_rs.shape[1]), []
+    for tokens in [list(probe.prompts), *(list(new) for new in written_rs[:, :-1].T[..., None])]:
+        step, cache = runtime.decode(tokens, cache)
+        logits.append(step.copy())
+    return np.concatenate(logits, axis=1)
+
+
+def _after_prefix(runtime: Any, prompt_s: Int64, written_s: Int64) -> Float32:
+    cache = runtime.new_cache(1, len(prompt_s) + len(written_s) - 1)
+    first_1sv, cache = runtime.decode([prompt_s], cache)
+    logits = [first_1sv[0].copy()]
+    if len(written_s) > 1:
+        more = range(len(written_s) - 1)
+        logits.append(runtime.decode([written_s[:-1]], cache, positions=more)[0][0])
+    return np.concatenate(logits)

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.families.caches import ENCODED
-from kvcast.machine.memory import growing_zeros
+from kvcast.machine.resources import growing_zeros
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
 from kvcast.runtimes.memory import Memory

@@ -17,7 +17,7 @@ from typing_extensions import override
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.errors import KvcastError, LibraryMissingError
 from kvcast.families.table import family_with
-from kvcast.machine.processor import available_cores
+from kvcast.machine.resources import available_cores
 from kvcast.runtimes.native.build import check_compiler, find_library, is_there
 from kvcast.runtimes.native.planning import sizes_of
 from kvcast.spec.program import Program

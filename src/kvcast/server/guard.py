@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from kvcast.machine.memory import give_back
+from kvcast.machine.resources import give_back
 from kvcast.server.calls import State
 from kvcast.server.connections import (
     MOST_HEADERS,

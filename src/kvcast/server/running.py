@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 
 from kvcast.errors import InputOutputError
-from kvcast.machine.files import allow_open_files
+from kvcast.machine.resources import allow_open_files
 from kvcast.server.app import create
 from kvcast.server.connections import protocol
 from kvcast.server.params import ServeParams

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from kvcast.engine import Engine
 from kvcast.errors import KvcastError, UsageError
-from kvcast.machine.memory import give_back
+from kvcast.machine.resources import give_back
 from kvcast.server.errors import ApiError
 from kvcast.spec.sizes import MOST_POSITIONS
 from kvcast.tokenizers.base import longest_token

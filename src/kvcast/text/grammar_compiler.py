@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import KvcastError
-from kvcast.machine.processor import available_cores
+from kvcast.machine.resources import available_cores
 
 SECONDS = 10.0
 """Most processor time that a grammar may take to be compiled."""

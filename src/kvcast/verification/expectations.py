@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
-from kvcast.loading.recorded import log_sum_exp
+from kvcast.loading.proof import log_sum_exp
 from kvcast.runtimes.base import Float32, Int64
 
 _LEAST_DEVIATION = 1e-6

@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families.table import family_with
-from kvcast.loading.proof import whole_logits
-from kvcast.loading.recorded import RecordedOutputs, TopLogits
+from kvcast.loading.proof import RecordedOutputs, TopLogits, whole_logits
 from kvcast.runtimes.base import Alignment
 from kvcast.runtimes.reference import Reference
 from kvcast.verification import expectations

@@ -23,7 +23,7 @@ from kvcast.loading.components import programs_of
 from kvcast.loading.isolation import remember_success
 from kvcast.loading.opening import Model, OpenedModel, open_model
 from kvcast.loading.params import LoadParams
-from kvcast.loading.recorded import RecordedOutputs, read_record
+from kvcast.loading.proof import RecordedOutputs, read_record
 from kvcast.runtimes.base import Runtime
 from kvcast.runtimes.reference import EagerReference, Reference, has_torch, reference_of
 from kvcast.runtimes.targets import TARGETS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.machine.processor import instruction_sets
+from kvcast.machine.resources import instruction_sets
 from kvcast.runtimes.native.compiler import SOURCES
 
 _HERE = Path(__file__).parent

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kvcast.machine import processor
+from kvcast.machine import resources
 from kvcast.runtimes.native.compiler import SOURCES
 from kvcast.runtimes.native.library import CHOICE, Machine, chosen_instructions
 from runtimes.native.native_calls import all_instructions
@@ -27,7 +27,7 @@ NEEDED: dict[str, set[str]] = {
     sys.platform != "linux" or platform.machine() != "x86_64", reason="Linux alone tells of x86"
 )
 def test_the_sets_are_those_of_which_the_system_tells() -> None:
-    told, sets = set(processor.instruction_sets()), all_instructions()
+    told, sets = set(resources.instruction_sets()), all_instructions()
     expected = [name for name in NEEDED if NEEDED[name] <= told]
     if "amx" not in sets:  # a system may know it and not grant it
         expected = [name for name in expected if name != "amx"]

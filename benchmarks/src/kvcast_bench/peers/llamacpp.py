@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.machine.processor import instruction_sets
+from kvcast.machine.resources import instruction_sets
 from kvcast_bench.backend import Backend, Continuer, Ticks, Tokens
 from kvcast_bench.models import CausalModel
 from kvcast_bench.writing.gguf import write_gguf

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.machine.processor import instruction_sets
+from kvcast.machine.resources import instruction_sets
 from kvcast_bench.backend import Backend
 
 _CHUNK = 2**24

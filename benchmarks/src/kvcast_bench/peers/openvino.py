@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.machine.processor import instruction_sets
+from kvcast.machine.resources import instruction_sets
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast_bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber
 from kvcast_bench.peers.rules import generation_rules

@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear, scaled_dot_product_attention
 from typing_extensions import override
 
-from kvcast.conditional.cross_attention import CachedCrossAttention
-from kvcast.conditional.operators import fill, keep
+from kvcast.conditional.cross_attention import CachedCrossAttention, fill, keep
 from kvcast_bench.sources.figures import TIMES, Figures, spread, times
 from kvcast_bench.sources.generated import Compiled, Counts, compiled, counts
 from kvcast_bench.sources.models import published

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from kvcast.audio.features import window_features
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.conditional.operators import fill, keep
+from kvcast.conditional.cross_attention import fill, keep
 from kvcast.families.table import family_with
 from kvcast.loading.components import programs_of
 from kvcast.models.executor import TorchModel, TorchProgram

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcast.errors import LibraryMissingError, in_one_line
-from kvcast.machine.processor import available_cores
+from kvcast.machine.resources import available_cores
 from kvcast.saving import is_full
 
 SOURCES = Path(__file__).parent / "src"

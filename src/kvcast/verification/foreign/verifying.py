@@ -11,7 +11,7 @@ from kvcast.checkpoints.source import locate, open_checkpoint, read_dimensions
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.table import family_with
 from kvcast.loading.components import programs_of
-from kvcast.machine.processor import available_cores
+from kvcast.machine.resources import available_cores
 from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.spec.runtimes import OnPhase, ignore_phase
 from kvcast.verification.cases import Case, cases_of
