@@ -47,7 +47,9 @@ def test_a_wheel_with_the_library_opens_it_without_a_compiler(
     assert f"{library} is damaged: install kvcast anew" in opened.stderr
     library.write_bytes(whole)
     # Other sources than it was made of: the library does not count, and there is no compiler.
-    [changed] = (tmp_path / "venv").glob("lib/*/site-packages/kvcast/runtimes/native/src/plain.hpp")
+    [changed] = (tmp_path / "venv").glob(
+        "lib/*/site-packages/kvcast/runtimes/native/src/plain/plain.hpp"
+    )
     changed.write_text(changed.read_text() + "\n")
     opened = run(python, OPENS, cache=tmp_path)
     assert opened.returncode == 1

@@ -19,11 +19,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "attention.hpp"
 #include "checks.hpp"
-#include "environment.hpp"
 #include "machine.hpp"
 #include "products.hpp"
+#include "program.hpp"
 
 using namespace kvcast;
 

@@ -38,18 +38,18 @@ def compile_programs(
         pytest.skip(f"{' '.join(command)} cannot compile here: {done.stderr.decode()[:200]}")
 
     def compile_one(source: Path) -> Path:
-        to = folder / f"{source.stem}.o"
+        to = folder / f"{source.parent.name}_{source.stem}.o"
         subprocess.run([*words, f"-I{SOURCES}", "-c", source, "-o", to], check=True)
         return to
 
     # All side by side, the largest first: none is alone at the end.
-    everything = [*SOURCES.glob("*.cpp"), *(_HERE / source for source in sources)]
+    everything = [*SOURCES.rglob("*.cpp"), *(_HERE / source for source in sources)]
     everything.sort(key=lambda path: path.stat().st_size, reverse=True)
     with ThreadPoolExecutor(2) as pool:
         compiled = dict(zip(everything, pool.map(compile_one, everything), strict=True))
     mains = [compiled.pop(_HERE / source) for source in sources]
     objects = list(compiled.values())
-    programs = [main.with_suffix("") for main in mains]
+    programs = [folder / Path(source).stem for source in sources]
     for main, program in zip(mains, programs, strict=True):
         subprocess.run([*words, *objects, main, "-o", program], check=True)
     return programs

@@ -12,15 +12,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "alignment.hpp"
 #include "checks.hpp"
-#include "elements.hpp"
-#include "environment.hpp"
-#include "experts.hpp"
 #include "guarded.hpp"
 #include "halves.hpp"
 #include "logits.hpp"
-#include "plain.hpp"
+#include "machine.hpp"
+#include "plain/plain.hpp"
 #include "products.hpp"
 #include "program.hpp"
 #include "rows.hpp"

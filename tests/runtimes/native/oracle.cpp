@@ -8,13 +8,12 @@
 #include <functional>
 #include <memory>
 
-#include "amx_tiles.hpp"
+#include "amx/tiles.hpp"
 #include "checks.hpp"
-#include "environment.hpp"
 #include "guarded.hpp"
 #include "halves.hpp"
 #include "machine.hpp"
-#include "plain.hpp"
+#include "plain/plain.hpp"
 
 using namespace kvcast;
 

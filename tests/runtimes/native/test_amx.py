@@ -90,8 +90,17 @@ def test_a_set_that_does_not_run_here_is_told(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("options", [("g++", "-O0"), ("clang++", "-O2")])
 def test_the_real_instructions_compile(options: tuple[str, ...], tmp_path: Path) -> None:
     """The library's own compiler does so at every test; emulation leaves them out."""
-    for source in SOURCES.glob("amx*.cpp"):
-        command = [*options, "-std=c++17", "-w", "-c", source, "-o", tmp_path / "compiled.o"]
+    for source in (SOURCES / "amx").glob("*.cpp"):
+        command = [
+            *options,
+            "-std=c++17",
+            "-w",
+            f"-I{SOURCES}",
+            "-c",
+            source,
+            "-o",
+            tmp_path / "compiled.o",
+        ]
         try:
             subprocess.run(command, check=True)
         except FileNotFoundError:

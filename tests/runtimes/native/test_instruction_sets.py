@@ -47,6 +47,6 @@ def test_a_set_that_runs_is_used_when_it_is_named(
 
 def test_no_source_asks_the_compilers_library() -> None:
     """Which a linker for Windows is not given."""
-    sources = [*SOURCES.glob("*.cpp"), *SOURCES.glob("*.hpp")]
+    sources = [*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.hpp")]
     assert sources
     assert not [path.name for path in sources if "__builtin_cpu_supports(" in path.read_text()]

@@ -109,10 +109,12 @@ def _programs(command: Sequence[str]) -> list[str]:
 
 def sources_digest(sources: Path) -> str:
     """Return a digest of all sources' names and contents; empty if there is nothing to compile."""
-    files = sorted(path for ending in ("cpp", "hpp", "def") for path in sources.glob(f"*.{ending}"))
+    files = sorted(
+        path for ending in ("cpp", "hpp", "def") for path in sources.rglob(f"*.{ending}")
+    )
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.name}\n{path.stat().st_size}\n".encode())
+        digest.update(f"{path.relative_to(sources).as_posix()}\n{path.stat().st_size}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest() if any(path.suffix == ".cpp" for path in files) else ""
 
@@ -127,9 +129,9 @@ def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path)
         dir=library.parent, prefix=f"{library.stem}.", suffix=UNFINISHED
     ) as folder:
         # The largest first, so that none is left alone at the end.
-        files = sorted(sources.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
-        objects = [Path(folder) / f"{path.stem}.o" for path in files]
-        flags = (*_FLAGS, *_POSIX_FLAGS)
+        files = sorted(sources.rglob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
+        objects = [Path(folder) / f"{number}.o" for number in range(len(files))]
+        flags = (*_FLAGS, *_POSIX_FLAGS, f"-I{sources}")
         steps = [
             [*compiler.command, *flags, "-c", str(path), "-o", str(to)]
             for path, to in zip(files, objects, strict=True)

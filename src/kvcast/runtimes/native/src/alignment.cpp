@@ -1,5 +1,5 @@
 // Loops over heads, tokens and the vocabulary, the same for all instruction sets.
-#include "alignment.hpp"
+#include "program.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -4,7 +4,7 @@
 // begin at multiples of PART, whatever is new and wherever it lies, and a query's are merged in their order. So
 // a query's result depends on the positions that it sees and on nothing else: not on the cut, the other
 // queries, or the capacity of a ring.
-#include "attention.hpp"
+#include "program.hpp"
 
 #include <algorithm>
 #include <atomic>

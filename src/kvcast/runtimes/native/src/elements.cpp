@@ -1,4 +1,4 @@
-#include "elements.hpp"
+#include "program.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
-#include "experts.hpp"
+#include "program.hpp"
 
 #include <algorithm>
 #include <cmath>

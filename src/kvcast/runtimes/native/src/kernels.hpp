@@ -273,6 +273,17 @@ struct EncoderAttention {
   void (*attend)(const EncoderHead&, int first, int last);
 };
 
+// Memory that is asked for before it is read, where processors do not foresee enough by themselves. Measured on x86 alone.
+constexpr int AHEAD = 8192, LINE = 64;  // bytes
+
+// Asks for what lies AHEAD of some bytes to come to the second cache: the first one holds what is worked on. It may lie
+// past the end of all memory.
+inline __attribute__((always_inline)) void fetch_ahead(const void* from, size_t count) {
+  constexpr int READ = 0, SECOND = 2;
+  const char* ahead = static_cast<const char*>(from) + AHEAD;
+  for (size_t line = 0; line < count; line += LINE) __builtin_prefetch(ahead + line, READ, SECOND);
+}
+
 // GCC for Windows puts vectors on the stack where they are not aligned (its bug 54412).
 #if defined(_WIN32) && !defined(__clang__)
 constexpr bool ALIGNED_STACK = false;

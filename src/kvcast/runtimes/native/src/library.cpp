@@ -4,7 +4,7 @@
 #include <cstring>
 #include <exception>
 
-#include "environment.hpp"
+#include "machine.hpp"
 #include "export.hpp"
 #include "logits.hpp"
 #include "operators.hpp"

@@ -4,9 +4,8 @@
 #include <exception>
 #include <memory>
 
-#include "environment.hpp"
-#include "experts.hpp"
 #include "machine.hpp"
+#include "program.hpp"
 #include "products.hpp"
 
 namespace kvcast {

@@ -5,16 +5,8 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "alignment.hpp"
-#include "attention.hpp"
-#include "convolution.hpp"
-#include "elements.hpp"
-#include "experts.hpp"
 #include "products.hpp"
-#include "relative.hpp"
 #include "rows.hpp"
-#include "states.hpp"
-#include "sound.hpp"
 
 namespace kvcast {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "environment.hpp"
+#include "machine.hpp"
 
 #if !defined(_WIN32)
 #include <pthread.h>

@@ -1,0 +1,37 @@
+// How tiles of int8 and int4 lie for AVX-512: two halves of 32 outputs each, one after the other. Four codes of
+// an output lie together, which is how vpdpbusd wants its operand, and AMX as well.
+//
+// INT8 is [2, k / 4, HALF, 4] codes + 128; then scales and bias. strips.hpp has the formats of groups.
+#pragma once
+#include "avx512/vec.hpp"
+#include "halves.hpp"
+#if defined(__x86_64__)
+
+namespace kvcast {
+
+constexpr int HALF = BLOCK / 2;
+constexpr int PAIR = HALF / 16;  // vectors of a half
+
+AVX512_BEGIN
+
+namespace {
+
+constexpr int STRIP = HALF, FLOATS = BLOCK, SIDE = 4, LANES = 16;
+constexpr uint8_t SIGNS = 0x80;
+
+INLINE Vector halves(const uint8_t* at, int z) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 2 * LANES * z)));
+}
+INLINE __m128i load_bytes(const uint8_t* at, int z) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + LANES * z)); }
+INLINE Vector bytes(const uint8_t* at, int z) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(at, z))); }
+INLINE Vector signed_bytes(const uint8_t* at, int z) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(at, z))); }
+INLINE void store(float* to, Vector x) { _mm512_storeu_ps(to, x); }
+
+#include "vec/strips.hpp"
+
+}  // namespace
+
+AVX512_END
+
+}  // namespace kvcast
+#endif
