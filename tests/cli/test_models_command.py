@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvcast.checkpoints.gguf.architectures import ARCHITECTURES
+from kvcast.checkpoints.gguf.config import ARCHITECTURES
 from kvcast.checkpoints.hub import PUBLISHED, is_hub_id
 from kvcast.checkpoints.huggingface import _FAMILIES
 from kvcast.cli import main

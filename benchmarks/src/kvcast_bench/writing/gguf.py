@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.checkpoints.gguf.architectures import ARCHITECTURES
+from kvcast.checkpoints.gguf.config import ARCHITECTURES
 from kvcast.checkpoints.gguf.reader import is_rotated
 from kvcast.checkpoints.gguf.tensors import NAMES
 from kvcast.checkpoints.tensor_names import pairs_from_halves, take_apart

@@ -116,7 +116,7 @@ def read_decoder(
     """
     label = str(folder / "config.json")
     kind = _type_of(config, label)
-    dimensions = _dimensions(_fields(config, kind, label), kind, config["model_type"])
+    dimensions = dimensions_of(config, label, kind, config["model_type"])
     own = own_tensors(stored, dimensions, kind)
     if dimensions.tied:
         dimensions = replace(dimensions, tied=is_tied(own, kind))
@@ -162,8 +162,14 @@ def _about_unused(folder: Path, unused: Sequence[str], dimensions: DecoderDimens
 
 def decoder_dimensions(config: Mapping[str, Any], label: str) -> DecoderDimensions:
     """Read a configuration alone, with a model_type of this family."""
-    kind = _type_of(config, label)
-    return _dimensions(_fields(config, kind, label), kind, config["model_type"])
+    return dimensions_of(config, label, _type_of(config, label), config["model_type"])
+
+
+def dimensions_of(
+    config: Mapping[str, Any], label: str, kind: DecoderType, architecture: str
+) -> DecoderDimensions:
+    """Read a configuration of this model type; `architecture` is its name in the dimensions."""
+    return _dimensions(_fields(config, kind, label), kind, architecture)
 
 
 def _type_of(config: Mapping[str, Any], label: str) -> DecoderType:

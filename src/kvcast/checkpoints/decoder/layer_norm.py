@@ -418,8 +418,7 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
         rotary=(),
     ),
     "olmo": DecoderType(
-        defaults={**DEFAULTS, "attention_bias": False},
-        restated=lambda _fields: {"layer_norm_eps": 1e-5},
+        defaults={**DEFAULTS, "attention_bias": False, "layer_norm_eps": 1e-5},
         particulars=olmo,
         epsilon="layer_norm_eps",
         prepare=norms_of_ones,

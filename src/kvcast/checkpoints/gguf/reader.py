@@ -21,9 +21,9 @@ from kvcast.checkpoints.base import (
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.gguf.architectures import ARCHITECTURES, Architecture
+from kvcast.checkpoints.gguf.config import ARCHITECTURES, EMBEDDING, HEAD, ROTARY_TENSORS
 from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_parts
-from kvcast.checkpoints.gguf.metadata import TABLES, Values, read_rotary
+from kvcast.checkpoints.gguf.metadata import Values
 from kvcast.checkpoints.gguf.tensors import KEY_NORM, QUERY_NORM
 from kvcast.checkpoints.gguf.tokenizer import read_text
 from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merged
@@ -37,11 +37,8 @@ _PART = re.compile(
 )
 _EXPERTS = ("_exps.weight", "_exps.bias")
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
-_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _ROTATED = tuple(f".attn_{name}." for name in ("q", "k", "qkv", "q_norm", "k_norm"))
 _LAYER_NUMBER = re.compile(r"blk\.(\d{1,9})\.")
-# More than any model has, and few enough for a table.
-_MOST_POSITIONS = 1 << 24
 
 
 def _read(source: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
@@ -72,12 +69,12 @@ def read_model(
             f"architecture {name[:40]!r} is not supported (supported: {', '.join(ARCHITECTURES)})"
         )
     values = Values(fields=fields, architecture=name, tensors=file.tensors.keys())
-    dimensions = _dimensions(values, architecture, file)
+    dimensions = architecture.dimensions(values, file)
     stored = _stored(file, dimensions, values)
     if adapters:
         _check_architecture(adapters, name, label)
-        stored = merged(stored, adapters, label, {_HEAD: (_EMBEDDING,)})
-        dimensions = replace(dimensions, tied=_HEAD not in stored)
+        stored = merged(stored, adapters, label, {HEAD: (EMBEDDING,)})
+        dimensions = replace(dimensions, tied=HEAD not in stored)
     stored = architecture.prepare(stored, dimensions)
     # ggml turns in halves of heads alone where images have positions of their own (GLM 4.1 V).
     neighbours = architecture.neighbours and not values.has("rope.dimension_sections")
@@ -94,77 +91,6 @@ def _check_architecture(adapters: Sequence[Adapter], architecture: str, label: s
                 f"{adapter.name} is for models of the architecture {adapter.base!r}, and {label} "
                 f"is {architecture!r}"
             )
-
-
-def _dimensions(values: Values, architecture: Architecture, file: GgufFile) -> DecoderDimensions:
-    embedding = file.tensors.get(_EMBEDDING)
-    if embedding is None:
-        raise values.fields.error(f"it has no tensor {_EMBEDDING}: it is not a whole model")
-    head_dim = values.head_dim
-    turning = "rope.dimension_count"
-    for name in ("attention.value_length", *(() if architecture.partial else (turning,))):
-        if values.whole(name, head_dim) != head_dim:
-            raise values.fields.error(f"{values.architecture}.{name} must be {head_dim}, as keys")
-    share = values.whole(turning, head_dim, most=head_dim) / head_dim
-    rotary = read_rotary(values, head_dim, file.tensors)
-    if rotary.scaling != "proportional":
-        rotary = replace(rotary, partial=share, truncate=architecture.truncate)
-    scale, heads = "attention.scale", values.same_whole("attention.head_count")
-    given = {
-        "architecture": values.architecture,
-        "vocab_size": embedding.shape[0],
-        "width": values.whole("embedding_length"),
-        **(_first(values, heads) if architecture.uneven else _same(values, heads, architecture)),
-        "heads": heads,
-        "head_dim": head_dim,
-        "windows": _windows(values, architecture, len(file.tensors)),
-        "max_positions": values.whole("context_length", most=_MOST_POSITIONS),
-        **architecture.rotary(values, rotary),
-        "norm_eps": values.positive(architecture.epsilon),
-        "attention_scale": values.positive(scale) if values.has(scale) else head_dim**-0.5,
-        "qkv_bias": any(f"blk.0.attn_{name}.bias" in file.tensors for name in ("q", "qkv")),
-        "out_bias": "blk.0.attn_output.bias" in file.tensors,
-        "tied": _HEAD not in file.tensors,
-    }
-    return values.fields.make(DecoderDimensions, **{**given, **architecture.particulars(values)})
-
-
-def _same(values: Values, heads: int, architecture: Architecture) -> dict[str, int]:
-    absent = 0 if architecture.hybrid else None
-    # Models of experts alone may have no other width.
-    of_experts = values.whole("expert_feed_forward_length", 0, least=0) or None
-    return {
-        "inner": values.same_whole("feed_forward_length", of_experts),
-        "kv_heads": values.same_whole("attention.head_count_kv", heads, absent=absent),
-    }
-
-
-def _first(values: Values, heads: int) -> dict[str, int]:
-    """Return the sizes of the first layer, which others of the model may not have."""
-    return {
-        "inner": values.each("feed_forward_length")[0],
-        "kv_heads": values.each("attention.head_count_kv", heads)[0],
-    }
-
-
-def _windows(values: Values, architecture: Architecture, most: int) -> tuple[int | None, ...]:
-    """Return each layer's window; `most` is more layers than there can be."""
-    values.whole("block_count", most=most)
-    layers = values.layers
-    window = values.whole("attention.sliding_window", 0, least=0)
-    if window >= values.whole("context_length", most=_MOST_POSITIONS):
-        window = 0
-    pattern = values.plain("attention.sliding_window_pattern")
-    if not window:
-        return (None,) * layers
-    if isinstance(pattern, np.ndarray):
-        if len(pattern) != layers:
-            raise values.fields.error("attention.sliding_window_pattern is not one for each layer")
-        windowed = [bool(flag) for flag in pattern]
-    else:
-        every = values.whole("attention.sliding_window_pattern", architecture.global_every, least=0)
-        windowed = [not every or (layer + 1) % every != 0 for layer in range(layers)]
-    return tuple(window if has_window else None for has_window in windowed)
 
 
 def _stored(
@@ -188,7 +114,7 @@ def _stored(
             stored[name] = replace(tensor, shape=(1, *tensor.shape)).stored()
         elif name.endswith((QUERY_NORM, KEY_NORM)):  # perhaps one for each head
             stored[name] = replace(tensor, shape=(math.prod(tensor.shape),)).stored()
-        elif name not in TABLES:
+        elif name not in ROTARY_TENSORS:
             stored[name] = tensor.stored()
     return stored
 
