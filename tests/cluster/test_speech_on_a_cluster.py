@@ -14,7 +14,7 @@ import soundfile
 import kvcast
 from cluster.nodes import Nodes, nodes, run
 from cluster.served import begun
-from kit.speech_models import speech_folder
+from kit.recordings import speech_folder
 
 RATE = 16_000
 

@@ -6,10 +6,11 @@ Its tokenizers are also rewritten as tokenizer.json files.
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from whisper.tokenizer import Tokenizer, get_tokenizer
 
 import whisper
 from kit.models import tensors_of
-from kit.sound_ends import ending_with_sound
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.transcripts.segments import Word
+from kvcast.whisper.segments import WINDOW_FRAMES, Span, within
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
 
@@ -235,3 +237,28 @@ def _without_key_biases(programs: TorchModel) -> dict[str, NDArray[Any]]:
         if name.endswith("key_value.bias"):
             tensor[:width] = 0
     return tensors
+
+
+def ending_with_sound(
+    segments: Sequence[dict[str, Any]], content_frames: int, clips: Sequence[float] = (0.0,)
+) -> list[dict[str, Any]]:
+    """Segments with text, of clips as `clip_timestamps` has them."""
+    frames = [round(100 * bound) for bound in clips]
+    frames += [content_frames] * (len(frames) % 2)
+    bounds = list(pairwise(frames))[::2]
+    ending = []
+    for seek, window in groupby(segments, itemgetter("seek")):
+        last = next((end for first, end in bounds if first <= seek < end), content_frames)
+        end = min(seek + WINDOW_FRAMES, last, content_frames) / 100
+        spoken = [segment for segment in window if segment["text"]]
+        spans = within([_span(segment) for segment in spoken], end)
+        for segment, span in zip(spoken, spans, strict=True):
+            times = {"start": span.start, "end": span.end}
+            words = [vars(word) for word in span.words or ()]
+            ending.append(segment | times | ({"words": words} if "words" in segment else {}))
+    return ending
+
+
+def _span(segment: dict[str, Any]) -> Span:
+    words = tuple(Word(**word) for word in segment.get("words", ()))
+    return Span(segment["start"], segment["end"], tuple(segment["tokens"]), words)

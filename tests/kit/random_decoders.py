@@ -5,8 +5,7 @@ import json
 import torch
 import transformers
 
-from kit.decoder_cases import CASES, SIZES
-from kit.layer_norm_cases import LAYER_NORM_CASES
+from kit.decoder_cases import CASES, LAYER_NORM_CASES, SIZES
 from kit.other_fields import OTHER_FIELDS
 from kit.seeing_cases import SEEING_CASES, SIGHTS
 from kvcast.checkpoints.source import open_checkpoint

@@ -16,7 +16,7 @@ import torch
 
 import kvcast
 from kit.adapters import add_to, factors, product, write_peft
-from kit.speech_models import SPEECH, speech_folder
+from kit.recordings import SPEECH, speech_folder
 from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.loading.catalogue import catalogue

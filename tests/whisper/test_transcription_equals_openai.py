@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import kvcast.speech.voice
-from kit.openai_whisper import openai_tokenizer
+from kit.openai_whisper import ending_with_sound, openai_tokenizer
 from kit.scripted_whisper import (
     NumberedWindows,
     ScriptedResult,
@@ -23,7 +23,6 @@ from kit.scripted_whisper import (
     stands_still,
     tokenizer,
 )
-from kit.sound_ends import ending_with_sound
 from kvcast.transcripts.segments import Segment
 
 openai_transcribe = importlib.import_module("whisper.transcribe")

@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import kvcast.speech.voice
-from kit.openai_whisper import openai_tokenizer
+from kit.openai_whisper import ending_with_sound, openai_tokenizer
 from kit.scripted_runtimes import at_once
 from kit.scripted_whisper import (
     NumberedWindows,
@@ -27,7 +27,6 @@ from kit.scripted_whisper import (
     scripted_model,
     stands_still,
 )
-from kit.sound_ends import ending_with_sound
 from kvcast.transcripts.segments import Segment
 from kvcast.whisper.words import TokenTimes
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvcast
-from kit.speech_models import speech_folder
+from kit.recordings import speech_folder
 from kvcast.server.realtime.session import Session
 from kvcast.speech.params import LiveParams
 from server.realtime.talking import coded, talking, told_before
