@@ -11,7 +11,7 @@ import kvcast
 from kit.small_tokenizers import user
 from kit.text_models import SCHEMAS
 from kit.tool_templates import WEATHER
-from kvcast.server.tools import tools_of
+from kvcast.server.prompts import tools_of
 from text.test_generate import same
 
 pytestmark = pytest.mark.slow

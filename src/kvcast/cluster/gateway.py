@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvcast.server.answers import event
 from kvcast.server.calls import gone, late
 from kvcast.server.errors import ApiError, GoneError
-from kvcast.server.events import event
 from kvcast.server.guard import stopping
 
 TRIES = 4

@@ -24,8 +24,7 @@ import kvcast
 from kvcast.errors import KvcastError
 from kvcast.server.bodies import FormRoute, JsonRoute
 from kvcast.server.calls import Calls, State
-from kvcast.server.chat import chat_completions
-from kvcast.server.completions import completions
+from kvcast.server.completions import chat_completions, completions
 from kvcast.server.errors import MESSAGES, ApiError, GoneError, api_error, document_for
 from kvcast.server.guard import Guard
 from kvcast.server.messages import count_tokens, messages

@@ -18,10 +18,9 @@ from starlette.types import Receive
 from kvcast.engine import DeadlineError, Engine, Job, queue_full
 from kvcast.server.bodies import encoded
 from kvcast.server.errors import ApiError, GoneError
-from kvcast.server.monitoring import Metrics, RequestLog
+from kvcast.server.monitoring import Metrics, RequestLog, several
 from kvcast.server.params import ServeParams
 from kvcast.server.served import Models, Served
-from kvcast.server.writing import several
 from kvcast.text.grammar_compiler import TRIALS
 from kvcast.text.params import PromptParams
 from kvcast.text.texts import TextGeneration
@@ -276,6 +275,17 @@ class State:
         job = await self.calls.begin(request, served.engine, prompt, options)
         self.metrics.watch(served.name, job)
         return job
+
+    async def write_each(
+        self,
+        request: Request,
+        served: Served,
+        prompts: Sequence[Callable[[], Any]],
+        options: dict[str, Any],
+    ) -> list[Job[Any, Any]]:
+        """Begin the texts of several prompts, or none if one is refused; as `write`."""
+        begins = [partial(self.write, request, served, prompt, options) for prompt in prompts]
+        return await self.calls.all_begun(begins)
 
     async def enter(self, request: Request, body: Any) -> None:
         """Take note of fields without effect, and see to it that the model is in memory."""

@@ -1,36 +1,73 @@
-"""`POST /v1/completions`: prompts that are continued as they are. Knows no engine's inside."""
+"""`POST /v1/chat/completions` and `/v1/completions`: conversations and plain prompts.
+
+Both answer at once or stream.
+"""
 
 import codecs
-import secrets
-import time
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import override
 
-from kvcast.engine import Job
+from kvcast.server.answers import (
+    DONE,
+    Answer,
+    MadePrompt,
+    Part,
+    event,
+    finite,
+    head,
+    spelling,
+    usage,
+)
 from kvcast.server.calls import State, check_room
 from kvcast.server.errors import ApiError
-from kvcast.server.events import DONE, event, streamed
-from kvcast.server.requests import CompletionRequest
-from kvcast.server.served import Served
-from kvcast.server.writing import (
+from kvcast.server.prompts import (
     NOT_WRITING,
+    check_converses,
+    conversation,
     copied,
-    finite,
+    each,
     keywords,
     limited,
-    readable,
     shape,
-    spelled,
-    usage,
-    values_of,
+    tools_of,
 )
+from kvcast.server.requests import ChatRequest, CompletionRequest
+from kvcast.server.served import Served
 from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
+
+
+async def chat_completions(state: State, request: Request, body: ChatRequest) -> Response:
+    """Answer a conversation."""
+    served = state.models.of_kind(body.model, NOT_WRITING)
+    check_converses(served, body.tools, body.tool_choice)
+    state.check_texts(served, body.n)
+    tools = await state.calls.beside(
+        lambda: tools_of(
+            served.model.tokenizer,
+            body.tools,
+            body.tool_choice,
+            parallel=body.parallel_tool_calls is not False,
+            shape=shape(body),
+        ),
+        bool(body.tools),
+    )
+    prompt = MadePrompt(conversation(served, body.messages, tools.offered, state.limits.max_prompt))
+    options, copies = copied(_chat_options(body, served) | tools.shape)
+    if state.limits.reasoning_budget is not None:
+        options.setdefault("reasoning_budget", state.limits.reasoning_budget)
+    job = await state.write(request, served, prompt, options)
+    state.journal.content(request, asked=body.messages)
+    divided = None if body.reasoning_format == "none" else prompt
+    first = head("chatcmpl", "chat.completion", served) | {"system_fingerprint": None}
+    logprobs = bool(body.logprobs)
+    answer = _ChatAnswer(first, body, served, tools, divided, copies=copies, logprobs=logprobs)
+    return await answer.send(state, request, [job], stream=body.stream)
 
 
 async def completions(state: State, request: Request, body: CompletionRequest) -> Response:
@@ -42,122 +79,140 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
         if getattr(body, name) not in (None, harmless):
             raise ApiError(400, f"{name} is not supported", param=name)
     state.journal.content(request, asked=body.prompt)
-    prompts = _prompts(body)
+    prompts = each(body.prompt, "prompt")
     options, copies = copied(keywords(body, served, body.max_tokens) | shape(body))
     if body.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": body.logprobs}
     check_room(served.engine, len(prompts))
-    most = state.limits.max_prompt
-
-    async def begin(prompt: str | Sequence[int]) -> Job[Any, Any]:
-        made = limited(served, prompt, most, special_tokens=bool(body.add_special_tokens))
-        return await state.write(request, served, made, options)
-
-    answer = _CompletionAnswer(served, body)
-    if body.stream:
-        if len(prompts) > 1:
-            raise ApiError(400, "a stream is of one prompt", param="prompt")
-        job = await begin(prompts[0])
-
-        def events(delta: TextDelta) -> list[str]:
-            return [text for copy in copies.deltas(delta) for text in answer.events(copy)]
-
-        def ended(result: Any, cached: int) -> list[str]:
-            return answer.ended(copies.texts(state.wrote(request, result)), cached)
-
-        return await streamed(state.calls, request, job, events, ended)
-    jobs = await state.calls.all_begun([partial(begin, prompt) for prompt in prompts])
-    results = await state.calls.results(request, jobs)
-    texts = [copies.texts(state.wrote(request, result)) for result in results]
-    return await state.calls.answer(
-        lambda: answer.whole(texts, [job.cached_tokens for job in jobs]),
-        sum(map(values_of, texts)),
-    )
+    if body.stream and len(prompts) > 1:
+        raise ApiError(400, "a stream is of one prompt", param="prompt")
+    most, special = state.limits.max_prompt, bool(body.add_special_tokens)
+    made = [limited(served, prompt, most, special_tokens=special) for prompt in prompts]
+    jobs = await state.write_each(request, served, made, options)
+    first, logprobs = head("cmpl", "text_completion", served), body.logprobs is not None
+    answer = _CompletionAnswer(first, body, served, copies=copies, logprobs=logprobs)
+    return await answer.send(state, request, jobs, stream=body.stream)
 
 
-def _prompts(body: CompletionRequest) -> list[Any]:
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise ApiError(400, "there is no prompt", param="prompt")
-    return [list(prompt)] if isinstance(prompt[0], int) else list(prompt)
+def _chat_options(body: ChatRequest, served: Served) -> dict[str, Any]:
+    options = keywords(body, served, body.max_completion_tokens or body.max_tokens)
+    if body.logprobs:
+        return options | {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.top_logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
+    return options
 
 
-class _CompletionAnswer:
-    """One answer, which may have several texts."""
+class _OpenAIAnswer(Answer):
+    """An answer in chunks of the same form as the whole."""
 
-    def __init__(self, served: Served, body: CompletionRequest) -> None:
-        self._served, self._body = served, body
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(14)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": served.name,
-        }
-        self._lengths: dict[int, int] = {}
+    _chunk_kind: str
 
-    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> Any:
-        """Return the document that has the texts of each prompt."""
-        choices = [
-            self._choice(text.text, text.tokens, text.logprobs, text.top_logprobs)
-            | {"finish_reason": text.finish_reason}
-            for some in texts
-            for text in some
-        ]
-        used = [usage(some, hits) for some, hits in zip(texts, cached, strict=True)]
-        total: dict[str, Any] = {
-            name: sum(counts[name] for counts in used)
-            for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-        }
-        total["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
-        numbered = [{"index": index, **choice} for index, choice in enumerate(choices)]
-        return self._head | {"choices": numbered, "usage": total}
+    def __init__(
+        self,
+        first: dict[str, Any],
+        body: ChatRequest | CompletionRequest,
+        *args: Any,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(*args, **keywords)
+        self._head = first
+        options = body.stream_options
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._lengths: dict[int, int] = {}  # characters of each text so far
 
-    def events(self, delta: TextDelta) -> list[str]:
-        """Return the events for a step's delta."""
-        if not (delta.text or delta.finish_reason or self._body.logprobs is not None):
-            return []
-        begun = self._lengths.get(delta.index, 0)
-        choice = self._choice(delta.text, delta.tokens, delta.logprobs, delta.top_logprobs, begun)
-        self._lengths[delta.index] = begun + len(delta.text)
-        choice |= {"index": delta.index, "finish_reason": delta.finish_reason}
-        return [self._chunk([choice], None)]
-
-    def ended(self, texts: Sequence[TextGeneration], cached: int) -> list[str]:
-        """Return the last events."""
-        if not self._includes_usage:
+    @override
+    def ended(self, texts: list[TextGeneration], cached: int) -> list[str]:
+        if not self._has_usage:
             return [DONE]
-        return [self._chunk([], usage(texts, cached)), DONE]
+        return [self._chunk([], usage([texts], [cached])), DONE]
 
-    @property
-    def _includes_usage(self) -> bool:
-        options = self._body.stream_options
-        return options is not None and bool(options.include_usage)
+    def _chunk(self, choices: Sequence[Any], used: Any = None) -> str:
+        document = self._head | {"object": self._chunk_kind, "choices": choices}
+        return event(document | ({"usage": used} if self._has_usage else {}))
 
-    def _chunk(self, choices: Sequence[Any], used: Any) -> str:
-        extra = {"usage": used} if self._includes_usage else {}
-        return event(self._head | {"choices": choices} | extra)
 
-    def _choice(
-        self, text: str, tokens: Sequence[int], values: Any, tops: Any, begun: int = 0
-    ) -> dict[str, Any]:
-        if self._body.logprobs is None:
-            return {"text": text, "logprobs": None}
-        tokenizer = self._served.model.tokenizer
-        said = partial(readable, tokenizer)
-        top = [{said(t): finite(value) for t, value in places} for places in tops or ()] or None
+class _ChatAnswer(_OpenAIAnswer):
+    _chunk_kind = "chat.completion.chunk"
+
+    @override
+    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> Any:
+        [several] = texts
+        choices = [self._choice(index, text) for index, text in enumerate(several)]
+        return self._head | {"choices": choices, "usage": usage(texts, cached)}
+
+    @override
+    def events(self, delta: TextDelta) -> list[str]:
+        part = self.read(delta, delta.index)
+        message: dict[str, Any] = {"role": "assistant", "content": ""} if part.is_first else {}
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
+        if part.content:
+            message["content"] = part.content
+        if part.calls:
+            message["tool_calls"] = [{"index": call.index, **call.document} for call in part.calls]
+        if not message and not part.finish_reason and part.logprobs is None:
+            return []
+        choice = {"index": delta.index, "delta": message, **_ends(part)}
+        return [self._chunk([choice])]
+
+    def _choice(self, index: int, text: TextGeneration) -> dict[str, Any]:
+        part = self.read(text, index)
+        message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
+        if part.calls:
+            calls = [call.document for call in part.calls]
+            message |= {"content": part.content or None, "tool_calls": calls}
+        return {"index": index, "message": message, **_ends(part)}
+
+
+def _ends(part: Part) -> dict[str, Any]:
+    """Return the fields with which a choice of a conversation ends."""
+    logprobs = None if part.logprobs is None else {"content": part.logprobs, "refusal": None}
+    return {"logprobs": logprobs, "finish_reason": part.finish_reason}
+
+
+class _CompletionAnswer(_OpenAIAnswer):
+    _chunk_kind = "text_completion"
+
+    @override
+    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> Any:
+        every = [text for several in texts for text in several]
+        choices = [
+            {"index": index, **self._choice(text), "finish_reason": text.finish_reason}
+            for index, text in enumerate(every)
+        ]
+        return self._head | {"choices": choices, "usage": usage(texts, cached)}
+
+    @override
+    def events(self, delta: TextDelta) -> list[str]:
+        if not (delta.text or delta.finish_reason or self.has_logprobs):
+            return []
+        before = self._lengths.get(delta.index, 0)
+        self._lengths[delta.index] = before + len(delta.text)
+        ends = {"index": delta.index, "finish_reason": delta.finish_reason}
+        return [self._chunk([self._choice(delta, before) | ends])]
+
+    def _choice(self, text: TextDelta | TextGeneration, before: int = 0) -> dict[str, Any]:
+        if not self.has_logprobs:
+            return {"text": text.text, "logprobs": None}
+        tokenizer = self.served.model.tokenizer
+        top = [
+            {spelling(tokenizer, token).text: finite(value) for token, value in places}
+            for places in text.top_logprobs or ()
+        ]
         logprobs = {
-            "tokens": [said(token) for token in tokens],
-            "token_logprobs": [finite(value) for value in values or ()],
-            "top_logprobs": top,
-            "text_offset": _offsets(tokenizer, tokens, begun),
+            "tokens": [spelling(tokenizer, token).text for token in text.tokens],
+            "token_logprobs": [finite(value) for value in text.logprobs or ()],
+            "top_logprobs": top or None,
+            "text_offset": _offsets(tokenizer, text.tokens, before),
         }
-        return {"text": text, "logprobs": logprobs}
+        return {"text": text.text, "logprobs": logprobs}
 
 
-def _offsets(tokenizer: Any, tokens: Sequence[int], begun: int) -> list[int]:
+def _offsets(tokenizer: Any, tokens: Sequence[int], before: int) -> list[int]:
     """Return each token's offset in the text, in characters."""
     whole = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-    lengths = [len(whole.decode(spelled(tokenizer, token))) for token in tokens]
-    return [*accumulate(lengths[:-1], initial=begun)][: len(tokens)]
+    lengths = [len(whole.decode(spelling(tokenizer, token).spelled)) for token in tokens]
+    return [*accumulate(lengths[:-1], initial=before)][: len(tokens)]

@@ -7,26 +7,25 @@ Messages API reference of docs.anthropic.com, version 2023-06-01. Knows no engin
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from typing_extensions import override
 
+from kvcast.server.answers import Answer, CalledTool, MadePrompt, event
 from kvcast.server.calls import State
 from kvcast.server.errors import ApiError, messages_document
-from kvcast.server.events import event, streamed
-from kvcast.server.reading import AnswerReader, MadePrompt
-from kvcast.server.requests import CountTokensRequest, MessagesRequest
-from kvcast.server.served import Served
-from kvcast.server.tools import CalledTool, Tools, tools_of
-from kvcast.server.writing import (
+from kvcast.server.prompts import (
     NOT_WRITING,
+    Tools,
     check_converses,
     conversation,
     keywords,
-    values_of,
+    tools_of,
 )
+from kvcast.server.requests import CountTokensRequest, MessagesRequest
+from kvcast.server.served import Served
 from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
 
@@ -45,21 +44,8 @@ async def messages(state: State, request: Request, body: MessagesRequest) -> Res
     options |= tools.shape
     job = await state.write(request, served, counted, options)
     state.journal.content(request, asked=body.messages)
-    reader = AnswerReader(served, tools, counted)
-    answer = _MessageAnswer(served, body, reader, len(counted.tokens))
-    if body.stream:
-
-        def ended(result: Any, cached: int) -> list[str]:
-            return list(answer.ended(state.wrote(request, result)[0], cached))
-
-        def failed(error: ApiError) -> str:
-            return event(messages_document(error), "error")
-
-        return await streamed(state.calls, request, job, answer.events, ended, failed)
-    [text] = state.wrote(request, await state.calls.result(request, job))
-    return await state.calls.answer(
-        lambda: answer.whole(text, job.cached_tokens), values_of([text])
-    )
+    answer = _MessageAnswer(served, body, tools, counted)
+    return await answer.send(state, request, [job], stream=body.stream)
 
 
 async def count_tokens(state: State, body: CountTokensRequest) -> Response:
@@ -184,59 +170,55 @@ def _choice(choice: Mapping[str, Any]) -> Any:
     return None
 
 
-@dataclass
-class _MessageAnswer:
-    """One message, whole or in events."""
-
-    served: Served
-    body: MessagesRequest
-    reader: AnswerReader
-    prompt_tokens: int
-    id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
-
-    def __post_init__(self) -> None:
-        """Prepare for events."""
-        self._begun = False
-        self._open: str | None = None  # the kind of the block that is being written
+class _MessageAnswer(Answer):
+    def __init__(
+        self, served: Served, body: MessagesRequest, tools: Tools, prompt: MadePrompt
+    ) -> None:
+        super().__init__(served, tools, prompt)
+        self._stops = body.stop_sequences or ()
+        self._prompt_tokens = len(prompt.tokens)
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._open: str | None = None  # the kind of the block that is being sent
         self._blocks = 0
 
-    def whole(self, text: TextGeneration, cached: int) -> dict[str, Any]:
-        """Return the message that has all blocks."""
-        thought, content, calls = self.reader.push(text.text, last=True)
-        said: list[dict[str, Any]] = []
-        if thought:
-            said.append({"type": "thinking", "thinking": thought, "signature": ""})
-        if content or not (thought or calls):
-            said.append({"type": "text", "text": content})
+    @override
+    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> Any:
+        [[text]], [hits] = texts, cached
+        part = self.read(text)
+        blocks: list[dict[str, Any]] = []
+        if part.reasoning:
+            blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": ""})
+        if part.content or not (part.reasoning or part.calls):
+            blocks.append({"type": "text", "text": part.content})
         return (
-            self._message([*said, *map(_called, calls)])
+            self._message([*blocks, *map(_called, part.calls)])
             | self._end(text)
-            | {"usage": self._usage(cached, len(text.tokens))}
+            | {"usage": self._usage(hits, len(text.tokens))}
         )
 
-    def events(self, delta: TextDelta) -> list[str]:
-        """Return the events for a step's delta."""
-        return list(self._delta_events(delta))
-
-    def ended(self, text: TextGeneration, cached: int) -> Iterator[str]:
-        """Yield the last events."""
+    @override
+    def ended(self, texts: list[TextGeneration], cached: int) -> Iterator[str]:
+        [text] = texts
         usage = self._usage(cached, len(text.tokens))
         yield _event("message_delta", delta=self._end(text), usage=usage)
         yield _event("message_stop")
 
-    def _delta_events(self, delta: TextDelta) -> Iterator[str]:
-        if not self._begun:
-            self._begun = True
+    @override
+    def failed(self, error: ApiError) -> str:
+        return event(messages_document(error), "error")
+
+    @override
+    def events(self, delta: TextDelta) -> Iterator[str]:
+        part = self.read(delta)
+        if part.is_first:
             nothing = {"stop_reason": None, "stop_sequence": None, "usage": self._usage(0, 0)}
             yield _event("message_start", message=self._message([]) | nothing)
-        last = delta.finish_reason is not None
-        thought, content, calls = self.reader.push(delta.text, last=last)
-        for kind, piece in (("thinking", thought), ("text", content)):
+        for kind, piece in (("thinking", part.reasoning), ("text", part.content)):
             if piece:
                 yield from self._piece_events(kind, piece)
-        if calls or last:
+        if part.calls or part.finish_reason:
             yield from self._stop_block()
-        for call in calls:
+        for call in part.calls:
             self._open = "tool_use"
             yield self._block_event("start", content_block=_called(call) | {"input": {}})
             given = {"type": "input_json_delta", "partial_json": call.arguments}
@@ -263,7 +245,7 @@ class _MessageAnswer:
 
     def _message(self, content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self.id,
+            "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": self.served.name,
@@ -274,7 +256,7 @@ class _MessageAnswer:
         stop = self._stop_sequence(text)
         if text.finish_reason == "length":
             reason = "max_tokens"
-        elif self.reader.calls:
+        elif self.reader().calls:
             reason = "tool_use"
         else:
             reason = "end_turn" if stop is None else "stop_sequence"
@@ -282,18 +264,16 @@ class _MessageAnswer:
 
     def _stop_sequence(self, text: TextGeneration) -> str | None:
         """Return the stop string that ended a text; its tokens are among the text's."""
-        if not self.body.stop_sequences or text.finish_reason != "stop":
+        if not self._stops or text.finish_reason != "stop":
             return None
         rest = self.served.model.tokenizer.decode(list(text.tokens))[len(text.text) :]
-        stops = (
-            stop for stop in self.body.stop_sequences if rest.lstrip().startswith(stop.lstrip())
-        )
+        stops = (stop for stop in self._stops if rest.lstrip().startswith(stop.lstrip()))
         return next(stops, None)
 
     def _usage(self, cached: int, written: int) -> dict[str, int]:
         """Tokens that were found in the cache are counted apart, as Anthropic does."""
         return {
-            "input_tokens": self.prompt_tokens - cached,
+            "input_tokens": self._prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": written,

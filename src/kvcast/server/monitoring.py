@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from kvcast.engine import Engine, Job, Status
 from kvcast.server.served import Models
-from kvcast.server.writing import several
 from kvcast.text.texts import TextGeneration
 
 _LOG = logging.getLogger("kvcast.server")
@@ -268,3 +267,8 @@ class Metrics:
 def _texts(job: Job[Any, Any]) -> Iterator[TextGeneration]:
     with suppress(BaseException):  # how it failed is counted elsewhere
         yield from several(job.result(0))
+
+
+def several(result: Any) -> list[TextGeneration]:
+    """Return the texts of a job's result, also if it is one."""
+    return result if isinstance(result, list) else [result]

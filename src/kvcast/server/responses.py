@@ -6,28 +6,27 @@ Items of its input become messages of chat completions. Knows no engine's inside
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import override
 
+from kvcast.server.answers import Answer, CalledTool, event
 from kvcast.server.calls import State
 from kvcast.server.errors import ApiError
-from kvcast.server.events import event, streamed
-from kvcast.server.requests import ResponsesRequest
-from kvcast.server.served import Served
-from kvcast.server.tools import CalledTool, Reader, Tools, tools_of
-from kvcast.server.writing import (
+from kvcast.server.prompts import (
     NOT_WRITING,
+    Tools,
     check_converses,
     conversation,
     keywords,
-    logprobs,
     structure,
-    values_of,
+    tools_of,
 )
+from kvcast.server.requests import ResponsesRequest
+from kvcast.server.served import Served
 from kvcast.text.caller import TextDelta
 from kvcast.text.texts import TextGeneration
 
@@ -58,16 +57,8 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
     prompt = conversation(served, _messages(body), tools.offered, state.limits.max_prompt)
     job = await state.write(request, served, prompt, _options(body, served, tools))
     state.journal.content(request, asked=body.input)
-    answer = _ResponseAnswer(served, body, tools)
-    if body.stream:
-
-        def ended(result: Any, cached: int) -> list[str]:
-            return answer.ended(state.wrote(request, result), cached)
-
-        return await streamed(state.calls, request, job, answer.events, ended)
-    [text] = state.wrote(request, await state.calls.result(request, job))
-    return await state.calls.answer(
-        lambda: answer.whole(text, job.cached_tokens), values_of([text])
+    return await _ResponseAnswer(served, body, tools).send(
+        state, request, [job], stream=body.stream
     )
 
 
@@ -136,70 +127,53 @@ def _content(content: Any) -> Any:
     ]
 
 
-@dataclass
-class _ResponseAnswer:
-    """One response, whole or in events."""
-
-    served: Served
-    body: ResponsesRequest
-    tools: Tools
-    id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(16)}")
-    message_id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(16)}")
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def __post_init__(self) -> None:
-        """Prepare for events."""
+class _ResponseAnswer(Answer):
+    def __init__(self, served: Served, body: ResponsesRequest, tools: Tools) -> None:
+        super().__init__(served, tools, logprobs=_wants_logprobs(body))
+        self._body = body
+        self._id, self._message_id = f"resp_{secrets.token_hex(16)}", _new_message_id()
+        self._created = int(time.time())
         self._numbers = count()
-        self._reader: Reader = self.tools.reader()
-        self._begun = self._open = False  # events were told; a message is open
+        self._open = False  # a message
         self._content = ""
         self._logprobs: list[dict[str, Any]] = []  # of the open message
         self._items: list[dict[str, Any]] = []
 
-    def whole(self, text: TextGeneration, cached: int) -> dict[str, Any]:
-        """Return the finished response."""
-        content, calls = self._reader.push(text.text, last=True)
-        if content or not calls:
-            logprobs = self._probabilities(text.tokens, text.logprobs, text.top_logprobs)
-            self._items.append(self._message(content, logprobs))
-        self._items += map(_call_item, calls)
-        return self._finished(text, cached)
+    @override
+    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> Any:
+        [[text]], [hits] = texts, cached
+        part = self.read(text)
+        if part.content or not part.calls:
+            self._items.append(self._message(part.content, part.logprobs or []))
+        self._items += map(_call_item, part.calls)
+        return self._finished(text, hits)
 
-    def events(self, delta: TextDelta) -> list[str]:
-        """Return the events for a step's delta."""
-        return list(self._delta_events(delta))
-
-    def ended(self, texts: Sequence[TextGeneration], cached: int) -> list[str]:
-        """Return the last event."""
+    @override
+    def ended(self, texts: list[TextGeneration], cached: int) -> list[str]:
         [text] = texts
         done = self._finished(text, cached)
         return [self._event(f"response.{done['status']}", response=done)]
 
-    def _delta_events(self, delta: TextDelta) -> Iterator[str]:
-        if not self._begun:
-            self._begun = True
+    @override
+    def events(self, delta: TextDelta) -> Iterator[str]:
+        part = self.read(delta)
+        if part.is_first:
             begun = self._document("in_progress")
             yield self._event("response.created", response=begun)
             yield self._event("response.in_progress", response=begun)
-        last = delta.finish_reason is not None
-        content, calls = self._reader.push(delta.text, last=last)
-        nothing = not (self._items or self._open or calls)
-        logprobs = self._probabilities(delta.tokens, delta.logprobs, delta.top_logprobs)
+        last = part.finish_reason is not None
+        nothing = not (self._items or self._open or part.calls)
+        logprobs = part.logprobs or []
         self._logprobs += logprobs
-        if content or (last and nothing):
-            yield from self._content_events(content, logprobs)
-        if calls or last:
+        if part.content or (last and nothing):
+            yield from self._content_events(part.content, logprobs)
+        if part.calls or last:
             yield from self._close_message()
-        for call in calls:
+        for call in part.calls:
             yield from self._call_events(call)
 
-    def _probabilities(self, tokens: Sequence[int], values: Any, tops: Any) -> list[dict[str, Any]]:
-        if not _wants_logprobs(self.body):
-            return []
-        return logprobs(self.served.model.tokenizer, tokens, values or (), tops)
-
     def _content_events(self, content: str, logprobs: list[dict[str, Any]]) -> Iterator[str]:
-        place: dict[str, Any] = {"output_index": len(self._items), "item_id": self.message_id}
+        place: dict[str, Any] = {"output_index": len(self._items), "item_id": self._message_id}
         if not self._open:
             self._open = True
             item = self._message("", [], "in_progress") | {"content": []}
@@ -227,14 +201,14 @@ class _ResponseAnswer:
         item = self._message(text, logprobs)
         place: dict[str, Any] = {
             "output_index": index,
-            "item_id": self.message_id,
+            "item_id": self._message_id,
             "content_index": 0,
         }
         yield self._event("response.output_text.done", **place, text=text, logprobs=logprobs)
         yield self._event("response.content_part.done", **place, part=_part(text, logprobs))
         self._items.append(item)
         yield self._event("response.output_item.done", output_index=index, item=item)
-        self.message_id = f"msg_{secrets.token_hex(16)}"
+        self._message_id = _new_message_id()
         self._content, self._logprobs = "", []
 
     def _call_events(self, call: CalledTool) -> Iterator[str]:
@@ -256,7 +230,7 @@ class _ResponseAnswer:
         self, text: str, logprobs: list[dict[str, Any]], status: str = "completed"
     ) -> dict[str, Any]:
         return {
-            "id": self.message_id,
+            "id": self._message_id,
             "type": "message",
             "status": status,
             "role": "assistant",
@@ -280,12 +254,12 @@ class _ResponseAnswer:
         }
 
     def _document(self, status: str) -> dict[str, Any]:
-        body = self.body
+        body = self._body
         text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
         return {
-            "id": self.id,
+            "id": self._id,
             "object": "response",
-            "created_at": self.created,
+            "created_at": self._created,
             "status": status,
             "error": None,
             "incomplete_details": None,
@@ -321,3 +295,7 @@ def _call_item(call: CalledTool) -> dict[str, Any]:
         "name": call.name,
         "arguments": call.arguments,
     }
+
+
+def _new_message_id() -> str:
+    return f"msg_{secrets.token_hex(16)}"

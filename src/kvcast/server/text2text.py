@@ -4,23 +4,21 @@ OpenAI has no endpoint for the first; its fields are in the same style. Knows no
 """
 
 import base64
-import secrets
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
+from typing_extensions import override
 
-from kvcast.engine import Job
+from kvcast.server.answers import DONE, Answer, event, head, usage
 from kvcast.server.calls import Check, State, check_room
 from kvcast.server.errors import ApiError
-from kvcast.server.events import DONE, event, streamed
+from kvcast.server.prompts import NOT_WRITING, PromptLimit, each, keywords, limited
 from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
-from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT
-from kvcast.server.writing import NOT_WRITING, PromptLimit, keywords, limited, usage
+from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT, Served
 from kvcast.text.caller import TextDelta
 from kvcast.text.generation import EncodedText
 from kvcast.text.texts import TextGeneration
@@ -36,7 +34,7 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     served = state.models.of_kind(body.model, others)
     assert served.kind == TEXT2TEXT
     state.check_texts(served, body.n)
-    sources = [body.input] if isinstance(body.input, str) else list(body.input)
+    sources = each(body.input, "input")
     if body.stream and (len(sources) > 1 or (body.n or 1) > 1):
         raise ApiError(400, "a stream is of one source and one text", param="stream")
     options = keywords(
@@ -52,38 +50,18 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     )
     state.journal.content(request, asked=body.input)
     check_room(served.engine, len(sources))
-    most = state.limits.max_prompt
-
-    async def begin(source: str) -> Job[Any, Any]:
-        return await state.write(request, served, limited(served, source, most), options)
-
-    answer = _Answer(served.name)
-    if body.stream:
-
-        def ended(result: Any, cached: int) -> list[str]:
-            return answer.ended(state.wrote(request, result), cached)
-
-        job = await begin(sources[0])
-        return await streamed(state.calls, request, job, answer.events, ended)
-    jobs = await state.calls.all_begun([partial(begin, source) for source in sources])
-    results = await state.calls.results(request, jobs)
-    texts = [state.wrote(request, result) for result in results]
-    return JSONResponse(answer.whole(texts, [job.cached_tokens for job in jobs]))
+    made = [limited(served, source, state.limits.max_prompt) for source in sources]
+    jobs = await state.write_each(request, served, made, options)
+    return await _SourceAnswer(served).send(state, request, jobs, stream=body.stream)
 
 
-class _Answer:
-    """The answer to one request."""
+class _SourceAnswer(Answer):
+    def __init__(self, served: Served) -> None:
+        super().__init__(served)
+        self._head = head("t2t", "text2text", served)
 
-    def __init__(self, model: str) -> None:
-        self._head = {
-            "id": f"t2t-{secrets.token_hex(14)}",
-            "object": "text2text",
-            "created": int(time.time()),
-            "model": model,
-        }
-
-    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> dict[str, Any]:
-        """Return the document that has the texts of each source."""
+    @override
+    def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> Any:
         choices = [
             {
                 "input_index": source,
@@ -95,15 +73,15 @@ class _Answer:
             for source, several in enumerate(texts)
             for text in several
         ]
-        used = [usage(several, hits) for several, hits in zip(texts, cached, strict=True)]
-        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        used = usage(texts, cached)
+        del used["prompt_tokens_details"]
         return self._head | {
             "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
-            "usage": {name: sum(counts[name] for counts in used) for name in names},
+            "usage": used,
         }
 
+    @override
     def events(self, delta: TextDelta) -> list[str]:
-        """Return the event of a step's new text, if there is any."""
         if not (delta.text or delta.finish_reason):
             return []
         choice = {
@@ -114,10 +92,9 @@ class _Answer:
         }
         return [event(self._head | {"choices": [choice], "usage": None})]
 
+    @override
     def ended(self, texts: list[TextGeneration], cached: int) -> list[str]:
-        """Return the last events."""
-        whole = self.whole([texts], [cached])
-        return [event(whole | {"choices": []}), DONE]
+        return [event(self.whole([texts], [cached]) | {"choices": []}), DONE]
 
 
 async def embeddings(state: State, request: Request, body: EmbeddingsRequest) -> Response:
@@ -127,7 +104,7 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
         raise ApiError(400, f"the model {body.model!r} gives no embeddings", param="model")
     if body.dimensions is not None:
         raise ApiError(400, "dimensions is not supported", param="dimensions")
-    texts = _inputs(body)
+    texts = each(body.input, "input")
     check_room(served.engine)
     longest = PromptLimit(
         served, served.model.dimensions.max_positions, state.limits.max_prompt, "a text", "input"
@@ -170,15 +147,6 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
         }
 
     return await state.calls.answer(whole, sum(map(len, vectors)))
-
-
-def _inputs(body: EmbeddingsRequest) -> list[Any]:
-    given = body.input
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise ApiError(400, "there is no input", param="input")
-    return [list(given)] if isinstance(given[0], int) else list(given)
 
 
 def _in_turns(prompts: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:

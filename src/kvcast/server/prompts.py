@@ -3,18 +3,17 @@
 Knows no endpoint.
 """
 
-import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from kvcast.chat.tool_calls import TextParser, ToolForm
+from kvcast.decoding.grammar import Grammar
+from kvcast.errors import UsageError
 from kvcast.server.errors import ApiError
 from kvcast.server.requests import Sampled, Shaped
 from kvcast.server.served import COMPLETION, SPEECH, TEXT2TEXT, Served
-from kvcast.text.caller import TextDelta
-from kvcast.text.texts import TextGeneration
 
 NOT_WRITING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions"}
 
@@ -44,28 +43,26 @@ def keywords(
     return defaults | recommended | given
 
 
-@dataclass(frozen=True)
-class Copies:
-    """Texts at temperature 0 are equal: one is written and copied."""
+def copied(options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the keywords of `generate` for different texts, and how often to repeat each.
 
-    count: int = 1
-
-    def texts(self, texts: list[TextGeneration]) -> list[TextGeneration]:
-        """Return each written text as often as requested."""
-        return texts * self.count
-
-    def deltas(self, delta: TextDelta) -> list[TextDelta]:
-        """Return a delta of each text, of one that was written."""
-        if self.count == 1:
-            return [delta]
-        return [replace(delta, index=index) for index in range(self.count)]
-
-
-def copied(options: dict[str, Any]) -> tuple[dict[str, Any], Copies]:
-    """Return the keywords of `generate` that write different texts, and how often to tell them."""
+    At temperature 0 texts are equal: one is generated and copied.
+    """
     if options["temperature"] > 0:
-        return options, Copies()
-    return options | {"n": 1}, Copies(options.get("n", 1))
+        return options, 1
+    return options | {"n": 1}, options.get("n", 1)
+
+
+def each(given: Any, param: str) -> list[Any]:
+    """Return the texts, or lists of tokens, of a field that has one or several.
+
+    Raises ApiError if there are none.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise ApiError(400, f"there is no {param}", param=param)
+    return [list(given)] if isinstance(given[0], int) else list(given)
 
 
 def shape(body: Shaped) -> dict[str, Any]:
@@ -228,89 +225,120 @@ def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield from (text for text in contents if isinstance(text, str))
 
 
-def several(result: Any) -> list[TextGeneration]:
-    """Return the texts of a result, also if it is one."""
-    return result if isinstance(result, list) else [result]
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """The tools of a request.
 
+    Attributes:
+        offered: the tools that the model may call, as OpenAI's chat completions describe them.
+        form: how the model writes calls; None without tools.
+        shape: keywords that hold the text to a form, if it must be a call, or answers have a form.
+        parallel: whether it may call several.
 
-def usage(texts: Sequence[TextGeneration], cached: int) -> dict[str, Any]:
-    """Return how many tokens texts of one prompt took."""
-    prompt, written = texts[0].prompt_tokens, sum(len(text.tokens) for text in texts)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
-class _Spelling(NamedTuple):
-    """What a token stands for.
-
-    `numbers` is a tuple, as garbage collections pass over what consists of no other containers.
     """
 
-    said: bytes
-    text: str
-    numbers: tuple[int, ...]
+    offered: Sequence[Mapping[str, Any]] = ()
+    form: ToolForm | None = None
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    parallel: bool = True
+
+    def parser(self) -> TextParser | None:
+        """Return a parser of calls in one text."""
+        return None if self.form is None else self.form.parser(list(map(_name, self.offered)))
 
 
-_SPELLED: "WeakKeyDictionary[Any, dict[int, _Spelling]]" = WeakKeyDictionary()
-
-
-def _spelling(tokenizer: Any, token: int) -> _Spelling:
-    """Return what a token stands for, which is found once."""
-    known = _SPELLED.setdefault(tokenizer, {})
-    if token not in known:
-        if tokenizer.decoder is not None:
-            said: bytes = tokenizer.decoder.token_bytes(token)
-        else:
-            said = tokenizer.decode([token]).encode()
-        try:
-            text = said.decode()
-        except UnicodeDecodeError:  # part of a character; as OpenAI writes it
-            text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in said)
-        known[token] = _Spelling(said, text, tuple(said))
-    return known[token]
-
-
-def spelled(tokenizer: Any, token: int) -> bytes:
-    """Return the bytes that a token stands for."""
-    return _spelling(tokenizer, token).said
-
-
-def readable(tokenizer: Any, token: int) -> str:
-    """Return a token's text, which must differ between the alternatives of one place."""
-    return _spelling(tokenizer, token).text
-
-
-def values_of(texts: Sequence[TextGeneration]) -> int:
-    """Return about how many values an answer has for these texts."""
-    return sum(
-        len(text.tokens) * (1 + (len(text.top_logprobs[0]) if text.top_logprobs else 0))
-        for text in texts
-    )
-
-
-def logprobs(
+def tools_of(
     tokenizer: Any,
-    tokens: Sequence[int],
-    values: Sequence[float],
-    tops: Sequence[Sequence[tuple[int, float]]] | None,
-) -> list[dict[str, Any]]:
-    """Return the log-probabilities of tokens as chat completions have them."""
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    *,
+    parallel: bool,
+    shape: Mapping[str, Any] | None = None,
+) -> Tools:
+    """Return the tools of a request.
 
-    def entry(token: int, value: float) -> dict[str, Any]:
-        spelling = _spelling(tokenizer, token)
-        return {"token": spelling.text, "logprob": finite(value), "bytes": spelling.numbers}
+    Args:
+        tokenizer: of the model.
+        tools: as OpenAI's chat completions describe them.
+        choice: "auto", "none", "required", or a description of one of the tools.
+        parallel: whether the model may call several.
+        shape: keywords that hold a text which is no call to a format.
 
-    return [
-        entry(token, value)
-        | {"top_logprobs": [entry(*other) for other in (tops[i] if tops else ())]}
-        for i, (token, value) in enumerate(zip(tokens, values, strict=True))
-    ]
+    Raises:
+        ApiError: for a choice that names no tool, a tool that must be called with a schema that
+            cannot be kept, and where the model's template has a form that is not known.
+
+    """
+    shape = shape or {}
+    if not tools:
+        if choice in (None, "none", "auto"):
+            return Tools(shape=shape)
+        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+    if choice == "none":
+        return Tools(shape=shape)
+    named = [(_name(tool), tool) for tool in tools]
+    try:
+        form: ToolForm = tokenizer.tool_form
+    except UsageError as error:
+        raise ApiError(400, str(error), param="tools") from None
+    called = _called(named, choice)
+    if called is None and shape:
+        answered = form.answered(_schema(shape))
+        form = replace(form, answer="")  # the JSON itself is the answer
+    else:
+        answered = form.answered()
+    if called is None and not answered:
+        return Tools(offered=tools, form=form, parallel=parallel)
+    texts = (*form.enforced(tools), *answered) if called is None else form.enforced(called)
+    special = tokenizer.control_tokens(form.markers)
+    try:
+        grammar = Grammar.tool_call(texts, special)
+    except UsageError as error:
+        raise ApiError(400, str(error), param="tools") from None
+    return Tools(offered=tools, form=form, shape={"grammar": grammar}, parallel=parallel)
 
 
-def finite(value: float) -> float:
-    """Return a log-probability that JSON can hold: OpenAI's -9999 for minus infinity."""
-    return float(value) if math.isfinite(value) else -9999.0
+def _schema(shape: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of texts that are held to a format; raises UsageError if it cannot be kept.
+
+    Raises ApiError for a pattern.
+    """
+    if "regex" in shape:
+        raise ApiError(
+            400, 'regex with tools that may be called needs tool_choice "none"', param="regex"
+        )
+    schema: Mapping[str, Any] = shape.get("json_schema", {"type": "object"})
+    Grammar.json_schema(schema)
+    return schema
+
+
+def _called(
+    named: Sequence[tuple[str, Mapping[str, Any]]], choice: str | Mapping[str, Any] | None
+) -> Sequence[Mapping[str, Any]] | None:
+    """Return the tools of which one must be called; None if none must."""
+    if choice in (None, "auto"):
+        return None
+    if choice == "required":
+        return [tool for _, tool in named]
+    match choice:
+        case {"type": "function", "function": {"name": str(name)}}:
+            pass
+        case {"type": "function", "name": str(name)}:
+            pass
+        case _:
+            raise ApiError(
+                400,
+                "tool_choice must be auto, none, required or a function",
+                param="tool_choice",
+            )
+    chosen = [tool for known, tool in named if known == name]
+    if not chosen:
+        raise ApiError(400, f"tool_choice names {name!r}, which is no tool", param="tool_choice")
+    return chosen
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    match tool:
+        case {"function": {"name": str(name)}}:
+            return name
+    raise UsageError('a tool must be like {"type": "function", "function": {"name": …}}')
