@@ -16,7 +16,7 @@ MAKER = """
 import sys, time
 from pathlib import Path
 from kvcast.bundle.writing import staged
-from kvcast.cli.signals import Terminated, terminable
+from kvcast.cli.console import Terminated, terminable
 
 try:
     with terminable(), staged(Path(sys.argv[1]), overwrite=True) as folder:

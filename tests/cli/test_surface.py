@@ -29,6 +29,7 @@ ALLOWED = (
     "kvcast.spec",
     "kvcast.speech",
     "kvcast.text",
+    "kvcast.transcripts",
     "kvcast.verification",
     "kvcast.whisper",
 )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from kvcast.cli import COMMANDS
 from kvcast.cli.arguments import Parser
 from server.serving import command as serving
 
@@ -73,7 +73,7 @@ def validate(manifest: str) -> None:
 def parsed(command: str, *words: str) -> Any:
     """The arguments of a command of kvcast; raises UsageError for a flag that it lacks."""
     parser = Parser()
-    COMMANDS[command][1](parser)
+    import_module(f"kvcast.cli.{command}").add_arguments(parser)
     return parser.parse_args(words)
 
 

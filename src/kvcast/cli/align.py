@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from kvcast.cli import console, recordings
+from kvcast.cli import console, inputs
 from kvcast.cli.arguments import add_options, headings, keywords
-from kvcast.cli.files import STANDARD_INPUT, shown
+from kvcast.cli.console import progress
+from kvcast.cli.inputs import STANDARD_INPUT, shown
 from kvcast.cli.outputs import FORMATS, Outputs
-from kvcast.cli.progress import progress
 from kvcast.cli.prompts import read_text
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "text", metavar="TEXT", help="a file with its text, or - for standard input"
     )
     under = headings(parser, LOADING, RECOGNITION, SUBTITLES, "output")
-    recordings.add_model(under[LOADING])
+    inputs.add_model(under[LOADING])
     add_options(under, LoadParams, leave_out=OF_TEXTS)
     add_options(under, AlignParams)
     add_options(under, SubtitleParams)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Align and return the exit code; raises what goes wrong."""
     source = args.audio
     args.audio = [source]
-    recordings.check(args)
+    inputs.check(args)
     if source == args.text == STANDARD_INPUT:
         raise UsageError("standard input (-) can be read only once")
     outputs = Outputs.chosen(
@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
         subtitles=SubtitleParams(**keywords(args, SubtitleParams)),
     )
     text = read_text(args.text)
-    present, failures = recordings.present([source], outputs.check)
+    present, failures = inputs.present([source], outputs.check)
     if not present:
-        return recordings.exit_code(failures, inputs=1)
+        return inputs.exit_code(failures, inputs=1)
     watcher = progress(quiet=args.quiet)
     with watcher.waiting(f"loading {args.model}") as on_phase:
-        model, runtime = recordings.load(args, on_phase)
+        model, runtime = inputs.load(args, on_phase)
     with watcher.waiting(f"aligning {shown(source)}"):
         alignment = model.align(source, text, **keywords(args, AlignParams))
     for piece in outputs.pieces(alignment.segments):

@@ -4,10 +4,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from kvcast.cli import console, recordings
+from kvcast.cli import console, inputs
 from kvcast.cli.arguments import add_options, headings, keywords
-from kvcast.cli.files import shown
-from kvcast.cli.progress import progress
+from kvcast.cli.console import progress
+from kvcast.cli.inputs import shown
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
 from kvcast.speech.params import RECOGNITION, LanguageParams
@@ -25,15 +25,15 @@ EPILOG = """\
 One row for each recording: its name, the language's code and name, how probable it is, and what
 else it may be. docs/language.schema.json describes the documents that --json prints.
 
-""" + recordings.EXIT_CODES.format(done="the rest are printed", kept="rows already printed stay")
+""" + inputs.EXIT_CODES.format(done="the rest are printed", kept="rows already printed stay")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
-    recordings.add_audio(parser)
+    inputs.add_audio(parser)
     under = headings(parser, LOADING, RECOGNITION, "output")
-    recordings.add_model(under[LOADING])
+    inputs.add_model(under[LOADING])
     add_options(under, LoadParams, leave_out=OF_TEXTS)
     add_options(under, LanguageParams)
     under["output"].add_argument(
@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Listen to every input and return the exit code; raises errors that concern all of them."""
-    recordings.check(args)
+    inputs.check(args)
     params = keywords(args, LanguageParams)
     watcher = progress(quiet=args.quiet)
-    sources, failures = recordings.present(args.audio)
+    sources, failures = inputs.present(args.audio)
     if sources:
         with watcher.waiting(f"loading {args.model}") as on_phase:
-            model, runtime = recordings.load(args, on_phase)
+            model, runtime = inputs.load(args, on_phase)
         if not model.is_multilingual:
             raise UsageError(f"{args.model} knows English only: there is no language to detect")
     width = max((len(console.printable(shown(source))) for source in sources), default=0)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             for notice in language.notices:
                 console.say(notice, about=shown(source))
-    return recordings.exit_code(failures, inputs=len(args.audio))
+    return inputs.exit_code(failures, inputs=len(args.audio))
 
 
 def _document(source: str, model: str, runtime: str, detected: "DetectedLanguage") -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled
-from kvcast.cli.progress import progress
+from kvcast.cli.console import progress
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, AdapterParams
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import kvcast
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled, headings, keywords
-from kvcast.cli.progress import progress
+from kvcast.cli.console import progress
 from kvcast.loading.params import LOADING, ExportParams
 from kvcast.spec.runtimes import CALIBRATED
 

@@ -16,12 +16,11 @@ from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvcast.cli import console, recordings
+from kvcast.cli import console, inputs
 from kvcast.cli.arguments import GIVEN, keywords
-from kvcast.cli.opening import for_actor
+from kvcast.cli.console import Progress, Terminated, progress
+from kvcast.cli.inputs import for_actor
 from kvcast.cli.outputs import Outputs
-from kvcast.cli.progress import Progress, progress
-from kvcast.cli.signals import Terminated
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputMissingError, UsageError
 from kvcast.loading.params import LoadParams
@@ -78,7 +77,7 @@ def _is_folder(source: str) -> bool:
 
 
 def run(folder: Path, args: argparse.Namespace) -> int:
-    """Transcribe a folder and return the exit code; raises errors that concern all recordings."""
+    """Transcribe a folder and return the exit code; raises errors that concern all inputs."""
     from kvcast.transcripts.folders.run import opened_run
 
     outputs = Outputs.chosen(
@@ -122,7 +121,7 @@ def run(folder: Path, args: argparse.Namespace) -> int:
         console.emit(json.dumps(summary.document(), ensure_ascii=False) + "\n")
     elif not args.quiet:
         console.emit("".join(_table(summary)))
-    return recordings.exit_code(course.failures, inputs=len(summary.files))
+    return inputs.exit_code(course.failures, inputs=len(summary.files))
 
 
 class _ResultCollector:
@@ -160,7 +159,7 @@ class _ResultCollector:
         from kvcast.transcripts.folders.workers import transcribe_all
 
         with self._watcher.waiting(f"loading {self._args.model}") as on_phase:
-            model, self._runtime = recordings.load(self._args, on_phase)
+            model, self._runtime = inputs.load(self._args, on_phase)
         yield lambda watch: transcribe_all(
             model,
             self._work.queue(),
@@ -191,7 +190,7 @@ class _ResultCollector:
             )
 
     def transcribe(self, begin: "Begin") -> None:
-        """Transcribe the waiting recordings."""
+        """Transcribe the waiting inputs."""
         waiting = self._work.waiting
         begun = time.monotonic()
         finished = 0
@@ -257,7 +256,7 @@ class _ResultCollector:
 
 def opened_on_cluster(args: argparse.Namespace) -> "Opened":
     """Load the model in a process of a cluster."""
-    model, runtime = recordings.load(args, ignore_phase)
+    model, runtime = inputs.load(args, ignore_phase)
     return model, runtime, keywords(args, TranscribeParams)
 
 

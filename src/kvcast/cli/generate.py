@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console, prompts
 from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords, left_open
-from kvcast.cli.files import STANDARD_INPUT
-from kvcast.cli.generated import document, speed
-from kvcast.cli.opening import drafted_by, for_actor, opened
-from kvcast.cli.progress import Progress, progress
-from kvcast.cli.prompts import PromptLine
+from kvcast.cli.console import Progress, progress
+from kvcast.cli.inputs import STANDARD_INPUT, drafted_by, for_actor, opened
+from kvcast.cli.prompts import PromptLine, document, speed
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.decoding.params import SAMPLING, SEVERAL
 from kvcast.errors import InputOutputError, KvcastError, UsageError

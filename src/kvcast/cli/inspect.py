@@ -8,9 +8,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcast.cli import console, inspect_attention, inspect_graph, inspect_page
+from kvcast.cli import console
 from kvcast.cli.arguments import filled, number, several, whole_number
-from kvcast.cli.progress import progress
+from kvcast.cli.console import progress
+from kvcast.cli.inspect_views import (
+    ATTENTION,
+    GRAPH,
+    add_attention,
+    add_graph,
+    add_page,
+    check_page,
+    write_page,
+)
 from kvcast.errors import UsageError
 from kvcast.saving import save
 
@@ -46,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             _add_bias,
         ),
         ("cost", "count a model's operations and bytes read, with and without a cache", _add_cost),
-        ("graph", inspect_graph.SUMMARY, inspect_graph.add_arguments),
-        ("attention", inspect_attention.SUMMARY, inspect_attention.add_arguments),
+        ("graph", GRAPH, add_graph),
+        ("attention", ATTENTION, add_attention),
     ):
         declare(views.add_parser(name, help=summary, description=f"{summary.capitalize()}."))
 
@@ -97,7 +106,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
             metavar="N,N…" if name == "lengths" else "N",
             help=meaning,
         )
-    inspect_page.add_arguments(parser)
+    add_page(parser)
 
 
 def _add_bias(parser: argparse.ArgumentParser) -> None:
@@ -218,10 +227,10 @@ def _drawn(args: argparse.Namespace) -> "MaskedCalls":
 def _masks(args: argparse.Namespace) -> int:
     from kvcast.inspect import masks, svg
 
-    inspect_page.check(args)
+    check_page(args)
     drawn = _drawn(args)
     if args.html is not None:
-        inspect_page.write(args, _schedule(args, []), [])
+        write_page(args, _schedule(args, []), [])
     if args.svg is not None:
         save(args.svg, svg.draw(drawn.title(), list(masks.masks(drawn))))
     console.emit(masks.render(drawn))
@@ -231,12 +240,12 @@ def _masks(args: argparse.Namespace) -> int:
 def _cache(args: argparse.Namespace) -> int:
     from kvcast.inspect import cache
 
-    inspect_page.check(args)
+    check_page(args)
     texts = [text.split() for text in args.text]
     schedule = _schedule(args, texts)
     shown = cache.render(schedule, texts)
     if args.html is not None:
-        inspect_page.write(args, schedule, texts)
+        write_page(args, schedule, texts)
     console.emit(shown)
     return 0
 

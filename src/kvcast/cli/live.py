@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from kvcast.cli import console
 from kvcast.cli.arguments import Heading, add_options, whole_number
-from kvcast.cli.files import STANDARD_INPUT, shown
+from kvcast.cli.inputs import STANDARD_INPUT, shown
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.options import Params
 from kvcast.speech.params import LIVE, LiveParams, TranscribeParams

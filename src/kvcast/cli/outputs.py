@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from kvcast.cli import console, files
+from kvcast.cli import console
+from kvcast.cli.inputs import refuse_shared_names, stem
 from kvcast.errors import UsageError
 from kvcast.saving import check_target, prepare_folder, save
 from kvcast.transcripts import writers
@@ -52,7 +53,7 @@ class Outputs:
         if output_dir is None:
             alone = _printed_alone(format, json=json, several=len(sources) > 1)
             return cls(printed=alone, subtitles=subtitles)
-        files.refuse_shared_names(sources)
+        refuse_shared_names(sources)
         prepare_folder(output_dir)
         saved = tuple(writers.EXTENSIONS) if format == ALL else (format or "text",)
         printed = "json" if json else None if quiet else "text"
@@ -93,7 +94,7 @@ class Outputs:
         """Return an input's files to save, by extension."""
         if self.folder is None:
             return {}
-        name = files.stem(source)
+        name = stem(source)
         return {extension: self.folder / f"{name}.{extension}" for extension in self.extensions}
 
 

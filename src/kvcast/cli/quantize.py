@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled, headings, keywords
-from kvcast.cli.progress import progress
+from kvcast.cli.console import progress
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING
 from kvcast.quantizing.params import SEARCH, QuantizeParams

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from kvcast.cli import console
 from kvcast.cli.arguments import add_options, filled, headings, keywords
-from kvcast.cli.opening import for_actor, opened
-from kvcast.cli.progress import Progress, progress
+from kvcast.cli.console import Progress, progress
+from kvcast.cli.inputs import for_actor, opened
 from kvcast.cluster.params import ANY, CLUSTER, ReplicaParams, replica_range
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading.params import LOADING, LoadParams

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcast.audio.params import VOICE
-from kvcast.cli import console, folders, live, recordings
+from kvcast.cli import console, folders, inputs, live
 from kvcast.cli.arguments import Heading, add_options, headings, keywords
-from kvcast.cli.files import shown
+from kvcast.cli.console import Progress, progress
+from kvcast.cli.inputs import shown
 from kvcast.cli.outputs import FORMATS, Outputs
-from kvcast.cli.progress import Progress, progress
 from kvcast.cli.prompts import read_text
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
@@ -39,7 +39,7 @@ Without --output-dir the transcript goes to standard output as it is recognised.
 AUDIO may also be one folder, which needs --output-dir; the options under "folders" and
 "many machines" are for it.
 
-""" + recordings.EXIT_CODES.format(
+""" + inputs.EXIT_CODES.format(
     done="the rest are done and saved", kept="files already complete stay"
 )
 
@@ -47,10 +47,10 @@ AUDIO may also be one folder, which needs --output-dir; the options under "folde
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = EPILOG
-    recordings.add_audio(parser)
+    inputs.add_audio(parser)
     groups = (LOADING, RECOGNITION, VOICE, SEARCH, FALLBACK, WORDS, SUBTITLES, LIVE, FOLDERS)
     under = headings(parser, *groups, CLUSTER, "output")
-    recordings.add_model(under[LOADING])
+    inputs.add_model(under[LOADING])
     add_options(under, LoadParams, leave_out=OF_TEXTS)
     add_options(under, TranscribeParams, leave_out={"replace"})
     under[RECOGNITION].add_argument(
@@ -116,11 +116,11 @@ def run(args: argparse.Namespace) -> int:
         quiet=args.quiet,
     )
     watcher = progress(quiet=args.quiet)
-    present, failures = recordings.present(args.audio, outputs.check)
+    present, failures = inputs.present(args.audio, outputs.check)
     transcriptions: Sequence[AnyTranscription] = []
     if present:
         with watcher.waiting(f"loading {args.model}") as on_phase:
-            model, runtime = recordings.load(args, on_phase)
+            model, runtime = inputs.load(args, on_phase)
         transcriptions = model.transcribe_all(present, **keywords(args, TranscribeParams))
     for source, transcription in zip(present, transcriptions, strict=True):
         try:
@@ -130,13 +130,13 @@ def run(args: argparse.Namespace) -> int:
             raise
         except Exception as error:
             failures.append(console.report(error, about=shown(source)))
-    return recordings.exit_code(failures, inputs=len(args.audio))
+    return inputs.exit_code(failures, inputs=len(args.audio))
 
 
 def _transcribe_live(args: argparse.Namespace) -> int:
     intake = live.Intake(live.standard_input())  # a microphone does not wait for a model
     with progress(quiet=args.quiet).waiting(f"loading {args.model}") as on_phase:
-        model, _ = recordings.load(args, on_phase)
+        model, _ = inputs.load(args, on_phase)
     live.transcribe(
         model.live(**keywords(args, LiveParams)),
         intake,
@@ -148,7 +148,7 @@ def _transcribe_live(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    recordings.check(args)
+    inputs.check(args)
     live.check(args)
     params = LiveParams if args.live else TranscribeParams
     params(**keywords(args, params))  # raises UsageError

@@ -1,24 +1,98 @@
-"""Shared by commands about recordings: their inputs, the model, their exit code.
-
-Knows no command.
-"""
+"""Inputs of commands: models, recordings, standard input; names of their result files."""
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console
-from kvcast.cli.arguments import Heading
-from kvcast.cli.files import STANDARD_INPUT, shown
-from kvcast.cli.opening import drafted_by, opened
+from kvcast.cli.arguments import Heading, keywords
+from kvcast.decoding.params import NGRAM
 from kvcast.errors import InputMissingError, KvcastError, PartialFailureError, UsageError
-from kvcast.spec.runtimes import OnPhase
+from kvcast.loading.params import LoadParams
+from kvcast.spec.runtimes import OnPhase, ignore_phase
+from kvcast.transcripts.folders.finding import folded
 
 if TYPE_CHECKING:
+    from kvcast.families.base import Task
+    from kvcast.loading.opening import OpenedModel
     from kvcast.transcripts.folders.workers import Transcriber
+
+
+STANDARD_INPUT = "-"
+
+
+def shown(source: str) -> str:
+    """Return the name of an input for messages."""
+    return "standard input" if source == STANDARD_INPUT else source
+
+
+def stem(source: str) -> str:
+    """Return the name, without extension, of the files that belong to an input."""
+    return "stdin" if source == STANDARD_INPUT else Path(source).stem
+
+
+def refuse_shared_names(sources: Iterable[str]) -> None:
+    """Raise UsageError if two inputs would write the same files."""
+    owners: dict[str, str] = {}
+    for source in sources:
+        name = folded(stem(source))
+        if name in owners:
+            other = owners[name]
+            same = stem(source) == stem(other)
+            where = "" if same else " where capitals and accents do not count"
+            raise UsageError(
+                f"{other} and {source} would both be saved as {stem(other)}.*{where}; "
+                "transcribe them in two runs, each with its own --output-dir"
+            )
+        owners[name] = source
+
+
+def opened(
+    model: str,
+    args: argparse.Namespace,
+    on_phase: OnPhase = ignore_phase,
+    *,
+    task: "Task | None" = None,
+) -> "OpenedModel":
+    """Load a model, with a command's options; says what users should know of it, unless quiet.
+
+    The model must be for `task`, if one is named. `on_phase` is called with the phases of an
+    export, if the model must be exported first.
+    """
+    from kvcast.loading.opening import open_model
+
+    params = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
+    loaded = open_model(model, params, task=task)
+    if args.quiet:
+        return loaded
+    if loaded.on_trust is not None:
+        console.say(f"{loaded.on_trust} is opened on trust: there is no bundle.json to verify it")
+    for notice in loaded.notices:
+        console.say(notice)
+    return loaded
+
+
+def for_actor(args: argparse.Namespace) -> argparse.Namespace:
+    """Return a command's options as a process of a cluster takes them: silent, with its cores."""
+    own = {"quiet": True, "threads": args.threads or 1}
+    return argparse.Namespace(**{**vars(args), **own})
+
+
+def drafted_by(args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, task: "Task") -> Any:
+    """Return the value of `--draft` as Python takes it: a loaded model for a model's name.
+
+    The model is opened with the options of the larger one, but for its adapters.
+    """
+    if args.draft in (None, NGRAM):
+        return args.draft
+    if args.draft == args.model:
+        raise UsageError("--draft names the model itself: give a smaller one")
+    own = argparse.Namespace(**{**vars(args), "adapter": ()})
+    return opened(args.draft, own, on_phase, task=task).model
+
 
 MODEL_VARIABLE = "KVCAST_MODEL"
 MODEL_CHOICES = (

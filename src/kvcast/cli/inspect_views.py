@@ -1,0 +1,200 @@
+"""`kvcast inspect attention` and `graph`, and the `--html` page of `cache` and `masks`."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvcast.cli import console, prompts
+from kvcast.cli.arguments import add_options, filled, keywords, number, whole_number
+from kvcast.cli.console import progress
+from kvcast.cli.inputs import MODEL_VARIABLE
+from kvcast.errors import UsageError
+from kvcast.loading.params import LOADING, LoadParams
+from kvcast.saving import check_target, save
+
+if TYPE_CHECKING:
+    from kvcast.cli.console import Progress
+    from kvcast.inspect.attention.model import InspectedModel
+    from kvcast.inspect.attention.view import AttentionView
+    from kvcast.inspect.schedule import Schedule
+
+
+ATTENTION = "show what each token attends to: in a recording, in a source, or in its own text"
+
+
+def add_attention(parser: argparse.ArgumentParser) -> None:
+    """Declare the view's arguments; sets `run`."""
+    parser.add_argument(
+        "input",
+        metavar="AUDIO|TEXT",
+        type=filled,
+        help="a recording, for a model of speech, which hears its first 30 seconds or fewer; a "
+        "text for any other",
+    )
+    parser.add_argument(
+        "--model",
+        "-m",
+        default=os.environ.get(MODEL_VARIABLE),
+        metavar="MODEL",
+        help="a checkpoint's folder, a GGUF file, a hub id or a packaged model; computed in fp32 "
+        f"(default: ${MODEL_VARIABLE})",
+    )
+    for name, meaning in (
+        ("layer", "show this layer alone (default: the mean of all)"),
+        ("head", "show this head alone, of that layer or of each (default: the mean of all; over "
+         "sound of the heads that follow speech, where a Whisper knows them)"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=whole_number(0), metavar="N", help=meaning)
+    parser.add_argument(
+        "--new",
+        type=whole_number(0),
+        metavar="N",
+        help="tokens to write after TEXT (default: 0), or in answer to it (default: up to 64)",
+    )
+    parser.add_argument(
+        "--start", type=number(0), metavar="SECONDS", help="of the part of AUDIO (default: 0)"
+    )
+    parser.add_argument(
+        "--language", type=filled, metavar="CODE", help="spoken in AUDIO (default: what is heard)"
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw into this file as well")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run_attention)
+
+
+def run_attention(args: argparse.Namespace) -> int:
+    """Compute, draw and print; raises what goes wrong."""
+    from kvcast.inspect.attention.picture import draw
+    from kvcast.inspect.attention.table import render
+
+    if not args.model:
+        raise UsageError(f"--model is missing: name a checkpoint, or set {MODEL_VARIABLE}")
+    if args.svg is not None:
+        check_target(args.svg)
+    view, spectrogram_mf = _looked_at(args, progress(quiet=args.json))
+    if args.svg is not None:
+        save(args.svg, draw(view, spectrogram_mf))
+    console.emit(f"{json.dumps(view.document())}\n" if args.json else render(view))
+    return 0
+
+
+def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[AttentionView, Any]":
+    """Return the view, and the spectrogram of a sound."""
+    from kvcast.inspect.attention.looking import over_text
+    from kvcast.inspect.attention.model import InspectedModel
+
+    with watcher.waiting(f"loading {args.model}") as on_phase:
+        model = InspectedModel.open(args.model, on_phase)
+    with watcher.waiting("computing"):
+        if model.model.task == "transcribe":
+            return _heard(args, model)
+        for name in ("start", "language"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"{args.model} reads text, and --{name} is of sound: drop it")
+        return over_text(
+            model, prompts.given(args.input).text, args.new, args.layer, args.head
+        ), None
+
+
+def _heard(args: argparse.Namespace, model: "InspectedModel") -> "tuple[AttentionView, Any]":
+    from kvcast.inspect.attention.looking import over_sound, seconds_heard
+    from kvcast.inspect.attention.sound import excerpt, spectrogram
+
+    if args.new is not None:
+        raise UsageError(f"{args.model} transcribes to the end of the sound: drop --new")
+    samples = excerpt(args.input, args.start or 0.0, seconds_heard(model))
+    view = over_sound(model, samples, args.language, args.layer, args.head)
+    return view, spectrogram(samples)
+
+
+GRAPH = "show what a runtime executes: operators, bytes read and written, caches copied or not"
+
+_MOST = 1 << 20
+_LEFT_OUT = ("adapter", "threads", "trust", "generation_config")
+
+
+def add_graph(parser: argparse.ArgumentParser) -> None:
+    """Declare the view's arguments; sets `run`."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=filled,
+        help="a bundle, a package (.pt2, .pte), or a model to open on --runtime, exported if "
+        "it has to be; no program is run",
+    )
+    for name, default, meaning in (
+        ("length", 64, "positions that each row holds before the call"),
+        ("new", 1, "tokens of each row in the call"),
+        ("rows", 1, "rows, each with an encoded input of its own"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=whole_number(0 if name == "length" else 1, _MOST),
+            default=default,
+            metavar="N",
+            help=f"{meaning} (default: {default})",
+        )
+    parser.add_argument(
+        "--source",
+        type=whole_number(1, _MOST),
+        metavar="N",
+        help="positions of an encoded input, where they vary (default: 128)",
+    )
+    add_options({LOADING: parser}, LoadParams, leave_out=_LEFT_OUT)
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw into this file as well")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run_graph)
+
+
+def run_graph(args: argparse.Namespace) -> int:
+    """Read, draw and print; raises what goes wrong."""
+    from kvcast.inspect.graph import document, render
+    from kvcast.inspect.graph_picture import draw
+    from kvcast.loading.opening import CallSizes, read_traffic
+
+    if args.svg is not None:
+        check_target(args.svg)
+    sizes = CallSizes(rows=args.rows, length=args.length, new=args.new, source=args.source)
+    with progress(quiet=args.json).waiting(f"reading {args.model}") as on_phase:
+        params = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
+        model = read_traffic(args.model, params, sizes)
+    if args.svg is not None:
+        save(args.svg, draw(args.model, model))
+    shown = json.dumps(document(args.model, model))
+    console.emit(f"{shown}\n" if args.json else render(args.model, model))
+    return 0
+
+
+def add_page(parser: argparse.ArgumentParser) -> None:
+    """Declare the page's options."""
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page, too, with a slider over the calls: slots, masks, tokens and costs",
+    )
+    parser.add_argument(
+        "--model",
+        type=filled,
+        metavar="MODEL",
+        help="whose kinds of layers the page shows, and whose operations and bytes it counts, as "
+        "kvcast inspect cost takes it; --window is then drawn in place of its rings' own",
+    )
+
+
+def check_page(args: argparse.Namespace) -> None:
+    """Raise UsageError for a model without a page."""
+    if args.model is not None and args.html is None:
+        raise UsageError("--model is what the page is about: add --html, or drop it")
+
+
+def write_page(args: argparse.Namespace, schedule: "Schedule", texts: list[list[str]]) -> None:
+    """Write the page of a schedule, with the words of its rows' tokens, if there are any."""
+    from kvcast.inspect.page.pages import page
+
+    # A model's rings have their own window, unless the user gave one.
+    is_own = args.model is not None and not hasattr(args, "window")
+    window = None if is_own else schedule.window
+    save(args.html, page(schedule, window, getattr(args, "capacity", None), texts, args.model))
