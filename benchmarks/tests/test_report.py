@@ -14,10 +14,8 @@ import pytest
 
 from kit.dimensions import SMALL
 from kvcast.errors import KvcastError
-from kvcast.inspect.work.decoder import DecoderWork
-from kvcast.inspect.work.floor import Arithmetic
-from kvcast.inspect.work.t5 import T5Work
-from kvcast.inspect.work.whisper import WhisperWork
+from kvcast.inspect.floor import Arithmetic
+from kvcast.inspect.work import ModelWork
 from kvcast_bench.backend import Backend
 from kvcast_bench.commands.runtimes import Steps, compared
 from kvcast_bench.models import SpeechModel
@@ -247,7 +245,7 @@ def test_shares_counts_and_fractions_come_from_the_breakdown():
     assert list(held) == ["whole", "encode", "prefill", "step"]
     assert (held["step"]["calls"], held["step"]["median"]) == (2, 2.0)
     cost = partial(INT8.cost, stored=Seq2seq.stored, width=TINY_T5.width)
-    model = T5Work(dimensions=TINY_T5, source=16)
+    model = ModelWork(dimensions=TINY_T5, source=16)
     encode = cost(model.encode(2) + model.project(2))
     assert held["encode"]["floor"] == pytest.approx(
         max(encode.bytes / 2e9, encode.int8 / 1e12 + encode.fp32 / 1e11)
@@ -264,7 +262,7 @@ def test_shares_counts_and_fractions_come_from_the_breakdown():
 def test_steps_at_a_position_are_held_against_their_floor():
     whole = measured(CAUSAL)
     far = row(whole, "kvcast-int8", measure="position")["metrics"]["step"]
-    cost = INT8.cost(DecoderWork(dimensions=TINY).call(32, 1), Causal.stored, TINY.width)
+    cost = INT8.cost(ModelWork(dimensions=TINY).call(32, 1), Causal.stored, TINY.width)
     assert far["floor"] == pytest.approx(cost.bytes / 2e9)
     assert far["fraction"] == pytest.approx(far["floor"] / 0.2)
     assert "floor" not in row(whole, "slow", measure="position")["metrics"]["step"]
@@ -400,7 +398,7 @@ def test_runtimes_are_compared_with_onnx_and_with_the_cached_variant():
 
 def test_fractions_are_of_each_variants_own_floor():
     whole = on_runtimes()
-    model = WhisperWork(dimensions=SMALL)
+    model = ModelWork(dimensions=SMALL)
     cost = INT8.cost(model.call(7, 1), SpeechWorkload.stored, SMALL.d_model)
     step = row(whole, "onnx-int8", measure="step")["metrics"]["step"]
     least = max(cost.bytes / 2e9, cost.int8 / 1e12 + cost.fp32 / 1e11)
@@ -412,7 +410,7 @@ def test_fractions_are_of_each_variants_own_floor():
 def test_recomputing_is_charged_the_projections_that_encode_is_spared():
     cached, again = Scripted(), Scripted(recomputes=True)
     step, encode = ON_RUNTIMES.trials()[:2]
-    projections = WhisperWork(dimensions=SMALL).project()
+    projections = ModelWork(dimensions=SMALL).project()
     more = ON_RUNTIMES.work(step, again)["step"], ON_RUNTIMES.work(step, cached)["step"]
     assert more[0] == more[1] + projections
     whole = ON_RUNTIMES.work(encode, cached)["encode"]

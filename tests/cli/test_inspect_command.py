@@ -16,7 +16,7 @@ from kit.in_transformers import random_t5, save_t5
 from kvcast.bundle.manifest import Manifest
 from kvcast.cli import main
 from kvcast.inspect import machine
-from kvcast.inspect.sizes import counted
+from kvcast.inspect.cost import counted
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "tests" / "data" / "configs"

@@ -18,7 +18,6 @@ ROOT = Path(kvcast.__file__).parent
 OWN = {
     "whisper": (
         "families.whisper",
-        "inspect.work.whisper",
         "whisper.model",
         "whisper.tokenizer",
         "checkpoints.whisper_*",
@@ -26,7 +25,6 @@ OWN = {
     ),
     "decoder": (
         "families.decoder",
-        "inspect.work.decoder",
         "text.model",
         "checkpoints.decoder_*",
         "checkpoints.tables",
@@ -36,26 +34,22 @@ OWN = {
     ),
     "t5": (
         "families.t5",
-        "inspect.work.t5",
         "inspect.tables",
         "text.t5",
         "checkpoints.t5_huggingface",
     ),
     "bart": (
         "families.bart",
-        "inspect.work.bart",
         "text.bart",
         "checkpoints.bart_huggingface",
     ),
     "audio_decoder": (
         "families.audio_decoder",
-        "inspect.work.audio_decoder",
         "speech.audio_decoder",
         "checkpoints.audio_decoder_huggingface",
     ),
     "t5gemma": (
         "families.t5gemma",
-        "inspect.work.t5gemma",
         "text.t5gemma",
         "checkpoints.t5gemma_huggingface",
         "checkpoints.t5gemma2_huggingface",
@@ -63,25 +57,21 @@ OWN = {
     "moonshine": (
         "families.moonshine",
         "families.moonshine_encoder",
-        "inspect.work.moonshine",
         "speech.moonshine",
         "checkpoints.moonshine_huggingface",
     ),
     "canary": (
         "families.canary",
-        "inspect.work.canary",
         "speech.canary",
         "checkpoints.canary_huggingface",
     ),
     "parakeet": (
         "families.parakeet",
-        "inspect.work.parakeet",
         "speech.parakeet",
         "checkpoints.parakeet_huggingface",
     ),
     "unilm": (
         "families.unilm",
-        "inspect.work.unilm",
         "text.unilm",
         "checkpoints.unilm_huggingface",
     ),
@@ -145,7 +135,7 @@ def test_each_list_of_own_modules_is_of_modules_that_exist():
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_record_names_classes_that_exist(family):
-    for entry_point in (family.model_class, family.work_class, family.tokenizer):
+    for entry_point in (family.model_class, family.tokenizer):
         assert callable(imported(entry_point))
 
 

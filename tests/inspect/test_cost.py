@@ -17,13 +17,10 @@ from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.state_spaces import StateSpace
-from kvcast.inspect.cost import CostQuery, document, render
+from kvcast.inspect.cost import CostQuery, counted, document, render
 from kvcast.inspect.machine import MachineRates
-from kvcast.inspect.sizes import counted
 from kvcast.inspect.units import duration, prefixed, size
-from kvcast.inspect.work.base import PARTS
-from kvcast.inspect.work.decoder import DecoderWork
-from kvcast.inspect.work.whisper import WhisperWork
+from kvcast.inspect.work import PARTS, ModelWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 MISTRAL = counted(str(CONFIGS / "mistral-7b"))
@@ -86,7 +83,7 @@ def test_the_published_figures_are_printed():
 def test_attention_counts_each_pair_that_is_seen_and_a_step_reads_what_was_there(
     length: int, new: int, window: int | None
 ):
-    work = DecoderWork(dimensions=decoder(windows=(window,))).call(length, new)
+    work = ModelWork(dimensions=decoder(windows=(window,))).call(length, new)
     seen = [range(max(0, q + 1 - (window or 99)), q + 1) for q in range(length, length + new)]
     assert work.attention == 2 * 2 * 4 * 8 * sum(map(len, seen))
     old = {p for positions in seen for p in positions if p < length}
@@ -112,7 +109,7 @@ OTHERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("others", OTHERS)
 def test_products_are_those_of_every_matrix_with_every_token(others: dict[str, Any]):
     sizes = decoder(tied=False, qkv_bias=True, windows=(None, None, 3), **others)
-    model = DecoderWork(dimensions=sizes)
+    model = ModelWork(dimensions=sizes)
     work = model.call(0, 7, asked=7)
     matrices = {
         name: prod(shape)
@@ -137,14 +134,14 @@ def test_products_are_those_of_every_matrix_with_every_token(others: dict[str, A
 
 
 def test_a_call_reads_every_weight_once_but_for_an_embedding_that_is_only_looked_up():
-    tied, untied = (DecoderWork(dimensions=decoder(tied=tied)) for tied in (True, False))
+    tied, untied = (ModelWork(dimensions=decoder(tied=tied)) for tied in (True, False))
     assert tied.call(5, 1).weights == tied.parameters
     assert untied.call(5, 1).weights == tied.parameters == untied.parameters - 50 * 24
 
 
 def test_a_token_multiplies_its_experts_and_a_prompt_reads_them_all():
-    mixed = DecoderWork(dimensions=decoder(experts=8, experts_per_token=2))
-    dense = DecoderWork(dimensions=decoder())
+    mixed = ModelWork(dimensions=decoder(experts=8, experts_per_token=2))
+    dense = ModelWork(dimensions=decoder())
     expert = 3 * 24 * 40
     assert mixed.call(5, 1).linear - dense.call(5, 1).linear == 2 * 3 * (expert + 8 * 24)
     assert mixed.parameters - mixed.call(5, 1).weights == 3 * 6 * expert
@@ -152,9 +149,9 @@ def test_a_token_multiplies_its_experts_and_a_prompt_reads_them_all():
     assert mixed.parameters == mixed.call(5, 4).weights == mixed.call(5, 9).weights
 
 
-@pytest.mark.parametrize("model", [DecoderWork(dimensions=decoder()), TURBO])
+@pytest.mark.parametrize("model", [ModelWork(dimensions=decoder()), TURBO])
 def test_a_prompt_and_its_steps_multiply_what_the_whole_does_at_once(
-    model: DecoderWork | WhisperWork,
+    model: ModelWork | ModelWork,
 ):
     whole = model.call(0, 12, asked=12)
     parts = [model.call(0, 5, asked=5), *(model.call(length, 1) for length in range(5, 12))]
@@ -163,7 +160,7 @@ def test_a_prompt_and_its_steps_multiply_what_the_whole_does_at_once(
 
 
 def test_cache_layers_are_sized_by_kind_and_a_ring_stops_growing():
-    model = DecoderWork(dimensions=decoder())
+    model = ModelWork(dimensions=decoder())
     short, long = model.cache(2), model.cache(90)
     assert [(kind.kind, kind.layers, kind.positions) for kind in short] == [
         ("ring", 2, 2),
@@ -175,7 +172,7 @@ def test_cache_layers_are_sized_by_kind_and_a_ring_stops_growing():
 
 def test_a_convolution_reads_its_earlier_inputs_and_holds_no_more():
     mixers = ("convolution", "attention", "convolution")
-    model = DecoderWork(dimensions=decoder(windows=(None,) * 3, mixers=mixers, convolution=4))
+    model = ModelWork(dimensions=decoder(windows=(None,) * 3, mixers=mixers, convolution=4))
     for length, earlier in ((0, 0), (2, 2), (50, 3)):
         assert model.call(length, 1).cached == 2 * 24 * earlier + 2 * 2 * 8 * length
     inputs = model.cache(50)[-1]
@@ -191,7 +188,7 @@ def test_layers_that_read_the_caches_of_others_compute_the_asked_positions_alone
         layer_inners=(40, 40, 80, 80),
         layer_embedding=4,
     )
-    model = DecoderWork(dimensions=sizes)
+    model = ModelWork(dimensions=sizes)
     work = model.call(5, 7, rows=2)
     early = late = 0
     for name, shape in tensor_shapes(sizes).items():
@@ -210,7 +207,7 @@ def test_layers_that_read_the_caches_of_others_compute_the_asked_positions_alone
 
 
 def test_a_tiny_whisper_counts_as_by_hand():
-    model = WhisperWork(dimensions=TINY_EN)
+    model = ModelWork(dimensions=TINY_EN)
     d2 = 384 * 384
     convolutions = 2 * 3000 * 240 * 384 + 2 * 1500 * 1152 * 384
     attention = 4 * (2 * 1500 * 1500 * 384 * 2)
@@ -231,7 +228,7 @@ def test_a_call_takes_the_longer_of_reading_and_multiplying():
 
 
 def test_times_are_the_sums_of_their_calls():
-    model, question = DecoderWork(dimensions=decoder()), CostQuery(prompt=5, new=3)
+    model, question = ModelWork(dimensions=decoder()), CostQuery(prompt=5, new=3)
     machine = MachineRates(bandwidth=1e3, rate=1e4)
     costs = document("m", model, question, machine)["calls"]
     works = [model.call(0, 5), model.call(5, 1), model.call(6, 1)]
@@ -246,7 +243,7 @@ def test_times_are_the_sums_of_their_calls():
 
 
 def test_bytes_follow_what_a_number_is_said_to_take():
-    model = DecoderWork(dimensions=decoder())
+    model = ModelWork(dimensions=decoder())
     question = CostQuery(prompt=5, new=2, bytes_per_weight=0.5, bytes_per_cached=4.0)
     told = document("m", model, question, None)["calls"]["next"]["cached"]
     work = model.call(5, 1)

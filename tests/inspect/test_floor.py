@@ -5,16 +5,13 @@ from dataclasses import replace
 import pytest
 
 from kit.dimensions import SMOL, T5_SMALL, TINY_EN
-from kvcast.inspect.work.base import Work
-from kvcast.inspect.work.decoder import DecoderWork
-from kvcast.inspect.work.floor import Arithmetic, Cost
-from kvcast.inspect.work.t5 import T5Work
-from kvcast.inspect.work.whisper import WhisperWork
+from kvcast.inspect.floor import Arithmetic, Cost
+from kvcast.inspect.work import ModelWork, Work
 from kvcast_bench.workloads.causal import Causal
 from kvcast_bench.workloads.seq2seq import Seq2seq
 from kvcast_bench.workloads.speech import SpeechWorkload
 
-WHISPER = WhisperWork(dimensions=TINY_EN)
+WHISPER = ModelWork(dimensions=TINY_EN)
 
 
 def speech(work: Work, precision: str = "int8") -> Cost:
@@ -86,7 +83,7 @@ class TestDecoder:
     # Query and output 576 x 576, key and value 192 x 576; gate, up and down 1536 x 576.
     matrices = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576)
     head = 49152 * 576
-    model = DecoderWork(dimensions=SMOL)
+    model = ModelWork(dimensions=SMOL)
 
     def test_a_step_reads_all_weights_and_the_cache(self):
         cost = causal(self.model.call(99, 1))
@@ -109,7 +106,7 @@ class TestDecoder:
         assert cost.fp32 == 30 * 4 * 576 * (1 + 2 + 3 + 4)
 
     def test_a_window_bounds_what_a_step_costs(self):
-        ring = DecoderWork(dimensions=replace(SMOL, windows=(512,) * 30))
+        ring = ModelWork(dimensions=replace(SMOL, windows=(512,) * 30))
         near, far = (causal(ring.call(held, 1)) for held in (512, 8000))
         assert near == far
         assert causal(self.model.call(511, 1)) == near
@@ -132,7 +129,7 @@ class TestDecoder:
         assert (cost.int8, cost.fp32) == (causal(self.model.call(0, 1), "fp32").fp32, 0)
 
     def test_experts_are_read_where_they_are_chosen(self):
-        mixed = DecoderWork(dimensions=replace(SMOL, experts=8, experts_per_token=2, tied=False))
+        mixed = ModelWork(dimensions=replace(SMOL, experts=8, experts_per_token=2, tied=False))
         single, many = (causal(mixed.call(0, 1, rows=rows)) for rows in (1, 9))
         expert = 30 * 3 * 1536 * 576
         assert single.int8 == 2 * (self.matrices + expert + 30 * 8 * 576 + self.head)
@@ -144,7 +141,7 @@ class TestT5:
     # Self-attention's query, key, value and output, and cross-attention's query and output.
     decoder = 6 * (6 * square + feed_forward)
     head = 32128 * 512
-    model = T5Work(dimensions=T5_SMALL, source=128)
+    model = ModelWork(dimensions=T5_SMALL, source=128)
 
     def test_a_step_reads_the_decoder_the_head_and_both_caches(self):
         cost = seq2seq(self.model.call(9, 1))
@@ -166,7 +163,8 @@ class TestT5:
 
     def test_a_longer_source_costs_a_step_its_attention_and_nothing_else(self):
         short, long = (
-            seq2seq(T5Work(dimensions=T5_SMALL, source=source).call(9, 1)) for source in (128, 512)
+            seq2seq(ModelWork(dimensions=T5_SMALL, source=source).call(9, 1))
+            for source in (128, 512)
         )
         assert long.int8 == short.int8
         assert long.bytes - short.bytes == 6 * 2 * 512 * 4 * 384
@@ -182,14 +180,14 @@ class TestT5:
 
     def test_an_int4_bundle_encodes_in_int8_and_keeps_its_table_in_8_bits(self):
         assert seq2seq(self.model.encode(), "int4") == seq2seq(self.model.encode())
-        short = T5Work(dimensions=T5_SMALL, source=1)
+        short = ModelWork(dimensions=T5_SMALL, source=1)
         caches = 6 * 2 * 512 * 4 * 2
         table = self.head + 4 * self.head / 128
         step = seq2seq(short.call(0, 1), "int4")
         assert step.bytes - caches == self.decoder * (1 / 2 + 1 / 8) + table
 
     def test_a_gate_is_a_third_matrix(self):
-        gated = T5Work(dimensions=replace(T5_SMALL, gated=True))
+        gated = ModelWork(dimensions=replace(T5_SMALL, gated=True))
         more = seq2seq(gated.encode(), "fp32").bytes - seq2seq(self.model.encode(), "fp32").bytes
         assert more == 4 * 6 * 512 * 2048
 

@@ -12,16 +12,13 @@ from kvcast.errors import UsageError
 from kvcast.families.t5 import T5
 from kvcast.families.t5gemma import T5GEMMA as FAMILY_OF_T5GEMMA
 from kvcast.families.unilm import UNILM
-from kvcast.inspect.cost import CostQuery, document
-from kvcast.inspect.sizes import counted
-from kvcast.inspect.work.t5 import T5Work
-from kvcast.inspect.work.t5gemma import T5GemmaWork
-from kvcast.inspect.work.unilm import UnilmWork
+from kvcast.inspect.cost import CostQuery, counted, document
+from kvcast.inspect.work import ModelWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
 
-def t5(*, source: int = 7, **changes: object) -> T5Work:
+def t5(*, source: int = 7, **changes: object) -> ModelWork:
     sizes = {
         "vocab_size": 50,
         "width": 24,
@@ -32,10 +29,10 @@ def t5(*, source: int = 7, **changes: object) -> T5Work:
         "decoder_layers": 3,
         "logit_scale": 1.0,
     }
-    return T5Work(dimensions=replace(T5_SMALL, **(sizes | changes)), source=source)
+    return ModelWork(dimensions=replace(T5_SMALL, **(sizes | changes)), source=source)
 
 
-def unilm(**changes: object) -> UnilmWork:
+def unilm(**changes: object) -> ModelWork:
     sizes = {
         "vocab_size": 50,
         "width": 24,
@@ -46,7 +43,7 @@ def unilm(**changes: object) -> UnilmWork:
         "max_positions": 100,
         "pooled": False,
     }
-    return UnilmWork(dimensions=replace(SIMBERT, **(sizes | changes)))
+    return ModelWork(dimensions=replace(SIMBERT, **(sizes | changes)))
 
 
 def matrices(shapes: dict[str, tuple[int, ...]], start: str, without: str = " ") -> int:
@@ -90,7 +87,7 @@ def test_a_t5_reads_each_weight_once_but_for_what_is_looked_up(tied: bool):
 
 @pytest.mark.parametrize("dimensions", [T5GEMMA, T5GEMMA2], ids=["apart", "merged"])
 def test_a_t5gemma_multiplies_every_matrix_of_its_decoder_with_every_token(dimensions):
-    model = T5GemmaWork(dimensions=dimensions, source=7)
+    model = ModelWork(dimensions=dimensions, source=7)
     shapes, of = FAMILY_OF_T5GEMMA.tensor_shapes(dimensions), dimensions.decoder
     assert model.parameters == sum(map(prod, shapes.values()))
     call, once = model.call(4, 5), model.project()
@@ -102,10 +99,12 @@ def test_a_t5gemma_multiplies_every_matrix_of_its_decoder_with_every_token(dimen
     # The merged attention's own keys and values are made by the same matrices.
     own = matrices(shapes, "decoder.layers.") - (0 if dimensions.merged else of_source)
     assert call.keys_values + call.linear == 2 * 5 * own
-    assert once.cross_keys_values == 2 * 7 * of.layers * 2 * of.keys * of.width
-    assert call.attention == of.layers * 2 * 2 * of.mixed * (5 + 6 + 7 + 8 + 9 + 5 * 7)
+    assert once.cross_keys_values == 2 * 7 * of.layers * 2 * of.keys * dimensions.encoder.width
+    seen = sum(min(end, window or end) for window in of.windows for end in (5, 6, 7, 8, 9))
+    assert call.attention == 2 * 2 * of.mixed * (seen + of.layers * 5 * 7)
     assert call.cached == of.layers * 2 * of.keys * (4 + 7)
-    assert once.weights == of_source
+    # Merged attention norms keys, and both stacks have one embedding of ends of images.
+    assert once.weights == of_source + dimensions.merged * (of.layers * of.head_dim + of.width)
 
 
 def test_what_keeping_a_t5s_cross_keys_is_worth_grows_with_the_source():

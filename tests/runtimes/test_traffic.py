@@ -31,8 +31,7 @@ from kit.models import bundle, checkpoint_of, encoded, random_programs, speech
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.families.table import family_with
-from kvcast.inspect.work import work_of
-from kvcast.inspect.work.base import Work
+from kvcast.inspect.work import ModelWork, Work
 from kvcast.runtimes.copies import copies_of, traffic_of, traffic_of_checkpoint
 from kvcast.runtimes.native.library import TILE
 from kvcast.runtimes.targets import TARGETS
@@ -60,7 +59,7 @@ def sizes(dimensions: Any, new: int = 1) -> CallSizes:
 
 def work(dimensions: Any, new: int = 1) -> Work:
     takes_source = _has_sources(dimensions) and hasattr(dimensions, "source_positions")
-    model = work_of(dimensions, **({"source": SOURCE} if takes_source else {}))
+    model = ModelWork(dimensions=dimensions, **({"source": SOURCE} if takes_source else {}))
     return model.call(LENGTH, new, rows=ROWS, inputs=ROWS)
 
 

@@ -24,8 +24,8 @@ from kvcast.errors import KvcastError
 from kvcast.families.blocks import cross_caches
 from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_with
-from kvcast.inspect.work import work_of
-from kvcast.inspect.work.floor import best_of
+from kvcast.inspect.floor import best_of
+from kvcast.inspect.work import ModelWork
 from kvcast.machine.child import Local
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.runtimes.aoti.greedy_step import (
@@ -102,7 +102,7 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
         else:
             shape = (1, part.heads, part.capacity, part.head_dim)
             caches += [normal(*shape) for _ in range(2 * part.layers)]
-    most = work_of(dimensions).most_positions
+    most = ModelWork(dimensions=dimensions).most_positions
     begun = GreedyState(
         token_rs=torch.ones((1, 1), dtype=torch.int64, device=device),
         lengths=torch.full((1,), timed.prompt, dtype=torch.int32, device=device),

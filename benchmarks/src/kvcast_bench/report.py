@@ -13,8 +13,8 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.inspect.work.base import Work
-from kvcast.inspect.work.floor import Arithmetic, Cost, best_of
+from kvcast.inspect.floor import Arithmetic, Cost, best_of
+from kvcast.inspect.work import Work
 from kvcast.machine.resources import machine_facts
 from kvcast_bench.backend import Backend
 from kvcast_bench.probes import ENCODE, STEP

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from kvcast.errors import KvcastError
-from kvcast.inspect.work import work_of
-from kvcast.inspect.work.base import Counted, Work
-from kvcast.inspect.work.floor import Stored
+from kvcast.inspect.floor import Stored
+from kvcast.inspect.work import ModelWork, Work
 from kvcast_bench.backend import Backend, Tokens
 from kvcast_bench.models import BenchModel
 from kvcast_bench.turns import BackendResult, Results, Trial, TurnAnswer
@@ -98,9 +97,9 @@ class Workload(Protocol):
         """Do a trial's work once, for a breakdown."""
         return self.run(backend, trial)
 
-    def counted(self, trial: Trial) -> Counted:  # noqa: ARG002 - of all trials, unless overridden
+    def counted(self, trial: Trial) -> ModelWork:  # noqa: ARG002 - of all trials, unless overridden
         """Return the work counter of a trial's model."""
-        return work_of(self.dimensions)
+        return ModelWork(dimensions=self.dimensions)
 
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:  # noqa: ARG002 - as above
         """Count a backend's least work for those metrics of a trial that have a floor."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvcast.inspect.work import work_of
+from kvcast.inspect.work import ModelWork
 from kvcast.spec.ring import EMPTY, positions_held
 from kvcast_bench.sources import conditional, cross, recomputed, reset, ring
 from kvcast_bench.sources.generated import counts, loops_of
@@ -117,5 +117,5 @@ def test_texts_are_equal_without_a_cache_and_products_as_predicted(case):
     of = recomputed.published(case.shape)
     heads = 0
     if case.writer is recomputed.UnilmWriter:
-        heads = (case.new - 1) * work_of(of).call(0, case.source).head
+        heads = (case.new - 1) * ModelWork(dimensions=of).call(0, case.source).head
     assert ran == [predicted["cached"], predicted["recomputed"] + heads]

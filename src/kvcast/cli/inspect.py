@@ -25,11 +25,10 @@ from kvcast.saving import save
 
 if TYPE_CHECKING:
     from kvcast.inspect.bias import Bias
-    from kvcast.inspect.cost import CostQuery
+    from kvcast.inspect.cost import CostQuery, ModelWork
     from kvcast.inspect.machine import MachineRates
     from kvcast.inspect.masks import MaskedCalls
     from kvcast.inspect.schedule import Schedule
-    from kvcast.inspect.sizes import Counted
 
 _EXAMPLE: dict[str, Any] = {
     "lengths": (4, 1, 3),
@@ -274,8 +273,7 @@ def _shown_bias(args: argparse.Namespace) -> "Bias":
 
 
 def _cost(args: argparse.Namespace) -> int:
-    from kvcast.inspect.cost import CostQuery, document, render
-    from kvcast.inspect.sizes import counted
+    from kvcast.inspect.cost import CostQuery, counted, document, render
 
     model = counted(args.model, args.source)
     question = CostQuery(
@@ -291,7 +289,7 @@ def _cost(args: argparse.Namespace) -> int:
 
 
 def _machine(
-    args: argparse.Namespace, model: "Counted", question: "CostQuery"
+    args: argparse.Namespace, model: "ModelWork", question: "CostQuery"
 ) -> "MachineRates | None":
     from kvcast.inspect.machine import MachineRates
 

@@ -158,6 +158,17 @@ def _probe(dimensions: AudioDecoderDimensions) -> Probe:
     )
 
 
+def _longest(dimensions: AudioDecoderDimensions, _: int) -> Mapping[str, int]:
+    audio = dimensions.audio
+    given = audio.source(np.zeros((1, audio.most_frames, audio.n_mels), np.float32))
+    return {"source": audio.positions} | {
+        name: size
+        for argument, part in zip(audio.arguments(), given, strict=True)
+        for name, size in zip(argument.shape, part.shape, strict=True)
+        if isinstance(name, str)
+    }
+
+
 AUDIO_DECODER = Family(
     name="audio_decoder",
     title="a decoder that hears",
@@ -173,6 +184,7 @@ AUDIO_DECODER = Family(
     precision=PrecisionRoles(outliers=("gate",)),
     probe=_probe,
     model_class="kvcast.speech.audio_decoder:AudioDecoderModel",
-    work_class="kvcast.inspect.work.audio_decoder:AudioDecoderWork",
+    usual_prompt=lambda dimensions: dimensions.audio.positions + 20,
+    longest=_longest,
     rotary=decoder.is_rotary,
 )

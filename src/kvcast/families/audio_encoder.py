@@ -117,8 +117,8 @@ class AudioEncoder(SoundEncoder):
 
     @property
     @override
-    def positions(self) -> int:
-        return self.encoded(MOST_FRAMES)
+    def most_frames(self) -> int:
+        return MOST_FRAMES
 
     @override
     def encoded(self, frames: int) -> int:

@@ -203,6 +203,6 @@ BART = Family(
         dimensions, dimensions.source_tokens, min(PROBED, dimensions.source_positions)
     ),
     model_class="kvcast.text.text2text:BartModel",
-    work_class="kvcast.inspect.work.bart:BartWork",
+    usual_prompt=lambda _: 1,  # the token that targets begin with
     facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},
 )

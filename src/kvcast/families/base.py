@@ -102,7 +102,9 @@ class Family:
         probe: inputs of the proof.
         tokenizer: opens a tokenizer; a function of text files by name, and the dimensions.
         model_class: the class that users call; takes a runtime, a tokenizer and the dimensions.
-        work_class: counts operations and numbers read.
+        usual_prompt: tokens of a prompt, to count operations of.
+        longest: sizes of the arguments of `encode` and `decode` for the longest input, or for one
+            of so many positions where these vary; a function of the dimensions and the latter.
         rotary: whether positions are rotary.
         biased: whether self-attention adds a bias that differs from head to head.
         one_by_one: whether a call of `decode` takes one new token of each row.
@@ -125,11 +127,12 @@ class Family:
     precision: PrecisionRoles
     probe: Callable[[Any], Probe]
     model_class: str
-    work_class: str
     tokenizer: str = "kvcast.tokenizers.opening:open_tokenizer"
     rotary: Callable[[Any], bool] = field(default=lambda _: False)
     biased: bool = False
     one_by_one: bool = False
+    usual_prompt: Callable[[Any], int] = field(default=lambda _: 1000)
+    longest: Callable[[Any, int], Mapping[str, int]] = field(default=lambda _, __: {})
     whole: Callable[[Any], Program] | None = None
     calibration_problem: Callable[[Any], str] = _not_calibrated
     facts: Callable[[Any], Mapping[str, Any]] = field(default=lambda _: {})

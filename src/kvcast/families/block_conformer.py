@@ -97,8 +97,8 @@ class BlockConformer(SoundEncoder):
 
     @property
     @override
-    def positions(self) -> int:
-        return self.encoded(MOST_FRAMES)
+    def most_frames(self) -> int:
+        return MOST_FRAMES
 
     @override
     def encoded(self, frames: int) -> int:

@@ -65,7 +65,8 @@ class CacheLayers:
         """
         if self.kind != "state":
             return ((self.heads, None, self.head_dim),) * len(self.parts)
-        return (1, None, self.channels), (self.heads, self.capacity, self.head_dim)
+        state = self.heads, self.capacity, self.head_dim
+        return ((1, None, self.channels), state) if self.length else (state,)
 
     def of_dtype(self, dtype: str) -> Self:
         """Return the layers with keys and values of a dtype; others stay as they are."""

@@ -174,5 +174,9 @@ CANARY = Family(
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,
     model_class="kvcast.speech.conformer:CanaryModel",
-    work_class="kvcast.inspect.work.canary:CanaryWork",
+    usual_prompt=lambda _: 10,  # what is heard, in which language, and how it is written
+    longest=lambda dimensions, _: {
+        "frames": dimensions.encoder.most_frames,
+        "source": dimensions.source_positions,
+    },
 )

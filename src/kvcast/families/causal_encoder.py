@@ -111,6 +111,11 @@ class CausalEncoder(SoundEncoder):
     def positions(self) -> int:
         return self.silence + _MOST_EMBEDDINGS + self.after
 
+    @property
+    @override
+    def most_frames(self) -> int:
+        return self.positions * self.each
+
     @override
     def encoded(self, frames: int) -> int:
         return frames // self.each

@@ -396,7 +396,6 @@ DECODER = Family(
     ),
     probe=_probe,
     model_class="kvcast.text.model:TextModel",
-    work_class="kvcast.inspect.work.decoder:DecoderWork",
     rotary=is_rotary,
     calibration_problem=_calibration_problem,
 )

@@ -342,7 +342,8 @@ MOONSHINE = Family(
     precision=PrecisionRoles(fused=False),
     probe=_probe,
     model_class="kvcast.speech.moonshine:MoonshineModel",
-    work_class="kvcast.inspect.work.moonshine:MoonshineWork",
+    usual_prompt=lambda _: 1,
+    longest=lambda dimensions, source: {"samples": dimensions.padded_samples(source)},
     rotary=lambda _: True,
     facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},
 )

@@ -235,6 +235,10 @@ PARAKEET = Family(
     precision=PrecisionRoles(fused=False),
     probe=_probe,
     model_class="kvcast.speech.conformer:ParakeetModel",
-    work_class="kvcast.inspect.work.parakeet:ParakeetWork",
+    usual_prompt=lambda _: 1,
+    longest=lambda dimensions, _: {
+        "frames": dimensions.encoder.most_frames,
+        "source": dimensions.encoder.positions,
+    },
     one_by_one=True,
 )

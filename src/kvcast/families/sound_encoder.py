@@ -33,8 +33,13 @@ class SoundEncoder(Protocol):
         """Frames that each input has; 0: as many as its sound has."""
 
     @property
+    def most_frames(self) -> int:
+        """Frames of the longest excerpt."""
+
+    @property
     def positions(self) -> int:
         """Embeddings of the longest excerpt."""
+        return self.encoded(self.most_frames)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:

@@ -331,7 +331,7 @@ T5 = Family(
     precision=PrecisionRoles(outliers=("gate", "activation")),
     probe=lambda dimensions: source_probe(dimensions, dimensions.vocab_size, PROBED),
     model_class="kvcast.text.text2text:T5Model",
-    work_class="kvcast.inspect.work.t5:T5Work",
+    usual_prompt=lambda _: 1,
     biased=True,
     facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},
 )

@@ -324,7 +324,7 @@ T5GEMMA = Family(
         dimensions, dimensions.source_vocab_size, min(PROBED, dimensions.source_positions)
     ),
     model_class="kvcast.text.text2text:T5GemmaModel",
-    work_class="kvcast.inspect.work.t5gemma:T5GemmaWork",
+    usual_prompt=lambda _: 1,
     rotary=lambda _: True,
     facts=lambda dimensions: {"start_tokens": [dimensions.start_token]},
 )

@@ -285,6 +285,6 @@ UNILM = Family(
     precision=PrecisionRoles(int8_self_cache=True),
     probe=_probe,
     model_class="kvcast.text.text2text:UnilmModel",
-    work_class="kvcast.inspect.work.unilm:UnilmWork",
+    usual_prompt=lambda dimensions: min(128, dimensions.max_positions),
     rotary=lambda dimensions: dimensions.rotary is not None,
 )

@@ -299,7 +299,8 @@ WHISPER = Family(
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,
     model_class="kvcast.whisper.model:WhisperModel",
-    work_class="kvcast.inspect.work.whisper:WhisperWork",
+    usual_prompt=lambda _: 4,  # start of the transcript, language, task and no timestamps
+    longest=lambda dimensions, _: {"source": dimensions.source_positions},
     tokenizer="kvcast.whisper.tokenizer:open_tokenizer",
     facts=_facts,
 )

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvcast.checkpoints.source import locate
 from kvcast.errors import UsageError
+from kvcast.families.table import family_with
 from kvcast.inspect.grid import table
 from kvcast.inspect.machine import MachineRates
 from kvcast.inspect.units import duration, plural, prefixed, size
-from kvcast.inspect.work.base import PARTS, Counted, Work
+from kvcast.inspect.work import PARTS, ModelWork, Work
+from kvcast.loading.components import dimensions_of
 
 FORMAT, VERSION = "kvcast.inspect.cost", 1
 
@@ -46,7 +49,7 @@ class CostQuery:
         """Length of the cache at the end."""
         return self.prompt + self.new - 1
 
-    def check(self, model: Counted) -> None:
+    def check(self, model: ModelWork) -> None:
         """Raise UsageError unless the model has that many positions."""
         if self.positions > model.most_positions:
             raise UsageError(
@@ -55,7 +58,7 @@ class CostQuery:
                 "shorten --prompt or --new"
             )
 
-    def step_bytes(self, model: Counted) -> float:
+    def step_bytes(self, model: ModelWork) -> float:
         """Return the bytes that the last step reads."""
         return self.read(model.call(self.positions - 1, 1))
 
@@ -65,7 +68,7 @@ class CostQuery:
 
 
 def document(
-    name: str, model: Counted, question: CostQuery, machine: MachineRates | None
+    name: str, model: ModelWork, question: CostQuery, machine: MachineRates | None
 ) -> dict[str, Any]:
     """Count everything; times need a machine. Raises UsageError if the sequence is too long."""
     question.check(model)
@@ -135,12 +138,12 @@ def _pair(
     return {"cached": tell(cached), "recomputed": tell(recomputed)} if cached else None
 
 
-def _with_cache(model: Counted, question: CostQuery) -> list[Work]:
+def _with_cache(model: ModelWork, question: CostQuery) -> list[Work]:
     first = model.encode() + model.project() + model.call(0, question.prompt)
     return [first, *(model.call(held, 1) for held in range(question.prompt, question.positions))]
 
 
-def _without(model: Counted, question: CostQuery) -> list[Work]:
+def _without(model: ModelWork, question: CostQuery) -> list[Work]:
     first, *others = (model.recompute(question.prompt, fed) for fed in range(question.new))
     return [model.encode() + first, *others]
 
@@ -219,3 +222,17 @@ def _summary(cost: Mapping[str, Any]) -> Iterator[str]:
         first, *steps = (calls[name]["cached"]["seconds"] for name in ("first", "next", "last"))
         each = " to ".join(dict.fromkeys(map(duration, steps)))
         yield f"At best the first token takes {duration(first)} and each next {each}."
+
+
+def counted(model: str, source: int | None = None) -> ModelWork:
+    """Return a model to count: a bundle, a checkpoint, a folder with a configuration, a hub id.
+
+    `source` is the length of a source of tokens; None: the default. Raises KvcastError with one
+    line; InputMissingError if nothing has that name.
+    """
+    dimensions = dimensions_of(locate(model))
+    if source is None:
+        return ModelWork(dimensions=dimensions)
+    if "source" in family_with(dimensions).programs(dimensions)["decode"].sizes:
+        return ModelWork(dimensions=dimensions, source=source)
+    raise UsageError(f"{model} is not a T5, which --source is for: drop it")

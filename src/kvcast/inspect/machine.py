@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from kvcast.inspect.floor import Cost, fastest_read
 from kvcast.inspect.rates import LARGE, Rates
 from kvcast.inspect.units import plural
-from kvcast.inspect.work.floor import Cost, fastest_read
 from kvcast.machine.child import Remote
 from kvcast.runtimes.native.library import chosen_instructions
 

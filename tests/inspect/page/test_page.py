@@ -14,12 +14,12 @@ import pytest
 from kvcast.cli import main
 from kvcast.families.caches import CacheLayers
 from kvcast.inspect import cost
+from kvcast.inspect.cost import counted
 from kvcast.inspect.page.costs import cost_lines
 from kvcast.inspect.page.kinds import Prompts, model_kinds, plain_kinds
 from kvcast.inspect.page.pages import page
 from kvcast.inspect.page.story import story
 from kvcast.inspect.schedule import Schedule
-from kvcast.inspect.sizes import counted
 from kvcast.inspect.units import prefixed
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from kvcast.inspect import cache
+from kvcast.inspect.cost import counted
 from kvcast.inspect.masks import masks
 from kvcast.inspect.page.costs import CostLine, cost_lines
 from kvcast.inspect.page.kinds import LayerKind, Prompts, plain_kinds
 from kvcast.inspect.page.pages import page
 from kvcast.inspect.schedule import Schedule
-from kvcast.inspect.sizes import counted
 from kvcast.inspect.units import prefixed
 from server.page.browsing import chromium, holds
 

@@ -12,7 +12,7 @@ from kit.dimensions import LFM2, SHALLOW
 from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from kvcast.inspect.work import work_of
+from kvcast.inspect.work import ModelWork
 from kvcast.runtimes.aoti.sources import SOURCES, read_sources, write_sources
 from kvcast.runtimes.aoti.traffic import _evaluated
 from kvcast.runtimes.copies import copies_of, traffic_of
@@ -26,7 +26,7 @@ def test_the_c_plus_plus_reads_and_writes_what_is_counted_from_dimensions(dimens
     folder = bundle(dimensions, runtime="aoti")
     sizes = CallSizes(rows=2, length=9)
     programs = {p.name: p for p in traffic_of(folder, read_bundle(folder), sizes).programs}
-    decode, work = programs["decode"], work_of(dimensions).call(9, 1, rows=2, inputs=2)
+    decode, work = programs["decode"], ModelWork(dimensions=dimensions).call(9, 1, rows=2, inputs=2)
     assert sum(layer.read for layer in decode.layers) == 4 * work.cached
     assert sum(layer.written for layer in decode.layers) == 4 * work.written
     # Loops over the first layer's norm look rows up as well.

@@ -8,7 +8,7 @@ from kit.dimensions import SMALL, SMALL_T5
 from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
-from kvcast.inspect.work import work_of
+from kvcast.inspect.work import ModelWork
 from kvcast.runtimes.copies import copies_of, traffic_of
 from kvcast.runtimes.traffic import INPUT, CallSizes
 
@@ -23,7 +23,7 @@ def read_of(folder: Any, sizes: CallSizes) -> Any:
 @pytest.mark.slow
 def test_instructions_read_and_write_what_is_counted_from_dimensions():
     folder = bundle(SMALL, runtime="executorch")
-    decode, work = read_of(folder, CallSizes(length=9)), work_of(SMALL).call(9, 1)
+    decode, work = read_of(folder, CallSizes(length=9)), ModelWork(dimensions=SMALL).call(9, 1)
     assert sum(layer.read for layer in decode.layers) == 4 * work.cached
     assert sum(layer.written for layer in decode.layers) == 4 * work.written
     assert sum(layer.weights for layer in decode.layers if layer.name != INPUT) == 4 * work.weights

@@ -20,7 +20,7 @@ from kvcast.checkpoints.source import locate
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.whisper import WhisperDimensions
-from kvcast.inspect.work.base import Work
+from kvcast.inspect.work import Work
 from kvcast_bench.commands import Kinds, add_common, add_some, choose_workload, compare
 from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.kvcast import ONNX, PRECISIONS, RUNTIMES, Kvcast

@@ -18,7 +18,7 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.decoding.params import NGRAM
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_shapes import tensor_shapes
-from kvcast.inspect.work.floor import Arithmetic
+from kvcast.inspect.floor import Arithmetic
 from kvcast.runtimes.target import BuildOptions
 from kvcast.runtimes.targets import TARGETS, default_runtime
 from kvcast.spec import runtimes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from kvcast.inspect.work import work_of
+from kvcast.inspect.work import ModelWork
 from kvcast_bench.gpu import random_model
 from kvcast_bench.recompute.programs import DecodeFromStates
 from kvcast_bench.sources.figures import TIMES, Figures, spread, times
@@ -52,7 +52,7 @@ def step(shape: str) -> Step:
             "computed once": lambda: once(*given, *begun.given)[0],
             "recomputed": lambda: recomputing(*given, source)[0],
         },
-        projections=work_of(dimensions).project().cross_keys_values,
+        projections=ModelWork(dimensions=dimensions).project().cross_keys_values,
     )
 
 

@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvcast.inspect.cost import CostQuery, document
-from kvcast.inspect.sizes import counted
+from kvcast.inspect.cost import CostQuery, counted, document
 from kvcast_bench.sources.figures import Figures, prefixed
 
 TOKENS = 10_000

@@ -17,8 +17,7 @@ from typing_extensions import override
 
 from kvcast.families.blocks import cross_caches
 from kvcast.families.table import family_with
-from kvcast.inspect.cost import CostQuery, document
-from kvcast.inspect.sizes import counted
+from kvcast.inspect.cost import CostQuery, counted, document
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.spec.program import Node, ProgramWriter
 from kvcast_bench.recompute.programs import STATES, encoded_states

@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.inspect.work.base import Work
-from kvcast.inspect.work.decoder import DecoderWork
+from kvcast.inspect.work import ModelWork, Work
 from kvcast_bench.backend import Backend, Ticks, Tokens
 from kvcast_bench.models import BenchModel, CausalModel
 from kvcast_bench.probes import LOOP, PREFILL, STEP
@@ -140,7 +139,7 @@ class Causal(Workload):
         sizes = self.dimensions
         if backend.window is not None:
             sizes = replace(sizes, windows=(backend.window,) * sizes.layers)
-        model, held = DecoderWork(dimensions=sizes), prompt + is_text * trial["steps"] // 2
+        model, held = ModelWork(dimensions=sizes), prompt + is_text * trial["steps"] // 2
         step = {STEP: model.call(held, 1, rows=rows)}
         return step | {FIRST: model.call(0, prompt, rows=rows)} if is_text else step
 

@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from kvcast.checkpoints.source import read_dimensions
 from kvcast.errors import UsageError
-from kvcast.inspect.work import work_of
-from kvcast.inspect.work.base import Counted, Work
+from kvcast.inspect.work import ModelWork, Work
 from kvcast_bench.probes import STEP
 from kvcast_bench.turns import Results, Trial, TurnAnswer
 from kvcast_bench.workload import Table, Workload, of_trial
@@ -100,8 +99,8 @@ class GpuSteps(Workload):
         return {STEP: seconds / trial["new"], "tokens": tokens}
 
     @override
-    def counted(self, trial: Trial) -> Counted:
-        return work_of(self.models[trial["model"]].dimensions)
+    def counted(self, trial: Trial) -> ModelWork:
+        return ModelWork(dimensions=self.models[trial["model"]].dimensions)
 
     def step_bytes(self, trial: Trial) -> float:
         """Return the bytes that a step must read, on average over a trial's text.

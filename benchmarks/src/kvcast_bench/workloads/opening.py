@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from kvcast.inspect.work.base import Work
+from kvcast.inspect.work import Work
 from kvcast_bench.turns import Results, Trial, TurnAnswer
 from kvcast_bench.workload import Table, Workload, of_trial
 

@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from kvcast.errors import UsageError
 from kvcast.families.t5 import T5Dimensions
-from kvcast.inspect.work.base import Work
-from kvcast.inspect.work.t5 import T5Work
+from kvcast.inspect.work import ModelWork, Work
 from kvcast_bench.backend import Tokens
 from kvcast_bench.models import BenchModel, Seq2seqModel
 from kvcast_bench.probes import ENCODE, LOOP, PREFILL, REORDER, STEP
@@ -138,8 +137,8 @@ class Seq2seq(Workload):
         return self._write(backend, trial, self.target)
 
     @override
-    def counted(self, trial: Trial) -> T5Work:
-        return T5Work(dimensions=self.dimensions, source=trial.get("source", self.source))
+    def counted(self, trial: Trial) -> ModelWork:
+        return ModelWork(dimensions=self.dimensions, source=trial.get("source", self.source))
 
     @override
     def facts(self, trial: Trial, name: str, results: Results) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.whisper import WhisperDimensions
-from kvcast.inspect.work.base import Work
+from kvcast.inspect.work import Work
 from kvcast_bench import turns
 from kvcast_bench.backend import Samples
 from kvcast_bench.models import BenchModel, CausalModel, SpeechModel

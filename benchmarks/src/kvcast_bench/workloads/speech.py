@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from kvcast.errors import UsageError
 from kvcast.families.whisper import WhisperDimensions
-from kvcast.inspect.work.base import Work
-from kvcast.inspect.work.floor import Stored
+from kvcast.inspect.floor import Stored
+from kvcast.inspect.work import Work
 from kvcast_bench import probes
 from kvcast_bench.backend import Backend, Samples
 from kvcast_bench.models import BenchModel, SpeechModel

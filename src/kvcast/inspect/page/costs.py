@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from kvcast.inspect.page.kinds import LayerKind
 from kvcast.inspect.schedule import ModelCall
-from kvcast.inspect.work.base import Counted, Work, pairs
+from kvcast.inspect.work import ModelWork, Work, pairs
 
 ASSUMED_BYTES = 2.0
 """Bytes of each weight and of each cached number."""
@@ -40,7 +40,7 @@ class CostLine:
         return list(zip(accumulate(self.cached), accumulate(self.recomputed), strict=True))
 
 
-def cost_lines(kinds: Sequence[LayerKind], model: Counted | None) -> list[CostLine]:
+def cost_lines(kinds: Sequence[LayerKind], model: ModelWork | None) -> list[CostLine]:
     """Return what is counted of the calls of all kinds' schedules, which have the same calls."""
     calls = list(kinds[0].schedule.calls())
     lines = [
@@ -89,7 +89,7 @@ def _pairs(kind: LayerKind, calls: Sequence[ModelCall]) -> CostLine:
     )
 
 
-def _works(model: Counted, calls: Sequence[ModelCall]) -> Iterator[tuple[Work, Work]]:
+def _works(model: ModelWork, calls: Sequence[ModelCall]) -> Iterator[tuple[Work, Work]]:
     """Yield the work of each call; weights are read once for all of its rows."""
     for i, call in enumerate(calls):
         spans = _spans(call)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvcast.families.caches import CacheLayers
 from kvcast.inspect.schedule import Schedule
 from kvcast.inspect.units import plural
-from kvcast.inspect.work.base import CacheKind
+from kvcast.inspect.work import CacheKind
 
 DRAWN = ("linear", "ring")
 _OTHERS = {

@@ -10,7 +10,7 @@ from kvcast.inspect.page.kinds import Prompts, model_kinds, other_caches, plain_
 from kvcast.inspect.page.story import story
 from kvcast.inspect.page.writing import html
 from kvcast.inspect.schedule import Schedule
-from kvcast.inspect.work import work_of
+from kvcast.inspect.work import ModelWork
 from kvcast.loading.components import dimensions_of
 
 
@@ -37,7 +37,7 @@ def page(
         kinds = plain_kinds(prompts, window, capacity)
         return html(story(kinds, texts, cost_lines(kinds, None), [again]))
     dimensions = dimensions_of(locate(model))
-    work, family = work_of(dimensions), family_with(dimensions)
+    work, family = ModelWork(dimensions=dimensions), family_with(dimensions)
     CostQuery(prompt=max(schedule.lengths), new=schedule.new + 1).check(work)
     if family.interface == "prefix":
         raise UsageError(

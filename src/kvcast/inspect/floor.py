@@ -8,7 +8,7 @@ rotation and softmax count as nothing. Knows no clock.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvcast.inspect.work.base import Work
+from kvcast.inspect.work import Work
 
 _TABLE_BLOCKS = (128, 64, 32, 16)
 _INT4_BLOCK = 32
