@@ -6,10 +6,11 @@ mixing to mono, resampling or error messages.
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # extensions of recordings are listed without NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 BLOCK_VALUES = 2**15
 """Samples times channels that a reader yields at once; this bounds memory."""
@@ -48,7 +49,7 @@ class SoundReader(Protocol):
     notices: list[str]
     """Notices for the user after the last block; each follows the name."""
 
-    def blocks(self) -> Iterator[NDArray[np.float32]]:
+    def blocks(self) -> "Iterator[NDArray[np.float32]]":
         """Yield the samples, float32 [samples, channels], full scale 1.0.
 
         Raises:

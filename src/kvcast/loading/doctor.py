@@ -214,8 +214,10 @@ def _advised(problem: str, extra: str) -> str:
 
 def _untested(installed: Mapping[str, str]) -> str:
     """Name packages whose version is outside the range that kvcast was tested with."""
-    from packaging.requirements import Requirement
-
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # a dependency of huggingface-hub
+        return ""
     required = [Requirement(text) for text in requires("kvcast") or ()]
     other = [
         f"{package.name} {installed[package.name]} is not a tested version ({package.specifier})"
