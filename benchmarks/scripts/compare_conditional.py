@@ -103,7 +103,7 @@ def two_program_source() -> str:
     from kvcast.runtimes.aoti import lowering as aoti
     from kvcast.runtimes.aoti.inductor import compile_program
     from kvcast.runtimes.aoti.precision import Precision
-    from kvcast.runtimes.lowering.signatures import signatures_of
+    from kvcast.runtimes.lowering.torch_export import signatures_of
 
     checkpoint = open_checkpoint(locate("demo"))
     programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)

@@ -16,7 +16,7 @@ from kvcast.bundle.manifest import MANIFEST, Manifest, check_manifest, read_bund
 from kvcast.bundle.writing import seal
 from kvcast.errors import KvcastError
 from kvcast.loading.opening import checked_dimensions
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 
 MODELS = {"whisper": SMALL, "t5": SMALL_T5, "decoder": GEMMA3, "unilm": ROFORMER}
 ROOM = 64 << 20  # what opening may take of Python's memory

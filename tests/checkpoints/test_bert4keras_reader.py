@@ -17,8 +17,7 @@ from kvcast.families.t5 import T5Dimensions
 from kvcast.families.table import family_of
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.eager.prefix import EagerPrefix
-from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
+from kvcast.runtimes.eager.runtime import EagerEncoderDecoder, EagerPrefix
 from kvcast.spec.position_encodings import Rotary
 
 BERT_SIZES = {

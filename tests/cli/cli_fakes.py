@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import kvcast
 from kvcast.cli import main
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.loading import opening as loading
 from kvcast.loading.params import LoadParams
 from kvcast.spec.runtimes import OnPhase

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcast.cli import main
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading import opening as loading
 from kvcast.text.params import NO_DEFAULTS, GenerationDefaults

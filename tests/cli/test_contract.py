@@ -15,7 +15,7 @@ from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser, keywords
 from kvcast.loading.params import OF_TEXTS, ExportParams, LoadParams
 from kvcast.options import Params
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, exported
 from kvcast.speech.params import TranscribeParams
 from kvcast.text.params import PromptParams

@@ -19,7 +19,7 @@ from kvcast.loading import doctor
 from kvcast.loading.params import ExportParams, LoadParams
 from kvcast.options import keywords_of
 from kvcast.runtimes.onnx.target import OnnxTarget
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest, RuntimeInfo
 from kvcast.text import params
 from kvcast.text.params import PromptParams

@@ -9,7 +9,7 @@ import pytest
 
 from cli.generate_fakes import LONGEST, PIECES, TEXT, FakeTextModel
 from kvcast.cli import console, main
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import KvcastError, UsageError
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,7 +8,7 @@ import pytest
 
 from cli.cli_fakes import SEGMENTS, FakeModel
 from kvcast.cli import main
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import InputOutputError, KvcastError
 
 SCHEMA = json.loads(

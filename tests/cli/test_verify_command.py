@@ -16,7 +16,7 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.cli import main
 from kvcast.errors import InputOutputError
-from kvcast.runtimes.native.planning import WEIGHTS
+from kvcast.runtimes.native.interpreter import WEIGHTS
 from verification.test_verification_report import SCHEMA
 
 ROOT = Path(__file__).parents[2]

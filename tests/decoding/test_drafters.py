@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kit.letters import VOCAB
 from kit.scripted_runtimes import RecomputingRuntime, random_model
 from kvcast.decoding.drafters import FormerText, ModelDrafting, PromptLookup
-from kvcast.decoding.filters import SuppressTokens
+from kvcast.decoding.logits_processors import SuppressTokens
 from kvcast.engine.requests import Prompt, compute
 
 

@@ -24,7 +24,7 @@ from kit.models import opened
 from kit.scripted_runtimes import RecomputingRuntime
 from kit.small_tokenizers import Numbers, random_sources
 from kvcast.decoding import drafters
-from kvcast.decoding.speculation import Ledger
+from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.errors import UsageError
 from kvcast.text.model import TextModel
 from kvcast.text.text2text import T5Model, UnilmModel

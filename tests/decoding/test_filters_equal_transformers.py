@@ -11,7 +11,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from kvcast.decoding.filters import LogitFilter, NoRepeatNgram, RepetitionPenalty
+from kvcast.decoding.logits_processors import LogitFilter, NoRepeatNgram, RepetitionPenalty
 
 VOCAB = 12
 

@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvcast.decoding.arithmetic import Arithmetic, NumpyArithmetic, Penalties, TimestampTokens
-from kvcast.decoding.kernels import NativeArithmetic
+from kvcast.decoding.arithmetic import (
+    Arithmetic,
+    Distribution,
+    NumpyArithmetic,
+    Penalties,
+    TimestampTokens,
+)
 from kvcast.decoding.numerics import (
+    NativeArithmetic,
     arithmetic,
     best_first,
     log_probabilities,
@@ -18,7 +24,6 @@ from kvcast.decoding.numerics import (
     log_sum_exp,
     softmax,
 )
-from kvcast.decoding.truncation import Distribution
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native import build
 from runtimes.native.guarded import guarded

@@ -11,7 +11,7 @@ from typing_extensions import override
 from kit.letters import VOCAB
 from kit.scripted_runtimes import RecomputingRuntime, random_model
 from kvcast.decoding.drafters import Guess
-from kvcast.decoding.speculation import MOST, Ledger, Speculation
+from kvcast.decoding.speculative_decoding import MOST, Ledger, Speculation
 from kvcast.engine.requests import Drafts
 from text.test_text_scheduler import outcome, prompts, request, scheduler_for
 

@@ -30,7 +30,7 @@ from kit.dimensions import (
 from kit.text_models import model, prompt
 from kvcast import Engine
 from kvcast.decoding.drafters import Guess, PromptLookup
-from kvcast.decoding.speculation import Ledger
+from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.text.caller import TextDelta
 
 RUNTIMES = ["native", "onnx"]

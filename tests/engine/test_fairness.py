@@ -8,10 +8,10 @@ import pytest
 from engine.test_prefix_cache import RANDOM, alone, long_prompt, reusing
 from kit.scripted_runtimes import ScriptedRuntime, added, drain, windows
 from kvcast.engine.callers import RequestList
+from kvcast.engine.fair_share import Pace, in_rounds
 from kvcast.engine.requests import Prompt, Request
 from kvcast.engine.running import Running
 from kvcast.engine.scheduler import Scheduler
-from kvcast.engine.shares import Pace, in_rounds
 from kvcast.speech.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 from kvcast.text.requests import SampledText
 from text.test_text_scheduler import outcome, run

@@ -33,10 +33,9 @@ from kvcast.loading.params import LoadParams
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.aoti.greedy_step import GreedyState
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
-from kvcast.runtimes.onnx import lower
+from kvcast.runtimes.onnx import lowering as onnx_lowering
 from kvcast.runtimes.reference import EagerReference
-from kvcast.runtimes.target import BuildOptions, LoweringJob
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS, BuildOptions, LoweringJob
 from kvcast.spec.runtimes import BundlePrecision
 
 
@@ -206,7 +205,7 @@ def int8_cross_caches() -> Path:
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lower, "quantized", lambda *_, **__: {})
+            patch.setattr(onnx_lowering, "quantized", lambda *_, **__: {})
             write(random_programs(SMALL), folder, "int8")
 
     return once("onnx-int8-cross-caches", make)
@@ -232,7 +231,7 @@ def open_folder(folder: Path) -> Any:
 def opened(dimensions: Any, quantize: str = "none", runtime: str = "onnx", **precision: str) -> Any:
     """Return the random model of these dimensions on a runtime: a bundle's, or eager."""
     if runtime == "eager":
-        from kvcast.runtimes.eager.opening import eager_runtime
+        from kvcast.runtimes.eager.runtime import eager_runtime
 
         return eager_runtime(random_programs(dimensions))
     return open_folder(bundle(dimensions, quantize, runtime, **precision))

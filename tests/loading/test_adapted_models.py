@@ -18,7 +18,7 @@ from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.loading.opening import model_digest, open_model
 from kvcast.loading.params import LoadParams
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
 
 QUERY = "blk.0.attn_q.weight"

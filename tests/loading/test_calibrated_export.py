@@ -18,11 +18,11 @@ from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.loading.exporting import _check_calibration
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.eager.decoder import EagerDecoderOnly
-from kvcast.runtimes.lowering import calibrated_blocks
-from kvcast.runtimes.lowering.calibrated_blocks import calibrate
+from kvcast.runtimes.eager.runtime import EagerDecoderOnly
+from kvcast.runtimes.lowering import calibration
+from kvcast.runtimes.lowering.calibration import calibrate
 from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import ignore_phase
 from kvcast.spec.stored_matrices import BlocksOf, no_blocks, rounded
 
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrated_blocks, "_TOKENS", 256)
+    monkeypatch.setattr(calibration, "_TOKENS", 256)
 
 
 def programs_of(checkpoint: Checkpoint) -> TorchModel:

@@ -16,7 +16,7 @@ from kit.random_conformers import (
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
 from kvcast.families.table import family_of
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.eager.opening import eager_runtime
+from kvcast.runtimes.eager.runtime import eager_runtime
 from kvcast.runtimes.native.target import NativeTarget
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.speech.conformer import TransducerRequest

@@ -12,7 +12,7 @@ from kit.models import open_folder, write
 from kit.random_decoders import MODELS, oracle_and_checkpoint
 from kit.seeing_cases import SIGHTS
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.eager.decoder import EagerDecoderOnly
+from kvcast.runtimes.eager.runtime import EagerDecoderOnly
 from kvcast.runtimes.native.target import NativeTarget
 from kvcast.spec.runtimes import BundlePrecision
 

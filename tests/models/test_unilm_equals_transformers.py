@@ -10,7 +10,7 @@ import pytest
 from kit.in_transformers import VOCAB, dimensions_of, oracle_run, tensors_of, transformers_model
 from kit.models import open_folder, whole_logits, write
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.eager.prefix import EagerPrefix
+from kvcast.runtimes.eager.runtime import EagerPrefix
 
 KINDS = {
     "roformer": ("roformer", {"embedding_size": 48, "layer_norm_eps": 1e-12}),

@@ -18,7 +18,7 @@ from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.quantizing.finding import CHOSEN, Found, find_recipe
 from kvcast.quantizing.params import QuantizeParams
-from kvcast.runtimes.native.building import Matrix
+from kvcast.runtimes.native.plan_builder import Matrix
 from kvcast.spec.recipes import Recipe
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_recipe.py"

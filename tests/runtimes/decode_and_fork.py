@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from kvcast.bundle.manifest import read_bundle
-from kvcast.runtimes.exclusive import exclusive
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.base import exclusive
+from kvcast.runtimes.target import TARGETS
 
 FORKS, SECONDS = 20, 600
 

@@ -24,7 +24,7 @@ from kvcast.loading.components import programs_of
 from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti.runtime import in_torchs_memory
 from kvcast.runtimes.base import Float32
-from kvcast.runtimes.eager.opening import eager_runtime
+from kvcast.runtimes.eager.runtime import eager_runtime
 
 # Sizes that are awkward for all kernels.
 RANDOM: Mapping[str, Any] = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.runtimes import targets
+from kvcast.runtimes import target
 from kvcast.runtimes.native import build, library
-from kvcast.runtimes.targets import default_runtime
+from kvcast.runtimes.target import default_runtime
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
 
@@ -23,7 +23,7 @@ def test_a_precision_that_only_one_has_decides(monkeypatch: pytest.MonkeyPatch) 
     assert default_runtime(PrecisionRequest(cache="fp16")) == "native"
     assert default_runtime(PrecisionRequest(dtype="bf16")) == "native"  # which says what it has
     monkeypatch.setattr(
-        targets, "RUNTIMES", RUNTIMES | {"native": replace(RUNTIMES["native"], caches=("fp32",))}
+        target, "RUNTIMES", RUNTIMES | {"native": replace(RUNTIMES["native"], caches=("fp32",))}
     )
     assert default_runtime(PrecisionRequest(cache="int8")) == "onnx"
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.onnx.lower import check_heads
+from kvcast.runtimes.onnx.lowering import check_heads
 
 
 def operator_takes(head_dim: int, *, rotary: bool) -> bool:

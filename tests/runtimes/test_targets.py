@@ -17,7 +17,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.resources import instruction_sets
 from kvcast.runtimes.aoti.lowering import PACKAGE
 from kvcast.runtimes.self_test import compile_tiny, find_compiler
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 from runtimes.aoti.small_package import compiled_products
 

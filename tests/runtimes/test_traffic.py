@@ -34,7 +34,7 @@ from kvcast.families.table import family_with
 from kvcast.inspect.work import ModelWork, Work
 from kvcast.runtimes.copies import copies_of, traffic_of, traffic_of_checkpoint
 from kvcast.runtimes.native.library import TILE
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.runtimes.traffic import INPUT, CallSizes, ProgramTraffic
 from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision

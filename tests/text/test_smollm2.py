@@ -13,7 +13,7 @@ import transformers
 
 import kvcast
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.decoding.speculation import Ledger
+from kvcast.decoding.speculative_decoding import Ledger
 from kvcast_bench.writing.huggingface import write_huggingface
 
 pytestmark = pytest.mark.slow

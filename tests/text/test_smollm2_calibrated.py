@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import kvcast
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.runtimes.lowering import calibrated_blocks
+from kvcast.runtimes.lowering import calibration
 from kvcast_bench.writing.huggingface import write_huggingface
 
 DATA = Path(__file__).parents[1] / "data"
@@ -102,7 +102,7 @@ def test_more_than_half_of_what_int4_loses_is_regained(
 
     exact, searched = losses(folder, "none"), losses(folder, "int4")
     for seed in seeds:
-        monkeypatch.setattr(calibrated_blocks, "_SEED", seed)
+        monkeypatch.setattr(calibration, "_SEED", seed)
         bundle = tmp_path / f"calibrated-{seed}"
         kvcast.export_bundle(folder, bundle, runtime=runtime, quantize="int4-calibrated")
         calibrated = losses(bundle)

@@ -15,7 +15,7 @@ from kit.small_tokenizers import byte_level, text_files
 from kit.text_models import KINDS, SCHEMAS, model_of, text_model, word_piece_model
 from kvcast import Grammar
 from kvcast.chat.tool_calls import HERMES, LLAMA, MISTRAL_NAMED, ToolForm
-from kvcast.decoding.speculation import Ledger
+from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.errors import UsageError
 from kvcast.text import structured_output
 from kvcast.tokenizers.opening import open_text

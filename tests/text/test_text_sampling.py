@@ -17,10 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kvcast.decoding.filters import RepetitionPenalty
+from kvcast.decoding.arithmetic import MinP, TopK, TopP, draw
+from kvcast.decoding.logits_processors import RepetitionPenalty, Sampler
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.sampling import Sampler
-from kvcast.decoding.truncation import MinP, TopK, TopP, draw
 from kvcast.engine.requests import Prompt
 from kvcast.errors import KvcastError, UsageError
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling

@@ -8,7 +8,7 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.reference import EagerReference
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.files import files_of
 from kvcast.verification.subject import Subject
@@ -27,7 +27,7 @@ def subject(
     """Return a random model, beside itself in fp32; a bundle is written into a folder."""
     programs = random_programs(dimensions, seed)
     if runtime == "eager":
-        from kvcast.runtimes.eager.opening import eager_runtime
+        from kvcast.runtimes.eager.runtime import eager_runtime
 
         opened = eager_runtime(random_programs(dimensions, seed))
     elif folder is None:

@@ -27,10 +27,9 @@ from kit.dimensions import (
 from kit.models import bundle, open_folder, opened, random_tensors
 from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
-from kvcast.runtimes.aoti.stored import own_name
+from kvcast.runtimes.aoti.package import own_name
 from kvcast.runtimes.memory import CompactedRing, TurningRing
-from kvcast.runtimes.stored import StoredNumbers
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS, StoredNumbers
 from kvcast.spec.position_encodings import Rotary
 from kvcast.verification.culprits import checks
 from kvcast.verification.culprits.layers import run_both

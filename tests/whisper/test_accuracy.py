@@ -8,7 +8,7 @@ import pytest
 
 import kvcast
 from kit.recordings import EXAMPLE, SPOKEN, Load, Samples
-from kvcast.runtimes.targets import default_runtime
+from kvcast.runtimes.target import default_runtime
 from kvcast.spec.runtimes import PrecisionRequest
 
 REFERENCE = EXAMPLE.with_suffix(".txt").read_text()

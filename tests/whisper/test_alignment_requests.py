@@ -9,9 +9,8 @@ from kit.openai_whisper import openai_attention
 from kit.scripted_runtimes import ScriptedRuntime, added, drain, random_script, windows
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
-from kvcast.runtimes.attention_by_token import attention_by_token
+from kvcast.runtimes.alignment import attention_by_token, dtw
 from kvcast.runtimes.base import Float32
-from kvcast.runtimes.dtw import dtw
 from kvcast.speech.strategies import BeamSearch, Greedy, SearchRequest, Strategy
 from kvcast.whisper.requests import AlignmentRequest, Features
 

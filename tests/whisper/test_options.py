@@ -8,7 +8,7 @@ import pytest
 
 from kit.openai_whisper import openai_tokenizer_json
 from kit.scripted_runtimes import ScriptedRuntime, windows
-from kvcast.decoding.filters import SuppressTokens
+from kvcast.decoding.logits_processors import SuppressTokens
 from kvcast.errors import UsageError
 from kvcast.transcripts.segments import compression_ratio
 from kvcast.whisper.decoding import DecodingOptions

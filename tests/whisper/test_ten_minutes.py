@@ -9,7 +9,7 @@ from test_whisper_drafts import shallower
 
 import kvcast
 from kit.recordings import Load, Samples, told
-from kvcast.decoding.speculation import Ledger
+from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.speech.params import TranscribeParams
 from kvcast.speech.transcription import Transcription
 from kvcast.whisper.recordings import WhisperPlan

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvcast.runtimes.attention_by_token import attention_by_token
+from kvcast.runtimes.alignment import attention_by_token, dtw
 from kvcast.runtimes.base import Alignment
-from kvcast.runtimes.dtw import dtw
 from kvcast.whisper.requests import AlignmentRequest, Features
 
 timing = importlib.import_module("whisper.timing")

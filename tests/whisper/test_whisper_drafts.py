@@ -11,7 +11,7 @@ import kvcast
 from kit.recordings import Load, Samples
 from kit.scripted_whisper import scripted_model
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.decoding.speculation import Ledger
+from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.errors import UsageError
 from kvcast.families.whisper import tensor_shapes
 from kvcast_bench.writing.huggingface import write_huggingface

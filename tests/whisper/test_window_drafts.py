@@ -9,7 +9,7 @@ from test_window_decoder_equals_openai import VOCAB, our_tokenizer, speech
 from kit.scripted_runtimes import ScriptedRuntime, windows
 from kvcast.decoding import drafters
 from kvcast.decoding.drafters import ModelDrafting
-from kvcast.decoding.speculation import Ledger, Speculations
+from kvcast.decoding.speculative_decoding import Ledger, Speculations
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.windows import WindowDecoder
 

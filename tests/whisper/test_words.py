@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
-from kvcast.runtimes.attention_by_token import attention_by_token
-from kvcast.runtimes.dtw import dtw
+from kvcast.runtimes.alignment import attention_by_token, dtw
 from kvcast.whisper.segments import Span, Window
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.words import Punctuation, TokenTimes, text_tokens, with_words

@@ -8,7 +8,7 @@ import pytest
 from kit.models import random_programs
 from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.eager.decoder import EagerDecoderOnly
+from kvcast.runtimes.eager.runtime import EagerDecoderOnly
 from kvcast.text.model import TextModel
 from kvcast_bench.backend import Ticks
 from kvcast_bench.models import CausalModel

@@ -11,7 +11,7 @@ from kit.dimensions import SMALL
 from kit.models import checkpoint_of, random_programs, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast_bench.recompute.backend import write_bundle
 from kvcast_bench.recompute.programs import STATES, recomputing

@@ -12,7 +12,7 @@ from transformers.models.whisper.modeling_whisper import WhisperModel
 from checkpoints.tiny_whisper import random_checkpoint
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.eager.decoder import EagerDecoderOnly
+from kvcast.runtimes.eager.runtime import EagerDecoderOnly
 from kvcast.spec.position_encodings import Rotary
 from kvcast_bench.writing.huggingface import (
     is_like_llama,

@@ -1,16 +1,18 @@
 """The arithmetic that every step needs, over rows of fp32 logits, and its definition in NumPy.
 
-NumPy computes it where there is no native library; `kvcast.decoding.kernels` has the same in
+NumPy computes it where there is no native library; `kvcast.decoding.numerics` has the same in
 C++. Knows no meaning of tokens.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.decoding.truncation import Distribution
 from kvcast.runtimes.base import Float32, Int64
 
 _BLOCKS = 64
@@ -62,6 +64,80 @@ class TimestampTokens(NamedTuple):
     end: int
     eot: int
     no_timestamps: int
+
+
+def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
+    """Return the indices of each row's k largest values, [rows, k], largest first.
+
+    Of equal values the lower index comes first; of a row with NaN they are any. The k-th largest
+    of the maxima of disjoint blocks bounds the k-th largest value from below, so one pass leaves a
+    handful of candidates to sort.
+    """
+    rows, vocab = logits_rv.shape
+    width = vocab // _BLOCKS
+    blocks = logits_rv[:, : _BLOCKS * width].reshape(rows, _BLOCKS, width)
+    peaks_rb = np.concatenate(
+        [blocks.max(axis=1, initial=-np.inf), logits_rv[:, _BLOCKS * width :]], axis=1
+    )
+    left_out = np.zeros(logits_rv.shape, np.bool_)
+    if k <= peaks_rb.shape[1]:
+        peaks_rb.partition(-k, axis=1)
+        np.less(logits_rv, peaks_rb[:, -k, None], out=left_out)
+    row_c, index_c = np.divmod(np.flatnonzero(~left_out), vocab)
+    order = np.lexsort((-logits_rv[row_c, index_c], row_c))
+    firsts_r = np.searchsorted(row_c, np.arange(rows))
+    best_rk: NDArray[np.intp] = index_c[order[firsts_r[:, None] + np.arange(k)]]
+    return best_rk
+
+
+class Truncation(Protocol):
+    """A rule that leaves out unlikely tokens, and never all of them."""
+
+    def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
+        """Tell for each of the remaining logits [candidates] whether it may be drawn."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The distribution from which a token is drawn.
+
+    Attributes:
+        temperature: above 0.
+        top_k: None is all tokens.
+        top_p: 1 is all tokens.
+        min_p: 0 is all tokens.
+
+    """
+
+    temperature: float
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @cached_property
+    def divisor(self) -> float:
+        """The temperature, in the range of fp32."""
+        return min(max(self.temperature, _COLDEST), _HOTTEST)
+
+    @cached_property
+    def truncations(self) -> Sequence[Truncation]:
+        """The truncations that have an effect, in the order in which they apply."""
+        rules: list[Truncation] = [] if self.top_k is None else [TopK(self.top_k)]
+        if self.top_p != 1:
+            rules.append(TopP(self.top_p))
+        if self.min_p != 0:
+            rules.append(MinP(self.min_p))
+        return rules
+
+    def draw(self, logits_v: Float32, number: float) -> int:
+        """Draw a token; the greatest logit is finite, and none is NaN."""
+        # The peak is taken off first, so that it stays finite however cold it is.
+        logits_c = (logits_v - logits_v.max()) / np.float32(self.divisor)
+        tokens_c = np.arange(logits_c.size)
+        for truncation in self.truncations:
+            kept_c = truncation.keeps(logits_c)
+            logits_c, tokens_c = logits_c[kept_c], tokens_c[kept_c]
+        return int(tokens_c[draw(logits_c, number)])
 
 
 class Arithmetic(Protocol):
@@ -155,25 +231,71 @@ class NumpyArithmetic(Arithmetic):
                 row_v[end:] = -np.inf
 
 
-def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
-    """Return the indices of each row's k largest values, [rows, k], largest first.
+_COLDEST = 1e-30
+_HOTTEST = 1e30
+"""Below this a temperature would be zero, or overflow, in fp32; far above it all is greedy."""
 
-    Of equal values the lower index comes first; of a row with NaN they are any. The k-th largest
-    of the maxima of disjoint blocks bounds the k-th largest value from below, so one pass leaves a
-    handful of candidates to sort.
+
+@dataclass(frozen=True)
+class TopK(Truncation):
+    """The k likeliest tokens, and tokens as likely as the last of them."""
+
+    k: int
+
+    @override
+    def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
+        k = min(self.k, logits_c.size)
+        least = np.partition(logits_c, -k)[-k]
+        kept_c: NDArray[np.bool_] = logits_c >= least
+        return kept_c
+
+
+@dataclass(frozen=True)
+class TopP(Truncation):
+    """The smallest set of likeliest tokens that reaches a probability (arXiv:1904.09751).
+
+    Of equally likely ones at its border the lower indices belong to it.
     """
-    rows, vocab = logits_rv.shape
-    width = vocab // _BLOCKS
-    blocks = logits_rv[:, : _BLOCKS * width].reshape(rows, _BLOCKS, width)
-    peaks_rb = np.concatenate(
-        [blocks.max(axis=1, initial=-np.inf), logits_rv[:, _BLOCKS * width :]], axis=1
-    )
-    left_out = np.zeros(logits_rv.shape, np.bool_)
-    if k <= peaks_rb.shape[1]:
-        peaks_rb.partition(-k, axis=1)
-        np.less(logits_rv, peaks_rb[:, -k, None], out=left_out)
-    row_c, index_c = np.divmod(np.flatnonzero(~left_out), vocab)
-    order = np.lexsort((-logits_rv[row_c, index_c], row_c))
-    firsts_r = np.searchsorted(row_c, np.arange(rows))
-    best_rk: NDArray[np.intp] = index_c[order[firsts_r[:, None] + np.arange(k)]]
-    return best_rk
+
+    p: float
+
+    @override
+    def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
+        kept_c = np.ones(logits_c.size, np.bool_)
+        if self.p == 1:
+            return kept_c
+        weights_c = np.exp(logits_c - logits_c.max())
+        total = weights_c.sum(dtype=np.float64)
+        # All that lies below this reaches 1 - p at most, together: no need to sort it.
+        likely = np.flatnonzero(weights_c >= (1 - self.p) / logits_c.size * total)
+        best_first = likely[np.argsort(-logits_c[likely], kind="stable")]
+        reached = weights_c[best_first].cumsum(dtype=np.float64)
+        before = np.concatenate([[0.0], reached[:-1]])
+        kept_c[:] = False
+        kept_c[best_first[before < self.p * total]] = True
+        return kept_c
+
+
+@dataclass(frozen=True)
+class MinP(Truncation):
+    """Tokens with at least this share of the likeliest token's probability (arXiv:2407.01082)."""
+
+    share: float
+
+    @override
+    def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
+        with np.errstate(divide="ignore"):
+            least = logits_c.max() + np.log(np.float32(self.share))
+        kept_c: NDArray[np.bool_] = logits_c >= least
+        return kept_c
+
+
+def draw(logits_c: Float32, number: float) -> int:
+    """Draw an index with the probabilities of these logits, by inverting their cumulation.
+
+    `number` is random, 0 or more and below 1.
+    """
+    cumulative = np.exp(logits_c - logits_c.max()).cumsum(dtype=np.float64)
+    # Rounding must not carry a draw to the very end, past the last token that has any weight.
+    point = min(number * cumulative[-1], np.nextafter(cumulative[-1], 0))
+    return int(cumulative.searchsorted(point, side="right"))

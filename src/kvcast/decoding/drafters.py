@@ -1,7 +1,7 @@
 """Drafters guess a sequence's next tokens, so that a model checks several in one call.
 
-A guess costs time if it is wrong and changes nothing else; `kvcast.decoding.speculation` decides
-when one is worth asking for. Knows runtimes' caches, and no meaning of tokens.
+A wrong guess costs time and changes nothing else; `kvcast.decoding.speculative_decoding` decides
+when a guess is worth its time.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.filters import LogitFilter
+from kvcast.decoding.logits_processors import LogitFilter
 from kvcast.engine.requests import Prompt
-from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
-from kvcast.runtimes.exclusive import exclusive
+from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime, exclusive
 
 SURE = 0.4
 """Least probability, to a drafting model, of a token that is worth checking."""

@@ -1,7 +1,6 @@
 """Options of decoding: names, types, defaults and meanings.
 
-`kvcast.decoding.sampling` and the searches apply them. Knows no library of numbers, so that the
-command line can show its help at once.
+Imports no NumPy, so that the command line shows its help at once.
 """
 
 from collections.abc import Mapping, Sequence

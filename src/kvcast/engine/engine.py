@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Never, Protocol, Self, TypeVar
 
-from kvcast.engine.callers import JobCaller, Totals
+from kvcast.engine.callers import JobCaller, Openings, Totals
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, queue_full, wake
 from kvcast.engine.memory import ROWS
-from kvcast.engine.openings import Openings
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.resources import available_bytes

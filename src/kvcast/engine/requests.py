@@ -13,8 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.base import Float32, Int64, Runtime
-from kvcast.runtimes.exclusive import exclusive
+from kvcast.runtimes.base import Float32, Int64, Runtime, exclusive
 
 
 class Input(ABC):

@@ -1,14 +1,13 @@
-"""The scheduler: decides which requests run, and runs them step by step over one cache.
+"""The scheduler: continuous batching with chunked prefill over one cache.
 
 It pulls: waiting requests stay with their callers. A free row goes to the caller with the lowest
-priority number; among equals, by shares of clients and callers (`kvcast.engine.shares`), then to
-the longest waiting one. If no row is free, one with more gives a row up, and its text goes on later
-from the tokens that it had. So a caller of many requests cannot keep another one waiting. A request
+priority number; among equals, by fair share of clients and callers (`kvcast.engine.fair_share`),
+then to the longest waiting one. If no row is free, a caller with more rows is preempted: its text
+resumes later from its tokens. So a caller of many requests cannot starve another one. A request
 that needs more rows than are free stops admission when it is its turn, until it fits.
 
-Where the runtime computes rows independently, as in fp32, what a request writes depends neither on
-the others nor on the number of rows, nor on the length of a chunk. Knows neither what tokens mean
-nor how they are chosen.
+Where the runtime computes rows independently, as in fp32, the tokens of a request depend neither on
+other requests nor on the number of rows or the length of a chunk.
 """
 
 import time
@@ -18,14 +17,12 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from kvcast.engine.admission import Admission
 from kvcast.engine.callers import Caller, Policy, PolicyList, RequestList
+from kvcast.engine.fair_share import Pace, Shares, in_rounds
 from kvcast.engine.prefix_cache import WORTH_COPYING, PrefixCache, in_common, plain
 from kvcast.engine.requests import OVER, Continuations, Drafts, Input, Prefix, Request
-from kvcast.engine.running import Batch, Running
-from kvcast.engine.shares import Pace, Shares, in_rounds
-from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime
-from kvcast.runtimes.exclusive import exclusive
+from kvcast.engine.running import Admission, Batch, Running
+from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime, exclusive
 
 Result = TypeVar("Result")
 

@@ -30,8 +30,7 @@ from kvcast.loading.exporting import check_export
 from kvcast.machine.child import ask
 from kvcast.machine.resources import available_cores, instruction_sets
 from kvcast.runtimes.self_test import SelfTestResult, double_on_torch, versions
-from kvcast.runtimes.target import BuildOptions
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS, BuildOptions
 from kvcast.spec.files import cache_dir
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 

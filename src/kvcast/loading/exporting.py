@@ -26,8 +26,7 @@ from kvcast.loading.isolation import remember_success
 from kvcast.loading.params import ExportParams
 from kvcast.loading.proof import prove
 from kvcast.options import keywords_of
-from kvcast.runtimes.target import BuildOptions, LoweringJob
-from kvcast.runtimes.targets import TARGETS, default_runtime
+from kvcast.runtimes.target import TARGETS, BuildOptions, LoweringJob, default_runtime
 from kvcast.saving import room_at
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase, ignore_phase
 from kvcast.spec.stored_matrices import BlocksOf
@@ -131,7 +130,7 @@ def export_folder(
         blocks_of: BlocksOf = checkpoint.tensors.blocks_of
         calibration: dict[str, Any] = {}
         if precision.calibrated:
-            from kvcast.runtimes.lowering.calibrated_blocks import calibrate
+            from kvcast.runtimes.lowering.calibration import calibrate
 
             calibrated = calibrate(programs(), blocks_of, on_phase)
             blocks_of, calibration = calibrated.blocks_of, calibrated.record

@@ -294,10 +294,9 @@ def _target(folder: Path, manifest: Manifest) -> Target:
 
 def _eager(checkpoint: Checkpoint, precision: BundlePrecision, threads: int) -> Any:
     require(RUNTIMES["eager"].title, ["torch"], RUNTIMES["eager"].extra)
-    from kvcast.runtimes.eager import torch_settings
-    from kvcast.runtimes.eager.opening import eager_runtime
+    from kvcast.runtimes.eager.runtime import eager_runtime, use_threads
 
-    torch_settings.use(threads)
+    use_threads(threads)
     programs = programs_of(checkpoint)
     if precision.quantize != "none":
         quantize_eager(programs, precision.quantize)

@@ -18,15 +18,15 @@ from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_of
 from kvcast.quantizing.passages import Passage
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.native.building import Experts, Matrix
-from kvcast.runtimes.native.instructions import SCALE_BYTES
 from kvcast.runtimes.native.interpreter import Interpreter
 from kvcast.runtimes.native.library import Machine
+from kvcast.runtimes.native.matrices import choices, roles_of
+from kvcast.runtimes.native.opcodes import SCALE_BYTES
 from kvcast.runtimes.native.opening import cache_layers, manifest_of
 from kvcast.runtimes.native.opening import open_checkpoint as open_native
-from kvcast.runtimes.native.quantize import choices, roles_of
+from kvcast.runtimes.native.plan_builder import Experts, Matrix
 from kvcast.runtimes.native.weights import CheckpointWeights, packed_constants
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.program import Constant
 from kvcast.spec.recipes import MATRICES, RECIPE, Recipe
 from kvcast.spec.runtimes import BundlePrecision, OnPhase

@@ -19,7 +19,7 @@ from kvcast.errors import KvcastError, LibraryMissingError
 from kvcast.families.table import family_with
 from kvcast.machine.resources import available_cores
 from kvcast.runtimes.native.build import check_compiler, find_library, is_there
-from kvcast.runtimes.native.planning import sizes_of
+from kvcast.runtimes.native.interpreter import sizes_of
 from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision, OnPhase
 
@@ -138,7 +138,7 @@ class EagerReference(Reference):
     name = "eager fp32"
 
     def __init__(self, model: Any) -> None:
-        from kvcast.runtimes.eager.opening import eager_runtime
+        from kvcast.runtimes.eager.runtime import eager_runtime
 
         self._model = model
         self.dimensions = model.dimensions

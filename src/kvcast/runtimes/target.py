@@ -1,7 +1,7 @@
 """The interface through which exporting and loading use a runtime. Knows no runtime."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,9 +16,16 @@ from kvcast.families.programs import ProgramSignature
 from kvcast.families.table import family_of
 from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.runtimes.self_test import SelfTestResult
-from kvcast.runtimes.stored import Stored
 from kvcast.spec.program import Program
-from kvcast.spec.runtimes import BundlePrecision, OnPhase, ignore_phase
+from kvcast.spec.runtimes import (
+    DEFAULT_RUNTIMES,
+    RUNTIMES,
+    BundlePrecision,
+    OnPhase,
+    PrecisionRequest,
+    ignore_phase,
+    imported,
+)
 from kvcast.spec.stored_matrices import BlocksOf, no_blocks
 
 Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
@@ -93,7 +100,7 @@ class LoweringJob:
 
     def signatures(self) -> Mapping[str, Any]:
         """Return what PyTorch's exporters need to know of each program."""
-        from kvcast.runtimes.lowering.signatures import signature_of  # which imports torch
+        from kvcast.runtimes.lowering.torch_export import signature_of  # which imports torch
 
         programs, described = self.programs(), self.described().items()
         return {name: signature_of(programs[name], program) for name, program in described}
@@ -101,6 +108,37 @@ class LoweringJob:
     def reference(self, instructions: str | None = None) -> Reference:
         """Return the model in fp32; `instructions` are of kernels, by default the chosen."""
         return reference_of(self.checkpoint, self.programs, self.on_phase, instructions)
+
+
+@dataclass(frozen=True)
+class StoredNumbers:
+    """A constant as a file holds it.
+
+    Attributes:
+        numbers: in the checkpoint's shape; a quantised matrix's are its codes' numbers.
+        steps: the distance of neighbouring codes, fp32, one an output or one for each block of
+            inputs: [..., outputs, blocks]; None where numbers are not quantised.
+        bits: of a code; of a number where there are none.
+
+    """
+
+    numbers: NDArray[Any]
+    steps: NDArray[np.float32] | None = None
+    bits: int = 32
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What can be read of a bundle's files.
+
+    Attributes:
+        constants: by the name in programs, read when called; empty where no file tells.
+        programs: by name; empty where files hold no programs as families write them.
+
+    """
+
+    constants: Mapping[str, Callable[[], StoredNumbers]] = field(default_factory=dict)
+    programs: Mapping[str, Program] = field(default_factory=dict)
 
 
 class Target(Protocol):
@@ -155,7 +193,7 @@ class Target(Protocol):
         """Open a bundle whose checksums have been verified."""
         return self.runtimes()[family_of(family).interface](folder, manifest, threads)
 
-    def stored(
+    def read_stored(
         self,
         folder: Path,  # noqa: ARG002
         manifest: Manifest,  # noqa: ARG002
@@ -172,3 +210,22 @@ class Target(Protocol):
         on_phase: OnPhase = ignore_phase,
     ) -> Any:
         """Open a checkpoint as it is, on a runtime that needs no bundle."""
+
+
+TARGETS: Mapping[str, Target] = {
+    name: imported(runtime.target)() for name, runtime in RUNTIMES.items() if runtime.exports
+}
+
+
+def default_runtime(request: PrecisionRequest, on_phase: OnPhase = ignore_phase) -> str:
+    """Return the runtime for a model that is no bundle, if a user names none.
+
+    Args:
+        request: the precision that the user asks for.
+        on_phase: called before a library is compiled for it, which takes seconds.
+
+    """
+    suited = [name for name in DEFAULT_RUNTIMES if TARGETS[name].suits_machine(on_phase)]
+    # Where none suits, the first runs slowly or says what it needs.
+    fallback = next(iter(suited), DEFAULT_RUNTIMES[0])
+    return next((name for name in suited if RUNTIMES[name].offers(request)), fallback)

@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.filters import LogitFilter, NoRepeatNgram, RepetitionPenalty
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.logits_processors import LogitFilter, NoRepeatNgram, RepetitionPenalty
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import Policy
 from kvcast.engine.requests import Input, Prompt
 from kvcast.runtimes.base import Float32, Int64

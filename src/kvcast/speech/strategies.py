@@ -11,14 +11,14 @@ from typing import Protocol
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.filters import LogitFilter
+from kvcast.decoding.arithmetic import Distribution
+from kvcast.decoding.logits_processors import LogitFilter
 from kvcast.decoding.numerics import (
     best_first,
     draw,
     likeliest,
     log_probabilities,
 )
-from kvcast.decoding.truncation import Distribution
 from kvcast.engine.requests import OVER, Continuations, Histories, Prompt, Request
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64

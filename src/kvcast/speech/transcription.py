@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 
 from typing_extensions import override
 
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import JobCaller, Policy, PolicyCaller
 from kvcast.engine.jobs import Job
 from kvcast.engine.requests import Request

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
-from kvcast.decoding.drafts import Paired, speculations
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.speculation import Speculations
+from kvcast.decoding.speculative_decoding import Paired, Speculations, speculations
 from kvcast.engine.callers import RequestList
 from kvcast.engine.memory import fitting
 from kvcast.engine.prefix_cache import PrefixCache

@@ -12,6 +12,7 @@ from operator import attrgetter
 import numpy as np
 from typing_extensions import override
 
+from kvcast.decoding.logits_processors import Sampler
 from kvcast.decoding.numerics import (
     Likeliest,
     best_first,
@@ -21,8 +22,7 @@ from kvcast.decoding.numerics import (
     top_k,
 )
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.sampling import Sampler
-from kvcast.decoding.speculation import Speculation, Speculations
+from kvcast.decoding.speculative_decoding import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.decoding.filters import LogitFilter
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.runtimes.base import Float32, Int64

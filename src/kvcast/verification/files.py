@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from kvcast.bundle.manifest import Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.table import family_of
-from kvcast.runtimes.stored import Stored
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS, Stored
 from kvcast.spec.program import Program
 
 
@@ -61,7 +60,9 @@ def files_of(
     except KeyError:  # some are made of tensors
         constants = {}
     return Files(
-        stored=TARGETS[manifest.runtime].stored(folder, manifest, family.tensor_shapes(dimensions)),
+        stored=TARGETS[manifest.runtime].read_stored(
+            folder, manifest, family.tensor_shapes(dimensions)
+        ),
         # A ChainMap wants to be able to write to its first.
         expected=ChainMap(constants, tensors),  # type: ignore[arg-type]
         written=family.written(dimensions),

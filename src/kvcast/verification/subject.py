@@ -26,7 +26,7 @@ from kvcast.loading.params import LoadParams
 from kvcast.loading.proof import RecordedOutputs, read_record
 from kvcast.runtimes.base import Runtime
 from kvcast.runtimes.reference import EagerReference, Reference, has_torch, reference_of
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.saving import save
 from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
 from kvcast.verification.cases import Case, cases_of, driver_of

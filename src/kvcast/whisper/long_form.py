@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import Policy
 from kvcast.speech.params import TranscribeParams
 from kvcast.speech.recordings import Sound

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
-from kvcast.decoding.drafts import Paired, speculations
+from kvcast.decoding.speculative_decoding import Paired, speculations
 from kvcast.engine.callers import JobCaller, Policy
 from kvcast.engine.memory import fitting
 from kvcast.engine.scheduler import Scheduler

@@ -15,7 +15,7 @@ from typing_extensions import override
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.features import window_features
 from kvcast.decoding.drafters import FormerText
-from kvcast.decoding.speculation import Speculations
+from kvcast.decoding.speculative_decoding import Speculations
 from kvcast.engine.callers import Policy
 from kvcast.speech.params import TranscribeParams
 from kvcast.whisper.agreement import Place, Unit, units

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.numerics import check_numbers, softmax
-from kvcast.decoding.speculation import Speculation, Speculations
+from kvcast.decoding.speculative_decoding import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime, TokenProbabilityQuery
 from kvcast.speech.strategies import Candidate, MaximumLikelihood, SearchRequest

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcast.decoding.speculation import Speculations
+from kvcast.decoding.speculative_decoding import Speculations
 from kvcast.engine.callers import Policy, Result
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError

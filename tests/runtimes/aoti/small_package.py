@@ -15,7 +15,7 @@ from kvcast.bundle.writing import seal
 from kvcast.models.executor import TorchProgram
 from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti.precision import Precision
-from kvcast.runtimes.lowering.signatures import Signature
+from kvcast.runtimes.lowering.torch_export import Signature
 from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.stored_matrices import CodedMatrix, rounded
 

@@ -35,7 +35,7 @@ from kvcast.runtimes.aoti.inductor import (
 from kvcast.runtimes.aoti.operators import kept
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast.runtimes.aoti.runtime import open_programs
-from kvcast.runtimes.lowering.signatures import Signature, signatures_of
+from kvcast.runtimes.lowering.torch_export import Signature, signatures_of
 from runtimes.aoti.small_package import compiled_products
 
 # Operators that copy a tensor or concatenate two.

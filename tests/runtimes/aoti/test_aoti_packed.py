@@ -17,14 +17,13 @@ from kvcast.errors import KvcastError, LibraryMissingError
 from kvcast.runtimes.aoti import lowering as aoti
 from kvcast.runtimes.aoti import packed as aoti_packed
 from kvcast.runtimes.aoti.runtime import CompiledProgram, open_programs
-from kvcast.runtimes.lowering.signatures import Signature
+from kvcast.runtimes.lowering.torch_export import Signature
 from kvcast.runtimes.native import build, library
 from kvcast.runtimes.native import lowering as native
+from kvcast.runtimes.native.interpreter import WEIGHTS, planned
 from kvcast.runtimes.native.library import Machine, aligned
-from kvcast.runtimes.native.planning import WEIGHTS, planned
 from kvcast.runtimes.native.weights import BundleWeights, packed_constants
-from kvcast.runtimes.target import BuildOptions
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS, BuildOptions
 from kvcast.spec.runtimes import BundlePrecision, ignore_phase
 from runtimes.aoti.small_package import (
     OUTPUTS,

@@ -9,9 +9,9 @@ import pytest
 
 PROGRAM = """
 import resource, torch
-from kvcast.runtimes.eager import torch_settings
+from kvcast.runtimes.eager.runtime import use_threads
 
-torch_settings.use(threads=2)
+use_threads(threads=2)
 assert torch.get_num_threads() == 2
 
 def faults_of_a_call():

@@ -12,10 +12,9 @@ from kit.models import random_programs
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.lowering import calibrated_blocks
+from kvcast.runtimes.lowering import calibration
 from kvcast.runtimes.lowering.block_search import searched
-from kvcast.runtimes.lowering.calibrated_blocks import calibrate
-from kvcast.runtimes.lowering.calibration import decode_from_the_start, write_text
+from kvcast.runtimes.lowering.calibration import calibrate, decode_from_the_start, write_text
 from kvcast.spec.runtimes import ignore_phase
 from kvcast.spec.stored_matrices import CodedMatrix, no_blocks, rounded
 
@@ -24,7 +23,7 @@ NAMES = ("attention.qkv", "attention.out", "feed_forward.gate_up", "feed_forward
 
 @pytest.fixture(autouse=True)
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrated_blocks, "_TOKENS", 512)
+    monkeypatch.setattr(calibration, "_TOKENS", 512)
 
 
 def short(dimensions: DecoderDimensions) -> TorchModel:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native.instructions import SCALE_BYTES, Operation, bits
 from kvcast.runtimes.native.library import Machine
+from kvcast.runtimes.native.opcodes import SCALE_BYTES, Operation, bits
 from runtimes.native.guarded import guarded
 
 Array = NDArray[Any]

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvcast.errors import LibraryMissingError
-from kvcast.runtimes.native.instructions import Activation, Operation, bits
+from kvcast.runtimes.native.interpreter import planned
 from kvcast.runtimes.native.library import (
     Format,
     Machine,
@@ -17,7 +17,7 @@ from kvcast.runtimes.native.library import (
     instruction_sets,
     rounded_bytes,
 )
-from kvcast.runtimes.native.planning import planned
+from kvcast.runtimes.native.opcodes import Activation, Operation, bits
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.stored_matrices import FileRows
 from runtimes.native.guarded import guarded

@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.attention_by_token import attention_by_token
-from kvcast.runtimes.dtw import dtw
-from kvcast.runtimes.native.alignment import (
+from kvcast.runtimes.alignment import attention_by_token, dtw
+from kvcast.runtimes.native.interpreter import (
     attention_by_token_plan,
     dtw_plan,
     probabilities_plan,
     scores_plan,
 )
-from kvcast.runtimes.native.building import Matrix as Packed
-from kvcast.runtimes.native.building import Plan
 from kvcast.runtimes.native.library import Format, Machine, aligned
+from kvcast.runtimes.native.plan_builder import Matrix as Packed
+from kvcast.runtimes.native.plan_builder import Plan
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
     BUNDLE_FORMATS,

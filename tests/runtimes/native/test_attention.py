@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.native.instructions import Operation
 from kvcast.runtimes.native.library import instruction_sets
+from kvcast.runtimes.native.opcodes import Operation
 from runtimes.native.attention_calls import (
     CrossCall,
     SelfCall,

@@ -36,8 +36,8 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.table import family_with
 from kvcast.runtimes.native.build import library_path
-from kvcast.runtimes.native.building import Experts, Matrix
 from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
+from kvcast.runtimes.native.plan_builder import Experts, Matrix
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.spec.stored_matrices import FileRows
 from runtimes.native.native_calls import looked_up

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.native.instructions import Activation, Dtype, Element, Operation
+from kvcast.runtimes.native.opcodes import Activation, Dtype, Element, Operation
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import activated, address, all_instructions, call, machine
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.native.instructions import Activation, Operation, bits
 from kvcast.runtimes.native.library import Format, Machine
+from kvcast.runtimes.native.opcodes import Activation, Operation, bits
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
     BUNDLE_FORMATS,

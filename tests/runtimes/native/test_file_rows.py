@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.gguf.blocks import read_blocks
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.library import Format, Machine, instruction_sets
-from kvcast.runtimes.native.matrices import packed_matrix
-from kvcast.runtimes.native.quantize import Kind, stored
+from kvcast.runtimes.native.matrices import Kind, packed_matrix, store_matrix
 from kvcast.spec.stored_matrices import FOUR_BITS, Encoding, FileRows, joined_rows, no_blocks
 from runtimes.native.native_calls import looked_up
 
@@ -76,7 +75,9 @@ def test_floats_of_any_width_and_place(width: int, instructions: str) -> None:
 
 def tiles_of(machine: Machine, matrix: NDArray[np.float32], kind: Kind, own: Any) -> Any:
     """Return the tiles of a matrix that NumPy quantises."""
-    parts = stored("m", matrix, kind, own) | {"bias": np.arange(len(matrix), dtype=np.float32)}
+    parts = store_matrix("m", matrix, kind, own) | {
+        "bias": np.arange(len(matrix), dtype=np.float32)
+    }
     return packed_matrix(machine, parts, "m", "bias")
 
 
@@ -132,7 +133,7 @@ def test_the_search_is_numpys() -> None:
     matrix = np.random.default_rng(3).standard_t(3, (70, 640)).astype(np.float32)
     blocks = searched(matrix)
     machine = Machine(2)
-    parts = stored("m", matrix, Kind.INT4, {"m": blocks}.get)
+    parts = store_matrix("m", matrix, Kind.INT4, {"m": blocks}.get)
     expected = packed_matrix(machine, parts, "m").tiles
     actual = machine.pack_rows(Format.INT4_MIN, FileRows.of_numbers(matrix))
     np.testing.assert_array_equal(actual, expected)

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvcast.runtimes.lowering.block_search import searched
-from kvcast.runtimes.native.quantize import Kind, kinds, roles_of, stored
+from kvcast.runtimes.native.matrices import Kind, kinds, roles_of, store_matrix
 from kvcast.spec.program import Constant, Node, Program, Step
 from kvcast.spec.stored_matrices import CodedMatrix, joined, no_blocks, rounded
 
@@ -90,7 +90,7 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8_BLOCK, Kind.TABLE])
 def test_inputs_that_are_no_multiple_of_a_block_become_int8(kind: Kind) -> None:
     matrix = np.random.default_rng(4).normal(size=(3, 40)).astype(np.float32)
-    tensors = stored("m", matrix, kind, no_blocks)
+    tensors = store_matrix("m", matrix, kind, no_blocks)
     assert {name: array.dtype for name, array in tensors.items()} == {
         "m.codes": np.int8,
         "m.scales": np.float32,
@@ -102,7 +102,7 @@ def test_a_checkpoints_codes_are_kept_but_four_bits_where_int8_is_asked_for(kind
     matrix = np.random.default_rng(5).normal(size=(3, 64)).astype(np.float32)
 
     def files(own: CodedMatrix) -> dict[str, NDArray[np.generic]]:
-        return stored("m", matrix, kind, {"m": own}.get)
+        return store_matrix("m", matrix, kind, {"m": own}.get)
 
     np.testing.assert_array_equal(files(rounded(2 * matrix))["m.codes"], rounded(2 * matrix).codes)
     four = searched(2 * matrix)
@@ -118,12 +118,12 @@ def test_a_checkpoints_codes_are_kept_but_four_bits_where_int8_is_asked_for(kind
 @pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.INT8_BLOCK])
 def test_experts_are_matrices_of_their_own(kind: Kind) -> None:
     matrices = np.random.default_rng(6).normal(size=(2, 3, 64)).astype(np.float32)
-    tensors = stored("m", matrices, kind, no_blocks)
+    tensors = store_matrix("m", matrices, kind, no_blocks)
     for i, matrix in enumerate(matrices):
-        for name, array in stored("m", matrix, kind, no_blocks).items():
+        for name, array in store_matrix("m", matrix, kind, no_blocks).items():
             np.testing.assert_array_equal(tensors[name][i], array)
     flat = rounded(matrices.reshape(6, 64))
-    own = stored("m", matrices, kind, {"m": flat}.get)
+    own = store_matrix("m", matrices, kind, {"m": flat}.get)
     np.testing.assert_array_equal(own["m.codes"], flat.codes.reshape(matrices.shape))
 
 

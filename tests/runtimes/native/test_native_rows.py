@@ -21,8 +21,8 @@ from kit.dimensions import (
 from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
-from kvcast.runtimes.native import interpreter, planning
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.native import interpreter
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.program import Program
 
 # Gemma's layers do all that Llama's do.
@@ -222,7 +222,7 @@ def test_caches_of_one_size_share_plans(monkeypatch: pytest.MonkeyPatch) -> None
     runtime: Any = opened(LLAMA, "int8", "native")
     tokens_s = np.random.default_rng(4).integers(0, 160, 9)
     plans: list[Program] = []
-    plan = planning.planned
+    plan = interpreter.planned
     monkeypatch.setattr(
         interpreter,
         "planned",

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from kvcast.checkpoints.gguf.blocks import read_blocks
 from kvcast.errors import KvcastError
 from kvcast.runtimes.lowering.block_search import searched
+from kvcast.runtimes.native.interpreter import planned
 from kvcast.runtimes.native.library import Machine, aligned, instruction_sets
-from kvcast.runtimes.native.planning import planned
-from kvcast.runtimes.native.quantize import Kind, stored
+from kvcast.runtimes.native.matrices import Kind, store_matrix
 from kvcast.runtimes.native.weights import BundleWeights, packed_constants
 from kvcast.runtimes.opening import naming
 from kvcast.spec.program import Constant, Node, Program, Step
@@ -60,7 +60,7 @@ def test_a_files_own_codes_stay_what_they_were_bit_for_bit(kind: str, tmp_path: 
     raw = quantize(np.random.default_rng(0).normal(size=shape).astype(np.float32), blocks)
     want = dequantize(raw, blocks)
     own = read_blocks(kind, raw.reshape(-1), shape, lambda: want)
-    save_file(stored("m", want, Kind.INT4, {"m": own}.get), tmp_path / "w")
+    save_file(store_matrix("m", want, Kind.INT4, {"m": own}.get), tmp_path / "w")
     for instructions in instruction_sets():
         np.testing.assert_array_equal(rows_of(tmp_path / "w", shape, instructions), want)
 
@@ -68,7 +68,7 @@ def test_a_files_own_codes_stay_what_they_were_bit_for_bit(kind: str, tmp_path: 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8_BLOCK])
 def test_chosen_codes_are_what_was_chosen(kind: Kind, tmp_path: Path) -> None:
     matrix = np.random.default_rng(1).normal(size=(70, 160)).astype(np.float32)
-    save_file(stored("m", matrix, kind, no_blocks), tmp_path / "w")
+    save_file(store_matrix("m", matrix, kind, no_blocks), tmp_path / "w")
     want = (searched if kind is Kind.INT4 else rounded)(matrix).numbers()
     rows = rows_of(tmp_path / "w", matrix.shape, instruction_sets()[0])
     np.testing.assert_array_equal(rows, want)
@@ -93,7 +93,7 @@ def test_parts_that_do_not_fit_are_one_line(
     kind: Kind, part: str, change: str, tmp_path: Path
 ) -> None:
     matrix = np.random.default_rng(2).normal(size=(6, 64)).astype(np.float32)
-    tensors = stored("m", matrix, kind, no_blocks)
+    tensors = store_matrix("m", matrix, kind, no_blocks)
     name = f"m.{part}"
     tensors[name] = np.ascontiguousarray(CHANGES[change](tensors[name]))
     save_file(tensors, tmp_path / "w")
@@ -104,7 +104,7 @@ def test_parts_that_do_not_fit_are_one_line(
 
 def test_a_part_that_is_missing_is_one_line(tmp_path: Path) -> None:
     matrix = np.random.default_rng(3).normal(size=(6, 64)).astype(np.float32)
-    whole = stored("m", matrix, Kind.INT4, no_blocks)
+    whole = store_matrix("m", matrix, Kind.INT4, no_blocks)
     for name in whole:
         save_file({other: whole[other] for other in whole if other != name}, tmp_path / "w")
         with pytest.raises(KvcastError) as caught:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.native.instructions import Operation
 from kvcast.runtimes.native.library import Format
-from kvcast.runtimes.native.quantize import Kind
+from kvcast.runtimes.native.matrices import Kind
+from kvcast.runtimes.native.opcodes import Operation
 from kvcast.runtimes.native.weights import format_of
 from kvcast.spec.stored_matrices import Encoding, FileRows
 from runtimes.native.guarded import guarded

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.native.instructions import Activation, Operation
 from kvcast.runtimes.native.library import Format
+from kvcast.runtimes.native.opcodes import Activation, Operation
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
     BUNDLE_FORMATS,

@@ -15,12 +15,12 @@ from kit.dimensions import SMALL
 from kit.models import bundle, speech
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from kvcast.runtimes.native.building import Builder, Matrix
-from kvcast.runtimes.native.instructions import Operation
+from kvcast.runtimes.native.interpreter import planned
 from kvcast.runtimes.native.library import Format, Machine, aligned
+from kvcast.runtimes.native.opcodes import Operation
 from kvcast.runtimes.native.operations import OPERATIONS
-from kvcast.runtimes.native.planning import planned
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.native.plan_builder import Builder, Matrix
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.program import Constant, Node, Program, Step
 from runtimes.native.native_calls import Matrix as RandomMatrix
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native.instructions import Activation, Operation
 from kvcast.runtimes.native.library import Machine
+from kvcast.runtimes.native.opcodes import Activation, Operation
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
     Floats,

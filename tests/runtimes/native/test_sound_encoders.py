@@ -6,7 +6,7 @@ import torch
 
 from kvcast.models.ops.convolution import channel_convolution
 from kvcast.models.ops.relative import relative_scores
-from kvcast.runtimes.native.instructions import Activation, Operation
+from kvcast.runtimes.native.opcodes import Activation, Operation
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import address, all_instructions, call, flat, machine, strided
 

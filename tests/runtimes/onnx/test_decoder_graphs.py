@@ -22,9 +22,9 @@ from kit.dimensions import (
 from kit.models import bundle, checkpoint_of, opened, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
-from kvcast.runtimes.eager.decoder import EagerDecoderOnly
 from kvcast.runtimes.eager.quantize import quantize_matrices
-from kvcast.runtimes.lowering.smoothing import smooth
+from kvcast.runtimes.eager.runtime import EagerDecoderOnly
+from kvcast.runtimes.lowering.activations import smooth
 from kvcast.runtimes.native.library import PLAIN
 from kvcast.runtimes.reference import EagerReference, NativeReference
 

@@ -14,11 +14,9 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.families.programs import Argument, ProgramSignature
 from kvcast.loading.components import programs_of
-from kvcast.runtimes.onnx.blocks import Packed, eight_bits, packed
-from kvcast.runtimes.onnx.matrices import Blocks
-from kvcast.runtimes.onnx.writing import GraphWriter
-from kvcast.runtimes.target import BuildOptions, LoweringJob
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.onnx.graph_writer import GraphWriter
+from kvcast.runtimes.onnx.matrices import Blocks, Packed, eight_bits, packed
+from kvcast.runtimes.target import TARGETS, BuildOptions, LoweringJob
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.spec.stored_matrices import BLOCK, CodedMatrix
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.onnx.session import products_saturate
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 
 folder, tokens, logits = map(Path, sys.argv[1:])
 manifest = read_bundle(folder)

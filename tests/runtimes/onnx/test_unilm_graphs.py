@@ -13,8 +13,8 @@ from kit.models import bundle, open_folder, opened, random_programs, random_tens
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.eager.prefix import EagerPrefix
 from kvcast.runtimes.eager.quantize import quantize_matrices
+from kvcast.runtimes.eager.runtime import EagerPrefix
 
 
 def architecture(dimensions):

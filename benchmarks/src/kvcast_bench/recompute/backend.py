@@ -15,8 +15,7 @@ from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.loading.components import model_of, programs_of, quantize_eager
-from kvcast.runtimes.target import BuildOptions
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS, BuildOptions
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.kvcast import EAGER, PRECISIONS, Kvcast
@@ -52,11 +51,10 @@ class Recomputing(Kvcast):
         write_bundle(self.model.checkpoint(), self.runtime, self.bundled, folder)
 
     def _eager(self) -> Any:
-        from kvcast.runtimes.eager import torch_settings
-        from kvcast.runtimes.eager.opening import eager_runtime
+        from kvcast.runtimes.eager.runtime import eager_runtime, use_threads
         from kvcast_bench.recompute.programs import recomputing
 
-        torch_settings.use(self.model.threads)
+        use_threads(self.model.threads)
         programs = recomputing(programs_of(self.model.checkpoint()), EAGER)
         if (quantize := PRECISIONS[self.precision]) != "none":
             quantize_eager(programs, quantize)

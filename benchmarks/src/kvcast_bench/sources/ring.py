@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from kvcast.inspect.schedule import ModelCall, Schedule, label, row_name
-from kvcast.runtimes.eager.opening import eager_runtime
+from kvcast.runtimes.eager.runtime import eager_runtime
 from kvcast_bench.sources.figures import Figures
 from kvcast_bench.sources.models import published, random_model
 

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from kvcast.runtimes.aoti.inductor import TUNED
 from kvcast.runtimes.aoti.operators import reading, table
-from kvcast.runtimes.lowering.replace import replace_operators
+from kvcast.runtimes.lowering.torch_export import replace_operators
 
 FEWEST_SLOTS = 128
 

@@ -1,8 +1,8 @@
 """Quantised matrices of AOTInductor's packages, for kvcast's own kernels.
 
 A package's file holds the codes and scales that kvcast's own bundles hold, the same for every
-processor (`runtimes/native/quantize.py`); programs multiply with the matrices by operators
-(`runtimes/aoti/packed_operators.py`). Knows no model.
+processor (`runtimes/native/matrices.py`); programs multiply with the matrices by operators
+(`runtimes/aoti/packed.py`). Knows no model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.aoti import packed_operators
-from kvcast.runtimes.aoti.packed_operators import MatrixWords
+from kvcast.runtimes.aoti import packed
+from kvcast.runtimes.aoti.packed import MatrixWords
 from kvcast.runtimes.aoti.precision import LARGE_TABLE
-from kvcast.runtimes.native.matrices import BIAS, EXPERTS, MATRIX
-from kvcast.runtimes.native.quantize import Kind, Roles, kinds, stored
+from kvcast.runtimes.native.matrices import BIAS, EXPERTS, MATRIX, Kind, Roles, kinds, store_matrix
 from kvcast.spec.stored_matrices import BlocksOf
 
 _LINEAR = torch.ops.aten.linear.default
@@ -33,7 +32,7 @@ class PackedMatrices:
     """The quantised matrices of a package's programs.
 
     Attributes:
-        stored: what the package's file holds of those that were packed so far, by the names of the
+        stored: what the package's file holds of those packed so far, by the names of the
             submodules that programs know them by.
 
     """
@@ -65,7 +64,7 @@ class PackedMatrices:
         outputs, _ = self._tensor(module, weight).shape
         if bias is not None:
             self.stored[_owner(weight) + BIAS] = self._tensor(module, bias)
-        return module.graph.call_function(packed_operators.multiply, (hidden, words, outputs))
+        return module.graph.call_function(packed.multiply, (hidden, words, outputs))
 
     def lookup(self, module: GraphModule, node: Node) -> Node | None:
         """Return the lookup in a packed table that equals a node's."""
@@ -76,7 +75,7 @@ class PackedMatrices:
         words = self._words(module, weight, MATRIX)
         if words is None:
             return None
-        return module.graph.call_function(packed_operators.look_up, (ids, words, width))
+        return module.graph.call_function(packed.look_up, (ids, words, width))
 
     def mixture(self, module: GraphModule, node: Node) -> Node:
         """Return the mixture of packed experts that equals a node's."""
@@ -85,7 +84,7 @@ class PackedMatrices:
         normalised = node.kwargs.get("normalised", rest[0] if rest else True)
         if rest[1:] or node.kwargs.keys() - {"normalised"}:
             raise KvcastError("AOTInductor has no quantised experts with biases: use native")
-        form = packed_operators.mix if normalised else packed_operators.mix_shares_of_all
+        form = packed.mix if normalised else packed.mix_shares_of_all
         return module.graph.call_function(form, (hidden, logits, *words, each))
 
     def _words(self, module: GraphModule, weight: Any, label: str) -> Node | None:
@@ -97,7 +96,7 @@ class PackedMatrices:
         if owner not in self._packed:
             self._packed.add(owner)
             matrix = self._tensor(module, weight).numpy()
-            parts = stored(name, matrix, kind, self._blocks_of)
+            parts = store_matrix(name, matrix, kind, self._blocks_of)
             self.stored |= {
                 owner + part.removeprefix(name): torch.from_numpy(array)
                 for part, array in parts.items()

@@ -19,13 +19,7 @@ from kvcast.runtimes.self_test import (
     find_compiler,
     versions,
 )
-from kvcast.runtimes.stored import Stored
-from kvcast.runtimes.target import (
-    BuildOptions,
-    Lowered,
-    LoweringJob,
-    Target,
-)
+from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Stored, Target
 from kvcast.spec.runtimes import BundlePrecision
 
 
@@ -78,12 +72,12 @@ class AotiTarget(Target):
         return EagerReference(job.programs())
 
     @override
-    def stored(
+    def read_stored(
         self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored:
-        from kvcast.runtimes.aoti.stored import stored
+        from kvcast.runtimes.aoti.package import read_stored
 
-        return stored(folder, manifest, shapes)
+        return read_stored(folder, manifest, shapes)
 
     @override
     def self_test(self) -> SelfTestResult:
@@ -111,9 +105,7 @@ class AotiTarget(Target):
 
     @override
     def runtimes(self) -> Mapping[Interface, Any]:
-        from kvcast.runtimes.aoti.decoder import AotiDecoderOnly
-        from kvcast.runtimes.aoti.prefix import AotiPrefix
-        from kvcast.runtimes.aoti.runtime import AotiEncoderDecoder
+        from kvcast.runtimes.aoti.runtime import AotiDecoderOnly, AotiEncoderDecoder, AotiPrefix
 
         return {
             "decoder-only": AotiDecoderOnly,

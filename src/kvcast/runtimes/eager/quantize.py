@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.native.quantize import roles_of
+from kvcast.runtimes.native.matrices import roles_of
 from kvcast.spec.program import Program
 
 _INT4_GROUP = 32

@@ -3,7 +3,10 @@
 The model comes as an argument: this module knows its programs' signatures and no family.
 """
 
-from collections.abc import Sequence
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,12 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from kvcast.families.base import Interface
 from kvcast.families.caches import ENCODED, CacheLayers
 from kvcast.families.table import family_with
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
 from kvcast.runtimes.memory import Layer, TurningRing, recurrent_layers
+from kvcast.runtimes.prefix import EmbeddingRuntime
+from kvcast.spec.ring import neighbours
 
 
 class Model(Protocol):
@@ -180,3 +186,170 @@ def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
     slots = min(run.capacity if run.kind == "ring" else capacity, capacity)
     ring = TurningRing(run.capacity, slots) if run.kind == "ring" else None
     return [Layer((run.heads, slots, run.head_dim), torch.float32, ring)] * 2
+
+
+class TorchDecoderOnly(TorchRuntime):
+    """A program over flat lists of tensors; the new tokens of all rows come concatenated."""
+
+    def decode_packed(
+        self,
+        tokens_n: Tensor,
+        rows: list[int],
+        counts: list[int],
+        lengths: Tensor,
+        offsets: Tensor,
+        caches: Sequence[Tensor],
+    ) -> Tensor:
+        """Return logits fp32 [m, vocab] on the CPU, and write caches.
+
+        Args:
+            tokens_n: int64 [n], the new tokens of these rows.
+            rows: the rows of the caches that take part, ascending.
+            counts: the number of new tokens of each.
+            lengths: int32 [rows of the caches], positions in the caches before this call.
+            offsets: int64 [m], which of the n positions get logits, as many of each row.
+            caches: as the program has them, each [rows, ...].
+
+        """
+        raise NotImplementedError
+
+    @override
+    @torch.inference_mode()
+    def run(
+        self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
+    ) -> Float32:
+        plan = cache.plan(rows, tokens)
+        order = [i for run in plan.runs for i in run.index]
+        counts = [len(tokens[i]) for i in order]
+        ends = np.cumsum(counts)
+        offsets = [
+            end - new + position % new
+            for end, new in zip(ends.tolist(), counts, strict=True)
+            for position in positions
+        ]
+        lengths = np.empty_like(cache.lengths)
+        lengths[cache.memory.places] = cache.lengths
+        logits = self.decode_packed(
+            torch.from_numpy(np.concatenate([tokens[i] for i in order]).astype(np.int64)),
+            [place for run in plan.runs for place in run.places],
+            counts,
+            torch.from_numpy(lengths),
+            torch.tensor(offsets),
+            cache.memory.cells,
+        )
+        logits_rpv: Float32 = logits.unflatten(0, (len(tokens), -1)).numpy()
+        if isinstance(plan.places, slice):
+            return logits_rpv
+        return logits_rpv[np.argsort(order)]
+
+
+def decode_neighbours(
+    decode: Callable[..., Sequence[Tensor]],
+    tokens_n: Tensor,
+    rows: list[int],
+    counts: list[int],
+    lengths: Tensor,
+    offsets: Tensor,
+    caches: Sequence[Tensor],
+) -> Tensor:
+    """Do as `decode_packed`, with a program that takes as many new positions for every row.
+
+    Rows side by side that have equally many go in one call, on views of the caches.
+    """
+    offsets_rp = offsets.view(len(rows), -1)
+    logits, first, row = [], 0, 0
+    for part, count in neighbours(rows, counts):
+        size = part.stop - part.start
+        tokens_rs = tokens_n[first : first + size * count].view(size, count)
+        views = [cache[part] for cache in caches]
+        results = decode(tokens_rs, lengths[part], offsets_rp[row] - first, *views)
+        logits.append(results[0].flatten(0, 1))
+        first, row = first + size * count, row + size
+    return torch.cat(logits)
+
+
+class EagerDecoderOnly(TorchDecoderOnly):
+    """A ring has as many slots as the window."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @override
+    def layers(self, capacity: int) -> Sequence[Layer]:
+        dimensions = self._model.dimensions
+        return layers_of(family_with(dimensions).caches(dimensions), capacity)
+
+    @override
+    def decode_packed(self, *arguments: Any) -> Tensor:
+        logits_mv: Tensor = self._model["decode"].packed(*arguments)
+        return logits_mv
+
+
+class EagerPrefix(EagerDecoderOnly, EmbeddingRuntime):
+    """The first call of an empty row is its source."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.width: int = model.dimensions.width
+        self.max_positions: int = model.dimensions.max_positions
+
+    @override
+    def decode_packed(self, *arguments: Any) -> Tensor:
+        return decode_neighbours(self._model["decode"], *arguments)
+
+    @override
+    @torch.inference_mode()
+    def first_hidden(self, tokens_s: Int64) -> Float32:
+        empty, first = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+        caches = self.new_cache(1, len(tokens_s)).memory.cells
+        given = (torch.from_numpy(tokens_s)[None], empty, first, *caches)
+        _, hidden, *_ = self._model["decode"](*given)
+        first_x: Float32 = hidden[0, 0].numpy()
+        return first_x
+
+    @override
+    @torch.inference_mode()
+    def pool(self, hidden_nx: Float32) -> Float32:
+        if not self._model.dimensions.pooled:
+            return hidden_nx
+        # A copy in torch's alignment, on which the order of additions may depend.
+        (pooled,) = self._model["pool"](torch.from_numpy(hidden_nx).clone())
+        pooled_nx: Float32 = pooled.numpy()
+        return pooled_nx
+
+
+_RUNTIMES: Mapping[Interface, Any] = {
+    "decoder-only": EagerDecoderOnly,
+    "encoder-decoder": EagerEncoderDecoder,
+    "prefix": EagerPrefix,
+}
+
+
+def eager_runtime(model: Model) -> Any:
+    """Return a runtime that runs a model's programs as they are."""
+    return _RUNTIMES[family_with(model.dimensions).interface](model)
+
+
+# Numbers of mallopt(3)'s parameters in glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+# All that one call of a program needs, and then some; and the most that glibc takes.
+_KEPT_BYTES, _LARGEST_BLOCK = 1 << 30, 32 << 20
+
+
+def use_threads(threads: int) -> None:
+    """Compute with this many threads, and keep freed memory for the next call.
+
+    glibc gives large blocks back to the system as soon as they are free and asks for them anew,
+    page by page: that was 100,000 page faults and 100 of 250 ms in a prefill of 512 tokens. The
+    most that a process takes stays the same. A user's own settings of malloc take precedence.
+    """
+    torch.set_num_threads(threads)
+    if platform.libc_ver()[0] == "glibc" and not _is_set_by_user():
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
+
+
+def _is_set_by_user() -> bool:
+    named = any(name.startswith("MALLOC_") for name in os.environ)
+    return named or "malloc" in os.environ.get("GLIBC_TUNABLES", "")

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
-from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.exclusive import ForkSafeLock
+from kvcast.runtimes.base import Float32, ForkSafeLock, Int64
 from kvcast.runtimes.executorch.quiet import quiet
 from kvcast.runtimes.opening import ProgramFile, TensorSpec, check_programs, naming
 

@@ -31,7 +31,7 @@ from kvcast.models.ops.attention import cross_attention, encoder_attention, self
 from kvcast.models.ops.convolution import short_convolution
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.runtimes.executorch.quiet import quiet
-from kvcast.runtimes.lowering.replace import Table, taking
+from kvcast.runtimes.lowering.torch_export import Table, taking
 from kvcast.spec.program import SelfAttention
 
 with quiet():

@@ -22,6 +22,7 @@ from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle
 from kvcast.runtimes.executorch.methods import DecodeMethod, Methods
 from kvcast.runtimes.memory import Layer, Make, Slots, TurningRing
+from kvcast.runtimes.prefix import EmbeddingRuntime
 
 
 class ExecutorchRuntime(CachedRuntime):
@@ -161,3 +162,27 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
         key_hdt = self.encoded(cache, row)[2 * layer][list(heads)]
         key_htd: Float32 = key_hdt.transpose(1, 2).float().numpy()
         return key_htd
+
+
+class ExecutorchPrefix(ExecutorchRuntime, EmbeddingRuntime):
+    """The first call of an empty row is its source."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        super().__init__(folder, manifest, threads)
+        self.width = manifest.dimensions["width"]
+        self.max_positions = manifest.dimensions["max_positions"]
+        self._pooled: bool = manifest.dimensions["pooled"]
+
+    @override
+    def first_hidden(self, tokens_s: Int64) -> Float32:
+        cells = [cell[0] for cell in self.new_cache(1, len(tokens_s)).memory.cells]
+        hidden_1sx = self._decode.call(tokens_s, 0, np.zeros(1, np.int64), cells)[1]
+        first_x: Float32 = hidden_1sx[0, 0].numpy()
+        return first_x
+
+    @override
+    def pool(self, hidden_nx: Float32) -> Float32:
+        if not self._pooled:
+            return hidden_nx
+        rows = [torch.from_numpy(hidden_1x[None]) for hidden_1x in hidden_nx]
+        return np.concatenate([self._methods.run("pool", [row])[0].numpy() for row in rows])

@@ -21,7 +21,7 @@ class ExecutorchTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
-        from kvcast.runtimes.executorch.layouts import lower
+        from kvcast.runtimes.executorch.lowering import lower
 
         return lower(
             job.family,
@@ -48,8 +48,11 @@ class ExecutorchTarget(Target):
 
     @override
     def runtimes(self) -> Mapping[Interface, Any]:
-        from kvcast.runtimes.executorch.prefix import ExecutorchPrefix
-        from kvcast.runtimes.executorch.runtime import ExecutorchEncoderDecoder, ExecutorchRuntime
+        from kvcast.runtimes.executorch.runtime import (
+            ExecutorchEncoderDecoder,
+            ExecutorchPrefix,
+            ExecutorchRuntime,
+        )
 
         return {
             "decoder-only": ExecutorchRuntime,

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native.building import NOTHING, Builder
-from kvcast.runtimes.native.instructions import Dtype, Element, Operation
+from kvcast.runtimes.native.opcodes import Dtype, Element, Operation
 from kvcast.runtimes.native.operands import (
     NO_HEADS,
     bias_of,
@@ -22,6 +21,7 @@ from kvcast.runtimes.native.operands import (
     is_cache,
     or_none,
 )
+from kvcast.runtimes.native.plan_builder import NOTHING, Builder
 from kvcast.runtimes.native.values import Value
 from kvcast.spec.program import SelfAttention, SharedAttention
 
@@ -134,7 +134,7 @@ def _expect_self_caches(call: SelfAttention[Any] | SharedAttention[Any]) -> tupl
     return key_heads, capacity, head_dim
 
 
-def stored(builder: Builder, x: Value, to: Value) -> None:
+def store_value(builder: Builder, x: Value, to: Value) -> None:
     """Write numbers [n, heads, positions, d] as positions of a cache."""
     expect(is_cache(to) and cache_sizes(to) == x.sizes, "keys of an input")
     if x.dtype != Dtype.F32 or (x.sizes[-1] != 1 and x.strides[-1] != 1):

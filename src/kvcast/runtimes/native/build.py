@@ -8,10 +8,12 @@ Knows nothing of the library's functions but their version.
 
 import contextlib
 import ctypes
+import hashlib
+import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +30,7 @@ from kvcast.runtimes.native.compiler import (
     find_compiler,
     sources_digest,
 )
-from kvcast.runtimes.native.records import Fields, contents, is_whole, read_record, write_record
-from kvcast.runtimes.native.schema import SCHEMA
+from kvcast.runtimes.native.opcodes import SCHEMA
 from kvcast.spec.files import cache_dir
 
 ABI = 6
@@ -137,6 +138,9 @@ def write_shipped(folder: Path, log: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     compile_library(find_compiler(), SOURCES, folder / LIBRARY, log)
     write_record(folder / RECORD, _fields(folder / LIBRARY, sources_digest(SOURCES)))
+
+
+Fields = Mapping[str, object]
 
 
 def _fields(library: Path, sources: str) -> Fields:
@@ -251,3 +255,33 @@ def _refuse_if_others_write(library: Path) -> None:
                 f"{place} belongs to another user or can be written by others, so no library is "
                 f"loaded from it: remove it, or set KVCAST_CACHE to a folder of your own"
             )
+
+
+def contents(library: Path) -> Fields:
+    """Return the fields by which a damaged library is recognised."""
+    data = library.read_bytes()
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def is_whole(library: Path, record: Fields) -> bool:
+    """Tell whether a library has the contents that are recorded of it."""
+    try:
+        if library.stat().st_size != record.get("size"):
+            return False
+        return contents(library).items() <= record.items()
+    except OSError:
+        return False
+
+
+def read_record(path: Path) -> Fields:
+    """Return a record's fields; none if it is not there or is damaged."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def write_record(path: Path, fields: Fields) -> None:
+    """Write a record; raises OSError."""
+    path.write_text(json.dumps(dict(fields)) + "\n", encoding="utf-8")

@@ -3,19 +3,25 @@
 Knows programs by their names and no model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.exclusive import ForkSafeLock
-from kvcast.runtimes.native.building import Matrix, Plan
+from kvcast.runtimes.base import ForkSafeLock
+from kvcast.runtimes.native.attention import store_value
 from kvcast.runtimes.native.library import Machine, aligned
-from kvcast.runtimes.native.planning import planned, sizes_of
+from kvcast.runtimes.native.opcodes import Dtype, Element, Operation
+from kvcast.runtimes.native.operands import flat
+from kvcast.runtimes.native.operations import OPERATIONS
+from kvcast.runtimes.native.plan_builder import Builder, Matrix, Plan
+from kvcast.runtimes.native.products import factors
+from kvcast.runtimes.native.values import Value
 from kvcast.runtimes.opening import naming
-from kvcast.spec.program import Constant, Program
+from kvcast.spec.program import Constant, Node, Program
 
 # The places of cosines and sines among self-attention's arguments.
 _ANGLES = slice(9, 11)
@@ -155,3 +161,174 @@ class Interpreter:
                 plan.words[plan.in_arena] += base - call.base
                 call.base = base
             self.machine.run(plan.words)
+
+
+WEIGHTS = "weights.safetensors"
+"""The file beside programs with their constants."""
+
+
+def planned(
+    program: Program,
+    constants: Mapping[Constant, Any],
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Mapping[str, NDArray[Any]],
+    *,
+    exact: bool = True,
+    prompt: bool = False,
+) -> Plan:
+    """Return the instructions of a call that reads these arrays and fills those.
+
+    Outputs are the program's, or results of steps by their names. The caller keeps the arrays,
+    which are the plan's arguments in their order, alive. `exact`: attention of encoders is computed
+    in fp32. `prompt`: new positions are a prompt's, for which attention may have another kernel.
+    """
+    builder = Builder(exact=exact, prompt=prompt)
+    known = _compiled(builder, program, constants, inputs, list(outputs))
+    for name, array in outputs.items():
+        _put(builder, known[program.outputs.get(name, name)], builder.argument(array))
+    return builder.plan()
+
+
+def sizes_of(
+    program: Program, constants: Mapping[Constant, Any], inputs: Mapping[str, NDArray[Any]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of a program's results by name, of a call that reads these arrays."""
+    known = _compiled(Builder(), program, constants, inputs, list(program.outputs))
+    return {name: known[node].sizes for name, node in program.outputs.items()}
+
+
+def _compiled(
+    builder: Builder,
+    program: Program,
+    constants: Mapping[Constant, Any],
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Sequence[str],
+) -> dict[str, Any]:
+    """Compile the steps that some results need; return all results by the names of steps."""
+    known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
+
+    def resolved(given: Any) -> Any:
+        if isinstance(given, Node):
+            return known[given.name]
+        if isinstance(given, Constant):
+            return constants[given]
+        return [resolved(item) for item in given] if isinstance(given, list) else given
+
+    for step in program.needed(outputs):
+        keywords = {name: resolved(item) for name, item in step.keywords.items()}
+        operation = OPERATIONS[step.operation]
+        known[step.name] = operation(builder, *map(resolved, step.arguments), **keywords)
+    return known
+
+
+def read_program(path: Path) -> Program:
+    """Read a program's file; ValueError for another, or for operations that are not known here."""
+    program = Program.read(path)
+    unknown = {step.operation for step in program.steps} - set(OPERATIONS)
+    if unknown:
+        raise ValueError(f"it has unknown operations: {', '.join(sorted(unknown))}")
+    return program
+
+
+def _put(builder: Builder, result: Value, wanted: Value) -> None:
+    """Let a result lie where the caller wants it, as codes if that is a cache of them."""
+    if wanted.dtype == Dtype.INT8:
+        store_value(builder, result, wanted)
+        return
+    if result.sizes != wanted.sizes:
+        raise ValueError(f"a result is {list(result.sizes)} and not {list(wanted.sizes)}")
+    whole = result.fills_storage and result.storage.address is None
+    if whole and wanted.is_contiguous and result.dtype == wanted.dtype:
+        builder.let_lie(result.storage, wanted.storage)
+    else:
+        builder.elements(Element.COPY, wanted, result)
+
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+def scores_plan(queries_sx: Float32, keys: Sequence[NDArray[Any]], scores_hst: Float32) -> Plan:
+    """Return the call that fills `scores_hst` with scaled products of queries and keys.
+
+    Args:
+        queries_sx: [s, heads * d], contiguous.
+        keys: of each head the lines [t, d] of its cache, contiguous; codes are followed by their
+            scale's bytes.
+        scores_hst: [heads, s, t], contiguous.
+
+    """
+    heads, tokens, positions = scores_hst.shape
+    head_dim = queries_sx.shape[1] // heads
+    number = Value.of(keys[0]).dtype
+    builder = Builder()
+    addresses = np.array([lines.ctypes.data for lines in keys], np.int64)
+    builder.kept += keys
+    builder.emit(
+        Operation.ALIGNMENT_SCORES,
+        heads=heads,
+        tokens=tokens,
+        positions=positions,
+        head_dim=head_dim,
+        query=flat(builder.lines(builder.outer(queries_sx))),
+        scale=head_dim**-0.5,
+        number=int(number),
+        keys=builder.outer(addresses).address,
+        out=builder.outer(scores_hst).address,
+    )
+    return builder.plan()
+
+
+def attention_by_token_plan(scores_hst: Float32, attention_st: Float32) -> Plan:
+    """Return the call that fills `attention_st` [s, frames] from scores [heads, s, t]."""
+    builder = Builder()
+    heads, tokens, positions = scores_hst.shape
+    builder.emit(
+        Operation.ATTENTION_BY_TOKEN,
+        heads=heads,
+        tokens=tokens,
+        positions=positions,
+        frames=attention_st.shape[1],
+        scores=builder.outer(scores_hst).address,
+        out=builder.outer(attention_st).address,
+    )
+    return builder.plan()
+
+
+def dtw_plan(weights_nt: Float32, begins_n: Int64) -> Plan:
+    """Return the call that fills `begins_n` with the first frames of rows of `weights_nt`."""
+    builder = Builder()
+    rows, frames = weights_nt.shape
+    weights, out = builder.outer(weights_nt).address, builder.outer(begins_n).address
+    builder.emit(Operation.DTW, rows=rows, frames=frames, weights=weights, out=out)
+    return builder.plan()
+
+
+def probabilities_plan(
+    hidden_pd: Float32,
+    matrix: Matrix,
+    tokens_p: Int64,
+    among_v: Float32,
+    probabilities_p: Float32,
+) -> Plan:
+    """Return the call that fills `probabilities_p` with the probabilities of tokens among some.
+
+    Args:
+        hidden_pd: [p, d], the input of the product with the vocabulary's matrix; contiguous.
+        matrix: [vocab, d].
+        tokens_p: [p], each with a 0 in `among_v`.
+        among_v: [vocab], 0 for tokens that count and -inf for all other tokens.
+        probabilities_p: [p].
+
+    """
+    builder = Builder()
+    builder.emit(
+        Operation.TOKEN_PROBABILITIES,
+        matrix=matrix.words,
+        rows=len(tokens_p),
+        **factors(builder, builder.lines(builder.outer(hidden_pd)), matrix),
+        tokens=builder.outer(tokens_p).address,
+        among=builder.outer(among_v).address,
+        out=builder.outer(probabilities_p).address,
+    )
+    return builder.plan()

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
-from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.library import Format
+from kvcast.runtimes.native.plan_builder import Experts, Joined, Matrix
 from kvcast.runtimes.native.weights import keeps
 from kvcast.spec.program import Constant
 from kvcast.spec.stored_matrices import Encoding, FileRows

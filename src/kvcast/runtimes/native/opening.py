@@ -15,9 +15,8 @@ from kvcast.checkpoints.safetensors import read_safetensors
 from kvcast.errors import KvcastError
 from kvcast.families.caches import CacheLayers
 from kvcast.families.table import family_of
-from kvcast.runtimes.native.interpreter import Interpreter
+from kvcast.runtimes.native.interpreter import WEIGHTS, Interpreter, read_program
 from kvcast.runtimes.native.library import Machine
-from kvcast.runtimes.native.planning import WEIGHTS, read_program
 from kvcast.runtimes.native.weights import BundleWeights, CheckpointWeights, packed_constants
 from kvcast.runtimes.opening import naming
 from kvcast.spec.program import Program

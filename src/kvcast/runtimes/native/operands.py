@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native.building import NOTHING, Builder
-from kvcast.runtimes.native.instructions import SCALE_BYTES, STRUCTS, Dtype, Word
+from kvcast.runtimes.native.opcodes import SCALE_BYTES, STRUCTS, Dtype, Word
+from kvcast.runtimes.native.plan_builder import NOTHING, Builder
 from kvcast.runtimes.native.values import Lines, Value
 
 NO_HEADS = STRUCTS["Heads"].words(data=NOTHING, number=int(Dtype.F32), stride=0, head_stride=0)

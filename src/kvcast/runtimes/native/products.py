@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native.building import NOTHING, Builder, Experts, Joined, Matrix
-from kvcast.runtimes.native.instructions import Activation, Dtype, Element, Operation, Word
 from kvcast.runtimes.native.library import TILE, Format
+from kvcast.runtimes.native.opcodes import Activation, Dtype, Element, Operation, Word
 from kvcast.runtimes.native.operands import expect, expect_lengths, flat, flat_words
+from kvcast.runtimes.native.plan_builder import NOTHING, Builder, Experts, Joined, Matrix
 from kvcast.runtimes.native.values import Lines, Value
 
 

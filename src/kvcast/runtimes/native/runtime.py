@@ -30,22 +30,17 @@ from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Float32, InputStream, Int64, TokenProbabilityQuery, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk
 from kvcast.runtimes.cache import CacheHandle, Run
-from kvcast.runtimes.memory import (
-    LastingSlots,
-    Layer,
-    Memory,
-    Slots,
-    TurningRing,
-    recurrent_layers,
-)
-from kvcast.runtimes.native.alignment import (
+from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing, recurrent_layers
+from kvcast.runtimes.native.interpreter import (
+    Call,
+    Interpreter,
     attention_by_token_plan,
     dtw_plan,
     probabilities_plan,
     scores_plan,
 )
-from kvcast.runtimes.native.instructions import SCALE_BYTES
-from kvcast.runtimes.native.interpreter import Call, Interpreter
+from kvcast.runtimes.native.opcodes import SCALE_BYTES
+from kvcast.runtimes.prefix import EmbeddingRuntime
 
 
 @dataclass(frozen=True)
@@ -357,3 +352,36 @@ def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
 def _line(run: CacheLayers) -> int:
     """Return the numbers of a position of a head: codes are followed by their scale's bytes."""
     return run.head_dim + (SCALE_BYTES if run.dtype == "int8" else 0)
+
+
+class NativePrefix(NativeRuntime, EmbeddingRuntime):
+    """The first call of an empty row is its source."""
+
+    def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
+        super().__init__(manifest, interpreter)
+        self.prompts_differ = False  # a source's positions see each other in both directions
+        self.width = manifest.dimensions["width"]
+        self.max_positions = manifest.dimensions["max_positions"]
+        self._pooled: bool = manifest.dimensions["pooled"]
+
+    @override
+    def first_hidden(self, tokens_s: Int64) -> Float32:
+        hidden_1px = np.empty((1, 1, self.width), np.float32)
+        values = {
+            "tokens": tokens_s[None].copy(),
+            "lengths": np.zeros(1, np.int32),
+            "offsets": np.zeros(1, np.int64),
+            **dict(zip(self._past, self.new_cache(1, len(tokens_s)).memory.cells, strict=True)),
+        }
+        self.interpreter.run(self.interpreter.call("decode", values, {"hidden": hidden_1px}))
+        return hidden_1px.reshape(-1)
+
+    @override
+    def pool(self, hidden_nx: Float32) -> Float32:
+        if not self._pooled:
+            return hidden_nx
+        pooled_nx = np.empty_like(hidden_nx)
+        self.interpreter.run(
+            self.interpreter.call("pool", {"hidden": hidden_nx}, {"pooled": pooled_nx})
+        )
+        return pooled_nx

@@ -15,8 +15,7 @@ from kvcast.families.base import Interface
 from kvcast.families.table import family_of
 from kvcast.runtimes.reference import EagerReference, Reference, has_torch
 from kvcast.runtimes.self_test import SelfTestResult, compile_tiny
-from kvcast.runtimes.stored import Stored
-from kvcast.runtimes.target import Lowered, LoweringJob, Target
+from kvcast.runtimes.target import Lowered, LoweringJob, Stored, Target
 from kvcast.spec.runtimes import BundlePrecision, OnPhase, ignore_phase
 
 
@@ -69,8 +68,7 @@ class NativeTarget(Target):
 
     @override
     def runtimes(self) -> Mapping[Interface, Any]:
-        from kvcast.runtimes.native.prefix import NativePrefix
-        from kvcast.runtimes.native.runtime import NativeEncoderDecoder, NativeRuntime
+        from kvcast.runtimes.native.runtime import NativeEncoderDecoder, NativePrefix, NativeRuntime
 
         return {
             "decoder-only": NativeRuntime,
@@ -86,12 +84,12 @@ class NativeTarget(Target):
         return self.runtimes()[family_of(family).interface](manifest, interpreter)
 
     @override
-    def stored(
+    def read_stored(
         self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored:
-        from kvcast.runtimes.native.stored import stored
+        from kvcast.runtimes.native.lowering import read_stored
 
-        return stored(folder, manifest, shapes)
+        return read_stored(folder, manifest, shapes)
 
     @override
     def open_checkpoint(

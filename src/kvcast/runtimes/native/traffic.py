@@ -20,12 +20,11 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.programs import ProgramSignature
 from kvcast.runtimes.bound import LOGITS
-from kvcast.runtimes.native.building import Experts, Joined, Matrix
-from kvcast.runtimes.native.instructions import SCALE_BYTES, Dtype, Operation
 from kvcast.runtimes.native.interpreter import Interpreter
 from kvcast.runtimes.native.library import TILE
-from kvcast.runtimes.native.listing import Listed, listed
+from kvcast.runtimes.native.opcodes import SCALE_BYTES, SCHEMA, Dtype, Operation
 from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
+from kvcast.runtimes.native.plan_builder import NOTHING, Experts, Joined, Matrix, Plan
 from kvcast.runtimes.traffic import (
     CacheTensor,
     CallSizes,
@@ -151,6 +150,22 @@ def _parts(name: str, packed: Any) -> Iterator[_Part]:
             yield _Part(name, packed.ctypes.data, packed.nbytes, len(packed) if packed.ndim else 1)
 
 
+@dataclass(frozen=True)
+class Listed:
+    """An instruction: fields are numbers, addresses, lists of numbers, or a struct's fields.
+
+    An address is None where nothing is there, and in the arena; a float is a double's bits.
+    """
+
+    operation: Operation
+    fields: Mapping[str, Any]
+
+    def addresses(self) -> Iterator[tuple[str, int]]:
+        """Yield the names of pointers and their addresses; of a struct's, `field.member`."""
+        for name, value in self.fields.items():
+            yield from _addresses(name, value)
+
+
 class _Counter:
     """Counts a plan's instructions."""
 
@@ -257,3 +272,62 @@ _SHARES = {
     (Operation.MIXTURE, "down_bias"): _chosen_experts,
 }
 """How much of a constant an instruction reads, where that is not all of it."""
+
+
+_ARRAYS = "Arrays"
+_LISTS = {"Dims": 4, "Axes": 3}
+
+
+def listed(plan: Plan) -> Iterator[Listed]:
+    """Yield the instructions of a plan."""
+    words: list[int] = plan.words.tolist()
+    arena = set(plan.in_arena.tolist())
+    first = 0
+    while first < len(words):
+        operation, count = Operation(words[first]), words[first + 1]
+        reader = _Reader(words, first + 2, arena)
+        fields = {name: reader.field(kind) for name, kind in SCHEMA.instructions[operation.name]}
+        first += 2 + count
+        if reader.at != first:
+            raise AssertionError(f"{operation.name} has other words than instructions.def says")
+        yield Listed(operation, fields)
+
+
+class _Reader:
+    def __init__(self, words: list[int], at: int, arena: set[int]) -> None:
+        self.at = at
+        self._words = words
+        self._arena = arena
+
+    def field(self, kind: str) -> Any:
+        if kind in SCHEMA.structs:
+            return {name: self.field(member) for name, member in SCHEMA.structs[kind]}
+        if kind == _ARRAYS:
+            return [self.field("Array") for _ in range(self._word())]
+        if kind in _LISTS:
+            return [self._word() for _ in range(_LISTS[kind])]
+        if not kind.endswith("*"):
+            return self._word()
+        there = self.at not in self._arena
+        address = self._word()
+        return Place(address) if there and address != NOTHING else None
+
+    def _word(self) -> int:
+        self.at += 1
+        return self._words[self.at - 1]
+
+
+class Place(int):
+    """Where something outside of the arena lies."""
+
+
+def _addresses(name: str, value: Any) -> Iterator[tuple[str, int]]:
+    match value:
+        case Place():
+            yield name, value
+        case Mapping():
+            for member, part in value.items():
+                yield from _addresses(f"{name}.{member}", part)
+        case list():
+            for part in value:
+                yield from _addresses(name, part)

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native.instructions import Address, Dtype, Storage
+from kvcast.runtimes.native.opcodes import Address, Dtype, Storage
 
 _DTYPES = {
     np.dtype(np.float32): Dtype.F32,

@@ -14,10 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.runtimes.native.building import Experts, Joined, Matrix
 from kvcast.runtimes.native.library import Format, Machine
-from kvcast.runtimes.native.matrices import CODES, LEAST, SCALES, packed_experts, packed_matrix
-from kvcast.runtimes.native.quantize import Kind, kinds_by, roles_of
+from kvcast.runtimes.native.matrices import (
+    CODES,
+    LEAST,
+    SCALES,
+    Kind,
+    kinds_by,
+    packed_experts,
+    packed_matrix,
+    roles_of,
+)
+from kvcast.runtimes.native.plan_builder import Experts, Joined, Matrix
 from kvcast.spec.program import Constant, Program
 from kvcast.spec.runtimes import OWN, BundlePrecision, OnPhase, ignore_phase
 from kvcast.spec.stored_matrices import BLOCK, FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf

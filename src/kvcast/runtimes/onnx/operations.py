@@ -13,10 +13,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from kvcast.families.programs import ProgramSignature
-from kvcast.runtimes.onnx.attention import cross_attention, encoder_attention, self_attention
-from kvcast.runtimes.onnx.cross_cache import channel_scales, int8_cross_attention, scaled_codes
-from kvcast.runtimes.onnx.states import delta_rule, short_convolution
-from kvcast.runtimes.onnx.writing import (
+from kvcast.runtimes.onnx.attention import (
+    cross_attention,
+    delta_rule,
+    encoder_attention,
+    self_attention,
+    short_convolution,
+)
+from kvcast.runtimes.onnx.cache_quantization import (
+    channel_scales,
+    int8_cross_attention,
+    scaled_codes,
+)
+from kvcast.runtimes.onnx.graph_writer import (
     CONTRIB,
     GraphWriter,
     Matrix,

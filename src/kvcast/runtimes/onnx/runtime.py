@@ -21,8 +21,8 @@ from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk, StepArrays
 from kvcast.runtimes.cache import CacheHandle, Run
 from kvcast.runtimes.memory import CompactedRing, Layer, Memory, recurrent_layers
-from kvcast.runtimes.onnx.graph import OnnxGraph, check_graphs
-from kvcast.runtimes.onnx.session import bind, onnx_session, ort_value
+from kvcast.runtimes.onnx.session import OnnxGraph, bind, check_graphs, onnx_session, ort_value
+from kvcast.runtimes.prefix import EmbeddingRuntime
 
 # A full ring is compacted once in this many steps.
 _SPARE = 128
@@ -192,3 +192,37 @@ def _parts(layer: CacheLayers, capacity: int) -> list[Layer]:
     ring = CompactedRing(layer.capacity, layer.capacity + _SPARE) if layer.kind == "ring" else None
     slots = ring.slots if ring else capacity
     return [Layer((layer.heads, slots, layer.head_dim), layer.dtype, ring)] * 2
+
+
+class OnnxPrefix(OnnxRuntime, EmbeddingRuntime):
+    """The first call of an empty row is its source."""
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        super().__init__(folder, manifest, threads)
+        self.width = manifest.dimensions["width"]
+        self.max_positions = manifest.dimensions["max_positions"]
+        self._pool = (
+            onnx_session(folder / manifest.graph("pool").file, threads)
+            if manifest.dimensions["pooled"]
+            else None
+        )
+        if self._pool is not None:
+            check_graphs(manifest, {"pool": self._pool})
+
+    @override
+    def first_hidden(self, tokens_s: Int64) -> Float32:
+        feed = {
+            "tokens": tokens_s[None],
+            "lengths": np.zeros(1, np.int32),
+            "offsets": np.zeros(1, np.int64),
+            **dict(zip(self._past, self.new_cache(1, len(tokens_s)).memory.cells, strict=True)),
+        }
+        hidden_1px: Float32 = self._session.run(["hidden"], feed)[0]
+        return hidden_1px.reshape(-1)
+
+    @override
+    def pool(self, hidden_nx: Float32) -> Float32:
+        if self._pool is None:
+            return hidden_nx
+        pooled_nx: Float32 = self._pool.run(["pooled"], {"hidden": hidden_nx})[0]
+        return pooled_nx

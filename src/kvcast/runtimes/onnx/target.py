@@ -12,13 +12,7 @@ from kvcast.errors import KvcastError
 from kvcast.families.base import Interface
 from kvcast.runtimes.reference import check_reference
 from kvcast.runtimes.self_test import SelfTestResult, double_on_onnx, versions
-from kvcast.runtimes.stored import Stored
-from kvcast.runtimes.target import (
-    BuildOptions,
-    Lowered,
-    LoweringJob,
-    Target,
-)
+from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Stored, Target
 from kvcast.spec.runtimes import BundlePrecision, OnPhase
 
 
@@ -34,7 +28,7 @@ class OnnxTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
-        from kvcast.runtimes.onnx.lower import lower
+        from kvcast.runtimes.onnx.lowering import lower
 
         graphs = lower(job, folder)
         layers = job.family.caches(job.dimensions)
@@ -52,18 +46,17 @@ class OnnxTarget(Target):
         return _is_installed()
 
     @override
-    def stored(
+    def read_stored(
         self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored:
-        from kvcast.runtimes.onnx.stored import stored
+        from kvcast.runtimes.onnx.lowering import read_stored
 
-        return stored(folder, manifest)
+        return read_stored(folder, manifest)
 
     @override
     def runtimes(self) -> Mapping[Interface, Any]:
         _require_installed()
-        from kvcast.runtimes.onnx.prefix import OnnxPrefix
-        from kvcast.runtimes.onnx.runtime import OnnxEncoderDecoder, OnnxRuntime
+        from kvcast.runtimes.onnx.runtime import OnnxEncoderDecoder, OnnxPrefix, OnnxRuntime
 
         return {
             "decoder-only": OnnxRuntime,

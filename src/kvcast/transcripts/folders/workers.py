@@ -18,7 +18,7 @@ from kvcast.transcripts.folders.finding import RecordingFile
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
-    from kvcast.decoding.speculation import DraftCounts
+    from kvcast.decoding.speculative_decoding import DraftCounts
     from kvcast.speech.channels import AnyTranscription
     from kvcast.speech.model import SpeechModel
     from kvcast.transcripts.segments import Segment

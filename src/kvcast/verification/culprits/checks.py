@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.stored import Stored
+from kvcast.runtimes.target import Stored
 from kvcast.spec.program import Program
 from kvcast.verification.culprits.layers import Run, culprit
 from kvcast.verification.culprits.programs import program_differences

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.stored import StoredNumbers
+from kvcast.runtimes.target import StoredNumbers
 
 Float32 = NDArray[np.float32]
 

@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.onnx.graph import OnnxGraph
-from kvcast.runtimes.onnx.session import onnx_session, ort_value
+from kvcast.runtimes.onnx.session import OnnxGraph, onnx_session, ort_value
 from kvcast.runtimes.self_test import versions
 from kvcast.verification.foreign.base import ForeignModel, Movement, Source, StepWork
 from kvcast.verification.foreign.onnx_files import OnnxDecoderFiles

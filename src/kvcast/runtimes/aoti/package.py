@@ -4,11 +4,21 @@ Running does not need it, so it lies in an archive of its own. Its comments name
 machine that it was made on, and are left out. Knows nothing of what the code does.
 """
 
+import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
+from kvcast.runtimes.native.lowering import constants_of
+from kvcast.runtimes.target import Stored, StoredNumbers
 
 SOURCES = "aoti/sources.zip"
 _MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day: a fixed date makes equal archives equal bytes
@@ -61,3 +71,38 @@ def _members(archive: zipfile.ZipFile, program: str) -> Iterator[str]:
         is_own = path.parent.name == program or path.name == f"{program}.cpp"
         if is_own and path.suffix == ".cpp" and record.file_size <= _LONGEST:
             yield archive.read(record).decode()
+
+
+WEIGHTS, PREFIX = "aoti/weights.safetensors", "results.program."
+_ROUNDED = re.compile(r"_b?float16(?=\.(?:weight|bias)$)")
+
+
+def read_stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> Stored:
+    """Return a package's constants; `shapes` are of the checkpoint's tensors."""
+    if manifest.quantize == "int8":
+        return Stored()
+    file = safe_open(folder / WEIGHTS, framework="pt")  # NumPy has no bfloat16
+    names = {own_name(name): name for name in file.keys()}  # type: ignore[no-untyped-call] # noqa: SIM118
+
+    def read(name: str) -> NDArray[Any]:
+        tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+        array: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        return array
+
+    constants = constants_of(read, names, shapes)
+    rounded = {own_name(name) for name in names.values() if _ROUNDED.search(name)}
+    return Stored(
+        constants={
+            name: partial(_rounded, of) if name in rounded else of for name, of in constants.items()
+        }
+    )
+
+
+def own_name(name: str) -> str:
+    """Return a tensor's name in programs; those of fewer bits have a dtype in the file's."""
+    return _ROUNDED.sub("", name.removeprefix(PREFIX))
+
+
+def _rounded(read: Callable[[], StoredNumbers]) -> StoredNumbers:
+    """Return numbers that have fewer bits than the checkpoint's."""
+    return replace(read(), bits=16)

@@ -13,7 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native.instructions import (
+from kvcast.runtimes.native.library import Format, rounded_bytes
+from kvcast.runtimes.native.opcodes import (
     LAYOUTS,
     STRUCTS,
     Address,
@@ -27,7 +28,6 @@ from kvcast.runtimes.native.instructions import (
     bits,
     padded,
 )
-from kvcast.runtimes.native.library import Format, rounded_bytes
 from kvcast.runtimes.native.values import Lines, Value, lines_of
 
 _DIMS = 4

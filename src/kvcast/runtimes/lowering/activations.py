@@ -1,35 +1,70 @@
-"""SmoothQuant: makes a model's activations easier to quantise without changing its results.
+"""Runs a decoder-only model in fp32 on tokens that need no data, to see how large activations get.
 
-A few channels of a hidden state are hundreds of times larger than the others, in every token. With
-one scale for its whole input, an int8 product loses the others. So the output of each norm is
-divided by a factor per channel, and the matrices behind it (two where parallel blocks share a norm)
-are multiplied by the same factor. Only the ranges change, and no computation is added (Xiao et al.
-2022, arXiv:2211.10438, section 4).
-Quantises nothing itself, and knows no runtime.
-
-The ranges of activations are measured on random tokens (`random_tokens.py`). With SmolLM2-135M,
-tokens of an English text gave the same perplexity within half a percent.
-
-SmolLM2-135M on 2,048 tokens of English, prefilled in chunks of 512: perplexity 9.21 in fp32; 10.9
-with all products in int8 and one scale for their input; 9.58 with the feed-forward's second
-product in blocks; 9.28 with smoothing as well.
+That depends on the weights more than on the text, and so does which channels stand out, so random
+tokens do for ranges. Knows no runtime.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.lowering.random_tokens import run_random_tokens
+from kvcast.families.caches import KEY_VALUE
+from kvcast.families.programs import empty_caches
+from kvcast.families.table import family_with
 from kvcast.runtimes.reference import Reference
 from kvcast.spec.program import Constant, Program
+
+Float32 = NDArray[np.float32]
+
+_COUNT = 256
+_WORDS = 2**32
+
+
+class Activations(NamedTuple):
+    """The activations of one row.
+
+    Attributes:
+        results: [1, positions, width] of steps, by their names.
+        caches: keys and values [1, kv_heads, positions, d] of each layer with attention.
+
+    """
+
+    results: Mapping[str, Float32]
+    caches: list[tuple[Float32, Float32]]
+
+
+def run_random_tokens(
+    decode: Program, reference: Reference, widths: Mapping[str, int] | None = None
+) -> Activations:
+    """Decode one row of random tokens at once; `widths` are of the steps whose results are kept."""
+    dimensions: Any = reference.dimensions
+    count = min(_COUNT, dimensions.max_positions)
+    # NumPy's older generator, whose numbers are promised to stay the same.
+    words = np.random.RandomState(0).randint(_WORDS, size=count, dtype=np.uint32)
+    caches = empty_caches(family_with(dimensions).caches(dimensions), count)
+    inputs = {
+        "tokens": (words % dimensions.vocab_size).astype(np.int64)[None],
+        "lengths": np.zeros(1, np.int32),
+        # All positions go through all of the last layer, so that each step's result is whole.
+        "offsets": np.arange(count),
+        **caches,
+    }
+    results = {
+        name: np.empty((1, count, width), np.float32) for name, width in (widths or {}).items()
+    }
+    reference.run(decode, inputs, results)
+    keys, values = (
+        [cache for name, cache in caches.items() if name.startswith(f"past_{part}_")]
+        for part in KEY_VALUE
+    )
+    return Activations(results, list(zip(keys, values, strict=True)))
+
 
 # How much of the quantisation difficulty moves from activations to weights: 0 none, 1 all.
 _STRENGTH = 0.65
 _LEAST = 1e-5
-
-Float32 = NDArray[np.float32]
 
 
 def smooth(

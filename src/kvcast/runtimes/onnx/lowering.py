@@ -4,31 +4,33 @@ Knows no family and no checkpoints.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.external_data import convert_tensors_to_external
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from kvcast.bundle.manifest import Graph
+from kvcast.bundle.manifest import Graph, Manifest, stays_inside
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import PrecisionRoles
 from kvcast.families.programs import ProgramSignature
-from kvcast.runtimes.lowering.random_tokens import run_random_tokens
-from kvcast.runtimes.lowering.smoothing import smooth
-from kvcast.runtimes.onnx.cross_cache import (
+from kvcast.runtimes.lowering.activations import run_random_tokens, smooth
+from kvcast.runtimes.onnx.cache_quantization import (
     Described,
     aliases_of,
     quantize_inputs,
     quantize_outputs,
+    quantize_self_caches,
+    scales_of,
 )
-from kvcast.runtimes.onnx.fusion import fuse
+from kvcast.runtimes.onnx.graph_writer import Matrix, fuse
 from kvcast.runtimes.onnx.matrices import exact, quantized
 from kvcast.runtimes.onnx.operations import graph_of
-from kvcast.runtimes.onnx.saving import save_graph
-from kvcast.runtimes.onnx.self_cache import quantize_self_caches, scales_of
-from kvcast.runtimes.onnx.writing import Matrix
-from kvcast.runtimes.target import LoweringJob
+from kvcast.runtimes.target import LoweringJob, Stored, StoredNumbers
 
 FOLDER = "onnx"
 # What GroupQueryAttention takes; as it rotates, it rounds half a head down to a multiple of 8.
@@ -138,3 +140,77 @@ def _save(
         if name != "decode"
     }
     return {"decode": decode, **others}
+
+
+_SMALL = 256  # tensors of up to this many bytes stay in the graph's own file
+
+
+def save_graph(
+    model: ir.Model, folder: Path, file: str, aliases: dict[str, str], beside: str | None = None
+) -> Graph:
+    """Write `file` with its data beside it; return the manifest's entry for it.
+
+    `beside` names a graph saved earlier in the same folder. Tensors that both have under one name
+    are not written again: both graphs read the same bytes, on disk and, being mapped, in memory.
+    """
+    RemoveUnusedNodesPass()(model)
+    path = folder / file
+    held = {} if beside is None else _external_tensors(ir.load(folder / beside))
+    own: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    for name, value in model.graph.initializers.items():
+        tensor, there = value.const_value, held.get(name)
+        if tensor is None:
+            continue
+        if there is not None and np.array_equal(there.numpy(), tensor.numpy()):
+            value.const_value = there
+        elif tensor.nbytes > _SMALL:
+            own.append((value, tensor))
+    data = f"{path.name}.data"
+    written = convert_tensors_to_external([tensor for _, tensor in own], path.parent, data)
+    for (value, _), external in zip(own, written, strict=True):
+        value.const_value = external
+    ir.save(model, path)
+    return Graph(
+        file=file,
+        inputs=tuple(value.name or "" for value in model.graph.inputs),
+        outputs=tuple(value.name or "" for value in model.graph.outputs),
+        aliases=aliases,
+    )
+
+
+def _external_tensors(model: ir.Model) -> dict[str, ir.ExternalTensor]:
+    return {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    }
+
+
+_EXPERTS = 3  # axes of a matrix for each
+_TRANSPOSED = ".transposed"  # ends the name of a weight [inputs, outputs]
+
+
+def read_stored(folder: Path, manifest: Manifest) -> Stored:
+    """Return an fp32 bundle's constants, if what reads graphs is installed."""
+    if manifest.quantize != "none":
+        return Stored()
+    try:
+        import onnx_ir as ir
+    except ModuleNotFoundError:
+        return Stored()
+
+    def read(tensor: ir.TensorProtocol, *, transposed: bool) -> StoredNumbers:
+        numbers = tensor.numpy()
+        return StoredNumbers(numbers.T if transposed else numbers)
+
+    constants = {}
+    for graph in manifest.graphs.values():
+        for name, value in ir.load(folder / graph.file).graph.initializers.items():
+            tensor = value.const_value
+            outside = isinstance(tensor, ir.ExternalTensor) and not stays_inside(
+                str(tensor.location)
+            )
+            if tensor is not None and not outside and len(tensor.shape) < _EXPERTS:
+                own = name.removesuffix(_TRANSPOSED)
+                constants[own] = partial(read, tensor, transposed=own != name)
+    return Stored(constants=constants)

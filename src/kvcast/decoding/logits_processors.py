@@ -12,8 +12,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from typing_extensions import override
 
-from kvcast.decoding.arithmetic import Penalties
-from kvcast.decoding.numerics import penalise
+from kvcast.decoding.arithmetic import Distribution, Penalties
+from kvcast.decoding.numerics import draw, likeliest_token, penalise
+from kvcast.decoding.params import SamplingParams
 from kvcast.runtimes.base import Float32, Int64
 
 _WEAKEST = 1e-6
@@ -134,3 +135,25 @@ class SuppressTokens(LogitFilter):
     @override
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         logits_rv[:, self._tokens] = -np.inf
+
+
+class Sampler:
+    """Chooses the tokens of one sequence, from numbers that no other sequence draws."""
+
+    def __init__(self, params: SamplingParams, stream: int = 0) -> None:
+        """Begin a sequence; sequences of different streams draw different numbers."""
+        self._distribution: Distribution | None = None
+        if params.temperature > 0:
+            self._distribution = Distribution(
+                params.temperature, params.top_k, params.top_p, params.min_p
+            )
+        self._rng = np.random.default_rng((params.seed, stream))
+
+    def __call__(self, logits_v: Float32) -> int:
+        """Choose from logits [vocab], which are not changed.
+
+        Raises KvcastError for logits that are NaN or infinite.
+        """
+        if self._distribution is None:
+            return likeliest_token(logits_v)
+        return draw(logits_v, self._distribution, self._rng.random())

@@ -6,14 +6,15 @@ numbers of this module's enumerations are compared with it on import. An operand
 """
 
 import itertools
+import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import itemgetter
+from pathlib import Path
 from typing import TypeAlias
 
-from kvcast.runtimes.native.schema import SCHEMA, Fields
 from kvcast.spec.stored_matrices import Encoding
 
 
@@ -140,6 +141,10 @@ def _size(type_: str) -> int | None:
     return _SIZES.get(type_, 1)
 
 
+Fields: TypeAlias = tuple[tuple[str, str], ...]
+"""Names and types in C++, in order."""
+
+
 class Layout:
     """The fields of a struct or an instruction, in order."""
 
@@ -202,6 +207,67 @@ def _check_numbers(enum: type[IntEnum], *shared: Mapping[str, int]) -> None:
     expected = {name: number for members in shared for name, number in members.items()}
     if {member.name: int(member) for member in enum} != expected:
         raise ValueError(f"{enum.__name__} is not as in instructions.def")
+
+
+PATH = Path(__file__).parent / "src" / "instructions.def"
+
+_COMMENT = re.compile(r"//[^\n]*")
+_MACRO = re.compile(
+    r"(?P<kind>ENUM|STRUCT|INSTRUCTION)\(\s*(?P<name>\w+)\s*,(?:\s*(?P<type>\w+)\s*,)?"
+    r"(?P<parts>(?:\s*(?:VALUE|FIELD)\([^()]*\))+)\s*\)"
+)
+_PART = re.compile(r"\(\s*([^(),]*?)\s*,\s*([^(),]*?)\s*\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The contents of the file.
+
+    Attributes:
+        enums: of each its members' numbers.
+        structs: of each its fields.
+        instructions: of each its fields; codes are places in this order.
+
+    """
+
+    enums: Mapping[str, Mapping[str, int]]
+    structs: Mapping[str, Fields]
+    instructions: Mapping[str, Fields]
+
+    @classmethod
+    def read(cls, path: Path) -> "Schema":
+        """Read a file; raises ValueError for text that is none of the macros."""
+        text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
+        if rest := _MACRO.sub("", text).strip():
+            raise ValueError(f"{path} has a part that is no macro: {rest[:80]!r}")
+        enums: dict[str, dict[str, int]] = {}
+        structs: dict[str, Fields] = {}
+        instructions: dict[str, Fields] = {}
+        for macro in _MACRO.finditer(text):
+            parts = _PART.findall(macro["parts"])
+            if len(parts) != macro["parts"].count("("):
+                raise ValueError(f"{path} has a part of {macro['name']} that is no pair")
+            if macro["kind"] == "ENUM":
+                enums[macro["name"]] = {name: int(number) for name, number in parts}
+                continue
+            fields = tuple((name, " ".join(type_.split())) for type_, name in parts)
+            (structs if macro["kind"] == "STRUCT" else instructions)[macro["name"]] = fields
+        return cls(enums=enums, structs=structs, instructions=instructions)
+
+    @property
+    def text(self) -> str:
+        """The contents in the form of a library's `kvcast_schema`."""
+        return "".join(self._definitions())
+
+    def _definitions(self) -> Iterator[str]:
+        for name, members in self.enums.items():
+            yield f"{name}{{" + "".join(f"{key}={value};" for key, value in members.items()) + "}"
+        for of in (self.structs, self.instructions):
+            for name, fields in of.items():
+                yield f"{name}{{" + "".join(f"{type_} {key};" for key, type_ in fields) + "}"
+
+
+SCHEMA = Schema.read(PATH)
 
 
 _check_numbers(Operation, {name: code for code, name in enumerate(SCHEMA.instructions)})
