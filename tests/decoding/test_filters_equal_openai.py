@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kit.openai_whisper import openai_tokenizer
-from kvcast.decoding.filters import LogitFilter, SuppressTokens
+from kvcast.decoding.logits_processors import LogitFilter, SuppressTokens
 from kvcast.whisper.decoding import SuppressBlank, TimestampRules
 
 # A small vocabulary: text, the end, two control tokens, <|notimestamps|>, timestamps.

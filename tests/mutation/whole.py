@@ -219,7 +219,7 @@ def _use_checkpoint(folder: Path) -> None:
     from kvcast.checkpoints.source import locate, open_checkpoint
     from kvcast.families.table import family_of
     from kvcast.loading.proof import stepped, steps_of
-    from kvcast.runtimes.targets import TARGETS
+    from kvcast.runtimes.target import TARGETS
     from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
     path = next(folder.glob("*.gguf"), folder)

@@ -30,7 +30,7 @@ from kvcast.runtimes.native import opening
 from kvcast.runtimes.native.interpreter import Interpreter
 from kvcast.runtimes.native.inventory import inventory
 from kvcast.runtimes.native.library import PLAIN
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES, PrecisionRequest
 
 _NATIVE = "native"

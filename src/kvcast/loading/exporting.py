@@ -225,7 +225,7 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
 
 
 def _check_calibration(family: str, dimensions: Any) -> None:
-    """Raise UsageError for a model that `lowering.calibrated_blocks` is not made for."""
+    """Raise UsageError for a model that `lowering.calibration` is not made for."""
     if problem := family_of(family).calibration_problem(dimensions):
         raise UsageError(f"{problem}: use --quantize int4")
 

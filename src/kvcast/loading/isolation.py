@@ -15,7 +15,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.machine.child import ask
 from kvcast.machine.resources import instruction_sets
-from kvcast.runtimes.targets import TARGETS
+from kvcast.runtimes.target import TARGETS
 from kvcast.spec.files import cache_dir
 from kvcast.spec.runtimes import is_native
 

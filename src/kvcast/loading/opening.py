@@ -43,8 +43,7 @@ from kvcast.loading.params import LoadParams
 from kvcast.machine.resources import available_cores
 from kvcast.options import keywords_of
 from kvcast.runtimes.copies import traffic_of, traffic_of_checkpoint
-from kvcast.runtimes.target import BuildOptions, Target
-from kvcast.runtimes.targets import TARGETS, default_runtime
+from kvcast.runtimes.target import TARGETS, BuildOptions, Target, default_runtime
 from kvcast.runtimes.traffic import CallSizes, ModelTraffic
 from kvcast.spec.files import cache_dir, sha256_of
 from kvcast.spec.recipes import Recipe, names_recipe

@@ -19,8 +19,8 @@ import numpy as np
 
 from kvcast.quantizing.passages import Passage
 from kvcast.quantizing.trials import Trials, ready_cache
-from kvcast.runtimes.native.building import Matrix
 from kvcast.runtimes.native.interpreter import Call, Interpreter
+from kvcast.runtimes.native.plan_builder import Matrix
 from kvcast.spec.program import Constant, Node, Program, Step
 from kvcast.spec.recipes import Recipe
 

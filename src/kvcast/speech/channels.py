@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from typing_extensions import override
 
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.speech.transcription import Transcription
 from kvcast.transcripts.segments import Segment
 

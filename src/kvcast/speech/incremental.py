@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.families.programs import StreamedSource
-from kvcast.runtimes.base import EncoderDecoder, Float32
-from kvcast.runtimes.exclusive import exclusive
+from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.languages import WITHOUT_SPACES
 from kvcast.speech.live_window import Settled, Utterances
 from kvcast.tokenizers.stream import TextStream

@@ -16,8 +16,7 @@ from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
 from kvcast.engine.requests import Input
 from kvcast.families.causal_encoder import CausalEncoder, streamed
 from kvcast.families.programs import StreamedSource
-from kvcast.runtimes.base import EncoderDecoder, Float32
-from kvcast.runtimes.exclusive import exclusive
+from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.abilities import ABILITIES
 from kvcast.speech.live_window import Settled, Utterances
 from kvcast.speech.recognition import Heard, Hearing, Hints, Sound

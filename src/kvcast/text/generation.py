@@ -24,8 +24,7 @@ from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.options import keywords_of
-from kvcast.runtimes.base import Int64, Runtime
-from kvcast.runtimes.exclusive import exclusive
+from kvcast.runtimes.base import Int64, Runtime, exclusive
 from kvcast.text.params import (
     NO_DEFAULTS,
     GenerationDefaults,

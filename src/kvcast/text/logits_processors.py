@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvcast.chat.reasoning import BEGIN, END, ReasoningParser
-from kvcast.decoding.filters import (
+from kvcast.decoding.logits_processors import (
     LogitBias,
     LogitFilter,
     NoRepeatNgram,

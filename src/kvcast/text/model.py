@@ -19,8 +19,7 @@ from kvcast.engine.requests import Prefix, Prompt, compute
 from kvcast.errors import UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.options import keywords_of
-from kvcast.runtimes.base import Int64, Runtime
-from kvcast.runtimes.exclusive import exclusive
+from kvcast.runtimes.base import Int64, Runtime, exclusive
 from kvcast.text.generation import (
     EncodedText,
     GenerationTask,

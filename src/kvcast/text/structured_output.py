@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.decoding.grammar import Grammar
+from kvcast.decoding.logits_processors import LogitFilter
 from kvcast.errors import KvcastError, UsageError, in_one_line
-from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.exclusive import ForkSafeLock
+from kvcast.runtimes.base import Float32, ForkSafeLock, Int64
 from kvcast.text import grammar_process
 from kvcast.text.grammar_compiler import TRIALS
 from kvcast.text.texts import LENGTH, STOP

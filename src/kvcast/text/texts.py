@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from kvcast.decoding.params import SamplingParams
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Int64
 from kvcast.tokenizers.base import TextTokenizer

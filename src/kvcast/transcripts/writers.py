@@ -27,7 +27,7 @@ from kvcast.transcripts.subtitles import (
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
-    from kvcast.decoding.speculation import DraftCounts
+    from kvcast.decoding.speculative_decoding import DraftCounts
     from kvcast.transcripts.segments import Segment, Word
 
 JSON_FORMAT = "kvcast.transcript"

@@ -12,9 +12,14 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.arithmetic import TimestampTokens
-from kvcast.decoding.filters import LogitFilter, NoRepeatNgram, RepetitionPenalty, SuppressTokens
+from kvcast.decoding.logits_processors import (
+    LogitFilter,
+    NoRepeatNgram,
+    RepetitionPenalty,
+    SuppressTokens,
+)
 from kvcast.decoding.numerics import arithmetic
-from kvcast.decoding.speculation import DraftCounts
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.speech.params import SEARCH, WindowParams

@@ -10,7 +10,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import Interface
 from kvcast.machine.resources import instruction_sets
-from kvcast.runtimes.lowering.smoothing import smooth
+from kvcast.runtimes.lowering.activations import smooth
 from kvcast.runtimes.reference import EagerReference, Reference
 from kvcast.runtimes.self_test import (
     SelfTestResult,
