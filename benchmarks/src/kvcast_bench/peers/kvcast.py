@@ -19,8 +19,7 @@ from kvcast.decoding.params import NGRAM
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.inspect.floor import Arithmetic
-from kvcast.runtimes.target import BuildOptions
-from kvcast.runtimes.targets import TARGETS, default_runtime
+from kvcast.runtimes.target import TARGETS, BuildOptions, default_runtime
 from kvcast.spec import runtimes
 from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest
 from kvcast_bench.backend import (
