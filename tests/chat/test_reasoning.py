@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.chat.reasoning import ReasoningParser
+from kvcast.chat.parsers import ReasoningParser
 
 TEXTS = {
     "<think>\nfirst\n\nthen\n</think>\n\nThe answer": ("first\n\nthen", "The answer"),

@@ -11,13 +11,13 @@ from chat.test_chat import GEMMA, LLAMA_3
 from kit import tool_templates
 from kit.small_tokenizers import byte_level, text_files
 from kit.tool_templates import CLOCK, WEATHER
+from kvcast.chat.parsers import ToolCall
 from kvcast.chat.tool_calls import (
     HERMES,
     IN_WORDS,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
-    ToolCall,
     ToolForm,
     form_of,
     lark,

@@ -31,7 +31,7 @@ from kit.text_models import model, prompt
 from kvcast import Engine
 from kvcast.decoding.drafters import Guess, PromptLookup
 from kvcast.decoding.speculative_decoding import Ledger
-from kvcast.text.caller import TextDelta
+from kvcast.text.requests import TextDelta
 
 RUNTIMES = ["native", "onnx"]
 OPTIONS: list[dict[str, Any]] = [

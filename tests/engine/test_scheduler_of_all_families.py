@@ -22,7 +22,8 @@ from kvcast.engine.callers import RequestList
 from kvcast.engine.requests import Prefix, Prompt, Request, compute
 from kvcast.engine.scheduler import Scheduler
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
-from kvcast.text.requests import SampledText, SearchedTexts, TextRequest, TextSpec
+from kvcast.text.beam_search import SearchedTexts
+from kvcast.text.requests import SampledText, TextRequest, TextSpec
 from kvcast.text.text2text import Source
 from kvcast.text.texts import StoppingCriteria, Stopwatch
 from kvcast.whisper.decoding import SuppressBlank

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from kit.text_models import saying
-from kvcast.server import bodies, connections, guard
+from kvcast.server import bodies, guard, running
 from kvcast.server.monitoring import LogFormatter, install
 from server.serving import Server, serving, until
 
@@ -228,7 +228,7 @@ def test_heads_are_bounded(server: Server, name: str):
 def test_half_a_head_is_not_waited_for(
     server: Server, monkeypatch: pytest.MonkeyPatch, before: bytes, half: bytes
 ):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(running, "HEAD_SECONDS", 0.1)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         if before:
             connection.sendall(before)

@@ -13,7 +13,8 @@ from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Prefix, Prompt, compute
 from kvcast.engine.scheduler import Scheduler
-from kvcast.text.requests import BeamHypothesis, SearchedTexts, TextSpec
+from kvcast.text.beam_search import BeamHypothesis, SearchedTexts
+from kvcast.text.requests import TextSpec
 from kvcast.text.texts import StoppingCriteria, Stopwatch
 
 PAD, EOS = 0, 11

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kit.small_tokenizers import user
 from kit.tool_templates import WEATHER
 from kvcast.chat.conversation import HEADING
-from kvcast.chat.tool_calls import IN_WORDS, ToolCall
+from kvcast.chat.parsers import ToolCall
+from kvcast.chat.tool_calls import IN_WORDS
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.opening import open_text

@@ -20,16 +20,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from kvcast.chat.reasoning import ReasoningParser
-from kvcast.chat.tool_calls import ToolCall
+from kvcast.chat.parsers import ReasoningParser, ToolCall
 from kvcast.engine import Job
 from kvcast.server.bodies import encoded
 from kvcast.server.calls import Calls, State
 from kvcast.server.errors import ApiError, api_error
 from kvcast.server.prompts import Tools
 from kvcast.server.served import CHAT, Served
-from kvcast.text.caller import TextDelta
 from kvcast.text.logits_processors import has_begun
+from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 
 DONE = "data: [DONE]\n\n"

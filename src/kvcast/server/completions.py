@@ -38,7 +38,7 @@ from kvcast.server.prompts import (
 )
 from kvcast.server.requests import ChatRequest, CompletionRequest
 from kvcast.server.served import Served
-from kvcast.text.caller import TextDelta
+from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 
 

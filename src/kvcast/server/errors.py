@@ -4,7 +4,7 @@ Nothing of the machine is in an answer: no path, no traceback. Knows no endpoint
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -145,4 +145,29 @@ def api_error(error: BaseException) -> ApiError:
     _LOG.error("a request failed", exc_info=error)
     return ApiError(
         500, "the server failed; its log says why", kind="server_error", code="internal_error"
+    )
+
+
+MOST_HEADERS = 64 << 10
+"""Bytes of a request's headers, at most."""
+
+
+MOST_URL = 8 << 10
+"""Bytes of its path and query, at most."""
+
+
+def size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Return the bytes that headers have as they are sent."""
+    return sum(len(name) + len(value) + len(b": \r\n") for name, value in headers)
+
+
+def url_too_long() -> ApiError:
+    """Return the refusal of a long path or query."""
+    return ApiError(414, f"the URL is longer than {MOST_URL >> 10} KiB", code="url_too_long")
+
+
+def headers_too_large() -> ApiError:
+    """Return the refusal of large headers."""
+    return ApiError(
+        431, f"the headers are larger than {MOST_HEADERS >> 10} KiB", code="headers_too_large"
     )

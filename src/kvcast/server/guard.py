@@ -21,14 +21,18 @@ from starlette.websockets import WebSocket
 
 from kvcast.machine.resources import give_back
 from kvcast.server.calls import State
-from kvcast.server.connections import (
+from kvcast.server.errors import (
     MOST_HEADERS,
     MOST_URL,
+    ApiError,
+    GoneError,
+    api_error,
+    busy,
+    document_for,
     headers_too_large,
     size_of,
     url_too_long,
 )
-from kvcast.server.errors import ApiError, GoneError, api_error, busy, document_for
 from kvcast.server.params import ServeParams
 
 _OPEN = ("/", "/page", "/health", "/ready")

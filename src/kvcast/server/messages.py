@@ -26,7 +26,7 @@ from kvcast.server.prompts import (
 )
 from kvcast.server.requests import CountTokensRequest, MessagesRequest
 from kvcast.server.served import Served
-from kvcast.text.caller import TextDelta
+from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

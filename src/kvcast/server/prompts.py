@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvcast.chat.tool_calls import TextParser, ToolForm
+from kvcast.chat.parsers import TextParser
+from kvcast.chat.tool_calls import ToolForm
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError
 from kvcast.server.errors import ApiError

@@ -27,7 +27,7 @@ from kvcast.server.prompts import (
 )
 from kvcast.server.requests import ResponsesRequest
 from kvcast.server.served import Served
-from kvcast.text.caller import TextDelta
+from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 
 _STORED = ("previous_response_id", "conversation", "background")

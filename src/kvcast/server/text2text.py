@@ -19,8 +19,8 @@ from kvcast.server.errors import ApiError
 from kvcast.server.prompts import NOT_WRITING, PromptLimit, each, keywords, limited
 from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
 from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT, Served
-from kvcast.text.caller import TextDelta
 from kvcast.text.generation import EncodedText
+from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 
 _CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"

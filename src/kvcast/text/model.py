@@ -1,12 +1,11 @@
-"""The decoder-only model that `kvcast.load` returns, ready to generate text.
+"""Models that `kvcast.load` returns to generate text: their base class, and decoder-only ones."""
 
-Knows no file format and no runtime.
-"""
-
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
-from typing import Any
+from itertools import islice, takewhile
+from numbers import Integral
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,10 @@ from typing_extensions import override
 from kvcast.chat.conversation import Message, Tool
 from kvcast.decoding.numerics import log_probabilities
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.speculative_decoding import Paired
+from kvcast.engine.memory import fitting
 from kvcast.engine.requests import Prefix, Prompt, compute
+from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.options import keywords_of
@@ -24,12 +26,17 @@ from kvcast.text.generation import (
     EncodedText,
     GenerationTask,
     Limits,
-    TextGenerator,
     TextPieces,
     TextPrompt,
-    is_one_prompt,
 )
-from kvcast.text.params import GenerationDefaults, PromptParams, completed
+from kvcast.text.params import (
+    GenerationDefaults,
+    PromptParams,
+    completed,
+    completed_alone,
+)
+from kvcast.text.requests import TextCaller
+from kvcast.text.sentences import JoinedPieces, Part, joined
 from kvcast.text.structured_output import Grammars
 from kvcast.text.texts import TextGeneration
 from kvcast.tokenizers.base import TextTokenizer
@@ -39,6 +46,208 @@ __all__ = ["TextGeneration", "TextModel", "TextPieces", "TextSession"]
 
 CHUNK = 512
 """Most tokens of a prompt in one call of the model, unless another number is given."""
+
+
+class TextGenerator(ABC):
+    """A model that turns prompts into texts, with its tokenizer."""
+
+    task: ClassVar[Literal["generate"]] = "generate"
+
+    def __init__(self, generation: GenerationTask) -> None:
+        self.runtime = generation.runtime
+        self.tokenizer = generation.tokenizer
+        self.generation = generation
+        self._limits = generation.limits
+
+    @property
+    def defaults(self) -> GenerationDefaults:
+        """Values of options that the model's generation_config.json recommends."""
+        return self.generation.defaults
+
+    def recommend(self, defaults: GenerationDefaults) -> None:
+        """Take these values where a call leaves its options open."""
+        self.generation = replace(self.generation, defaults=defaults)
+
+    @property
+    def paired(self) -> Paired:
+        """The model as one that drafts for another, or that another drafts for."""
+        return self.generation.paired
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """Lines for users about the model's files."""
+        return self.tokenizer.notices
+
+    def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
+        """Return an engine's scheduler; see `kvcast.engine.engine.Model`."""
+        generation = self.generation
+        sizes = fitting(
+            generation.runtime.row_bytes,
+            longest=generation.limits.sequence,
+            rows=rows,
+            budget=budget,
+            fixed=self.input_bytes,
+        )
+        return Scheduler(
+            generation.runtime,
+            rows=sizes.rows,
+            capacity=sizes.capacity,
+            inputs=sizes.rows if generation.encodes else 0,
+            chunk=chunk if generation.chunk else None,
+            turn=chunk,
+            prefixes=generation.prefixes(sizes.rows, sizes.capacity),
+            cache_bytes=sizes.bytes,
+        )
+
+    def caller(
+        self, given: TextPrompt, options: Mapping[str, Any], scheduler: Scheduler
+    ) -> TextCaller:
+        """Return the texts of a prompt as an engine's caller; raises as `generate`."""
+        params = self.understood(given, self.defaults.params(PromptParams, options))
+        if params.beam > scheduler.rows:
+            raise UsageError(f"beam must be at most {scheduler.rows}, the rows of the engine")
+        generation = self.generation.within(scheduler.capacity)
+        parts = self.parts(given, params, generation.limits.prompt)
+        requests = [
+            request for part in parts for request in generation.requests(part.tokens, params)
+        ]
+
+        def finished(texts: list[TextGeneration]) -> list[TextGeneration]:
+            each = len(texts) // len(parts)
+            whole = _joined(parts, [texts[i : i + each] for i in range(0, len(texts), each)])
+            with exclusive(self.runtime):
+                return self.finished(given, whole, params)
+
+        return TextCaller(requests, params, finished, len(parts))
+
+    @keywords_of(PromptParams, completed)
+    def generate(
+        self, prompt: TextPrompt | Sequence[TextPrompt], params: PromptParams
+    ) -> TextGeneration | list[Any]:
+        """Continue a prompt, or several; a T5, BART or UniLM answers its source.
+
+        In fp32 neither `batch` nor `chunk` nor the order of prompts changes a text; in int8 what
+        is multiplied in one call shares a scale. A text that has no room for `max_new_tokens`
+        within what the model takes ends sooner, for its length.
+
+        Args:
+            prompt: text, or token ids that are taken as they are; or several of them.
+            params: given as keywords.
+
+        Returns:
+            For one prompt a text, for several a list in their order; with n above 1 a list of n
+            takes the place of each text.
+
+        Raises:
+            UsageError: for options that cannot be served, no prompts, prompts that are empty or
+                too long, and token ids that the model does not have.
+
+        """
+        alone = is_one_prompt(prompt)
+        prompts: Sequence[Any] = [prompt] if alone else prompt
+        generations: list[Any] = []
+        for texts in self._each(prompts, params):
+            generations.append(texts if params.n > 1 else texts[0])
+        return generations[0] if alone else generations
+
+    @keywords_of(PromptParams, completed)
+    def generate_each(
+        self, prompts: Sequence[TextPrompt], params: PromptParams
+    ) -> Iterator[list[TextGeneration]]:
+        """Return the n texts of each prompt, in order, as they are done; see `generate`."""
+        return self._each(prompts, params)
+
+    @keywords_of(PromptParams, completed_alone)
+    def stream(self, prompt: TextPrompt, params: PromptParams) -> TextPieces | JoinedPieces:
+        """Return an iterator of the text's pieces, which has the `result` at its end.
+
+        Options for several texts stay at their defaults, whatever the model's files recommend; see
+        `generate`.
+        """
+        params.check_one_text()
+        params = self.understood(prompt, params)
+        parts = self.parts(prompt, params, self._limits.prompt)
+        if len(parts) == 1:
+            return self.generation.pieces(parts[0].tokens, params)
+        return JoinedPieces(parts, lambda tokens: self.generation.pieces(tokens, params))
+
+    def understood(
+        self,
+        prompt: TextPrompt | EncodedText,  # noqa: ARG002
+        params: PromptParams,
+    ) -> PromptParams:
+        """Return the options of a prompt's texts, as the model understands them."""
+        if params.source_language is not None or params.target_language is not None:
+            raise UsageError("this model does not translate: leave out languages")
+        return params
+
+    def parts(
+        self,
+        prompt: TextPrompt | EncodedText,
+        params: PromptParams,
+        longest: int,  # noqa: ARG002
+    ) -> list[Part]:
+        """Return the parts of a prompt of at most so many tokens, which have texts of their own."""
+        if params.sentences:
+            raise UsageError("this model continues a text: leave out sentences")
+        return [Part(tokens=self.prompt_tokens(prompt, params))]
+
+    @abstractmethod
+    def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
+        """Return a prompt's tokens; raises UsageError for a prompt that the model cannot take."""
+
+    def encoded(self, text: str, *, special_tokens: bool = False) -> EncodedText:
+        """Return a text as a prompt whose tokens are known; raises as `prompt_tokens`."""
+        params = PromptParams(special_tokens=special_tokens)
+        return EncodedText(text, self.prompt_tokens(text, params))
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes that the cache takes at most for an encoded prompt; 0 without an encoder."""
+        return 0
+
+    def finished(
+        self,
+        prompt: TextPrompt | EncodedText,  # noqa: ARG002
+        texts: list[TextGeneration],
+        params: PromptParams,  # noqa: ARG002
+    ) -> list[TextGeneration]:
+        """Return the texts of a prompt as callers get them, once all of them are over."""
+        return texts
+
+    def _each(
+        self, prompts: Sequence[TextPrompt], params: PromptParams
+    ) -> Iterator[list[TextGeneration]]:
+        if not prompts:
+            raise UsageError("there is no prompt: give at least one")
+        understood = [self.understood(prompt, params) for prompt in prompts]
+        parts = [self.parts(prompt, params, self._limits.prompt) for prompt in prompts]
+        # What is understood is the same for all that are texts.
+        tokens = [part.tokens for some in parts for part in some]
+        each = self.generation.each(tokens, understood[0])
+        if len(tokens) > len(prompts):
+            each = _whole(parts, each)
+        return map(self.finished, prompts, each, understood)
+
+
+def _whole(
+    parts: Sequence[Sequence[Part]], each: Iterator[list[TextGeneration]]
+) -> Iterator[list[TextGeneration]]:
+    """Yield the texts of each prompt, from those of all parts in order."""
+    for some in parts:
+        yield _joined(some, list(islice(each, len(some))))
+
+
+def _joined(parts: Sequence[Part], texts: Sequence[list[TextGeneration]]) -> list[TextGeneration]:
+    """Return the texts of a prompt, whose parts have as many each."""
+    return [joined(parts, several) for several in zip(*texts, strict=True)]
+
+
+def is_one_prompt(prompt: TextPrompt | Sequence[TextPrompt]) -> bool:
+    """Tell one prompt from several."""
+    return isinstance(prompt, str) or (
+        len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
+    )
 
 
 class TextModel(TextGenerator):

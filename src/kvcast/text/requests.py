@@ -1,40 +1,30 @@
-"""Requests for texts: one that a sampler writes, or several that compete in a beam search.
+"""Requests for texts that a sampler generates, and their caller in an engine.
 
-The beam search is that of Hugging Face transformers (generation/utils.py, `_beam_search`), so that
-its results are met token for token: finished sequences compete by log-probability over
-length ** length_penalty. Knows no runtime.
+A caller offers a prompt's requests and puts new text into a job; `beam_search.py` has the texts
+that compete.
 """
 
 from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.logits_processors import Sampler
-from kvcast.decoding.numerics import (
-    Likeliest,
-    best_first,
-    likeliest,
-    log_probabilities,
-    log_softmax,
-    top_k,
-)
+from kvcast.decoding.numerics import likeliest, log_probabilities
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.speculative_decoding import Speculation, Speculations
+from kvcast.engine.callers import JobCaller
+from kvcast.engine.jobs import Job
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
 from kvcast.text.logits_processors import Preferences, ReasoningBudget
+from kvcast.text.params import PromptParams
 from kvcast.text.structured_output import GrammarFilter, GrammarPlace
-from kvcast.text.texts import (
-    Alternatives,
-    StoppingCriteria,
-    Stopwatch,
-    TextGeneration,
-    WrittenText,
-)
+from kvcast.text.texts import Alternatives, StoppingCriteria, Stopwatch, TextGeneration, WrittenText
 from kvcast.tokenizers.base import TextTokenizer
 
 
@@ -177,166 +167,145 @@ class SampledText(TextRequest):
         if params.logprobs:
             logprob = float(log_probabilities(logits_rv, np.array([[token]]))[0, 0])
         if params.top_logprobs:
-            [top] = _alternatives(logits_rv, params.top_logprobs)
+            [top] = alternatives(logits_rv, params.top_logprobs)
         return logprob, top
 
 
-def _alternatives(logits_rv: Float32, count: int) -> list[Alternatives]:
+def alternatives(logits_rv: Float32, count: int) -> list[Alternatives]:
     """Return the likeliest tokens of each row, with their log-probabilities."""
     tokens_rk, logprobs_rk, _ = likeliest(logits_rv, count)
     pairs = zip(tokens_rk.tolist(), logprobs_rk.tolist(), strict=True)
     return [tuple(zip(tokens_k, values_k, strict=True)) for tokens_k, values_k in pairs]
 
 
-@dataclass(frozen=True)
-class BeamHypothesis:
-    """A finished sequence, with the token that ended it.
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The new part of a text after a step.
 
     Attributes:
-        tokens: chosen.
-        logprobs: of each token, as the model gave it; None unless requested.
-        tops: the likeliest alternatives to each token; none unless requested.
-        score: sum of the tokens' scores, over length ** length_penalty.
+        index: of the text among the prompt's n.
+        text: that became certain, possibly empty.
+        tokens: that were chosen, possibly none.
+        logprobs: of these tokens; None unless requested.
+        top_logprobs: likeliest alternatives in their places; None unless requested.
+        finish_reason: "stop" or "length" with the last of a text; None before.
 
     """
 
+    index: int
+    text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] | None
-    tops: tuple[Alternatives, ...]
-    score: float
+    top_logprobs: tuple[Alternatives, ...] | None
+    finish_reason: str | None
 
 
-class SearchedTexts(TextRequest):
-    """The best `n` texts that a search with `beam` rows finds.
+TextJob = Job[TextDelta, "TextGeneration | list[TextGeneration]"]
 
-    Attributes:
-        hypotheses: the best `beam` finished sequences, best first.
 
-    """
+class TextCaller(JobCaller):
+    """The texts of a prompt, each a request."""
 
-    def __init__(self, spec: TextSpec) -> None:
-        super().__init__(spec, width=spec.params.beam)
-        self.hypotheses: list[BeamHypothesis] = []
-        # Enough are left even if all end tokens are among the best of each row.
-        self._considered = max(2, 1 + len(spec.criteria.end_tokens)) * self.width
-        # Of each row; -inf only fills a place, when too few sequences go on.
-        self._totals = [0.0]
-        self._rows = list(range(self.width))
-        self._preferences = Preferences(spec.params)
-        self._constraint = spec.constraint()
-        self._written = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
-        self._logprobs_rn = np.empty((1, 0), np.float32)
-        self._tops: list[tuple[Alternatives, ...]] = [()] * self.width
+    job: TextJob
 
-    @override
-    def advance(self, logits_rv: Float32) -> Continuations:
-        self.watch.tick()
-        self._note_tops(logits_rv)
-        given_rv = logits_rv.copy() if self.spec.params.logprobs else logits_rv
-        tokens_rk, logprobs_rk, log_sums_r = self._candidates(logits_rv)
-        totals_rk = np.array(self._totals, np.float32)[:, None] + logprobs_rk
-        totals, parents, tokens = best_first(totals_rk, tokens_rk, self._considered)
-        if totals[0] == -np.inf:  # no row can go on as its grammar wants
-            self._keep_what_there_is()
-            return OVER
-        written_rn, spec = self._written.written_rn, self.spec
-        ended = spec.criteria.are_met(written_rn, parents, tokens, spec.tokenizer)
-        for k in range(self.width):
-            if ended[k] and totals[k] > -np.inf:
-                logprob = given_rv[parents[k], tokens[k]] - log_sums_r[parents[k]]
-                self._finish(totals[k], parents[k], tokens[k], float(logprob))
-        # Those that ended only fill up, if too few others are left.
-        going_on = sorted(range(len(ended)), key=ended.__getitem__)[: self.width]
-        self._totals = [-np.inf if ended[k] else totals[k] for k in going_on]
-        parents = [parents[k] for k in going_on]
-        tokens = [tokens[k] for k in going_on]
-        self._written.extend(parents, tokens)
-        if self._constraint is not None:
-            self._constraint.extend(parents, tokens)
-        if self.spec.params.logprobs:
-            last_r = given_rv[parents, tokens] - log_sums_r[parents]
-            before_rn = self._logprobs_rn[parents]
-            self._logprobs_rn = np.concatenate([before_rn, last_r[:, None]], axis=1)
-        self._tops = [self._tops[parent] for parent in parents]
-        return Continuations(self._rows, parents, tokens) if self._can_improve() else OVER
+    def __init__(
+        self,
+        requests: Sequence[TextRequest],
+        params: PromptParams,
+        finished: Callable[[list[TextGeneration]], list[TextGeneration]],
+        parts: int = 1,
+    ) -> None:
+        """Prepare.
 
-    @override
-    def generations(self) -> list[TextGeneration]:
-        generations = []
-        for hypothesis in self.hypotheses[: self.spec.params.n]:
-            text = self.spec.begin()
-            logprobs = hypothesis.logprobs or [None] * len(hypothesis.tokens)
-            tops = hypothesis.tops or [()] * len(hypothesis.tokens)
-            for token, logprob, top in zip(hypothesis.tokens, logprobs, tops, strict=True):
-                text.push(token, logprob, top)
-            if text.finish_reason is None:
-                text.cut()
-            generations.append(self.spec.finish(text, self.watch, hypothesis.score))
-        return generations
+        Args:
+            requests: one for each text, or one for a beam search; as many for each part.
+            params: options.
+            finished: returns the prompt's texts as clients get them, once all are over.
+            parts: of the prompt that have texts of their own: of several nothing is told before.
 
-    def _note_tops(self, logits_rv: Float32) -> None:
-        """Keep the likeliest tokens of each row, if they are wanted."""
-        if k := self.spec.params.top_logprobs:
-            tops = _alternatives(logits_rv, k)
-            self._tops = [(*before, top) for before, top in zip(self._tops, tops, strict=False)]
-
-    def _candidates(self, logits_rv: Float32) -> Likeliest:
-        """Return the tokens that each row considers, as good as preferences make them.
-
-        The logits may be overwritten.
         """
-        withheld = self.spec.criteria.withheld(self._written.length)
-        given = likeliest(logits_rv, self._considered + len(withheld))
-        renormalised = self.spec.params.renormalize_logits
-        if not self._preferences.matter(self._written) and self._constraint is None:
-            if renormalised and withheld:
-                lost_rk = np.exp(logits_rv[:, withheld] - given.log_sums_r[:, None])
-                logprobs_rk = given.logprobs_rk - np.log1p(-lost_rk.sum(1, keepdims=True))
-                given = given._replace(logprobs_rk=logprobs_rk)
-            for token in withheld:
-                given.logprobs_rk[given.tokens_rk == token] = -np.inf
-            return given
-        logits_rv -= given.log_sums_r[:, None]
-        logits_rv[:, withheld] = -np.inf
-        self._preferences.apply(logits_rv, self._written)
-        if self._constraint is not None:
-            self._constraint.apply(logits_rv, self._written.written_rn)
-        if renormalised:
-            log_softmax(logits_rv)
-        return Likeliest(*top_k(logits_rv, self._considered), given.log_sums_r)
+        self._requests = list(requests)
+        self._coming = deque(self._requests)
+        self._each = len(self._requests) // parts
+        # Beams compete to the end, and texts of later parts may be over before others.
+        self._tells = params.beam == 1 and parts == 1
+        self._running = len(self._requests)
+        self._params = params
+        self._finished = finished
+        self._shown = [(0, 0)] * len(self._requests)  # pieces and tokens that the job has
+        self._result: TextGeneration | list[TextGeneration] | None = None
+        self._error: Exception | None = None
 
-    def _finish(self, total: float, parent: int, token: int, logprob: float) -> None:
-        """Add a finished sequence to the hypotheses, if it is among the best."""
-        tokens = (*self._written.written_rn[parent].tolist(), token)
-        logprobs = None
-        if self.spec.params.logprobs:
-            logprobs = (*self._logprobs_rn[parent].tolist(), logprob)
-        score = self._score(total, len(tokens))
-        self.hypotheses.append(BeamHypothesis(tokens, logprobs, self._tops[parent], score))
-        self.hypotheses.sort(key=attrgetter("score"), reverse=True)
-        del self.hypotheses[self.width :]
+    @property
+    @override
+    def ending(self) -> str | None:
+        if self._error is not None:
+            return "error"
+        if self._result is None:
+            return None
+        whole = self._result[0] if isinstance(self._result, list) else self._result
+        return whole.finish_reason
 
-    def _keep_what_there_is(self) -> None:
-        """Make the best unfinished row a hypothesis, if there is no other."""
-        if not self.hypotheses:
-            logprobs = None
-            if self.spec.params.logprobs:
-                logprobs = tuple(self._logprobs_rn[0].tolist())
-            tokens = tuple(self._written.written_rn[0].tolist())
-            tops = self._tops[0][: len(tokens)]
-            score = self._score(self._totals[0], len(tokens))
-            self.hypotheses = [BeamHypothesis(tokens, logprobs, tops, score)]
+    @override
+    def next_request(self) -> Request | None:
+        if len(self._coming) == len(self._requests):
+            parts = self._requests[:: self._each]
+            self.totals.prompt_tokens += sum(part.spec.prompt_tokens for part in parts)
+        return self._coming.popleft() if self._coming else None
 
-    def _score(self, total: float, length: int) -> float:
-        return float(total / length**self.spec.params.length_penalty)
+    @override
+    def take(self, request: Request) -> None:
+        if request.error is not None:
+            raise request.error
+        self.job.cached_tokens = max(self.job.cached_tokens, request.reused)
+        if self._tells and isinstance(request, SampledText):
+            self._tell(request)
+        self._running -= request.done
+        if not self._running:
+            self._finish()
 
-    def _can_improve(self) -> bool:
-        """Tell whether the best row may still come among the finished sequences."""
-        if self._totals[0] == -np.inf:
-            return False
-        if len(self.hypotheses) < self.width:
-            return True
-        if self.spec.params.early_stopping:
-            return False
-        best = self._score(self._totals[0], self._written.length)
-        return best > self.hypotheses[-1].score
+    @override
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self.totals.cached_tokens += self.job.cached_tokens
+
+    @override
+    def settle(self) -> None:
+        if self._error is not None:
+            self.job.fail(self._error)
+        elif self._result is not None:
+            self.job.finish(self._result)
+
+    def _tell(self, request: SampledText) -> None:
+        """Put the new part of a text into the job."""
+        index = self._requests.index(request)
+        text, (pieces, tokens) = request.text, self._shown[index]
+        params = self._params
+        self._shown[index] = len(text.pieces), len(text.tokens)
+        delta = TextDelta(
+            index,
+            "".join(text.pieces[pieces:]),
+            tuple(text.tokens[tokens:]),
+            tuple(text.logprobs[tokens:]) if params.logprobs else None,
+            tuple(text.top_logprobs[tokens:]) if params.top_logprobs else None,
+            text.finish_reason,
+        )
+        if delta.text or delta.tokens or delta.finish_reason:
+            self.job.put(delta)
+        self.totals.generated_tokens += len(delta.tokens)
+
+    def _finish(self) -> None:
+        """Make up the result."""
+        written = [text for request in self._requests for text in request.generations()]
+        texts = self._finished(written)
+        if not self._tells:
+            self.totals.generated_tokens += sum(len(text.tokens) for text in written)
+            for index, text in enumerate(texts):
+                self.job.put(_whole(index, text))
+        self.totals.cached_tokens += self.job.cached_tokens
+        self._result = texts if self._params.n > 1 else texts[0]
+
+
+def _whole(index: int, text: TextGeneration) -> TextDelta:
+    top = text.top_logprobs
+    return TextDelta(index, text.text, text.tokens, text.logprobs, top, text.finish_reason)

@@ -15,7 +15,8 @@ from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int32, Int64, PrefixRuntime, exclusive
-from kvcast.text.generation import EncodedText, GenerationTask, Limits, TextGenerator, TextPrompt
+from kvcast.text.generation import EncodedText, GenerationTask, Limits, TextPrompt
+from kvcast.text.model import TextGenerator
 from kvcast.text.params import PromptParams
 from kvcast.text.sentences import Part, split
 from kvcast.text.structured_output import Grammars

@@ -17,7 +17,7 @@ from kvcast.verification.cases import Case
 
 if TYPE_CHECKING:
     from kvcast.speech.model import SpeechModel
-    from kvcast.text.generation import TextGenerator
+    from kvcast.text.model import TextGenerator
     from kvcast.whisper.model import WhisperModel
 
 

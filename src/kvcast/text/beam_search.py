@@ -1,0 +1,181 @@
+"""Beam search: texts that compete in a request, as in Hugging Face transformers.
+
+The search is generation/utils.py's `_beam_search`, so that its results are met token for token:
+finished sequences compete by log-probability over length ** length_penalty.
+"""
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+from typing_extensions import override
+
+from kvcast.decoding.numerics import (
+    Likeliest,
+    best_first,
+    likeliest,
+    log_softmax,
+    top_k,
+)
+from kvcast.engine.requests import OVER, Continuations
+from kvcast.runtimes.base import Float32
+from kvcast.text.logits_processors import Preferences
+from kvcast.text.requests import TextRequest, TextSpec, alternatives
+from kvcast.text.texts import (
+    Alternatives,
+    TextGeneration,
+)
+
+
+@dataclass(frozen=True)
+class BeamHypothesis:
+    """A finished sequence, with the token that ended it.
+
+    Attributes:
+        tokens: chosen.
+        logprobs: of each token, as the model gave it; None unless requested.
+        tops: the likeliest alternatives to each token; none unless requested.
+        score: sum of the tokens' scores, over length ** length_penalty.
+
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    tops: tuple[Alternatives, ...]
+    score: float
+
+
+class SearchedTexts(TextRequest):
+    """The best `n` texts that a search with `beam` rows finds.
+
+    Attributes:
+        hypotheses: the best `beam` finished sequences, best first.
+
+    """
+
+    def __init__(self, spec: TextSpec) -> None:
+        super().__init__(spec, width=spec.params.beam)
+        self.hypotheses: list[BeamHypothesis] = []
+        # Enough are left even if all end tokens are among the best of each row.
+        self._considered = max(2, 1 + len(spec.criteria.end_tokens)) * self.width
+        # Of each row; -inf only fills a place, when too few sequences go on.
+        self._totals = [0.0]
+        self._rows = list(range(self.width))
+        self._preferences = Preferences(spec.params)
+        self._constraint = spec.constraint()
+        self._written = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
+        self._logprobs_rn = np.empty((1, 0), np.float32)
+        self._tops: list[tuple[Alternatives, ...]] = [()] * self.width
+
+    @override
+    def advance(self, logits_rv: Float32) -> Continuations:
+        self.watch.tick()
+        self._note_tops(logits_rv)
+        given_rv = logits_rv.copy() if self.spec.params.logprobs else logits_rv
+        tokens_rk, logprobs_rk, log_sums_r = self._candidates(logits_rv)
+        totals_rk = np.array(self._totals, np.float32)[:, None] + logprobs_rk
+        totals, parents, tokens = best_first(totals_rk, tokens_rk, self._considered)
+        if totals[0] == -np.inf:  # no row can go on as its grammar wants
+            self._keep_what_there_is()
+            return OVER
+        written_rn, spec = self._written.written_rn, self.spec
+        ended = spec.criteria.are_met(written_rn, parents, tokens, spec.tokenizer)
+        for k in range(self.width):
+            if ended[k] and totals[k] > -np.inf:
+                logprob = given_rv[parents[k], tokens[k]] - log_sums_r[parents[k]]
+                self._finish(totals[k], parents[k], tokens[k], float(logprob))
+        # Those that ended only fill up, if too few others are left.
+        going_on = sorted(range(len(ended)), key=ended.__getitem__)[: self.width]
+        self._totals = [-np.inf if ended[k] else totals[k] for k in going_on]
+        parents = [parents[k] for k in going_on]
+        tokens = [tokens[k] for k in going_on]
+        self._written.extend(parents, tokens)
+        if self._constraint is not None:
+            self._constraint.extend(parents, tokens)
+        if self.spec.params.logprobs:
+            last_r = given_rv[parents, tokens] - log_sums_r[parents]
+            before_rn = self._logprobs_rn[parents]
+            self._logprobs_rn = np.concatenate([before_rn, last_r[:, None]], axis=1)
+        self._tops = [self._tops[parent] for parent in parents]
+        return Continuations(self._rows, parents, tokens) if self._can_improve() else OVER
+
+    @override
+    def generations(self) -> list[TextGeneration]:
+        generations = []
+        for hypothesis in self.hypotheses[: self.spec.params.n]:
+            text = self.spec.begin()
+            logprobs = hypothesis.logprobs or [None] * len(hypothesis.tokens)
+            tops = hypothesis.tops or [()] * len(hypothesis.tokens)
+            for token, logprob, top in zip(hypothesis.tokens, logprobs, tops, strict=True):
+                text.push(token, logprob, top)
+            if text.finish_reason is None:
+                text.cut()
+            generations.append(self.spec.finish(text, self.watch, hypothesis.score))
+        return generations
+
+    def _note_tops(self, logits_rv: Float32) -> None:
+        """Keep the likeliest tokens of each row, if they are wanted."""
+        if k := self.spec.params.top_logprobs:
+            tops = alternatives(logits_rv, k)
+            self._tops = [(*before, top) for before, top in zip(self._tops, tops, strict=False)]
+
+    def _candidates(self, logits_rv: Float32) -> Likeliest:
+        """Return the tokens that each row considers, as good as preferences make them.
+
+        The logits may be overwritten.
+        """
+        withheld = self.spec.criteria.withheld(self._written.length)
+        given = likeliest(logits_rv, self._considered + len(withheld))
+        renormalised = self.spec.params.renormalize_logits
+        if not self._preferences.matter(self._written) and self._constraint is None:
+            if renormalised and withheld:
+                lost_rk = np.exp(logits_rv[:, withheld] - given.log_sums_r[:, None])
+                logprobs_rk = given.logprobs_rk - np.log1p(-lost_rk.sum(1, keepdims=True))
+                given = given._replace(logprobs_rk=logprobs_rk)
+            for token in withheld:
+                given.logprobs_rk[given.tokens_rk == token] = -np.inf
+            return given
+        logits_rv -= given.log_sums_r[:, None]
+        logits_rv[:, withheld] = -np.inf
+        self._preferences.apply(logits_rv, self._written)
+        if self._constraint is not None:
+            self._constraint.apply(logits_rv, self._written.written_rn)
+        if renormalised:
+            log_softmax(logits_rv)
+        return Likeliest(*top_k(logits_rv, self._considered), given.log_sums_r)
+
+    def _finish(self, total: float, parent: int, token: int, logprob: float) -> None:
+        """Add a finished sequence to the hypotheses, if it is among the best."""
+        tokens = (*self._written.written_rn[parent].tolist(), token)
+        logprobs = None
+        if self.spec.params.logprobs:
+            logprobs = (*self._logprobs_rn[parent].tolist(), logprob)
+        score = self._score(total, len(tokens))
+        self.hypotheses.append(BeamHypothesis(tokens, logprobs, self._tops[parent], score))
+        self.hypotheses.sort(key=attrgetter("score"), reverse=True)
+        del self.hypotheses[self.width :]
+
+    def _keep_what_there_is(self) -> None:
+        """Make the best unfinished row a hypothesis, if there is no other."""
+        if not self.hypotheses:
+            logprobs = None
+            if self.spec.params.logprobs:
+                logprobs = tuple(self._logprobs_rn[0].tolist())
+            tokens = tuple(self._written.written_rn[0].tolist())
+            tops = self._tops[0][: len(tokens)]
+            score = self._score(self._totals[0], len(tokens))
+            self.hypotheses = [BeamHypothesis(tokens, logprobs, tops, score)]
+
+    def _score(self, total: float, length: int) -> float:
+        return float(total / length**self.spec.params.length_penalty)
+
+    def _can_improve(self) -> bool:
+        """Tell whether the best row may still come among the finished sequences."""
+        if self._totals[0] == -np.inf:
+            return False
+        if len(self.hypotheses) < self.width:
+            return True
+        if self.spec.params.early_stopping:
+            return False
+        best = self._score(self._totals[0], self._written.length)
+        return best > self.hypotheses[-1].score
