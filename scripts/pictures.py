@@ -8,8 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvcast.inspect.masks import MaskedCalls, masks
-from kvcast.inspect.prefix import SourceAndTarget
+from kvcast.inspect.masks import MaskedCalls, SourceAndTarget, masks
 from kvcast.inspect.schedule import Schedule
 from kvcast.inspect.svg import draw
 

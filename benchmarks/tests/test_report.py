@@ -14,7 +14,7 @@ import pytest
 
 from kit.dimensions import SMALL
 from kvcast.errors import KvcastError
-from kvcast.inspect.floor import Arithmetic
+from kvcast.inspect.roofline import Arithmetic
 from kvcast.inspect.work import ModelWork
 from kvcast_bench.backend import Backend
 from kvcast_bench.commands.runtimes import Steps, compared

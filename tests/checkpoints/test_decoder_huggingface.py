@@ -26,8 +26,7 @@ from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.families.decoder import DECODER
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.decoder_shapes import tensor_shapes
-from kvcast.families.delta_nets import DeltaNet
-from kvcast.families.state_spaces import StateSpace
+from kvcast.families.mixers import DeltaNet, StateSpace
 from kvcast.spec.position_encodings import Rotary
 
 COMMON = {

@@ -15,7 +15,7 @@ import pytest
 from kit.in_transformers import random_t5, save_t5
 from kvcast.bundle.manifest import Manifest
 from kvcast.cli import main
-from kvcast.inspect import machine
+from kvcast.inspect import roofline
 from kvcast.inspect.cost import counted
 
 ROOT = Path(__file__).parents[2]
@@ -109,10 +109,10 @@ def test_what_is_not_given_is_measured(capsys: pytest.CaptureFixture[str]):
 
 def test_float32_weights_are_multiplied_at_the_rate_of_float32(monkeypatch: pytest.MonkeyPatch):
     rates = {"read": 1.0, "read_again": 3.0, "int8": 8.0, "fp32": 2.0}
-    monkeypatch.setattr(machine, "_measured", lambda *_: rates)
+    monkeypatch.setattr(roofline, "_measured", lambda *_: rates)
     sizes = {"threads": 2, "step_bytes": 9.0}
     rates = [
-        machine.MachineRates.measure(bandwidth=None, rate=None, bytes_per_weight=size, **sizes)
+        roofline.MachineRates.measure(bandwidth=None, rate=None, bytes_per_weight=size, **sizes)
         for size in (4.0, 2.0)
     ]
     assert [(rate.bandwidth, rate.rate) for rate in rates] == [(3.0, 2.0), (3.0, 8.0)]

@@ -34,7 +34,7 @@ OWN = {
     ),
     "t5": (
         "families.t5",
-        "inspect.tables",
+        "inspect.bias",
         "text.t5",
         "checkpoints.t5_huggingface",
     ),

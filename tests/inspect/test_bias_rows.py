@@ -11,8 +11,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from kit.in_transformers import random_t5, save_t5
 from kvcast.errors import UsageError
-from kvcast.inspect.bias import Bias
-from kvcast.inspect.tables import bias_of
+from kvcast.inspect.bias import Bias, bias_of
 
 
 def theirs(length: int, buckets: int, max_distance: int, *, bidirectional: bool) -> list[list[str]]:

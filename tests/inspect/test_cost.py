@@ -15,10 +15,9 @@ from kit.dimensions import LLAMA, TINY_EN
 from kvcast.errors import UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.decoder_shapes import tensor_shapes
-from kvcast.families.delta_nets import DeltaNet
-from kvcast.families.state_spaces import StateSpace
+from kvcast.families.mixers import DeltaNet, StateSpace
 from kvcast.inspect.cost import CostQuery, counted, document, render
-from kvcast.inspect.machine import MachineRates
+from kvcast.inspect.roofline import MachineRates
 from kvcast.inspect.units import duration, prefixed, size
 from kvcast.inspect.work import PARTS, ModelWork
 

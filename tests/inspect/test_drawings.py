@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
-from kvcast.inspect import cache, masks, svg
+from kvcast.inspect import masks, schedule, svg
 from kvcast.inspect.schedule import Schedule, row_name
 
 EXAMPLE = Schedule.of((4, 1, 3), 3, 2, 5)
@@ -61,7 +61,7 @@ def test_the_examples_masks_are_drawn():
 
 
 def test_the_examples_slots_are_shown():
-    shown = cache.render(EXAMPLE)
+    shown = schedule.render(EXAMPLE)
     assert SLOTS in shown
     assert shown.endswith("step 5   a  a6      a7      a8*\n"
                           "         b  b3      b4      b5*\n"
@@ -74,7 +74,7 @@ def test_a_larger_ring_is_written_first_and_says_nothing_of_old_rings():
 
 def test_given_words_stand_beside_their_positions():
     texts = [["This", "is", "a", "test"], ["Hi", "there"]]
-    shown = cache.render(Schedule.of((4, 1), 3, 2, 1), texts)
+    shown = schedule.render(Schedule.of((4, 1), 3, 2, 1), texts)
     assert shown.endswith(
         "            slot 0   slot 1    slot 2\n"
         "\n"
@@ -176,4 +176,4 @@ def test_sizes_that_make_no_sense_are_refused(sizes: tuple[object, ...], message
 )
 def test_words_that_do_not_fit_are_refused(texts: list[list[str]], message: str):
     with pytest.raises(UsageError, match=message):
-        cache.render(EXAMPLE, texts)
+        schedule.render(EXAMPLE, texts)

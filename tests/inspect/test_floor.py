@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kit.dimensions import SMOL, T5_SMALL, TINY_EN
-from kvcast.inspect.floor import Arithmetic, Cost
+from kvcast.inspect.roofline import Arithmetic, Cost
 from kvcast.inspect.work import ModelWork, Work
 from kvcast_bench.workloads.causal import Causal
 from kvcast_bench.workloads.seq2seq import Seq2seq

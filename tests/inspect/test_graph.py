@@ -12,7 +12,7 @@ from kit.dimensions import SMALL
 from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.cli import main
-from kvcast.inspect.graph_picture import BAR, parts_of
+from kvcast.inspect.graph import BAR, parts_of
 from kvcast.runtimes.copies import traffic_of
 from kvcast.runtimes.traffic import CallSizes
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
 from kvcast.inspect import masks, svg
-from kvcast.inspect.prefix import SourceAndTarget
+from kvcast.inspect.masks import SourceAndTarget
 from kvcast.models.ops.attention import self_attention
 
 WHOLE = """\

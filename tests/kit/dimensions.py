@@ -10,17 +10,15 @@ from typing import Any
 from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.bart import BartDimensions
-from kvcast.families.block_conformer import BlockConformer
+from kvcast.families.block_conformer import BlockConformer, QueryFormer
 from kvcast.families.canary import CanaryDimensions
 from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.conformer import Conformer
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.families.delta_nets import DeltaNet
 from kvcast.families.gemma_stack import GemmaStack
+from kvcast.families.mixers import DeltaNet, StateSpace
 from kvcast.families.moonshine import MoonshineDimensions
 from kvcast.families.parakeet import ParakeetDimensions
-from kvcast.families.query_former import QueryFormer
-from kvcast.families.state_spaces import StateSpace
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions

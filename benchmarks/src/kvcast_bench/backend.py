@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.inspect.floor import Arithmetic
+from kvcast.inspect.roofline import Arithmetic
 from kvcast_bench.models import BenchModel
 from kvcast_bench.turns import Trial
 

@@ -22,9 +22,9 @@ from typing_extensions import override
 from kvcast.conditional.cross_attention import CachedCrossAttention
 from kvcast.errors import KvcastError
 from kvcast.families.blocks import cross_caches
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_with
-from kvcast.inspect.floor import best_of
+from kvcast.inspect.roofline import best_of
 from kvcast.inspect.work import ModelWork
 from kvcast.machine.child import Local
 from kvcast.models.executor import TorchModel, TorchProgram

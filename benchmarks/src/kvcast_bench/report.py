@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.inspect.floor import Arithmetic, Cost, best_of
+from kvcast.inspect.roofline import Arithmetic, Cost, best_of
 from kvcast.inspect.work import Work
 from kvcast.machine.resources import machine_facts
 from kvcast_bench.backend import Backend

@@ -12,7 +12,7 @@ from shutil import which
 from typing import Any
 
 from kvcast.errors import KvcastError
-from kvcast.inspect.rates import Rates
+from kvcast.inspect.roofline import Rates
 from kvcast.machine.child import Remote
 from kvcast.runtimes.native.library import chosen_instructions
 from kvcast_bench.backend import Backend
@@ -82,7 +82,7 @@ class Runner:
         return results
 
     def rates(self, step_bytes: int) -> dict[str, float] | None:
-        """Measure the machine by `kvcast.inspect.rates`; None without the native runtime."""
+        """Measure the machine by `kvcast.inspect.roofline`; None without the native runtime."""
         try:
             chosen_instructions()
         except KvcastError:

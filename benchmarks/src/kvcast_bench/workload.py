@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from kvcast.errors import KvcastError
-from kvcast.inspect.floor import Stored
+from kvcast.inspect.roofline import Stored
 from kvcast.inspect.work import ModelWork, Work
 from kvcast_bench.backend import Backend, Tokens
 from kvcast_bench.models import BenchModel

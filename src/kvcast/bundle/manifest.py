@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, get_origin
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.families.base import Family
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_of
 from kvcast.spec.files import file_sha256, sha256_of
 from kvcast.spec.runtimes import BundlePrecision, is_native

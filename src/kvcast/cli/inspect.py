@@ -26,8 +26,8 @@ from kvcast.saving import save
 if TYPE_CHECKING:
     from kvcast.inspect.bias import Bias
     from kvcast.inspect.cost import CostQuery, ModelWork
-    from kvcast.inspect.machine import MachineRates
     from kvcast.inspect.masks import MaskedCalls
+    from kvcast.inspect.roofline import MachineRates
     from kvcast.inspect.schedule import Schedule
 
 _EXAMPLE: dict[str, Any] = {
@@ -209,7 +209,7 @@ def _schedule(args: argparse.Namespace, texts: list[list[str]]) -> "Schedule":
 def _drawn(args: argparse.Namespace) -> "MaskedCalls":
     if args.unilm is None:
         return _schedule(args, [])
-    from kvcast.inspect.prefix import SourceAndTarget
+    from kvcast.inspect.masks import SourceAndTarget
 
     if args.html is not None:
         raise UsageError("--html shows prompts in chunks, and --unilm has a source: drop one")
@@ -237,12 +237,12 @@ def _masks(args: argparse.Namespace) -> int:
 
 
 def _cache(args: argparse.Namespace) -> int:
-    from kvcast.inspect import cache
+    from kvcast.inspect.schedule import render
 
     check_page(args)
     texts = [text.split() for text in args.text]
     schedule = _schedule(args, texts)
-    shown = cache.render(schedule, texts)
+    shown = render(schedule, texts)
     if args.html is not None:
         write_page(args, schedule, texts)
     console.emit(shown)
@@ -265,7 +265,7 @@ def _shown_bias(args: argparse.Namespace) -> "Bias":
         if args.head is not None:
             raise UsageError("--head selects a head of a model: add --model, or drop --head")
         return Bias.plain(args.buckets or 32, args.distance or 128)
-    from kvcast.inspect.tables import bias_of
+    from kvcast.inspect.bias import bias_of
 
     if args.buckets or args.distance:
         raise UsageError("--model has its own --buckets and --distance: drop them")
@@ -291,7 +291,7 @@ def _cost(args: argparse.Namespace) -> int:
 def _machine(
     args: argparse.Namespace, model: "ModelWork", question: "CostQuery"
 ) -> "MachineRates | None":
-    from kvcast.inspect.machine import MachineRates
+    from kvcast.inspect.roofline import MachineRates
 
     given = {
         "bandwidth": args.bandwidth and args.bandwidth * 1e9,

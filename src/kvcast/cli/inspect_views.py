@@ -67,7 +67,7 @@ def add_attention(parser: argparse.ArgumentParser) -> None:
 def run_attention(args: argparse.Namespace) -> int:
     """Compute, draw and print; raises what goes wrong."""
     from kvcast.inspect.attention.picture import draw
-    from kvcast.inspect.attention.table import render
+    from kvcast.inspect.attention.view import render
 
     if not args.model:
         raise UsageError(f"--model is missing: name a checkpoint, or set {MODEL_VARIABLE}")
@@ -100,7 +100,7 @@ def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[Attentio
 
 def _heard(args: argparse.Namespace, model: "InspectedModel") -> "tuple[AttentionView, Any]":
     from kvcast.inspect.attention.looking import over_sound, seconds_heard
-    from kvcast.inspect.attention.sound import excerpt, spectrogram
+    from kvcast.inspect.attention.model import excerpt, spectrogram
 
     if args.new is not None:
         raise UsageError(f"{args.model} transcribes to the end of the sound: drop --new")
@@ -150,8 +150,7 @@ def add_graph(parser: argparse.ArgumentParser) -> None:
 
 def run_graph(args: argparse.Namespace) -> int:
     """Read, draw and print; raises what goes wrong."""
-    from kvcast.inspect.graph import document, render
-    from kvcast.inspect.graph_picture import draw
+    from kvcast.inspect.graph import document, draw, render
     from kvcast.loading.opening import CallSizes, read_traffic
 
     if args.svg is not None:

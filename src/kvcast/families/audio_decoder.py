@@ -3,7 +3,7 @@
 An encoder turns sound into embeddings, which lie in a slot; token numbers from the vocabulary's
 size on stand for those of the row's own slot, in order. So a prompt has sound where it wants it. Or
 each token is heard beside an embedding, the one of its own position. Everything behind is
-`kvcast.families.decoder`'s. Knows no file format, weights, text or runtimes.
+`kvcast.families.decoder`'s.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families import decoder, decoder_shapes
-from kvcast.families.audio_encoder import AudioEncoder
+from kvcast.families.audio_encoder import AudioEncoder, SoundEncoder
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.block_conformer import BlockConformer
 from kvcast.families.blocks import EMBEDDINGS, TOKENS, embeddings_at, positions, written
-from kvcast.families.caches import CacheLayers, embeddings_cache
 from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.decoder import EMBEDDING
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.programs import (
+    CacheLayers,
     ProgramSignature,
     cross_argument,
     decode_program,
+    embeddings_cache,
     encode_program,
 )
-from kvcast.families.sound_encoder import SoundEncoder
 from kvcast.spec.program import Node, Program, ProgramWriter
 
 _PROBED = 70  # frames of a proof's sound: no whole chunk

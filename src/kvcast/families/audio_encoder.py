@@ -3,13 +3,13 @@
 Layers are Whisper's. Before them, frames are halved once by convolutions over time, or three times
 by convolutions over time and frequency in chunks that do not see each other; then attention has
 windows. After them, neighbouring positions may be joined, and a projector gives embeddings.
-Canonical tensors are [out, in], kernels [out, in, time, frequency]. Knows no decoder.
+Canonical tensors are [out, in], kernels [out, in, time, frequency].
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from typing_extensions import override
 from kvcast.errors import KvcastError
 from kvcast.families.blocks import with_biases
 from kvcast.families.programs import SOURCE, Argument
-from kvcast.families.sound_encoder import FEATURES, SoundEncoder
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
@@ -52,6 +51,58 @@ class ChunkLayout(NamedTuple):
     source: NDArray[np.int64]
     windows: NDArray[np.int64]
     window_lengths: NDArray[np.int32]
+
+
+class SoundEncoder(Protocol):
+    """An encoder of sound whose results are embeddings of a decoder."""
+
+    output: int
+    """Size of an embedding."""
+
+    n_mels: int
+    """Bands of a frame."""
+
+    beside: bool = False
+    """Whether embeddings lie beside tokens: what a row reads at position p is the sum of both.
+
+    Otherwise numbers from the vocabulary's size on stand for them.
+    """
+
+    @property
+    def frames(self) -> int:
+        """Frames that each input has; 0: as many as its sound has."""
+
+    @property
+    def most_frames(self) -> int:
+        """Frames of the longest excerpt."""
+
+    @property
+    def positions(self) -> int:
+        """Embeddings of the longest excerpt."""
+        return self.encoded(self.most_frames)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Rebuild from `asdict`'s output; raises TypeError for missing or unknown fields."""
+        return cls(**fields)
+
+    def encoded(self, frames: int) -> int:
+        """Return how many embeddings so many frames become."""
+
+    def arguments(self) -> tuple[Argument, ...]:
+        """Return what `encode` takes."""
+
+    def source(self, features_btm: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+        """Return inputs of equally many frames as `encode` takes them."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return every canonical name with its shape."""
+
+    def constants(self) -> Mapping[str, NDArray[np.generic]]:
+        """Return further constants of `encode`."""
+
+    def written(self, write: ProgramWriter) -> Node:
+        """Write the encoder: the arguments to embeddings [batch, 1, t, output]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,3 +371,7 @@ def _in_windows(write: ProgramWriter, qkv: list[Node], encoder: AudioEncoder) ->
 
 def _inputs(write: ProgramWriter) -> Node:
     return write.size(_SOURCE, 0)
+
+
+FEATURES = Node("features")
+"""The first input of `encode`: fp32 [batch, frames, bands]."""

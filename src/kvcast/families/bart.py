@@ -1,7 +1,7 @@
 """BART and its relatives, which read texts and write others, as data: Marian, mBART, NLLB, ...
 
 Canonical tensors are [out, in], as in torch's Linear. Positions are rows of a table for each stack,
-whether they were learned or are waves. Knows no file format, weights, text or runtimes.
+whether they were learned or are waves.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,17 @@ from typing import Any, Self
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles
 from kvcast.families.blocks import cross_caches, written
-from kvcast.families.caches import self_and_cross_caches
-from kvcast.families.sources import (
+from kvcast.families.programs import self_and_cross_caches
+from kvcast.families.stacks import (
     PROBED,
     SOURCE,
     SOURCE_LENGTHS,
+    Block,
+    decode,
     source_probe,
     source_programs,
+    stack_shapes,
 )
-from kvcast.families.stacks import Block, decode, stack_shapes
 from kvcast.spec.program import Program, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,

@@ -2,7 +2,7 @@
 
 Exporting, loading, lowering, proofs and counting ask it, so that none of them lists families. Parts
 that need a higher layer or a tensor library are named `module:attribute`, and imported on use by
-`kvcast.spec.runtimes`. Knows no family, no weights and no runtime.
+`kvcast.spec.runtimes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.families.caches import CacheLayers
-from kvcast.families.programs import ProgramSignature
+from kvcast.families.programs import CacheLayers, ProgramSignature
 from kvcast.spec.program import Program
 from kvcast.spec.runtimes import CALIBRATED
 

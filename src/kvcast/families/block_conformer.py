@@ -1,12 +1,8 @@
-"""Granite Speech's encoder as data: a Conformer whose positions attend within blocks, a Q-Former.
+"""Granite Speech's encoder as data: a Conformer over blocks, and a Q-Former that pools windows.
 
-Frames are two of log-mel side by side. A position sees those of its own block of some seconds, with
-scores that depend on distances as well (Shaw et al., 2018). Halfway, probabilities of characters
-are brought back into the hidden states. Then some queries attend to each window of positions, and
-become its embeddings. Canonical tensors are [out, in], as in torch's Linear; query, key and value
-are one tensor, and so are key and value; of a convolution's first projection, gates are the first
-half. Norms of batches are part of kernels, and the half of each feed-forward that counts is part of
-its last matrix. Knows no decoder, file format or weights.
+The Q-Former (BLIP-2) has learnt queries that attend to each other and to a window of positions;
+its norms follow their residuals, as in BERT. Canonical tensors are [out, in], as in torch's Linear;
+query, key and value are one tensor, and so are key and value.
 """
 
 from collections.abc import Mapping
@@ -18,20 +14,129 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families import query_former
+from kvcast.families.audio_encoder import FEATURES, SoundEncoder
 from kvcast.families.blocks import with_biases
-from kvcast.families.conformer_modules import (
-    EPSILON,
-    convolved,
-    fed,
-    module_shapes,
-    require_kernel,
-)
+from kvcast.families.conformer import EPSILON, convolved, fed, module_shapes, require_kernel
 from kvcast.families.programs import LENGTHS_OF_SOURCES, Argument
-from kvcast.families.query_former import QueryFormer
-from kvcast.families.sound_encoder import FEATURES, SoundEncoder
 from kvcast.spec.program import Constant, Node, ProgramWriter
-from kvcast.spec.sizes import MOST_POSITIONS, require_layers, require_positive
+from kvcast.spec.sizes import (
+    ACTIVATIONS,
+    MOST_POSITIONS,
+    require_heads,
+    require_layers,
+    require_one_of,
+    require_positive,
+)
+
+_QUERIES = "encoder.projector.queries"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryFormer:
+    """Sizes of a Q-Former.
+
+    Attributes:
+        width: size of a hidden state.
+        inner: inner width of a feed-forward.
+        heads: number of heads.
+        layers: number of layers.
+        crossing: every how many layers queries attend to positions, from the first on.
+        epsilon: of norms.
+        activation: of feed-forwards; one of `sizes.ACTIVATIONS`.
+
+    """
+
+    width: int
+    inner: int
+    heads: int
+    layers: int
+    crossing: int
+    epsilon: float
+    activation: str = "gelu"
+
+    def __post_init__(self) -> None:
+        names = ("width", "inner", "heads", "layers", "crossing")
+        require_positive(**{name: vars(self)[name] for name in names})
+        require_layers(self.layers)
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_heads(self.width, self.heads)
+        if max(self.width, self.inner) > MOST_POSITIONS:
+            raise KvcastError("a projector is larger than any model's")
+
+
+def query_former_shapes(of: QueryFormer, queries: int, source: int) -> dict[str, tuple[int, ...]]:
+    """Return every canonical name with its shape; `source` is the width of positions."""
+    width = of.width
+    norms = [f"{_QUERIES}_norm"]
+    linears: dict[str, tuple[int, ...]] = {}
+    for i in range(of.layers):
+        layer = _layer_name(i)
+        linears |= {
+            f"{layer}.self_attention.qkv": (3 * width, width),
+            f"{layer}.self_attention.out": (width, width),
+            f"{layer}.feed_forward.up": (of.inner, width),
+            f"{layer}.feed_forward.down": (width, of.inner),
+        }
+        norms += [f"{layer}.self_attention_norm", f"{layer}.feed_forward_norm"]
+        if i % of.crossing == 0:
+            linears |= {
+                f"{layer}.cross_attention.query": (width, width),
+                f"{layer}.cross_attention.key_value": (2 * width, source),
+                f"{layer}.cross_attention.out": (width, width),
+            }
+            norms.append(f"{layer}.cross_attention_norm")
+    modules = linears | dict.fromkeys(norms, (width,))
+    return {_QUERIES: (queries, width), **with_biases(modules)}
+
+
+def write_query_former(
+    write: ProgramWriter, windows: Node, of: QueryFormer, queries: int, window: int
+) -> Node:
+    """Write it: positions [windows, window, source] to answers [windows, queries, width]."""
+    scale = (of.width // of.heads) ** -0.5
+    x = _write_queries(write, windows, of, queries)
+    for i in range(of.layers):
+        layer = _layer_name(i)
+        own = write.chunk(write.linear(x, f"{layer}.self_attention.qkv", bias=True), 3)
+        mixed = write.step("encoder_attention", *own, of.heads, scale)
+        x = _add_normed(write, x, mixed, layer, "self_attention", of)
+        if i % of.crossing == 0:
+            query = write.linear(x, f"{layer}.cross_attention.query", bias=True)
+            held = write.linear(windows, f"{layer}.cross_attention.key_value", bias=True)
+            given = query, *write.chunk(held, 2), of.heads, scale
+            # So far that each query sees all positions of its window.
+            mixed = write.step("window_attention", *given, window, window)
+            x = _add_normed(write, x, mixed, layer, "cross_attention", of)
+        activation = of.activation
+        inner = write.linear(x, f"{layer}.feed_forward.up", bias=True, activation=activation)
+        x = _add_normed(write, x, inner, layer, "feed_forward", of)
+    return x
+
+
+def _layer_name(i: int) -> str:
+    return f"encoder.projector.layers.{i}"
+
+
+def _write_queries(write: ProgramWriter, windows: Node, of: QueryFormer, queries: int) -> Node:
+    """Return the queries of each window, [windows, queries, width]."""
+    own = write.step("arange", queries, dtype="int64")
+    count = write.size(windows, 0)
+    same = write.step("mul", write.step("arange", count, dtype="int64"), 0)
+    index = write.step("add", write.step("unsqueeze", same, 1), own)
+    normed = write.layer_norm(
+        write.step("index_select", Constant(_QUERIES), 0, own), f"{_QUERIES}_norm", of.epsilon
+    )
+    lines = write.step("index_select", normed, 0, write.step("flatten", index))
+    return write.step("unflatten", lines, 0, [count, queries])
+
+
+def _add_normed(
+    write: ProgramWriter, x: Node, inner: Node, layer: str, block: str, of: QueryFormer
+) -> Node:
+    last = "down" if block == "feed_forward" else "out"
+    whole = write.linear(inner, f"{layer}.{block}.{last}", bias=True, residual=x)
+    return write.layer_norm(whole, f"{layer}.{block}_norm", of.epsilon)
+
 
 MOST_FRAMES = 1500
 """Frames of 20 ms in the longest excerpt."""
@@ -155,7 +260,7 @@ class BlockConformer(SoundEncoder):
                 f"{layer}.self_attention.distances": (2, self.block, self.head_dim),
             }
         shapes |= with_biases(linears)
-        return shapes | query_former.shapes(self.projector, self.queries, width)
+        return shapes | query_former_shapes(self.projector, self.queries, width)
 
     @override
     def constants(self) -> Mapping[str, NDArray[np.generic]]:
@@ -216,7 +321,7 @@ class BlockConformer(SoundEncoder):
         windows = write.step("flatten", _WINDOWS, 0, 1)
         held = write.step("index_select", lines, 0, write.step("flatten", windows))
         held = write.step("unflatten", held, 0, [write.size(windows, 0), self.window])
-        answers = query_former.written(write, held, self.projector, self.queries, self.window)
+        answers = write_query_former(write, held, self.projector, self.queries, self.window)
         embeddings = write.linear(answers, "encoder.projector.out", bias=True)
         flat = write.step("flatten", embeddings, 0, 1)
         return write.step("unflatten", flat, 0, [write.size(FEATURES, 0), -1])

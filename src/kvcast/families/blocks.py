@@ -1,7 +1,4 @@
-"""Parts of programs and of tables of tensors that several families have.
-
-Knows sizes and no family.
-"""
+"""Parts of programs and of tables of tensors that several families have."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,6 @@
 """Canary and its relatives as data: a FastConformer and a decoder that attends to it.
 
-Canonical tensors are those of `conformer` and `stacks`. Knows no file format, weights, text or
-runtimes.
+Canonical tensors are those of `conformer` and `stacks`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ import numpy as np
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.blocks import cross_caches, with_biases, written
-from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
     LENGTHS_OF_SOURCES,
@@ -21,6 +19,7 @@ from kvcast.families.programs import (
     cross_argument,
     decode_program,
     encode_program,
+    self_and_cross_caches,
 )
 from kvcast.families.stacks import decode, stack_shapes
 from kvcast.spec.program import Program, ProgramWriter

@@ -3,7 +3,7 @@
 A position sees a window of those before it, so that no later sound changes it. Neighbouring
 positions are joined, and a projector gives embeddings, one for each token of the text. Canonical
 tensors are [out, in], as in torch's Linear; query, key and value are one tensor in this order, and
-so are gate and up. Knows no decoder.
+so are gate and up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
+from kvcast.families.audio_encoder import FEATURES, SoundEncoder
 from kvcast.families.blocks import EMBEDDINGS
 from kvcast.families.programs import LENGTHS_OF_SOURCES, LISTEN, NEXT, Argument, StreamedSource
-from kvcast.families.sound_encoder import FEATURES, SoundEncoder
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (

@@ -1,7 +1,4 @@
-"""Decoder-only models: Llama, Mistral, Qwen, Gemma, OLMo, Cohere, GPT-NeoX and others as data.
-
-Knows no file format, weights, text or runtimes.
-"""
+"""Decoder-only models: Llama, Mistral, Qwen, Gemma, OLMo, Cohere, GPT-NeoX and others as data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.families import convolutions, layer_embeddings, mixtures
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.blocks import (
     TOKENS,
@@ -22,13 +18,17 @@ from kvcast.families.blocks import (
     soft_capped,
     written,
 )
-from kvcast.families.caches import CacheLayers, self_caches
-from kvcast.families.convolutions import ATTENTION
 from kvcast.families.decoder_dimensions import SQUARED, DecoderDimensions
 from kvcast.families.decoder_shapes import tensor_shapes, up_of
-from kvcast.families.delta_nets import DeltaNet
-from kvcast.families.programs import ProgramSignature, decode_program
-from kvcast.families.state_spaces import StateSpace
+from kvcast.families.feed_forwards import (
+    add_layer_embedding,
+    embed_for_layers,
+    has_experts_beside,
+    is_mixture,
+    write_mixture,
+)
+from kvcast.families.mixers import ATTENTION, DeltaNet, StateSpace, inputs_cache, write_convolution
+from kvcast.families.programs import CacheLayers, ProgramSignature, decode_program, self_caches
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.runtimes import CALIBRATED
@@ -50,7 +50,7 @@ def caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
 
 def _other_cache(dimensions: DecoderDimensions, i: int) -> CacheLayers:
     state = dimensions.state(i)
-    return state.cache() if state else convolutions.inputs_cache(dimensions)
+    return state.cache() if state else inputs_cache(dimensions)
 
 
 def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
@@ -92,7 +92,7 @@ def _layers(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Nod
                 "activation": dimensions.activation,
                 "epsilon": dimensions.norm_eps,
             }
-            x = layer_embeddings.added(write, x, inputs[i], i, **of)
+            x = add_layer_embedding(write, x, inputs[i], i, **of)
         if dimensions.layer_scales:
             x = write.step("mul", x, Constant(f"decoder.layers.{i}.scale"))
     return x
@@ -104,7 +104,7 @@ def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) 
     if not width:
         return []
     epsilon = dimensions.norm_eps
-    whole = layer_embeddings.embedded(write, x, width, hidden=dimensions.width, epsilon=epsilon)
+    whole = embed_for_layers(write, x, width, hidden=dimensions.width, epsilon=epsilon)
     of_chosen = dimensions.layers - all_new
     if not all_new:
         return write.split(chosen(write, whole), [width] * of_chosen)
@@ -130,9 +130,9 @@ def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int)
     if not dimensions.shared_norm:
         source = x if dimensions.parallel else out
         before = _before(write, source, f"{layer}.feed_forward", dimensions)
-    if mixtures.is_mixture(dimensions, i):
+    if is_mixture(dimensions, i):
         return _experts(write, out, before, f"{layer}.feed_forward", dimensions)
-    if mixtures.has_experts_beside(dimensions, i):
+    if has_experts_beside(dimensions, i):
         return _feed_forward_and_experts(write, out, before, layer, dimensions)
     return _feed_forward(write, out, before, f"{layer}.feed_forward", dimensions)
 
@@ -146,7 +146,7 @@ def _mixed(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i:
             return net.mixed(write, before, i, dimensions.norm_eps)
         case StateSpace() as space:
             return space.mixed(write, before, i)
-    return convolutions.convolved(write, before, dimensions, i)
+    return write_convolution(write, before, dimensions, i)
 
 
 def _projected(
@@ -293,7 +293,7 @@ def _feed_forward_and_experts(
     product = _norm(write, product, f"{block}_own_norm", dimensions)
     routed = _norm(write, x, f"{experts}.router_norm", dimensions)
     normed = _norm(write, x, f"{experts}_norm", dimensions)
-    mixed = mixtures.mixture(write, normed, experts, dimensions, routed)
+    mixed = write_mixture(write, normed, experts, dimensions, routed)
     mixed = _norm(write, mixed, f"{experts}_post_norm", dimensions)
     whole = _norm(write, write.step("add", product, mixed), f"{block}_post_norm", dimensions)
     return write.step("add", x, whole)
@@ -313,7 +313,7 @@ def _added(
 def _experts(
     write: ProgramWriter, x: Node, normed: Node, block: str, dimensions: DecoderDimensions
 ) -> Node:
-    mixed = mixtures.mixture(write, normed, block, dimensions)
+    mixed = write_mixture(write, normed, block, dimensions)
     if dimensions.post_norms:
         mixed = _norm(write, mixed, f"{block}_post_norm", dimensions)
     return write.step("add", x, mixed)

@@ -1,7 +1,4 @@
-"""Dimensions of decoder-only models: all that a program depends on, checked.
-
-Knows no file format, and not the order of a layer's operations.
-"""
+"""Dimensions of decoder-only models: all that a program depends on, checked."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -9,11 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from kvcast.errors import KvcastError
-from kvcast.families import convolutions, mixtures
-from kvcast.families.caches import KeysAndValues
-from kvcast.families.convolutions import ATTENTION, DELTA, STATE_SPACE
-from kvcast.families.delta_nets import DeltaNet
-from kvcast.families.state_spaces import StateSpace
+from kvcast.families.feed_forwards import check_mixtures
+from kvcast.families.mixers import ATTENTION, DELTA, STATE_SPACE, DeltaNet, StateSpace, check_mixers
+from kvcast.families.programs import KeysAndValues
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import (
     ACTIVATIONS,
@@ -198,8 +193,8 @@ class DecoderDimensions:
         for name in ("norm_eps", "attention_scale", "embedding_scale", "logit_scale"):
             if not 0 < getattr(self, name) < math.inf:
                 raise KvcastError(f"{name} must be a finite number above 0")
-        mixtures.check(self)
-        convolutions.check(self)
+        check_mixtures(self)
+        check_mixers(self)
         self._check_sources()
         if self.experts and (self.feed_forward_bias or not self.gated):
             raise KvcastError("experts with biases or without gates are not supported")

@@ -2,12 +2,18 @@
 
 Tensors are [out, in], as in torch's Linear. Query, key and value are one tensor in this order, and
 so are gate and up. RMS norms multiply by their weight as it is (Gemma's files store it minus one).
-Rotary pairs are in halves of a head. Knows no file format and no program.
+Rotary pairs are in halves of a head.
 """
 
-from kvcast.families import convolutions, layer_embeddings, mixtures
-from kvcast.families.convolutions import ATTENTION
 from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.feed_forwards import (
+    has_experts_beside,
+    is_mixture,
+    layer_embedding_shapes,
+    layer_shapes,
+    mixture_shapes,
+)
+from kvcast.families.mixers import ATTENTION, convolution_shapes
 
 
 def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
@@ -24,7 +30,7 @@ def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
         shapes["head.bias"] = (dimensions.vocab_size,)
     shapes = {f"decoder.{name}": shape for name, shape in shapes.items()}
     if width := dimensions.layer_embedding:
-        shapes |= layer_embeddings.shapes(
+        shapes |= layer_embedding_shapes(
             width,
             layers=dimensions.layers,
             vocab_size=dimensions.vocab_size,
@@ -47,13 +53,13 @@ def _layer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int,
         shapes |= matrices
         if dimensions.post_norms:
             shapes |= _norm_shapes(dimensions, f"{block}_post_norm", dimensions.width)
-    if mixtures.has_experts_beside(dimensions, i):
+    if has_experts_beside(dimensions, i):
         norms = ("feed_forward_own_norm", "experts_norm", "experts_post_norm")
         shapes |= {f"{name}.weight": (dimensions.width,) for name in norms}
-        experts = mixtures.mixture_shapes(dimensions)
+        experts = mixture_shapes(dimensions)
         shapes |= {f"experts.{name}": shape for name, shape in experts.items()}
     if width := dimensions.layer_embedding:
-        shapes |= layer_embeddings.layer_shapes(width, hidden=dimensions.width)
+        shapes |= layer_shapes(width, hidden=dimensions.width)
     if dimensions.layer_scales:
         shapes["scale"] = (1,)
     return shapes
@@ -72,7 +78,7 @@ def _mixer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int,
         return _attention_shapes(dimensions, i)
     if state := dimensions.state(i):
         return state.shapes(dimensions.width)
-    return convolutions.shapes(dimensions)
+    return convolution_shapes(dimensions)
 
 
 def _attention_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
@@ -106,8 +112,8 @@ def _attention_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[
 
 
 def _feed_forward_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
-    if mixtures.is_mixture(dimensions, i):
-        of_experts = mixtures.mixture_shapes(dimensions)
+    if is_mixture(dimensions, i):
+        of_experts = mixture_shapes(dimensions)
         return {f"feed_forward.{name}": shape for name, shape in of_experts.items()}
     width, inner, up = dimensions.width, dimensions.inner_of(i), up_of(dimensions)
     rows = (2 if dimensions.gated else 1) * inner

@@ -1,7 +1,4 @@
-"""A stack of Gemma's blocks, an encoder or a decoder, as data, and what writes its parts.
-
-Knows neither how an encoder and a decoder make a model, nor files, weights and runtimes.
-"""
+"""A stack of Gemma's blocks, an encoder or a decoder, as data, and what writes its parts."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ a sound, and layers that see the whole of it. The streaming one's has frames of 
 convolutions, and layers in which a position sees a window around it: so a sound can be encoded as
 it comes. Canonical tensors are [out, in], as in torch's Linear. Query, key and value of
 self-attention are one tensor in this order, and so are key and value of cross-attention, and gate
-and up. Knows no file format, weights, text or runtimes.
+and up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.blocks import TOKENS, attended, cache_of, chosen, flat, in_rows, written
-from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.moonshine_encoder import (
     ANGLES,
     FRAMES_EACH,
@@ -36,8 +35,9 @@ from kvcast.families.programs import (
     cross_argument,
     decode_program,
     encode_program,
+    self_and_cross_caches,
 )
-from kvcast.families.sources import SOURCE_LENGTHS
+from kvcast.families.stacks import SOURCE_LENGTHS
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.program import Constant, Program, ProgramWriter
 from kvcast.spec.sizes import (

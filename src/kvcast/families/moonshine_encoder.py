@@ -3,8 +3,7 @@
 What is over frames can be encoded as it comes. `listen` takes the next samples and gives the
 encoded positions that no later sound changes; `finish` gives the last ones, whose windows reach
 past the end. Both take what `listen` left: the last frames of convolutions, keys and values of
-every layer's window, and the hidden states whose windows were not complete. Knows no decoder but
-its cross caches.
+every layer's window, and the hidden states whose windows were not complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcast.families.blocks import cross_caches
 from kvcast.families.programs import FINISH, LISTEN, NEXT, Argument, StreamedSource
-from kvcast.families.sources import SOURCE_LENGTHS
+from kvcast.families.stacks import SOURCE_LENGTHS
 from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 
 if TYPE_CHECKING:

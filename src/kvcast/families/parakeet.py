@@ -25,13 +25,14 @@ from kvcast.families.blocks import (
     with_biases,
     written,
 )
-from kvcast.families.caches import CacheLayers, embeddings_cache
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
     LENGTHS_OF_SOURCES,
+    CacheLayers,
     ProgramSignature,
     cross_argument,
     decode_program,
+    embeddings_cache,
     encode_program,
 )
 from kvcast.spec.program import Node, Program, ProgramWriter

@@ -1,12 +1,16 @@
-"""Stacks of attention and feed-forward with norms before or after, as BART has them.
+"""Encoders and decoders over token sources, and BART's layers, with norms before or after.
 
 Query, key and value of self-attention are one tensor in this order, and so are key and value of
-cross-attention. Positions are rows of a table for each stack. Knows sizes and no family.
+cross-attention. Positions are rows of a table for each stack.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from kvcast.families.base import Probe
 from kvcast.families.blocks import (
     TOKENS,
     attended,
@@ -17,7 +21,17 @@ from kvcast.families.blocks import (
     new_positions,
     with_biases,
 )
-from kvcast.families.sources import SOURCE_LENGTHS
+from kvcast.families.programs import (
+    LENGTHS_OF_SOURCES,
+    Argument,
+    EncoderDecoderSizes,
+    ProgramSignature,
+    cross_argument,
+    decode_program,
+    encode_program,
+    self_and_cross_caches,
+)
+from kvcast.families.programs import SOURCE as SOURCE_NAME
 from kvcast.spec.program import Node, Program, ProgramWriter
 
 _EPSILON = 1e-5  # of layer norms
@@ -182,3 +196,44 @@ class Block:
 
     def _normed(self, x: Node, name: str) -> Node:
         return self.write.layer_norm(x, f"{name}_norm", _EPSILON)
+
+
+SOURCE, SOURCE_LENGTHS = Node(SOURCE_NAME), Node(LENGTHS_OF_SOURCES.name)
+"""Inputs of `encode`: tokens [batch, t] and lengths [batch]; `decode` takes the lengths, too."""
+
+PROBED = 40
+"""Tokens of a proof's longest source."""
+
+
+class SourceSizes(EncoderDecoderSizes, Protocol):
+    """The dimensions of such a model that determine its programs' arguments and its texts."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens to choose from."""
+
+    @property
+    def start_token(self) -> int:
+        """The first token of a target."""
+
+
+def source_programs(dimensions: SourceSizes) -> Mapping[str, ProgramSignature]:
+    """Return the signatures of `encode` and `decode`."""
+    own, cross = self_and_cross_caches(dimensions)
+    source = Argument(name="source", shape=("batch", "source"), dtype="int64")
+    read = cross_argument(cross, "source"), LENGTHS_OF_SOURCES
+    return {
+        "encode": encode_program(cross, source, LENGTHS_OF_SOURCES),
+        "decode": decode_program([own], ["logits"], *read),
+    }
+
+
+def source_probe(dimensions: SourceSizes, tokens: int, longest: int) -> Probe:
+    """Return two sources of different lengths, of a vocabulary with so many tokens."""
+    generator = np.random.default_rng(0)
+    lengths_b = np.array([longest, max(1, longest // 2)], np.int32)
+    source_bt = generator.integers(0, tokens, (len(lengths_b), longest))
+    return Probe(
+        prompts=[np.array([dimensions.start_token])] * len(lengths_b),
+        source=(source_bt, lengths_b),
+    )

@@ -2,7 +2,7 @@
 
 Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
 one tensor in this order, and so are key and value of cross-attention, and gate and up. Tables of
-relative positions are [buckets, heads]. Knows no file format, weights, text or runtimes.
+relative positions are [buckets, heads].
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +27,8 @@ from kvcast.families.blocks import (
     new_positions,
     written,
 )
-from kvcast.families.caches import self_and_cross_caches
-from kvcast.families.sources import (
+from kvcast.families.programs import self_and_cross_caches
+from kvcast.families.stacks import (
     PROBED,
     SOURCE,
     SOURCE_LENGTHS,

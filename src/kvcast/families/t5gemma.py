@@ -6,8 +6,7 @@ target's, and are not rotated; one softmax is over all.
 
 Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
 one tensor in this order; key and value of what a source is projected by are one, and so are gate
-and up. Norms multiply by their weight as it is. Rotary pairs are in halves of a head. Knows no file
-format, weights, text or runtimes.
+and up. Norms multiply by their weight as it is. Rotary pairs are in halves of a head.
 """
 
 import math
@@ -32,7 +31,6 @@ from kvcast.families.blocks import (
     soft_capped,
     written,
 )
-from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.gemma_stack import (
     GemmaStack,
     Shapes,
@@ -40,7 +38,8 @@ from kvcast.families.gemma_stack import (
     attention_shapes,
     feed_forward_shapes,
 )
-from kvcast.families.sources import (
+from kvcast.families.programs import self_and_cross_caches
+from kvcast.families.stacks import (
     PROBED,
     SOURCE,
     SOURCE_LENGTHS,

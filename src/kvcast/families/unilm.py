@@ -3,7 +3,7 @@
 A BERT with a mask by which source positions see the whole source, and target positions everything
 up to themselves. Canonical tensors are [out, in], as in torch's Linear. Query, key and value are
 one tensor in this order; rotary pairs, if any, are in halves of a head. The output head is the
-embedding. Knows no file format, weights, text or runtimes.
+embedding.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,14 @@ from kvcast.families.blocks import (
     with_biases,
     written,
 )
-from kvcast.families.caches import CacheLayers, KeysAndValues, self_caches
-from kvcast.families.programs import Argument, ProgramSignature, decode_program
+from kvcast.families.programs import (
+    Argument,
+    CacheLayers,
+    KeysAndValues,
+    ProgramSignature,
+    decode_program,
+    self_caches,
+)
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.sizes import (

@@ -1,8 +1,7 @@
 """Whisper as data.
 
 Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
-one tensor, and so are key and value of cross-attention. The output head is the embedding. Knows no
-file format, weights, text or runtimes.
+one tensor, and so are key and value of cross-attention. The output head is the embedding.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from kvcast.families.blocks import (
     with_biases,
     written,
 )
-from kvcast.families.caches import self_and_cross_caches
 from kvcast.families.programs import (
     ALIGNMENT_QUERIES,
     Argument,
@@ -34,6 +32,7 @@ from kvcast.families.programs import (
     cross_argument,
     decode_program,
     encode_program,
+    self_and_cross_caches,
 )
 from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.sizes import require_heads, require_layers, require_positive

@@ -3,7 +3,6 @@
 Without a cache, every token processes all positions before it again, and a Whisper or a T5 projects
 its cross keys and values again; the encoder runs once either way. Combines the counts of `work` in
 a JSON-ready document, and renders that as a table. docs/inspect.md documents every field.
-Knows no family and measures nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,9 +12,8 @@ from typing import Any
 from kvcast.checkpoints.source import locate
 from kvcast.errors import UsageError
 from kvcast.families.table import family_with
-from kvcast.inspect.grid import table
-from kvcast.inspect.machine import MachineRates
-from kvcast.inspect.units import duration, plural, prefixed, size
+from kvcast.inspect.roofline import MachineRates
+from kvcast.inspect.units import duration, plural, prefixed, size, table
 from kvcast.inspect.work import PARTS, ModelWork, Work
 from kvcast.loading.components import dimensions_of
 

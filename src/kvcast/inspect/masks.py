@@ -1,19 +1,20 @@
 """Draws the packed, block-diagonal mask of every call, with the queries and keys of all rows.
 
 Queries are the new tokens of all rows, concatenated. Keys are the contents of each row's cache when
-it is read, in the order of reading, without empty slots. Knows no model and no image.
+it is read, in the order of reading, without empty slots.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.inspect.grid import grid
-from kvcast.inspect.schedule import ModelCall, row_name
-from kvcast.spec.ring import EMPTY, Positions, keys_read, may_write_first
+from kvcast.errors import UsageError
+from kvcast.inspect.schedule import MOST_POSITIONS, ModelCall, row_name
+from kvcast.inspect.units import grid, plural
+from kvcast.spec.ring import EMPTY, Positions, keys_read, may_write_first, visible
 
 SEEN, HIDDEN = "#", "."
 
@@ -140,3 +141,49 @@ def _render(mask: Mask) -> str:
         for query, seen in zip(mask.queries, mask.seen, strict=True)
     ]
     return "\n".join([heading(mask), *grid(mask.query_labels, mask.key_labels, cells), ""])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceAndTarget:
+    """A source of `source` tokens and a target of `target` tokens."""
+
+    window: ClassVar[None] = None
+
+    source: int
+    target: int
+
+    def __post_init__(self) -> None:
+        if min(self.source, self.target) < 1:
+            raise UsageError("a source and a target must have 1 token or more each")
+        if self.capacity > MOST_POSITIONS:
+            raise UsageError(
+                f"{self.capacity:,} positions are too many to draw (at most {MOST_POSITIONS:,}): "
+                "give a shorter source or target"
+            )
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots, one per position."""
+        return self.source + self.target
+
+    def title(self) -> str:
+        """Return a one-line title."""
+        return (
+            f"a source of {plural(self.source, 'token')} (s), then a target of {self.target:,} "
+            f"(t); one cache of {plural(self.capacity, 'slot')}"
+        )
+
+    def calls(self) -> Iterator[ModelCall]:
+        """Yield one call with all positions, as without a cache; then the calls with one."""
+        yield ModelCall(name="without a cache", lengths=(0,), counts=(self.capacity,))
+        yield ModelCall(name="source", lengths=(0,), counts=(self.source,))
+        for i in range(self.target):
+            yield ModelCall(name=f"step {i + 1}", lengths=(self.source + i,), counts=(1,))
+
+    def sees(self, queries: Positions, keys: Positions) -> NDArray[np.bool_]:
+        """Return which keys [k] each query [q] sees, by position, as [q, k]."""
+        return visible(queries, keys, None) | (keys < self.source)
+
+    def label(self, row: int, position: int) -> str:  # noqa: ARG002 - there is one row
+        """Return `s4` for position 4 if it is in the source, `t4` if it is in the target."""
+        return f"{'s' if position < self.source else 't'}{position}"

@@ -1,6 +1,6 @@
-"""A schedule of calls: prompts are prefilled in chunks, then every row grows by a token per step.
+"""A schedule of calls, and a drawing of the cache after each.
 
-`masks` and `cache` draw it. Knows no tokens, no model and no image.
+Prompts are prefilled in chunks, then every row grows by a token per step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import UsageError
 from kvcast.inspect.units import plural
-from kvcast.spec.ring import Positions, chunk_counts, visible
+from kvcast.spec.ring import EMPTY, Positions, chunk_counts, positions_held, visible
 
 MOST_POSITIONS = 1000
 """Limit on the positions of all rows together; more cannot be drawn legibly."""
@@ -131,3 +131,65 @@ def _listed(numbers: Sequence[int]) -> str:
     if others:
         return f"{', '.join(others)} and {last} tokens"
     return plural(numbers[0], "token")
+
+
+Texts = Sequence[Sequence[str]]
+"""For each row, words that label its positions; there may be fewer words than positions."""
+
+
+def render(schedule: Schedule, texts: Texts = ()) -> str:
+    """Return the contents of all slots as text; raises UsageError for texts that do not fit."""
+    if texts:
+        check_texts(schedule, texts)
+    rows = len(schedule.lengths)
+    gutter = max(len(call.name) for call in schedule.calls())
+    lines = [("", "", tuple(f"slot {slot}" for slot in range(schedule.capacity)))]
+    for call in schedule.calls():
+        for row in range(rows):
+            name = call.name if row == 0 else ""
+            lines.append((name, row_name(row), tuple(cells(schedule, call, row, texts))))
+    widths = [max(len(line[2][slot]) for line in lines) for slot in range(schedule.capacity)]
+    table = [_line(line, gutter, len(row_name(rows - 1)), widths) for line in lines]
+    # A blank line separates calls.
+    body = (("" if line[0] else None, text) for line, text in zip(lines, table, strict=True))
+    spaced = [part for pair in body for part in pair if part is not None]
+    return "\n".join([schedule.title(), "* written by this call, . holds nothing", "", *spaced, ""])
+
+
+def check_texts(schedule: Schedule, texts: Texts) -> None:
+    """Raise UsageError unless there is a text for each row, of its prompt or more."""
+    if len(texts) != len(schedule.lengths):
+        rows = plural(len(schedule.lengths), "row")
+        raise UsageError(f"{plural(len(texts), 'text')} for {rows}: give one for each")
+    for row, (words, length) in enumerate(zip(texts, schedule.lengths, strict=True)):
+        if not length <= len(words) <= length + schedule.new:
+            raise UsageError(
+                f"the text of row {row_name(row)} has {plural(len(words), 'word')}: its prompt has "
+                f"{plural(length, 'token')}, and {schedule.new} come after it"
+            )
+
+
+def cells(schedule: Schedule, call: ModelCall, row: int, texts: Texts) -> Iterator[str]:
+    """Yield what each slot of a row shows after a call."""
+    before = call.lengths[row]
+    for position in positions_held(before + call.counts[row], schedule.capacity).tolist():
+        if position == EMPTY:
+            yield "."
+        else:
+            yield token_label(row, position, texts) + "*" * (position >= before)
+
+
+def token_label(row: int, position: int, texts: Texts) -> str:
+    """Return what a slot shows of a position."""
+    if not texts:
+        return label(row, position)
+    words = texts[row]
+    return f"{position}:{words[position] if position < len(words) else label(row, position)}"
+
+
+def _line(
+    line: tuple[str, str, tuple[str, ...]], gutter: int, letters: int, widths: Sequence[int]
+) -> str:
+    name, row, cells = line
+    spaced = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"{name.ljust(gutter)}  {row.ljust(letters)}  {spaced}".rstrip()

@@ -16,7 +16,7 @@ import numpy as np
 
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
-from kvcast.families.caches import ENCODED, CacheLayers
+from kvcast.families.programs import ENCODED, CacheLayers
 from kvcast.families.table import family_with
 from kvcast.spec.program import Constant, Node, SelfAttention, SharedAttention, Step
 from kvcast.spec.shapes import Shape, resolve, shape_of

@@ -19,7 +19,7 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.lora import Adapter
 from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
-from kvcast.families.caches import KEY_VALUE
+from kvcast.families.programs import KEY_VALUE
 from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, special_tokens
 from kvcast.loading.isolation import remember_success

@@ -1,8 +1,7 @@
 """Executes programs with PyTorch, operation by operation, for eager and for torch.export.
 
 A matrix is a linear layer, so that layers can be watched or replaced by quantised ones. Parameters
-have the names of the checkpoint's tensors, buffers those of programs' other constants. Knows no
-family, and nothing of files or tokens' meaning.
+have the names of the checkpoint's tensors, buffers those of programs' other constants.
 """
 
 import operator
@@ -25,16 +24,21 @@ from kvcast.models.ops.attention import (
     self_attention,
     shared_attention,
 )
-from kvcast.models.ops.convolution import (
-    channel_convolution,
-    packed_short_convolution,
-    short_convolution,
+from kvcast.models.ops.encoders import (
+    group_norm,
+    relative_scores,
+    source_attention,
+    window_attention,
 )
 from kvcast.models.ops.experts import mixture_of_experts
-from kvcast.models.ops.relative import relative_scores
-from kvcast.models.ops.sound import group_norm, window_attention
-from kvcast.models.ops.source import source_attention
-from kvcast.models.ops.states import delta_rule, packed_states, selective_scan
+from kvcast.models.ops.states import (
+    channel_convolution,
+    delta_rule,
+    packed_short_convolution,
+    packed_states,
+    selective_scan,
+    short_convolution,
+)
 from kvcast.spec.program import Constant, Node, Program, SelfAttention, SharedAttention
 
 Operation = Callable[..., Any]

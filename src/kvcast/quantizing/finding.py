@@ -12,7 +12,7 @@ from kvcast.bundle.manifest import is_bundle
 from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.table import family_of
-from kvcast.inspect.grid import grid
+from kvcast.inspect.units import grid
 from kvcast.loading.opening import open_model
 from kvcast.loading.params import LoadParams
 from kvcast.machine.resources import available_cores

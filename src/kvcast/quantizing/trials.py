@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_of
 from kvcast.quantizing.passages import Passage
 from kvcast.runtimes.base import Float32, Int64

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.families.caches import ENCODED
+from kvcast.families.programs import ENCODED
 from kvcast.machine.resources import growing_zeros
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run

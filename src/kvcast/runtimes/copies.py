@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import Family
-from kvcast.families.caches import ENCODED
+from kvcast.families.programs import ENCODED
 from kvcast.families.table import family_of
 from kvcast.runtimes.traffic import CacheTraffic, CallSizes, ModelTraffic, TrafficReader
 from kvcast.spec.runtimes import RUNTIMES, BundlePrecision, imported

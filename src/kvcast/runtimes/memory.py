@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.runtimes.base import Int32
 from kvcast.runtimes.history import Moves
 

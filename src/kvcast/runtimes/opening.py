@@ -12,8 +12,7 @@ from pathlib import Path
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError, in_one_line
-from kvcast.families.caches import ENCODED, CacheLayers
-from kvcast.families.programs import ALIGNMENT_QUERIES
+from kvcast.families.programs import ALIGNMENT_QUERIES, ENCODED, CacheLayers
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor; None is open."""

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.base import Family, Interface
-from kvcast.families.caches import CacheLayers
-from kvcast.families.programs import ProgramSignature
+from kvcast.families.programs import CacheLayers, ProgramSignature
 from kvcast.families.table import family_of
 from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.runtimes.self_test import SelfTestResult

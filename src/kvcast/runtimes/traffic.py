@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.families.base import Family
-from kvcast.families.caches import ENCODED, KEY_VALUE, CacheLayers
-from kvcast.families.programs import Argument, ProgramSignature, Shape
+from kvcast.families.programs import (
+    ENCODED,
+    KEY_VALUE,
+    Argument,
+    CacheLayers,
+    ProgramSignature,
+    Shape,
+)
 from kvcast.runtimes.memory import recurrent_layers
 from kvcast.spec.runtimes import BundlePrecision
 

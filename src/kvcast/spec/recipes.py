@@ -1,7 +1,6 @@
 """Recipes: the precision of each matrix of a model, and of its caches, in a small JSON file.
 
-`kvcast quantize` writes one, and opening and exporting follow it. Knows no model, and not what a
-runtime makes of a precision.
+`kvcast quantize` writes one, and opening and exporting follow it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Checks of dimensions that all families share. Knows no family."""
+"""Checks of dimensions that all families share."""
 
 from kvcast.errors import KvcastError
 

@@ -14,7 +14,7 @@ from kvcast.audio.mel import HOP, paired_log_mel
 from kvcast.engine.requests import Input
 from kvcast.errors import KvcastError
 from kvcast.families.audio_decoder import AudioDecoderDimensions
-from kvcast.families.sound_encoder import SoundEncoder
+from kvcast.families.audio_encoder import SoundEncoder
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.abilities import ABILITIES
 from kvcast.speech.chunks import UNKNOWN

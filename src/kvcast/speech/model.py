@@ -16,7 +16,7 @@ from kvcast.engine.callers import JobCaller
 from kvcast.engine.memory import fitting
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
-from kvcast.families.caches import ENCODED
+from kvcast.families.programs import ENCODED
 from kvcast.families.table import family_with
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder

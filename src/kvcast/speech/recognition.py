@@ -15,7 +15,7 @@ from typing_extensions import override
 from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
 from kvcast.engine.requests import Input, Request
 from kvcast.errors import KvcastError
-from kvcast.families.sound_encoder import SoundEncoder
+from kvcast.families.audio_encoder import SoundEncoder
 from kvcast.runtimes.base import Float32, Int32
 from kvcast.speech.abilities import Abilities
 from kvcast.tokenizers.base import TextTokenizer

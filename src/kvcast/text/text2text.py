@@ -10,7 +10,7 @@ from typing_extensions import override
 from kvcast.engine.requests import Input, Prompt
 from kvcast.errors import UsageError
 from kvcast.families.bart import BartDimensions
-from kvcast.families.sources import SourceSizes
+from kvcast.families.stacks import SourceSizes
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions

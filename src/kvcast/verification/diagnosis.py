@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcast.families.caches import ENCODED, CacheLayers
+from kvcast.families.programs import ENCODED, CacheLayers
 from kvcast.runtimes.base import Float32
 
 _LEAST_DEVIATION = 1e-6

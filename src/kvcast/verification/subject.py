@@ -17,7 +17,7 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_with
 from kvcast.loading.components import programs_of
 from kvcast.loading.isolation import remember_success

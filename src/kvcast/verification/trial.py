@@ -14,7 +14,7 @@ import numpy as np
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import KvcastError
 from kvcast.families.base import PROBE_STEPS
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.runtimes.base import Float32
 from kvcast.verification.cases import ALL, Case, Columns, Driver, Text, columns_of
 from kvcast.verification.diagnosis import Place, first_difference

@@ -15,14 +15,9 @@ from kit.recordings import EXAMPLE
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
 from kvcast.inspect.attention.looking import over_sound, over_text
-from kvcast.inspect.attention.mean import HeadChoice, mean_weights
-from kvcast.inspect.attention.model import InspectedModel
-from kvcast.inspect.attention.picture import draw
-from kvcast.inspect.attention.png import palette, png
-from kvcast.inspect.attention.recording import RecordingRuntime
-from kvcast.inspect.attention.sound import excerpt, spectrogram
-from kvcast.inspect.attention.table import render
-from kvcast.inspect.attention.view import AttentionView, Token
+from kvcast.inspect.attention.model import InspectedModel, RecordingRuntime, excerpt, spectrogram
+from kvcast.inspect.attention.picture import draw, palette, png
+from kvcast.inspect.attention.view import AttentionView, HeadChoice, Token, mean_weights, render
 from kvcast.inspect.attention.weights import LayerWeights
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "attention.schema.json"

@@ -18,10 +18,7 @@ from kit.random_decoders import oracle_and_checkpoint
 from kit.recordings import EXAMPLE
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.inspect.attention.model import InspectedModel
-from kvcast.inspect.attention.reading import AttentionReader
-from kvcast.inspect.attention.recording import FedSequence
-from kvcast.inspect.attention.sound import excerpt
+from kvcast.inspect.attention.model import AttentionReader, FedSequence, InspectedModel, excerpt
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.reference import EagerReference, NativeReference
 

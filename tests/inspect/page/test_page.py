@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from kvcast.cli import main
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.inspect import cost
 from kvcast.inspect.cost import counted
-from kvcast.inspect.page.costs import cost_lines
-from kvcast.inspect.page.kinds import Prompts, model_kinds, plain_kinds
-from kvcast.inspect.page.pages import page
-from kvcast.inspect.page.story import story
+from kvcast.inspect.page.costs import Prompts, cost_lines, model_kinds, plain_kinds
+from kvcast.inspect.page.pages import page, story
 from kvcast.inspect.schedule import Schedule
 from kvcast.inspect.units import prefixed
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvcast.inspect import cache
+from kvcast.inspect import schedule as schedules
 from kvcast.inspect.cost import counted
 from kvcast.inspect.masks import masks
-from kvcast.inspect.page.costs import CostLine, cost_lines
-from kvcast.inspect.page.kinds import LayerKind, Prompts, plain_kinds
+from kvcast.inspect.page.costs import CostLine, LayerKind, Prompts, cost_lines, plain_kinds
 from kvcast.inspect.page.pages import page
 from kvcast.inspect.schedule import Schedule
 from kvcast.inspect.units import prefixed
@@ -62,13 +61,13 @@ def check_kind(shown: Any, kind: LayerKind, section: Any, index: int) -> None:
     call = list(kind.schedule.calls())[index]
     slots = section.locator("table.slots").evaluate(CELLS)
     for row, cells in enumerate(slots):
-        expected = list(cache.cells(kind.schedule, call, row, TEXTS))
+        expected = list(schedules.cells(kind.schedule, call, row, TEXTS))
         told = [text + "*" * (state == "now") if text else "." for text, state in cells]
         assert told == expected
     mask = list(masks(kind.schedule))[index]
     names = section.locator("table.mask").evaluate(NAMES)
     assert names == [
-        [cache.token(row, position, TEXTS) for row, position in side]
+        [schedules.token_label(row, position, TEXTS) for row, position in side]
         for side in (mask.keys, mask.queries)
     ]
     drawn = section.locator("table.mask").evaluate(CELLS)
@@ -114,7 +113,7 @@ def test_tokens_are_held_written_or_to_come(opened: Any, kinds: list[LayerKind])
             )
             start, end = call.lengths[row], call.lengths[row] + call.counts[row]
             for position, (text, state) in enumerate(told[1:]):
-                assert text == cache.token(row, position, TEXTS)
+                assert text == schedules.token_label(row, position, TEXTS)
                 wanted = "ahead" if position >= end else "now" if position >= start else "held"
                 assert state == wanted
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from kvcast.errors import UsageError
 from kvcast.families.whisper import WhisperDimensions
-from kvcast.inspect.floor import Stored
+from kvcast.inspect.roofline import Stored
 from kvcast.inspect.work import Work
 from kvcast_bench import probes
 from kvcast_bench.backend import Backend, Samples

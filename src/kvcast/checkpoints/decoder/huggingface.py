@@ -38,8 +38,8 @@ from kvcast.checkpoints.tensor_names import (
     one_more,
     transposed,
 )
-from kvcast.families.convolutions import ATTENTION
 from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.mixers import ATTENTION
 from kvcast.spec.sizes import MOST_LAYERS
 
 SIZES = {

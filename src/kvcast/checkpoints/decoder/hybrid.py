@@ -27,9 +27,7 @@ from kvcast.checkpoints.decoder.tensor_names import (
 )
 from kvcast.checkpoints.decoder.tensors import MAMBA_CONVOLUTION, keys_first, parts_apart
 from kvcast.checkpoints.fields import Fields
-from kvcast.families.convolutions import CONVOLUTION, DELTA, STATE_SPACE
-from kvcast.families.delta_nets import DeltaNet
-from kvcast.families.state_spaces import StateSpace
+from kvcast.families.mixers import CONVOLUTION, DELTA, STATE_SPACE, DeltaNet, StateSpace
 from kvcast.spec.sizes import MOST_LAYERS
 
 CONVOLVED, LINEAR = "conv", "linear_attention"

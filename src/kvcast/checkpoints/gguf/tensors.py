@@ -18,7 +18,7 @@ from kvcast.checkpoints.tensor_names import (
 )
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.families.delta_nets import DeltaNet
+from kvcast.families.mixers import DeltaNet
 
 _LAYER = "decoder.layers.{i}"
 NAMES: Mapping[str, Sequence[str]] = {

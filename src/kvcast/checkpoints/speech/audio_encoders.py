@@ -22,10 +22,9 @@ from kvcast.checkpoints.speech.whisper import with_key_biases
 from kvcast.checkpoints.speech.whisper_tokenizer import check_preprocessor
 from kvcast.checkpoints.tensor_names import changed, of_modules, swapped
 from kvcast.errors import KvcastError
-from kvcast.families.block_conformer import BlockConformer
+from kvcast.families.audio_encoder import SoundEncoder
+from kvcast.families.block_conformer import BlockConformer, QueryFormer
 from kvcast.families.causal_encoder import CausalEncoder
-from kvcast.families.query_former import QueryFormer
-from kvcast.families.sound_encoder import SoundEncoder
 from kvcast.spec.sizes import MOST_LAYERS
 
 

@@ -1,7 +1,4 @@
-"""From a sound or a text to what is shown of the attention in it.
-
-Knows no drawing and no file.
-"""
+"""From a sound or a text to what is shown of the attention in it."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -10,10 +7,8 @@ import numpy as np
 
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.errors import KvcastError, UsageError
-from kvcast.inspect.attention.mean import HeadChoice, mean_weights
-from kvcast.inspect.attention.model import InspectedModel
-from kvcast.inspect.attention.recording import FedSequence
-from kvcast.inspect.attention.view import AttentionView, Over, Token
+from kvcast.inspect.attention.model import FedSequence, InspectedModel
+from kvcast.inspect.attention.view import AttentionView, HeadChoice, Over, Token, mean_weights
 from kvcast.inspect.schedule import MOST_POSITIONS
 from kvcast.runtimes.base import Float32, Int64
 

@@ -1,22 +1,150 @@
-"""A model whose attention is looked into: it writes a text as always, over a recorded runtime.
+"""A model whose attention is inspected: it generates as always, over a runtime that records."""
 
-Knows no family, and nothing of drawing.
-"""
-
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.audio.decode import SAMPLE_RATE, open_audio
+from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
 from kvcast.bundle.manifest import is_bundle
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
-from kvcast.inspect.attention.reading import AttentionReader
-from kvcast.inspect.attention.recording import FedSequence, RecordingRuntime
-from kvcast.inspect.attention.weights import Kind
+from kvcast.families.base import Family
+from kvcast.families.programs import empty_caches
+from kvcast.families.table import family_with
+from kvcast.inspect.attention.weights import Kind, LayerWeights, attention_kinds, layer_weights
 from kvcast.loading.components import model_of, programs_of
-from kvcast.runtimes.base import Float32
-from kvcast.runtimes.reference import check_reference, reference_of
+from kvcast.runtimes.base import Float32, Int64, Tokens
+from kvcast.runtimes.reference import Reference, check_reference, reference_of
+from kvcast.spec.program import Program
 from kvcast.spec.runtimes import OnPhase
+
+
+@dataclass(eq=False)
+class FedSequence:
+    """One sequence, until its row was emptied.
+
+    Attributes:
+        source: what `encode` took for the input that the row reads, each [1, ...]; () for none.
+        prompt: how many tokens came before the first that the model chose.
+        tokens: the tokens that were fed. The last one that was chosen need not be among them.
+
+    """
+
+    source: tuple[NDArray[Any], ...] = ()
+    prompt: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def tokens_s(self) -> Int64:
+        """The tokens [s]."""
+        return np.array(self.tokens, np.int64)
+
+
+@dataclass(frozen=True)
+class AttentionReader:
+    """A checkpoint and the reference that runs its programs in fp32."""
+
+    checkpoint: Checkpoint
+    reference: Reference
+
+    @cached_property
+    def family(self) -> Family:
+        """The family's record."""
+        return family_with(self.checkpoint.dimensions)
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """Kinds of attention that the decoder has."""
+        return attention_kinds(self._written[_DECODE])
+
+    def layers(self, sequence: FedSequence, kind: Kind) -> Iterator[LayerWeights]:
+        """Yield the weights of each layer with attention of a kind, over all that was fed."""
+        dimensions, tokens_s = self.checkpoint.dimensions, sequence.tokens_s
+        program = self._written[_DECODE]
+        inputs = {
+            **self._encoded(sequence),
+            **empty_caches(self.family.caches(dimensions), len(tokens_s)),
+            "tokens": tokens_s[None],
+            "lengths": np.zeros(1, np.int32),
+            "offsets": np.arange(len(tokens_s)),
+        }
+        if self.family.whole is not None:
+            program = self.family.whole(dimensions)
+            inputs["sources"] = np.array([sequence.prompt], np.int32)
+        inputs = {name: inputs[name] for name in program.inputs}
+        return layer_weights(self.reference, program, inputs, self._constant, kind)
+
+    def _encoded(self, sequence: FedSequence) -> dict[str, NDArray[Any]]:
+        """Return the inputs of `encode` and its results, by name; nothing without an encoder."""
+        if _ENCODE not in self._written:
+            return {}
+        program = self._written[_ENCODE]
+        inputs = dict(zip(program.inputs, sequence.source, strict=True))
+        return {**inputs, **self.reference.results(program, inputs, list(program.outputs))}
+
+    @cached_property
+    def _written(self) -> Mapping[str, Program]:
+        return self.family.written(self.checkpoint.dimensions)
+
+    @cached_property
+    def _constants(self) -> Mapping[str, NDArray[Any]]:
+        return self.family.constants(self.checkpoint.dimensions, self.checkpoint.tensors)
+
+    def _constant(self, name: str) -> NDArray[Any]:
+        own = self._constants.get(name)
+        return np.asarray(self.checkpoint.tensors[name] if own is None else own, np.float32)
+
+
+class RecordingRuntime:
+    """A runtime whose cache has one row.
+
+    Attributes:
+        sequences: in the order in which they were begun.
+
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._source: tuple[NDArray[Any], ...] = ()
+        self.sequences: list[FedSequence] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    def encode(self, cache: Any, slots: Sequence[int], *source: NDArray[Any]) -> Any:
+        """Encode one input; see `kvcast.runtimes.base.EncoderDecoderOf.encode`."""
+        self._source = tuple(part[:1].copy() for part in source)
+        return self._runtime.encode(cache, slots, *source)
+
+    def prefill(self, tokens: Tokens, cache: Any, *rest: Any, **others: Any) -> tuple[Float32, Any]:
+        """Append a chunk of a prompt; see `kvcast.runtimes.base.RuntimeOf.prefill`."""
+        sequence = self._fed(tokens, cache)
+        sequence.prompt = len(sequence.tokens)
+        result: tuple[Float32, Any] = self._runtime.prefill(tokens, cache, *rest, **others)
+        return result
+
+    def decode(self, tokens: Tokens, cache: Any, *rest: Any, **others: Any) -> tuple[Float32, Any]:
+        """Append tokens; see `kvcast.runtimes.base.RuntimeOf.decode`."""
+        self._fed(tokens, cache)
+        result: tuple[Float32, Any] = self._runtime.decode(tokens, cache, *rest, **others)
+        return result
+
+    def _fed(self, tokens: Tokens, cache: Any) -> FedSequence:
+        [new] = tokens
+        kept = int(cache.lengths[0])
+        if not kept:
+            self.sequences.append(FedSequence(source=self._source))
+        sequence = self.sequences[-1]
+        # A row that was cut back holds fewer than were fed.
+        sequence.tokens[kept:] = np.asarray(new).tolist()
+        return sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +225,39 @@ class InspectedModel:
         if not sequences:
             raise KvcastError("nothing was decoded: there is no speech, or no text")
         return next((each for each in sequences if len(each.tokens) > each.prompt), sequences[0])
+
+
+_ENCODE, _DECODE = "encode", "decode"
+
+
+_MELS = 80
+
+
+def excerpt(source: str, start: float, seconds: float) -> Float32:
+    """Return mono samples at 16 kHz, of so many seconds at most.
+
+    Raises UsageError where the recording ends before; InputMissingError and InputOutputError as
+    `open_audio`.
+    """
+    first = round(start * SAMPLE_RATE)
+    most = first + round(seconds * SAMPLE_RATE)
+    blocks: list[Any] = []
+    with closing(open_audio(source)) as audio:
+        for block in audio.blocks():
+            blocks.append(block)
+            if sum(map(len, blocks)) >= most:
+                break
+    samples: Float32 = np.concatenate(blocks)[first:most] if blocks else np.empty(0, np.float32)
+    if len(samples) < N_FFT:
+        raise UsageError(f"{source} has no sound at {start:g} s")
+    return samples
+
+
+def spectrogram(samples: Float32) -> Float32:
+    """Return the log-mel spectrogram [mels, frames of 10 ms], from 0 for silence to 1."""
+    reflected = np.pad(samples, N_FFT // 2, mode="reflect")
+    frames_tm = log_mel_frames(reflected, _MELS)[: len(samples) // HOP]
+    scaled = normalised(frames_tm, frames_tm.max()).T
+    lowest = scaled.min()
+    shares_mf: Float32 = (scaled - lowest) / max(float(scaled.max() - lowest), 1e-6)
+    return shares_mf

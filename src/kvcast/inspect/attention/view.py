@@ -1,13 +1,14 @@
-"""What is shown of a text's attention: the mean of heads, with the tokens of rows and columns.
+"""A view of a sequence's attention: the mean of heads, with its tokens, as JSON or a table."""
 
-Knows neither a model's insides nor how a view is drawn.
-"""
-
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeAlias
 
-from kvcast.inspect.attention.mean import Head, spans
+import numpy as np
+
+from kvcast.errors import KvcastError, UsageError
+from kvcast.inspect.attention.weights import TOLERANCE, LayerWeights
 from kvcast.runtimes.base import Float32
 
 FORMAT, VERSION = "kvcast.inspect.attention", 1
@@ -22,6 +23,10 @@ class Token:
 
     id: int
     text: str
+
+
+Head: TypeAlias = tuple[int, int]
+"""A layer of the decoder, and a head of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,3 +96,143 @@ def _averaged(heads: Sequence[Head]) -> str:
         return f"layer {layer}, head {head}"
     layers = sorted({layer for layer, _ in heads})
     return f"mean of {len(heads)} heads of layer{'s' * (len(layers) > 1)} {spans(layers)}"
+
+
+_LEVELS = " .:-=+*#%@"
+_WIDTH = 60
+_MOST = 3
+
+
+def render(view: AttentionView) -> str:
+    """Return a line for each row: over a sound its course in time, else the heaviest tokens."""
+    names = [json.dumps(token.text, ensure_ascii=False) for token in view.rows]
+    width = max(map(len, names))
+    lines = _courses(view) if view.over == "sound" else _heaviest(view)
+    described = [
+        f"{name.rjust(width)}  {line}".rstrip() for name, line in zip(names, lines, strict=True)
+    ]
+    return "\n".join([view.title, _legend(view), "", *described, ""])
+
+
+def _legend(view: AttentionView) -> str:
+    if view.over == "sound":
+        bins = min(_WIDTH, view.weights_st.shape[1])
+        each = view.weights_st.shape[1] * view.seconds / bins
+        return (
+            "rows: tokens, as they are written; when the weight is largest, and its course in "
+            f"columns of {each:.2g} s"
+        )
+    rows = "tokens, as they are written" if view.over == "source" else "tokens, as they are read"
+    return f"rows: {rows}; the {_MOST} positions with the largest weights"
+
+
+def _courses(view: AttentionView) -> Iterator[str]:
+    for weights_t in view.weights_st:
+        seconds = (int(weights_t.argmax()) + 0.5) * view.seconds
+        yield f"{seconds:6.2f} s  |{_course(weights_t)}|"
+
+
+def _course(weights_t: Float32) -> str:
+    bins = min(_WIDTH, len(weights_t))
+    ends = np.arange(bins) * len(weights_t) // bins
+    sums_b = np.add.reduceat(weights_t, ends)
+    levels_b = np.rint(sums_b / max(float(sums_b.max()), 1e-30) * (len(_LEVELS) - 1))
+    return "".join(_LEVELS[int(level)] for level in levels_b)
+
+
+def _heaviest(view: AttentionView) -> Iterator[str]:
+    for weights_t in view.weights_st:
+        best = np.argsort(-weights_t, kind="stable")[:_MOST]
+        yield "  ".join(
+            f"{weights_t[i]:.2f} {i}:{json.dumps(view.columns[i].text, ensure_ascii=False)}"
+            for i in best
+            if weights_t[i] > 0
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadChoice:
+    """Which heads count.
+
+    Attributes:
+        layer: those of this layer alone.
+        head: this one alone, of that layer or of each.
+        usual: those that count if neither is given; none for all.
+
+    """
+
+    layer: int | None = None
+    head: int | None = None
+    usual: Sequence[Head] = ()
+
+    def __contains__(self, head: Head) -> bool:
+        if self.layer is None and self.head is None:
+            return not self.usual or head in self.usual
+        return self.layer in (None, head[0]) and self.head in (None, head[1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeanWeights:
+    """The mean of heads.
+
+    Attributes:
+        heads: those that were averaged, in order.
+        weights_st: [queries, keys].
+        error: largest difference of a layer's weights times values from its own results.
+
+    """
+
+    heads: Sequence[Head]
+    weights_st: Float32
+    error: float
+
+
+def mean_weights(layers: Iterable[LayerWeights], choice: HeadChoice) -> MeanWeights:
+    """Return the mean of the heads that count; every layer is checked.
+
+    Raises:
+        UsageError: there is no such layer or head.
+        KvcastError: weights times values are not what a layer computed.
+
+    """
+    heads: list[Head] = []
+    counts: dict[int, int] = {}
+    errors: list[float] = []
+    total_st: Float32 | None = None
+    for each in layers:
+        counts[each.layer] = len(each.weights_hst)
+        errors.append(each.error)
+        chosen = [head for head in range(len(each.weights_hst)) if (each.layer, head) in choice]
+        if chosen:
+            heads += [(each.layer, head) for head in chosen]
+            sum_st = each.weights_hst[chosen].sum(axis=0)
+            total_st = sum_st if total_st is None else total_st + sum_st
+    if total_st is None:
+        raise _missing(choice, counts)
+    error = float(np.max(errors))
+    if not error <= TOLERANCE:  # NaN is not
+        raise KvcastError(
+            f"weights times values differ from the layer's own result by {error:.2g} of its "
+            "largest number; please report this with the model's name"
+        )
+    return MeanWeights(heads=heads, weights_st=total_st / np.float32(len(heads)), error=error)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return `0 to 3, 7`."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in found)
+
+
+def _missing(choice: HeadChoice, counts: dict[int, int]) -> UsageError:
+    if choice.layer is not None and choice.layer not in counts:
+        return UsageError(
+            f"there is no attention in layer {choice.layer}: give one of {spans(counts)}"
+        )
+    most = max(counts.values() if choice.layer is None else [counts[choice.layer]])
+    return UsageError(f"there is no head {choice.head}: give one of 0 to {most - 1}")

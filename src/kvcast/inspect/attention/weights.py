@@ -4,7 +4,7 @@ The reference in fp32 runs `decode` over all tokens of a sequence at once, and g
 its attention steps beside the caches that it wrote. Their products, with the step's own scale,
 rotation, bias, window, cap and sinks, are the weights. Weights times values must then be what the
 step itself computed; the largest difference is told, so a picture that is not the model's is
-noticed. Knows no family and no token.
+noticed.
 """
 
 import re

@@ -1,17 +1,17 @@
-"""What each call of a schedule costs, with a cache and without, and all calls up to it.
+"""Costs of each call of a schedule by kind of layer, with a cache and without.
 
 Without a cache a call computes all positions of its rows so far. Counts positions, and the pairs
 of a query and a key that it sees; with a model also its operations and the bytes that it reads.
-Knows no drawing.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from kvcast.inspect.page.kinds import LayerKind
-from kvcast.inspect.schedule import ModelCall
-from kvcast.inspect.work import ModelWork, Work, pairs
+from kvcast.families.programs import CacheLayers
+from kvcast.inspect.schedule import ModelCall, Schedule
+from kvcast.inspect.units import plural
+from kvcast.inspect.work import CacheKind, ModelWork, Work, pairs
 
 ASSUMED_BYTES = 2.0
 """Bytes of each weight and of each cached number."""
@@ -38,6 +38,22 @@ class CostLine:
     def so_far(self) -> list[tuple[float, float]]:
         """With and without a cache, of all calls up to each."""
         return list(zip(accumulate(self.cached), accumulate(self.recomputed), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """Layers whose caches are alike.
+
+    Attributes:
+        name: "ring" or "linear".
+        layers: how many a model has; 0 without a model.
+        schedule: with their window and their slots.
+
+    """
+
+    name: str
+    layers: int
+    schedule: Schedule
 
 
 def cost_lines(kinds: Sequence[LayerKind], model: ModelWork | None) -> list[CostLine]:
@@ -112,3 +128,65 @@ def _together(rows: Sequence[Work]) -> Work:
 
 def _read(work: Work) -> float:
     return ASSUMED_BYTES * (work.weights + work.cached)
+
+
+DRAWN = ("linear", "ring")
+_OTHERS = {
+    "cross": "{:,} positions of the source, written once",
+    "inputs": "the last {:,} inputs of a convolution",
+    "state": "a state that every position rewrites",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """A schedule without a window: what is the same for all layers."""
+
+    lengths: Sequence[int]
+    chunk: int
+    new: int
+
+    def over(self, window: int | None, capacity: int | None = None) -> Schedule:
+        """Return the schedule of layers with a window; raises UsageError as `Schedule.of`."""
+        return Schedule.of(self.lengths, window, self.chunk, self.new, capacity)
+
+
+def plain_kinds(prompts: Prompts, window: int | None, capacity: int | None) -> list[LayerKind]:
+    """Return a ring, if there is a window, and a linear cache; `capacity` is the first one's."""
+    if window is None:
+        return [LayerKind(name="linear", layers=0, schedule=prompts.over(None, capacity))]
+    ring = LayerKind(name="ring", layers=0, schedule=prompts.over(window, capacity))
+    return [ring, LayerKind(name="linear", layers=0, schedule=prompts.over(None))]
+
+
+def model_kinds(
+    caches: Sequence[CacheLayers], prompts: Prompts, window: int | None, capacity: int | None
+) -> list[LayerKind]:
+    """Return the kinds of a model's layers with attention over the text.
+
+    Args:
+        caches: the layout of its caches.
+        prompts: the schedule.
+        window: drawn in place of that of its rings; None: their own.
+        capacity: slots of its rings; None: as few as serve.
+
+    """
+    layers: dict[tuple[str, Schedule], int] = {}
+    for run in caches:
+        if run.kind in DRAWN:
+            sizes = (window or run.capacity, capacity) if run.kind == "ring" else (None,)
+            kind = (run.kind, prompts.over(*sizes))
+            layers[kind] = layers.get(kind, 0) + run.layers
+    return [
+        LayerKind(name=name, layers=count, schedule=schedule)
+        for (name, schedule), count in layers.items()
+    ]
+
+
+def other_caches(caches: Sequence[CacheKind]) -> list[str]:
+    """Return a line for each kind of cache without positions of the text."""
+    return [
+        f"{kind.kind}: {plural(kind.layers, 'layer')}, {_OTHERS[kind.kind].format(kind.positions)}"
+        for kind in caches
+        if kind.kind in _OTHERS
+    ]

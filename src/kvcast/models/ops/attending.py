@@ -1,6 +1,6 @@
 """What the kernels of attention share: heads, rotation, which keys queries see, and the products.
 
-Letters in shapes are those of `kvcast.models.ops.attention`. Knows no operator and no model.
+Letters in shapes are those of `kvcast.models.ops.attention`.
 """
 
 import torch

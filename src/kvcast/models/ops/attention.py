@@ -4,7 +4,7 @@
 does so for rows with different numbers of new tokens. `cross_attention` reads a complete cache, and
 `encoder_attention` has none. They are custom operators so that each is one node in an exported
 program, which a lowering replaces with its runtime's own operators
-(`kvcast.runtimes.lowering.torch_export`). The kernels here are the eager ones. Knows no model.
+(`kvcast.runtimes.lowering.torch_export`). The kernels here are the eager ones.
 
 The cache write is a declared mutation. An operator may not return its input, returning a new cache
 would copy all of it at every step (1 GB for a 7B model), and with a separate `index_put_` a

@@ -1,6 +1,6 @@
 """Mixture of experts as a custom operator, since the tokens per expert depend on the data.
 
-Knows no model. Letters in shapes: n tokens, e experts, x width, i inner width.
+Letters in shapes: n tokens, e experts, x width, i inner width.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from torch.export.pt2_archive._package_weights import Weights
 from torch.utils._pytree import tree_leaves
 
 from kvcast.bundle.manifest import Graph
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.runtimes.aoti.inductor import (
     call_graph,
     compile_program,

@@ -37,7 +37,6 @@ from kvcast.models.ops.attending import (
     visible,
 )
 from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
-from kvcast.models.ops.convolution import convolve_and_keep, short_convolution
 from kvcast.models.ops.experts import gated, mixture_of_experts
 from kvcast.runtimes.lowering.torch_export import Table, taking
 from kvcast.spec.program import SelfAttention

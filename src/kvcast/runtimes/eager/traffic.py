@@ -19,7 +19,7 @@ from typing_extensions import override
 from kvcast.families.table import family_of
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.models.ops.attention import cross_attention, self_attention, shared_attention
-from kvcast.models.ops.convolution import convolve_and_keep
+from kvcast.models.ops.states import convolve_and_keep
 from kvcast.runtimes.eager.quantize import quantize_matrices
 from kvcast.runtimes.traffic import (
     CacheTensor,

@@ -28,8 +28,8 @@ from torch.nn.functional import gelu
 
 from kvcast.errors import KvcastError
 from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
-from kvcast.models.ops.convolution import short_convolution
 from kvcast.models.ops.experts import mixture_of_experts
+from kvcast.models.ops.states import short_convolution
 from kvcast.runtimes.executorch.quiet import quiet
 from kvcast.runtimes.lowering.torch_export import Table, taking
 from kvcast.spec.program import SelfAttention
@@ -197,7 +197,7 @@ def _attend(
 def _short_convolution(
     x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Do as `kvcast.models.ops.convolution` does, over inputs [1, c, 1, w]."""
+    """Do as `kvcast.models.ops.states` does, over inputs [1, c, 1, w]."""
     length, new, slots = len(kernel), x.shape[1], past.shape[1]
     before_l = lengths + torch.arange(1 - length, 0)
     held_lw = past.reshape(slots, -1)[before_l % slots]

@@ -13,7 +13,7 @@ from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.checkpoints.base import Checkpoint, LazyTensors
 from kvcast.checkpoints.safetensors import read_safetensors
 from kvcast.errors import KvcastError
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_of
 from kvcast.runtimes.native.interpreter import WEIGHTS, Interpreter, read_program
 from kvcast.runtimes.native.library import Machine

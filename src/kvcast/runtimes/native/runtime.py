@@ -16,14 +16,15 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
 from kvcast.errors import UsageError
-from kvcast.families.caches import ENCODED, CacheLayers
 from kvcast.families.programs import (
     ALIGNMENT_QUERIES,
+    ENCODED,
     FINISH,
     LISTEN,
     NEXT,
     SOURCE,
     SOURCE_LENGTHS,
+    CacheLayers,
     StreamedSource,
 )
 from kvcast.runtimes.alignment import AligningRuntime

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
-from kvcast.families.caches import CacheLayers
-from kvcast.families.programs import ALIGNMENT_QUERIES
+from kvcast.families.programs import ALIGNMENT_QUERIES, CacheLayers
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk, StepArrays

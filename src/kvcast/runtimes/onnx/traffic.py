@@ -13,7 +13,7 @@ import onnx_ir as ir
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph, Manifest
-from kvcast.families.caches import ENCODED
+from kvcast.families.programs import ENCODED
 from kvcast.runtimes.opening import naming
 from kvcast.runtimes.traffic import (
     FIXED_SIZE,

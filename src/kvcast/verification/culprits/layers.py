@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.families.caches import ENCODED, CacheLayers
+from kvcast.families.programs import ENCODED, CacheLayers
 from kvcast.runtimes.base import Float32, Int64, Runtime
 
 _LARGEST = {"float16": 65504.0}

@@ -1,10 +1,12 @@
-"""Feed-forwards of experts, of which each token goes through few. Knows sizes and no family.
+"""Mixtures of experts, and embeddings of a token for each layer (Gemma 4).
 
-Tensors of a block: `router.weight` [experts, width]; `gate_up` [experts, 2 * inner, width] and
+Tensors of a mixture: `router.weight` [experts, width]; `gate_up` [experts, 2 * inner, width] and
 `down` [experts, width, inner], a matrix for each expert; perhaps biases of these; of a shared
-expert `shared.gate_up`, `shared.down`, and perhaps `shared.gate.weight` [1, width], a token's share
-of it before a sigmoid. Experts beside a feed-forward (Gemma 4) have a norm before their router and
-`scales` [experts], factors on their shares.
+expert `shared.gate_up`, `shared.down`, and perhaps `shared.gate.weight` [1, width], whose sigmoid
+scales it. Experts beside a feed-forward have a norm before their router and `scales` [experts],
+factors on their routing weights. Layer embeddings: a table has a row of all layers' embeddings for
+each token, to which a projection of the usual embedding is added; each layer multiplies its part
+by a gate of its hidden state and adds the result.
 """
 
 import math
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvcast.errors import KvcastError
+from kvcast.families.blocks import TOKENS
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import require_positive
 
@@ -80,7 +83,7 @@ class MixtureSizes(Protocol):
         """Inner width of their feed-forward."""
 
 
-def check(sizes: MixtureSizes) -> None:
+def check_mixtures(sizes: MixtureSizes) -> None:
     """Raise KvcastError for mixtures that are not possible."""
     each, experts, dense = sizes.experts_per_token, sizes.experts, sizes.dense_layers
     if not 0 <= each <= experts or bool(experts) != bool(each):
@@ -143,7 +146,7 @@ def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def mixture(
+def write_mixture(
     write: ProgramWriter,
     normed: Node,
     block: str,
@@ -168,11 +171,11 @@ def mixture(
     each = sizes.experts_per_token
     mixed = write.step("mixture_of_experts", tokens, router, *matrices, each, **options)
     if sizes.shared_inner:
-        mixed = _shared(write, mixed, tokens, f"{block}.shared", sizes)
+        mixed = _add_shared_expert(write, mixed, tokens, f"{block}.shared", sizes)
     return write.step("view", mixed, [write.size(normed, 0), write.size(normed, 1), sizes.width])
 
 
-def _shared(
+def _add_shared_expert(
     write: ProgramWriter, mixed: Node, tokens: Node, block: str, sizes: MixtureSizes
 ) -> Node:
     """Add the expert that all tokens share, which may be multiplied by a sigmoid of its gate."""
@@ -183,3 +186,51 @@ def _shared(
     share = write.step("mul", write.step("add", write.step("tanh", half), 1.0), 0.5)
     shared = write.step("mul", write.linear(inner, f"{block}.down"), share)
     return write.step("add", mixed, shared)
+
+
+_TABLE, _PROJECTION = "decoder.layer_embedding", "decoder.layer_projection"
+
+
+def layer_embedding_shapes(
+    width: int, *, layers: int, vocab_size: int, hidden: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of all layers, for embeddings of that width of each."""
+    return {
+        f"{_TABLE}.weight": (vocab_size, layers * width),
+        f"{_PROJECTION}.weight": (layers * width, hidden),
+        f"{_PROJECTION}_norm.weight": (width,),
+    }
+
+
+def layer_shapes(width: int, *, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of one layer."""
+    return {
+        "layer_input.gate.weight": (width, hidden),
+        "layer_input.out.weight": (hidden, width),
+        "layer_input_norm.weight": (hidden,),
+    }
+
+
+def embed_for_layers(
+    write: ProgramWriter, x: Node, width: int, *, hidden: int, epsilon: float
+) -> Node:
+    """Return the embeddings of all layers, [rows, new, layers * width], of embeddings `x`.
+
+    They are larger by the root of 2 than Gemma's: a norm follows each layer's part.
+    """
+    # Norms of a projection divided by the root of `hidden`.
+    parts = write.step("unflatten", write.linear(x, _PROJECTION), -1, [-1, width])
+    normed = write.rms_norm(parts, f"{_PROJECTION}_norm", epsilon * hidden)
+    own = write.step("mul", write.embedding(f"{_TABLE}.weight", TOKENS), math.sqrt(width))
+    return write.step("add", own, write.step("flatten", normed, -2))
+
+
+def add_layer_embedding(
+    write: ProgramWriter, x: Node, part: Node, i: int, *, activation: str, epsilon: float
+) -> Node:
+    """Add what layer i makes of its part of the embeddings to its hidden state."""
+    layer = f"decoder.layers.{i}.layer_input"
+    gate = write.linear(x, f"{layer}.gate", activation=activation)
+    product = write.linear(write.step("mul", gate, part), f"{layer}.out")
+    # Of parts that are larger by the root of 2.
+    return write.step("add", x, write.rms_norm(product, f"{layer}_norm", 2 * epsilon))

@@ -1,0 +1,315 @@
+"""Decoder layers that mix positions by something else than attention.
+
+Short convolutions (LFM2) multiply inputs by a gate, convolve each channel with those before, and
+multiply by another gate. Gated delta nets (Qwen 3.5) and selective state spaces (Mamba-2, Granite
+4) rewrite a matrix per head, the state, with every token; their queries, keys and values are
+convolved first, and their results are normed and gated.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.errors import KvcastError
+from kvcast.families.blocks import LENGTHS
+from kvcast.families.programs import CacheLayers
+from kvcast.spec.program import Constant, Node, ProgramWriter
+from kvcast.spec.sizes import require_one_of, require_positive
+
+_LONGEST_CONVOLUTION, _LARGEST_HEAD = 1024, 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSizes:
+    """Sizes of such layers.
+
+    Attributes:
+        key_heads: number of heads of queries and keys.
+        value_heads: number of heads of values, and of matrices; a multiple.
+        key_dim: size of a head of queries and keys.
+        value_dim: size of a head of values.
+        convolution: length of the convolution, its own position included.
+
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    convolution: int
+
+    def __post_init__(self) -> None:
+        names = ("key_heads", "value_heads", "key_dim", "value_dim", "convolution")
+        require_positive(**{name: getattr(self, name) for name in names})
+        if self.value_heads % self.key_heads:
+            raise KvcastError(
+                f"{self.value_heads} heads of values are not a multiple of {self.key_heads} of keys"
+            )
+        if self.convolution > _LONGEST_CONVOLUTION:
+            raise KvcastError(f"a convolution of {self.convolution} positions is not possible")
+        if max(self.key_dim, self.value_dim) > _LARGEST_HEAD:
+            raise KvcastError("heads of a state are larger than any model's")
+
+    @property
+    def keys(self) -> int:
+        """Size of a position's keys, and of its queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Size of a position's values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Number of channels that are convolved: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    def cache(self) -> CacheLayers:
+        """Describe the cache of a layer."""
+        return CacheLayers(
+            kind="state",
+            layers=1,
+            heads=self.value_heads,
+            capacity=self.key_dim,
+            head_dim=self.value_dim,
+            length=self.convolution,
+            channels=self.channels,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNet(StateSizes):
+    """Sizes of such layers."""
+
+    products: ClassVar[int] = 3
+    """Products of a position with each number of a matrix."""
+
+    @property
+    def projected(self) -> tuple[int, ...]:
+        """Parts of the first projection: what is convolved, the gate, shares and steps."""
+        return self.channels, self.values, self.value_heads, self.value_heads
+
+    def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        """Return the tensors of a layer, but for norms around it and the feed-forward."""
+        return {
+            "delta.input.weight": (sum(self.projected), width),
+            "delta.kernel": (self.convolution, self.channels),
+            "delta.decay": (self.value_heads,),
+            "delta.step_bias": (self.value_heads,),
+            "delta.norm.weight": (self.value_dim,),
+            "delta.out.weight": (width, self.values),
+        }
+
+    def mixed(self, write: ProgramWriter, normed: Node, i: int, epsilon: float) -> Node:
+        """Mix the positions of layer i, [rows, new, width], before its last projection."""
+        layer = f"decoder.layers.{i}.delta"
+        projected = write.linear(normed, f"{layer}.input")
+        x, gate, share, step = write.split(projected, self.projected)
+        inputs, state = Node(f"past_inputs_{i}"), Node(f"past_state_{i}")
+        kernel = Constant(f"{layer}.kernel")
+        given = x, kernel, None, inputs, LENGTHS
+        x = write.step("short_convolution", *given, activation="silu")
+        gates = share, step, Constant(f"{layer}.decay"), Constant(f"{layer}.step_bias")
+        x = write.step("delta_rule", x, *gates, state, LENGTHS, self.key_heads)
+        heads = write.step("unflatten", x, -1, [-1, self.value_dim])
+        heads = write.step("flatten", write.rms_norm(heads, f"{layer}.norm", epsilon), -2)
+        return write.step("gated", gate, heads, activation="silu")
+
+
+_ONES = "state_space_ones"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSpace(StateSizes):
+    """Sizes of such layers.
+
+    Attributes:
+        norm_eps: of the norm of results, of which each head of keys has a part of its own.
+        bias: whether the first and the last projection have biases.
+        convolution_bias: whether convolutions have biases.
+
+    """
+
+    products: ClassVar[int] = 2
+    """Products of a position with each number of a matrix."""
+
+    norm_eps: float
+    bias: bool = False
+    convolution_bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.norm_eps < math.inf:
+            raise KvcastError("norm_eps must be a finite number above 0")
+
+    @property
+    def projected(self) -> tuple[int, ...]:
+        """Parts of the first projection: what is convolved, the gate, and steps."""
+        return self.channels, self.values, self.value_heads
+
+    @property
+    def normed(self) -> int:
+        """Size of a part that is normed alone."""
+        return self.values // self.key_heads
+
+    def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        """Return the tensors of a layer, but for norms around it and the feed-forward."""
+        projected = sum(self.projected)
+        shapes: dict[str, tuple[int, ...]] = {
+            "state_space.in.weight": (projected, width),
+            "state_space.kernel": (self.convolution, self.channels),
+            "state_space.decay": (self.value_heads,),
+            "state_space.step_bias": (self.value_heads,),
+            "state_space.skip": (self.value_heads,),
+            "state_space.norm.weight": (self.values,),
+            "state_space.out.weight": (width, self.values),
+        }
+        if self.convolution_bias:
+            shapes["state_space.kernel_bias"] = (self.channels,)
+        if self.bias:
+            shapes |= {"state_space.in.bias": (projected,), "state_space.out.bias": (width,)}
+        return shapes
+
+    def constants(self) -> dict[str, NDArray[np.float32]]:
+        """Return the gain of norms of parts, whose weights are of the whole."""
+        return {_ONES: np.ones(self.normed, np.float32)} if self.key_heads > 1 else {}
+
+    def mamba_order(self) -> tuple[list[int], list[int]]:
+        """Return which of Mamba's channels, and of its first projection's rows, come in our order.
+
+        Mamba has a gate, values, keys, queries and steps; what is convolved are the middle ones.
+        """
+        values, keys = self.values, self.keys
+        steps = range(values + self.channels, sum(self.projected))
+        order = [
+            *range(values + keys, self.channels),
+            *range(values, values + keys),
+            *range(values),
+        ]
+        return order, [*(values + i for i in order), *range(values), *steps]
+
+    def mixed(self, write: ProgramWriter, normed: Node, i: int) -> Node:
+        """Mix the positions of layer i, [rows, new, width], before its last projection."""
+        layer = f"decoder.layers.{i}.state_space"
+        projected = write.linear(normed, f"{layer}.in", bias=self.bias)
+        x, gate, step = write.split(projected, self.projected)
+        inputs, state = Node(f"past_inputs_{i}"), Node(f"past_state_{i}")
+        bias = Constant(f"{layer}.kernel_bias") if self.convolution_bias else None
+        given = x, Constant(f"{layer}.kernel"), bias, inputs, LENGTHS
+        x = write.step("short_convolution", *given, activation="silu")
+        gates = (Constant(f"{layer}.{name}") for name in ("decay", "step_bias", "skip"))
+        x = write.step("selective_scan", x, step, *gates, state, LENGTHS, self.key_heads)
+        return self._normed(write, write.step("gated", gate, x, activation="silu"), layer)
+
+    def _normed(self, write: ProgramWriter, x: Node, layer: str) -> Node:
+        if self.key_heads == 1:
+            return write.rms_norm(x, f"{layer}.norm", self.norm_eps)
+        parts = write.step("unflatten", x, -1, [-1, self.normed])
+        parts = write.step("rms_norm", parts, Constant(_ONES), self.norm_eps)
+        return write.step("mul", write.step("flatten", parts, -2), Constant(f"{layer}.norm.weight"))
+
+
+ATTENTION, CONVOLUTION, DELTA, STATE_SPACE = MIXERS = (
+    "attention",
+    "convolution",
+    "delta",
+    "state_space",
+)
+"""How positions of a layer are mixed."""
+
+
+class ConvolvingSizes(Protocol):
+    """The dimensions that determine convolutions."""
+
+    @property
+    def width(self) -> int:
+        """Number of channels."""
+
+    @property
+    def windows(self) -> Sequence[int | None]:
+        """How many positions attention of each layer sees; None: all."""
+
+    @property
+    def post_norms(self) -> bool:
+        """Whether layers have norms after as well as before attention."""
+
+    @property
+    def mixers(self) -> Sequence[str]:
+        """Of each layer one of MIXERS; empty: all are attention."""
+
+    @property
+    def delta(self) -> DeltaNet | None:
+        """Sizes of layers with delta nets."""
+
+    @property
+    def state_space(self) -> StateSpace | None:
+        """Sizes of layers with state spaces."""
+
+    @property
+    def convolution(self) -> int:
+        """Length of a convolution."""
+
+    @property
+    def convolution_bias(self) -> bool:
+        """Whether convolutions and their projections have biases."""
+
+
+def check_mixers(sizes: ConvolvingSizes) -> None:
+    """Raise KvcastError for dimensions that contradict one another."""
+    if len(sizes.mixers) not in (0, len(sizes.windows)):
+        raise KvcastError(f"{len(sizes.mixers)} mixers are not one for each layer")
+    for mixer, window in zip(sizes.mixers, sizes.windows, strict=False):
+        require_one_of("a layer's mixer", mixer, MIXERS)
+        if window and mixer != ATTENTION:
+            raise KvcastError("only attention has windows")
+    for mixer, sizes_of_it in ((DELTA, sizes.delta), (STATE_SPACE, sizes.state_space)):
+        if (mixer in sizes.mixers) != (sizes_of_it is not None):
+            raise KvcastError("layers with states have sizes, and others have none")
+    if sizes.post_norms and set(sizes.mixers) - {ATTENTION}:
+        raise KvcastError("only attention has norms after it")
+    if CONVOLUTION not in sizes.mixers:
+        if sizes.convolution or sizes.convolution_bias:
+            raise KvcastError("there is no layer with a convolution")
+    elif not 1 <= sizes.convolution <= _LONGEST_CONVOLUTION:
+        raise KvcastError(f"a convolution of {sizes.convolution} positions is not possible")
+
+
+def convolution_shapes(sizes: ConvolvingSizes) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a layer with a convolution, but for norms and the feed-forward."""
+    width = sizes.width
+    matrices: dict[str, tuple[int, ...]] = {
+        "convolution.input.weight": (3 * width, width),
+        "convolution.kernel": (sizes.convolution, width),
+        "convolution.out.weight": (width, width),
+    }
+    if not sizes.convolution_bias:
+        return matrices
+    return matrices | {
+        "convolution.input.bias": (3 * width,),
+        "convolution.bias": (width,),
+        "convolution.out.bias": (width,),
+    }
+
+
+def inputs_cache(sizes: ConvolvingSizes) -> CacheLayers:
+    """Describe the cache of a layer with a convolution."""
+    return CacheLayers(
+        kind="inputs", layers=1, heads=1, head_dim=sizes.width, capacity=sizes.convolution
+    )
+
+
+def write_convolution(write: ProgramWriter, normed: Node, sizes: ConvolvingSizes, i: int) -> Node:
+    """Mix the positions of a layer, [rows, new, width], before its last projection."""
+    layer, biased = f"decoder.layers.{i}.convolution", sizes.convolution_bias
+    projected = write.linear(normed, f"{layer}.input", bias=biased)
+    before, after, x = write.split(projected, [sizes.width] * 3)
+    gated = write.step("mul", before, x)
+    kernel, bias = Constant(f"{layer}.kernel"), Constant(f"{layer}.bias") if biased else None
+    past = Node(f"past_inputs_{i}")
+    mixed = write.step("short_convolution", gated, kernel, bias, past, LENGTHS)
+    return write.step("mul", after, mixed)

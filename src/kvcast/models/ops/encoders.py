@@ -1,0 +1,145 @@
+"""Attention and norms of encoders whose inputs differ in length.
+
+Letters in shapes: b batch, m queries, t positions, w channels, h heads, d head_dim.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvcast.models.ops.attending import attend, padding_mask, rotated, split_heads, within_windows
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, lengths: Tensor) -> Tensor:
+    """Norm the valid positions of an input together, all channels as one group.
+
+    Args:
+        x: [b, t, w].
+        weight: [w].
+        bias: [w].
+        epsilon: added to the variance.
+        lengths: int32 [b], 1 or more: how many of an input's t positions are valid. The results for
+            the others are meaningless.
+
+    Returns:
+        [b, t, w].
+
+    """
+    valid_bt1 = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None]
+    count_b11 = (lengths * x.shape[2])[:, None, None]
+    mean_b11 = (x * valid_bt1).sum((1, 2), keepdim=True) / count_b11
+    centred = x - mean_b11
+    variance_b11 = (centred.square() * valid_bt1).sum((1, 2), keepdim=True) / count_b11
+    return centred * torch.rsqrt(variance_b11 + epsilon) * weight + bias
+
+
+def window_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    before: int,
+    after: int,
+    lengths: Tensor | None = None,
+    following: int = 0,
+) -> Tensor:
+    """Attend from positions to those in a window around each, at the cost of the window.
+
+    Queries may be the latest of a stream, whose keys of before are kept. `source_attention`
+    (`kvcast.models.ops.encoders`) is of whole inputs, some of whose layers see all.
+
+    Args:
+        query: [b, m, heads * d], of m positions in order.
+        key: [b, t, heads * d].
+        value: like `key`.
+        heads: number of heads.
+        scale: factor on the products of queries and keys.
+        before: how many positions before its own a query sees.
+        after: how many after it.
+        lengths: int32 [b], 1 or more: how many of an input's t positions are valid; None: all. The
+            results for the others are meaningless.
+        following: how many positions follow that of the last query.
+
+    Returns:
+        [b, m, heads * d].
+
+    """
+    query, key, value = (
+        split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
+    )
+    keys = torch.arange(key.shape[2], device=query.device)
+    end = len(keys) - following
+    queries = keys[end - query.shape[2] : end]
+    mask = within_windows(keys - queries[:, None], before, after, lengths)
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def relative_scores(query: Tensor, key: Tensor, heads: int, scale: float) -> Tensor:
+    """Multiply queries by the keys of their distances to all positions.
+
+    Args:
+        query: [b, t, h * d].
+        key: [2, t, h * d], of distances 0 .. t - 1 behind a query and ahead of it; the first of
+            those ahead is not read.
+        heads: h.
+        scale: factor on products.
+
+    Returns:
+        [b, h, t, t], for every query and every position.
+
+    """
+    positions = query.shape[1]
+    query, key = (split_heads(flat, flat.shape[-1] // heads) for flat in (query, key))
+    products_bhtn = query.transpose(1, 2) @ key.flatten(0, 1).permute(1, 2, 0)
+    at = torch.arange(positions, device=query.device)
+    behind_tt = at[:, None] - at
+    distances_tt = torch.where(behind_tt >= 0, behind_tt, positions - behind_tt)
+    return products_bhtn.gather(-1, distances_tt.expand(*products_bhtn.shape[:2], -1, -1)) * scale
+
+
+def source_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    lengths: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attend from every position to those around it, with rotary embeddings and no cache.
+
+    Args:
+        query: [b, t, heads * d].
+        key: [b, t, kv_heads * d]; heads is a multiple of kv_heads.
+        value: like `key`.
+        heads: number of heads of queries.
+        scale: factor on the products of queries and keys.
+        lengths: int32 [b], 1 or more: how many of an input's t positions are valid. The results for
+            the others are meaningless.
+        cosines: [t or more, d / 2].
+        sines: like `cosines`.
+        window: how many positions one sees: itself, half of the others before it and half after it,
+            where the odd one is; 0: all.
+        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
+
+    Returns:
+        [b, t, heads * d].
+
+    """
+    head_dim, count = query.shape[-1] // heads, query.shape[1]
+    query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
+    angles = cosines[:count], sines[:count]
+    query, key = rotated(query, *angles), rotated(key, *angles)
+    mask = padding_mask(key, lengths)
+    if window:
+        positions_t = torch.arange(count, device=query.device)
+        distance_tt = positions_t - positions_t[:, None]
+        mask = within_windows(distance_tt, (window - 1) // 2, window // 2, lengths)
+    mixed = attend(query, key, value, mask, scale, softcap)
+    return mixed.transpose(1, 2).flatten(2)
