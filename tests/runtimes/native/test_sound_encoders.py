@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvcast.models.ops.convolution import channel_convolution
-from kvcast.models.ops.relative import relative_scores
+from kvcast.models.ops.encoders import relative_scores
+from kvcast.models.ops.states import channel_convolution
 from kvcast.runtimes.native.opcodes import Activation, Operation
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import address, all_instructions, call, flat, machine, strided

@@ -18,7 +18,7 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.decoding.params import NGRAM
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_shapes import tensor_shapes
-from kvcast.inspect.floor import Arithmetic
+from kvcast.inspect.roofline import Arithmetic
 from kvcast.runtimes.target import TARGETS, BuildOptions, default_runtime
 from kvcast.spec import runtimes
 from kvcast.spec.runtimes import BundlePrecision, PrecisionRequest

@@ -38,6 +38,7 @@ from kvcast.models.ops.attending import (
 )
 from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
 from kvcast.models.ops.experts import gated, mixture_of_experts
+from kvcast.models.ops.states import convolve_and_keep, short_convolution
 from kvcast.runtimes.lowering.torch_export import Table, taking
 from kvcast.spec.program import SelfAttention
 

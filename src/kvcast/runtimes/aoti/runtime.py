@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError, LibraryMissingError
-from kvcast.families.caches import CacheLayers
+from kvcast.families.programs import CacheLayers
 from kvcast.runtimes.aoti.packed import PackedWeights
 from kvcast.runtimes.eager.runtime import (
     EagerPrefix,

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from kvcast.families.base import Interface
-from kvcast.families.caches import ENCODED, CacheLayers
+from kvcast.families.programs import ENCODED, CacheLayers
 from kvcast.families.table import family_with
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph
 from kvcast.families.base import Family
-from kvcast.families.caches import KEY_VALUE, CacheLayers
+from kvcast.families.programs import KEY_VALUE, CacheLayers
 from kvcast.runtimes.executorch.operators import TABLE
 from kvcast.runtimes.executorch.quantize import cross_dtype, for_many_tokens, quantize_matrices
 from kvcast.runtimes.executorch.quiet import quiet

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.families.caches import KEY_VALUE
-from kvcast.families.programs import empty_caches
+from kvcast.families.programs import KEY_VALUE, empty_caches
 from kvcast.families.table import family_with
 from kvcast.runtimes.reference import Reference
 from kvcast.spec.program import Constant, Program
