@@ -20,7 +20,7 @@ from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Histories, Prompt
 from kvcast.errors import UsageError
-from kvcast.text.logits_processors import Preferences
+from kvcast.text.logits_processors import LogitsProcessors
 from kvcast.text.model import TextModel
 from text.test_generate import text_model
 
@@ -34,7 +34,9 @@ PREFERRING: list[dict[str, Any]] = [
 ]
 
 
-def histories_of(prompt: list[int], written_rn: np.ndarray, preferences: Preferences) -> Histories:
+def histories_of(
+    prompt: list[int], written_rn: np.ndarray, preferences: LogitsProcessors
+) -> Histories:
     rows, length = written_rn.shape
     histories = preferences.histories(length + 1, Prompt(np.array(prompt)))
     for n in range(length):
@@ -74,7 +76,7 @@ def expected(logits_v: np.ndarray, prompt: list[int], written: list[int], params
 def test_scores_are_those_of_the_definitions(written, options, seed):
     params, prompt = SamplingParams(**options), [1, 5, 5, 7]
     logits_rv = np.random.default_rng(seed).normal(0, 3, (len(written), 31)).astype(np.float32)
-    preferences = Preferences(params)
+    preferences = LogitsProcessors(params)
     written_rn = np.array(written, np.int64).reshape(len(written), -1)
     seen = histories_of(prompt, written_rn, preferences)
     if not written_rn.shape[1]:  # histories have one row before the first token
@@ -88,7 +90,7 @@ def test_scores_are_those_of_the_definitions(written, options, seed):
 
 
 def test_without_preferences_there_are_none():
-    preferences = Preferences(SamplingParams())
+    preferences = LogitsProcessors(SamplingParams())
     seen = preferences.histories(3, Prompt(np.array([1, 2])))
     logits_rv = np.zeros((1, 4), np.float32)
     preferences.apply(logits_rv, seen)

@@ -23,7 +23,7 @@ from kvcast.decoding.params import SamplingParams
 from kvcast.engine.requests import Prompt
 from kvcast.errors import KvcastError, UsageError
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling
-from kvcast.text.logits_processors import Preferences
+from kvcast.text.logits_processors import LogitsProcessors
 
 VOCAB = 700
 LOGITS = arrays(np.float32, st.integers(1, 300), elements=st.floats(-30, 30, width=32), unique=True)
@@ -155,7 +155,7 @@ def test_draws_follow_the_distribution_of_the_definition(options: dict[str, Any]
     else:
         probabilities = softmax(logits_v / options["temperature"])
     params = SamplingParams(seed=3, **options)
-    preferences, choose = Preferences(params), Sampler(params)
+    preferences, choose = LogitsProcessors(params), Sampler(params)
     histories = preferences.histories(room=1, prompt=Prompt(seen))
     scores_rv = logits_v[None].copy()
     preferences.apply(scores_rv, histories)

@@ -265,7 +265,7 @@ def in_words(whole: Conversation) -> Conversation:
 
 
 def without_system(whole: Conversation) -> Conversation:
-    """Return a conversation whose first user says first what a system message would say."""
+    """Return a conversation whose system message is put before the first user message."""
     first, *turns = whole.messages
     if first["role"] != "system" or not turns:
         return whole
@@ -293,9 +293,9 @@ def _said(message: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": content, "answers": True}
     turn = {key: value for key, value in message.items() if key != "tool_calls"}
     if calls := message.get("tool_calls"):
-        written = [
-            IN_WORDS.written(call["function"]["name"], call["function"]["arguments"])
+        texts = [
+            IN_WORDS.write_call(call["function"]["name"], call["function"]["arguments"])
             for call in calls
         ]
-        turn["content"] = "\n".join(filter(None, [message["content"], *written]))
+        turn["content"] = "\n".join(filter(None, [message["content"], *texts]))
     return turn

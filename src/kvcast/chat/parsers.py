@@ -111,7 +111,7 @@ class ToolCallParser(TextParser):
         self._form = form
         self._head = re.compile(form.head)
         self._names = frozenset(names)
-        self._text = ""  # what is not yet told
+        self._text = ""  # not yet returned
         self._step = self._content
         self._may_be_bare = form.bare
         self._json: _JsonEnd | None = None
@@ -208,10 +208,10 @@ class ToolCallParser(TextParser):
         text, self._text = self._text[:length], self._text[length:]
         return text
 
-    def _calls(self, head: re.Match[str], written: str) -> list[ToolCall]:
+    def _calls(self, head: re.Match[str], source: str) -> list[ToolCall]:
         """Return the calls that a JSON value is; none if it is not one."""
         try:
-            value = json.loads(written, parse_constant=_refuse)
+            value = json.loads(source, parse_constant=_refuse)
             if "name" in head.groupdict():
                 value = {"name": head["name"], "arguments": value}
             return [self._call_of(call) for call in (value if isinstance(value, list) else [value])]
@@ -232,7 +232,7 @@ class ToolCallParser(TextParser):
 
 
 class AnswerParser(TextParser):
-    """Takes an answer out of the JSON that it is written in; other texts are for calls."""
+    """Extracts an answer from its JSON string; other texts go to the parser of calls."""
 
     # Of a character in two escapes, the second is waited for.
     _PARTS = re.compile(
@@ -245,7 +245,7 @@ class AnswerParser(TextParser):
         """Begin; `answer` is the text before the JSON string."""
         self._beginning = f'{answer}"'
         self._calls = calls
-        self._text = ""  # what is not yet told
+        self._text = ""  # not yet returned
         self._state: Literal["begun", "answer", "over", "calls"] = "begun"
 
     @override

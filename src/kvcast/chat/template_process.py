@@ -1,13 +1,13 @@
 """Renders a chat template in a process of its own, because templates are untrusted programs.
 
 Reads JSON objects from standard input, one a line. The first has "template", "limits" and "longest"
-(a limit on characters); each of those after it has the template's variables for one conversation.
+(a limit on characters); each later one has the template's variables for one conversation.
 Answers each of these with a line on standard output: {"text": …}, or {"refused": …} with the
 template's own message, or {"failed": …}, and whether this was the "last": after a failure, and when
 half of the processor time is used up, the process ends. Jinja2's sandbox keeps the template away
 from Python. The process's resource limits stop it from using too much memory, and keep even a
 template that breaks out of the sandbox from writing files and starting processes. The caller limits
-the time of each answer. Knows nothing of tokens.
+the time of each answer.
 """
 
 import json

@@ -59,7 +59,7 @@ class ToolForm:
         calls = ToolCallParser(self, names)
         return AnswerParser(self.answer, calls) if self.answer else calls
 
-    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the text of a call."""
         before, after = self.call.split("ARGUMENTS")
         return before.replace("NAME", name) + json.dumps(arguments, ensure_ascii=False) + after
@@ -128,11 +128,11 @@ IN_WORDS = ToolForm(
     call='{"tool_call": {"name": "NAME", "arguments": ARGUMENTS}}',
     answer='{"response": ',
 )
-"""Models whose templates know no tools: they are told to write so."""
+"""Models whose templates have no tools: a system message asks for this form."""
 
 
 def knows_tools(template: str) -> bool:
-    """Tell whether a chat template does anything with tools, beside those of a message."""
+    """Whether a chat template uses the tools of a conversation, not only those of a message."""
     return re.search(r"""(?<![\w.'"])tools\b(?!['"])""", template) is not None
 
 

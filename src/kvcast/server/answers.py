@@ -219,7 +219,7 @@ def head(prefix: str, kind: str, served: Served) -> dict[str, Any]:
 
 
 def usage(texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> dict[str, Any]:
-    """Return the numbers of tokens that the texts of prompts took."""
+    """Return the token counts of prompts and their texts."""
     prompt = sum(several[0].prompt_tokens for several in texts)
     completion = sum(len(text.tokens) for several in texts for text in several)
     return {
@@ -300,7 +300,7 @@ def event(document: Any, name: str | None = None) -> str:
 
 
 def _may_be_long(item: Any) -> bool:
-    """Whether events may repeat the log-probabilities of a text: those at its end."""
+    """Whether events may repeat the log-probabilities of a text: the ones at its end."""
     ends = getattr(item, "finish_reason", None) is not None
     return ends and item.logprobs is not None
 
@@ -350,13 +350,13 @@ async def streamed(
             while items:
                 for item in items:
                     is_long = _may_be_long(item)
-                    for text in await calls.beside(partial(of_item, item), is_long):
+                    for text in await calls.off_loop(partial(of_item, item), is_long):
                         yield text
                     # Nothing above waits while items are there: others have their turn here.
                     await asyncio.sleep(0)
                 items = await job.arrived()
             result = await job
-            for text in await calls.beside(lambda: end(result, job.cached_tokens), is_long):
+            for text in await calls.off_loop(lambda: end(result, job.cached_tokens), is_long):
                 yield text
         except Exception as error:
             failure = api_error(error)

@@ -1,7 +1,4 @@
-"""The application: every route, and how errors become answers.
-
-Knows no process, no socket and no command.
-"""
+"""The application: every route, and how errors become answers."""
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -161,7 +158,7 @@ def _add_writing(app: FastAPI, state: State) -> None:
 
     @routes.post("/v1/chat/completions", tags=["texts"], responses=_ERRORS)
     async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
-        """Answer a conversation, at once or with `stream` as it is written."""
+        """Answer a conversation, at once or, with `stream`, token by token."""
         await state.enter(request, body)
         return await chat_completions(state, request, body)
 
@@ -255,7 +252,7 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
     @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["status"], responses={503: {"description": "An engine failed."}})
     async def health() -> Response:
-        """Tell that the process lives, and its engines; or that it must be started anew."""
+        """Whether the process and its engines live, or it must be restarted."""
         if draining() or state.models.alive:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "failed"}, 503)
@@ -263,7 +260,7 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", tags=["status"], responses={503: {"description": "The server stops."}})
     async def ready() -> Response:
-        """Tell whether new requests are taken."""
+        """Whether new requests are taken."""
         status = "stopping" if draining() else "ready" if state.models.alive else "failed"
         return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers: JSON and forms, read within bounds, and JSON that is written.
+"""Bodies of requests and answers: forms, and JSON parsed within bounds and serialized in pieces.
 
 Reading and writing hold the interpreter's lock, so documents that would take long are refused
 unread, and long ones are read and written in parts. Beyond a megabyte a body is in a file.

@@ -34,7 +34,7 @@ _PROMPTS = 32
 """Requests that are prepared at once: most wait, for a template's or a grammar's process."""
 _GRAMMARS = frozenset({"grammar", "json_schema", "regex", "lark"})
 _COMPUTING = 2
-"""Long answers that are made at once beside the event loop: more would keep it from its turn."""
+"""Long answers that are made at once off the event loop: more would keep it from its turn."""
 _VALUES = 500
 """Values of an answer that are made where the event loop runs."""
 _RECORDINGS = 2
@@ -53,11 +53,11 @@ class Calls:
         self._recordings = ThreadPoolExecutor(_RECORDINGS, "kvcast-recordings")
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run short work, or a wait for a process, beside the event loop."""
+        """Run short work, or a wait for a process, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._prompts, function)
 
-    async def beside(self, function: Callable[[], T], is_long: bool = True) -> T:
-        """Run a function that may compute for long beside the event loop, or here if it does not.
+    async def off_loop(self, function: Callable[[], T], is_long: bool = True) -> T:
+        """Run a function that may compute for long off the event loop, or here if it does not.
 
         It must consist of short calls, as each may hold the interpreter's lock.
         """
@@ -66,14 +66,14 @@ class Calls:
         return await asyncio.get_running_loop().run_in_executor(self._computing, function)
 
     async def answer(self, make: Callable[[], Any], values: int) -> Response:
-        """Return a document as an answer, made beside the event loop if it has many values."""
-        content = await self.beside(lambda: encoded(make()).encode(), values > _VALUES)
+        """Return a document as an answer, made off the event loop if it has many values."""
+        content = await self.off_loop(lambda: encoded(make()).encode(), values > _VALUES)
         return Response(content, media_type="application/json")
 
     async def read(
         self, request: Request, function: Callable[[Check], T], discard: Callable[[T], None]
     ) -> T:
-        """Read a recording beside the event loop; raises as `begin`.
+        """Read a recording off the event loop; raises as `begin`.
 
         Args:
             request: whose body was read.
@@ -84,7 +84,7 @@ class Calls:
         return await self._attended(request, self._recordings, function, discard)
 
     async def prepare(self, request: Request, function: Callable[[Check], T]) -> T:
-        """Prepare inputs beside the event loop; raises as `begin`.
+        """Prepare inputs off the event loop; raises as `begin`.
 
         `function` calls its argument from time to time.
         """
@@ -254,7 +254,7 @@ def _discarded(discard: Callable[[T], None], done: "Future[T]") -> None:
 
 _MOST_NAMES = 20
 _LONGEST_NAME = 64
-"""Names of fields without effect that are told, and their characters."""
+"""Most names of ignored fields that are reported, and their characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +288,7 @@ class State:
         return await self.calls.all_begun(begins)
 
     async def enter(self, request: Request, body: Any) -> None:
-        """Take note of fields without effect, and see to it that the model is in memory."""
+        """Record fields without effect, and load the model if it is not in memory."""
         self._note_ignored(request, body)
         await self.load(body.model)
 
@@ -298,7 +298,7 @@ class State:
             await self.calls.in_thread(lambda: self.models.load(name))
 
     def _note_ignored(self, request: Request, body: BaseModel) -> None:
-        """Take note of a body's fields that have no effect, for its answer's head and the log."""
+        """Record a body's fields that have no effect, for the answer's header and the log."""
         names = list(body.model_extra or ())
         shown = [quote(name[:_LONGEST_NAME], safe="[]") for name in names[:_MOST_NAMES]]
         if len(names) > _MOST_NAMES:

@@ -47,7 +47,7 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
     served = state.models.of_kind(body.model, NOT_WRITING)
     check_converses(served, body.tools, body.tool_choice)
     state.check_texts(served, body.n)
-    tools = await state.calls.beside(
+    tools = await state.calls.off_loop(
         lambda: tools_of(
             served.model.tokenizer,
             body.tools,

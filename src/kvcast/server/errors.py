@@ -1,6 +1,6 @@
 """Errors of a request, as OpenAI's error objects and status codes.
 
-Nothing of the machine is in an answer: no path, no traceback. Knows no endpoint.
+Answers reveal nothing of the machine: no path, no traceback.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Middleware before every route: keys, sizes, slow uploads, the drain, the log and the counts.
 
-Plain ASGI, so that bodies and streams pass as they come. Knows no endpoint.
+Plain ASGI, so that bodies and streams pass as they come.
 """
 
 import asyncio
@@ -200,7 +200,7 @@ class Access:
         self._origins = frozenset(params.origins)
 
     def check_key(self, given: str) -> None:
-        """Raise ApiError for a key that is none, in a time that does not tell how wrong it is."""
+        """Raise ApiError for a wrong key, in constant time."""
         digest = _digest(given)
         matches = [hmac.compare_digest(digest, key) for key in self._keys]
         if matches and not any(matches):

@@ -1,7 +1,7 @@
 """`POST /v1/messages`: Anthropic's interface to conversations, with tools, at once or streamed.
 
 Its blocks become messages of chat completions, and texts and calls become blocks. Source: the
-Messages API reference of docs.anthropic.com, version 2023-06-01. Knows no engine's inside.
+Messages API reference of docs.anthropic.com, version 2023-06-01.
 """
 
 import json
@@ -69,8 +69,8 @@ def _thinking(body: MessagesRequest) -> dict[str, Any]:
 async def _asked_beside(
     state: State, body: CountTokensRequest
 ) -> tuple[Served, Tools, Callable[[], Any]]:
-    """Read what is asked, beside the event loop if there are tools, whose schemas may be large."""
-    return await state.calls.beside(lambda: _asked(state, body), bool(body.tools))
+    """Read a request; in a thread if there are tools, whose schemas may be large."""
+    return await state.calls.off_loop(lambda: _asked(state, body), bool(body.tools))
 
 
 def _asked(state: State, body: CountTokensRequest) -> tuple[Served, Tools, Callable[[], Any]]:
@@ -88,7 +88,9 @@ def _asked(state: State, body: CountTokensRequest) -> tuple[Served, Tools, Calla
     turns = [*_system(body.system), *(turn for given in body.messages for turn in _turns(given))]
     if turns and turns[-1]["role"] == "assistant":
         raise ApiError(
-            400, "the last message must be the user's: answers cannot be begun", param="messages"
+            400,
+            "the last message must be the user's: an answer cannot be prefilled",
+            param="messages",
         )
     return served, tools, conversation(served, turns, tools.offered, state.limits.max_prompt)
 
@@ -122,7 +124,7 @@ def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 pass
             case {"type": str(kind)}:
                 raise ApiError(
-                    400, f"a block of type {kind[:100]!r} cannot be read", param="messages"
+                    400, f"blocks of type {kind[:100]!r} are not supported", param="messages"
                 )
             case _:
                 raise ApiError(400, "content must be text, or blocks with a type", param="messages")
@@ -147,7 +149,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as chat completions describe it."""
     if tool.get("type", "custom") != "custom":
         raise ApiError(
-            400, f"a tool of type {str(tool['type'])[:100]!r} is not offered here", param="tools"
+            400, f"tools of type {str(tool['type'])[:100]!r} are not supported", param="tools"
         )
     function = {
         "name": tool.get("name"),
@@ -234,8 +236,8 @@ class _MessageAnswer(Answer):
             yield self._block_event("start", content_block=empty)
         yield self._block_event("delta", delta={"type": f"{kind}_delta", kind: piece})
 
-    def _block_event(self, what: str, **fields: Any) -> str:
-        return _event(f"content_block_{what}", index=self._blocks, **fields)
+    def _block_event(self, phase: str, **fields: Any) -> str:
+        return _event(f"content_block_{phase}", index=self._blocks, **fields)
 
     def _stop_block(self) -> Iterator[str]:
         if self._open is not None:
@@ -270,13 +272,13 @@ class _MessageAnswer(Answer):
         stops = (stop for stop in self._stops if rest.lstrip().startswith(stop.lstrip()))
         return next(stops, None)
 
-    def _usage(self, cached: int, written: int) -> dict[str, int]:
+    def _usage(self, cached: int, generated: int) -> dict[str, int]:
         """Tokens that were found in the cache are counted apart, as Anthropic does."""
         return {
             "input_tokens": self._prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": written,
+            "output_tokens": generated,
         }
 
 

@@ -39,7 +39,7 @@ class RequestLog:
             request.scope["state"]["content"] = known | content
 
     def notices(self, request: HTTPConnection, notices: Sequence[str]) -> None:
-        """Remember notices about a recording; they tell nothing of its content."""
+        """Remember notices about a recording; they reveal nothing of its content."""
         request.scope["state"]["notices"] = list(notices)
 
     def write(self, scope: Any, *, status: int, began: float, kind: str | None) -> None:
@@ -145,7 +145,7 @@ _GAUGES = {
 }
 _COUNTERS = {
     "vllm:prompt_tokens": ("Tokens of prompts.", lambda s: s.prompt_tokens),
-    "vllm:generation_tokens": ("Tokens written.", lambda s: s.generated_tokens),
+    "vllm:generation_tokens": ("Tokens generated.", lambda s: s.generated_tokens),
     "vllm:prefix_cache_queries": ("Tokens of prompts looked up.", lambda s: s.prompt_tokens),
     "vllm:prefix_cache_hits": ("Tokens of prompts found in rows.", lambda s: s.cached_tokens),
     "kvcast:audio_seconds": ("Seconds of recordings transcribed.", lambda s: s.audio_seconds),

@@ -1,6 +1,6 @@
 """Options of `kvcast serve`: names, types, defaults and meanings.
 
-Knows no server, so that the command line can show its help at once.
+Imports no server, so that the command line can show its help at once.
 """
 
 from collections.abc import Sequence

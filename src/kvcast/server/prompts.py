@@ -1,7 +1,4 @@
-"""Shared by endpoints that write texts: prompts, options, log-probabilities.
-
-Knows no endpoint.
-"""
+"""From requests to prompts and keywords of `generate`: tools, response formats, limits."""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence

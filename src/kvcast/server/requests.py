@@ -1,8 +1,8 @@
-"""Requests to models that write texts: the fields of OpenAI's requests, and a few more.
+"""Requests to models that generate text: the fields of OpenAI's requests, and a few more.
 
 An option of `generate` has the bounds that `kvcast.text.params` declares, narrowed where a server
 must limit its clients. Lists have bounds, and their first mistake is enough: checking many values
-would block all clients. Knows no engine.
+would block all clients.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ _Object: TypeAlias = dict[str, Any]
 _TEXT, _TEXTS, _OBJECT = "(text)", "(texts)", "(object)"
 _TOKENS, _TOKEN_LISTS = "(ids)", "(lists of ids)"
 KINDS = frozenset({_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS, _OBJECT})
-"""Parts of an error's place besides names and numbers: the alternatives of a union."""
+"""Parts of an error's place besides names and indices: the alternatives of a union."""
 
 
 def _one_or_several(given: Any) -> str | None:
@@ -90,10 +90,10 @@ def _text_or_object(given: Any) -> str | None:
     return _OBJECT if isinstance(given, dict) else None
 
 
-def _kind(tell: Callable[[Any], str | None], wanted: str) -> Discriminator:
+def _kind(kind_of: Callable[[Any], str | None], wanted: str) -> Discriminator:
     """Return a discriminator of several types, so that errors name one of them alone."""
     return Discriminator(
-        tell, custom_error_type="kind", custom_error_message=f"Input should be {wanted}"
+        kind_of, custom_error_type="kind", custom_error_message=f"Input should be {wanted}"
     )
 
 
@@ -130,7 +130,7 @@ class ModelRequest(BaseModel):
 
 
 class Sampled(Body):
-    """How texts are written."""
+    """How texts are sampled."""
 
     temperature: Annotated[float, _number("temperature", most=2)] | None = None
     top_p: Annotated[float, _number("top_p")] | None = None
@@ -272,7 +272,7 @@ class TextFormat(BaseModel):
 
 
 class TextOptions(BaseModel):
-    """How a response's text is written."""
+    """The form of a response's text."""
 
     format: TextFormat | None = None
 

@@ -1,6 +1,6 @@
 """`POST /v1/responses`: the part of OpenAI's newer interface that text needs; nothing is stored.
 
-Items of its input become messages of chat completions. Knows no engine's inside.
+Items of its input become messages of chat completions.
 """
 
 import secrets
@@ -44,7 +44,7 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
             raise ApiError(400, f"{name} is not supported: nothing is stored", param=name)
     _check_include(body)
     check_converses(served, body.tools, body.tool_choice)
-    tools = await state.calls.beside(
+    tools = await state.calls.off_loop(
         lambda: tools_of(
             served.model.tokenizer,
             [_tool(tool) for tool in body.tools or ()],
@@ -240,16 +240,16 @@ class _ResponseAnswer(Answer):
     def _finished(self, text: TextGeneration, cached: int) -> dict[str, Any]:
         cut = text.finish_reason == "length"
         document = self._document("incomplete" if cut else "completed")
-        prompt, written = text.prompt_tokens, len(text.tokens)
+        prompt, generated = text.prompt_tokens, len(text.tokens)
         return document | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._items,
             "usage": {
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-                "output_tokens": written,
+                "output_tokens": generated,
                 "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": prompt + written,
+                "total_tokens": prompt + generated,
             },
         }
 

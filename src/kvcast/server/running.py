@@ -53,7 +53,7 @@ _KEPT = 75
 """Seconds that a connection without requests is kept.
 
 Longer than clients and proxies keep theirs, since whoever closes first decides who loses a request
-that is on its way: uvicorn's 5 are httpx's, and so those of OpenAI's client, too.
+that is on its way: uvicorn's 5 are httpx's, and so OpenAI's client's, too.
 """
 
 _TELLING = 5
@@ -77,7 +77,7 @@ class _DrainingServer(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Engines end what is late, so that its clients are told; uvicorn would cut them off.
+        # Engines end what is late, so that its clients get an error; uvicorn would cut them off.
         threading.Thread(target=self._drain, daemon=True).start()
         await super().shutdown(sockets=sockets)
 

@@ -1,4 +1,4 @@
-"""Models that a server offers, each with an engine, by their names. Knows no protocol."""
+"""Models that a server offers, each with an engine, by their names."""
 
 import gc
 import time
@@ -17,7 +17,7 @@ from kvcast.tokenizers.base import longest_token
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
 
-_WRITES = "writes texts and does not listen: use a model of speech"
+_WRITES = "does not transcribe: use a speech model"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,7 +73,7 @@ class Served:
         return {name: can for name, can in able if name != "languages"}
 
     def prepare(self) -> None:
-        """Make what the first request would wait for, and others with it."""
+        """Compute in advance the tables that the first request would wait for."""
         if self.kind != SPEECH:
             _ = self.longest_token
             self.model.generation.grammars.prepare()
@@ -110,7 +110,7 @@ def kind_of(model: Any) -> str:
 
 
 Opener: TypeAlias = Callable[[Sequence[Engine]], Engine]
-"""Opens a model again, beside these engines."""
+"""Opens a model again, given the engines that run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class Models:
         )
 
     def is_unloaded(self, name: str) -> bool:
-        """Tell whether a model must be loaded before it can be used."""
+        """Whether a model must be loaded before it can be used."""
         return name in self._unloaded
 
     def load(self, name: str) -> None:
@@ -209,7 +209,7 @@ class Models:
         del models
         engine.close(drain)
         del engine
-        gc.unfreeze()  # what was there when the server began is in cycles, too
+        gc.unfreeze()  # objects from before the start are in cycles, too
         gc.collect()
         gc.freeze()
         give_back()

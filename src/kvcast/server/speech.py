@@ -47,7 +47,7 @@ class Recordings:
 
         Args:
             file: that was uploaded.
-            track: number or language of its sound track.
+            track: number or language of its audio track.
             check: raises if the client has left; called for each block.
 
         Raises:
@@ -113,7 +113,7 @@ class UploadedRecording:
 
 Granularity = Literal["word", "segment"]
 _SEGMENTS = 50
-"""Segments of a transcript that are written where the event loop runs."""
+"""Segments of a transcript that are serialized where the event loop runs."""
 
 _VAD = {
     "threshold": "vad_threshold",
@@ -126,7 +126,7 @@ _MILLISECONDS = "_ms"
 
 
 def _numbers(given: Any) -> Any:
-    """Return the numbers of a field that has them all, or of several fields of a name."""
+    """Return the values of one comma-separated field, or of several fields of a name."""
     if not isinstance(given, (list, tuple)):
         given = [given]
     return [number for text in given for number in _split(text)]
@@ -218,7 +218,7 @@ async def speech(
         return await streamed(state.calls, request, job, answer.events, ended)
     transcript = await state.calls.result(request, job)
     log(transcript)
-    return await state.calls.beside(
+    return await state.calls.off_loop(
         lambda: answer.whole(transcript), len(transcript.segments) > _SEGMENTS
     )
 

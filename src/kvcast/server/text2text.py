@@ -1,6 +1,6 @@
 """`POST /v1/text2text` and `/v1/embeddings`: models that read a source whole.
 
-OpenAI has no endpoint for the first; its fields are in the same style. Knows no engine's inside.
+OpenAI has no endpoint for the first; its fields are in the same style.
 """
 
 import base64
@@ -29,7 +29,7 @@ _AT_A_TIME = 512
 
 
 async def text2text(state: State, request: Request, body: Text2TextRequest) -> Response:
-    """Answer sources."""
+    """Generate the targets of sources."""
     others = NOT_WRITING | {CHAT: _CONTINUES, COMPLETION: _CONTINUES}
     served = state.models.of_kind(body.model, others)
     assert served.kind == TEXT2TEXT
@@ -111,7 +111,7 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
     )
 
     def encoded(check: Check) -> list[Any]:
-        for text in texts:  # a bound on characters is enough for what would take long
+        for text in texts:  # a bound on characters refuses long ones early
             if isinstance(text, str):
                 longest.check_texts([text])
         prompts: list[Any] = []
@@ -167,7 +167,7 @@ def _length(prompt: Any) -> int:
 
 
 def _coded(vector: Any, encoding: str | None) -> str | list[float]:
-    """Return a vector as numbers, or as little-endian fp32 in Base64."""
+    """Return a vector as floats, or as little-endian fp32 in Base64."""
     if encoding == "base64":
         return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
     return [float(value) for value in vector]

@@ -1,1 +1,1 @@
-"""Text generation: prompts become requests, and tokens become text. Knows no runtime."""
+"""Text generation: prompts become requests, and tokens become text."""

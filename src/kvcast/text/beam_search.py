@@ -19,7 +19,7 @@ from kvcast.decoding.numerics import (
 )
 from kvcast.engine.requests import OVER, Continuations
 from kvcast.runtimes.base import Float32
-from kvcast.text.logits_processors import Preferences
+from kvcast.text.logits_processors import LogitsProcessors
 from kvcast.text.requests import TextRequest, TextSpec, alternatives
 from kvcast.text.texts import (
     Alternatives,
@@ -61,9 +61,9 @@ class SearchedTexts(TextRequest):
         # Of each row; -inf only fills a place, when too few sequences go on.
         self._totals = [0.0]
         self._rows = list(range(self.width))
-        self._preferences = Preferences(spec.params)
+        self._processors = LogitsProcessors(spec.params)
         self._constraint = spec.constraint()
-        self._written = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
+        self._written = self._processors.histories(spec.criteria.max_new_tokens, spec.prompt)
         self._logprobs_rn = np.empty((1, 0), np.float32)
         self._tops: list[tuple[Alternatives, ...]] = [()] * self.width
 
@@ -120,14 +120,14 @@ class SearchedTexts(TextRequest):
             self._tops = [(*before, top) for before, top in zip(self._tops, tops, strict=False)]
 
     def _candidates(self, logits_rv: Float32) -> Likeliest:
-        """Return the tokens that each row considers, as good as preferences make them.
+        """Return the tokens that each row considers, scored after all logits processors.
 
         The logits may be overwritten.
         """
         withheld = self.spec.criteria.withheld(self._written.length)
         given = likeliest(logits_rv, self._considered + len(withheld))
         renormalised = self.spec.params.renormalize_logits
-        if not self._preferences.matter(self._written) and self._constraint is None:
+        if not self._processors.matter(self._written) and self._constraint is None:
             if renormalised and withheld:
                 lost_rk = np.exp(logits_rv[:, withheld] - given.log_sums_r[:, None])
                 logprobs_rk = given.logprobs_rk - np.log1p(-lost_rk.sum(1, keepdims=True))
@@ -137,7 +137,7 @@ class SearchedTexts(TextRequest):
             return given
         logits_rv -= given.log_sums_r[:, None]
         logits_rv[:, withheld] = -np.inf
-        self._preferences.apply(logits_rv, self._written)
+        self._processors.apply(logits_rv, self._written)
         if self._constraint is not None:
             self._constraint.apply(logits_rv, self._written.written_rn)
         if renormalised:

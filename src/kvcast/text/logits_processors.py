@@ -25,8 +25,8 @@ from kvcast.runtimes.base import Float32, Int64
 from kvcast.tokenizers.base import TextTokenizer
 
 
-class Preferences:
-    """The preferences of one text, or of the rows of a search."""
+class LogitsProcessors:
+    """The logits processors of one text, or of the rows of a beam search."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._bias: list[LogitFilter] = [LogitBias(b)] if (b := params.biases) else []
@@ -56,13 +56,13 @@ class Preferences:
         return Histories(room, prompt.sequence if self._of_all else ())
 
     def matter(self, seen: Histories) -> bool:
-        """Tell whether there are any for the token after those seen."""
+        """Whether any applies to the next token."""
         return (
             bool(self._bias or self._of_all or self._of_written) or self._forced(seen) is not None
         )
 
     def apply(self, scores_rv: Float32, seen: Histories) -> None:
-        """Change scores [rows, vocab], by which tokens are chosen after those seen."""
+        """Change the scores [rows, vocab] of the next tokens."""
         if (forced := self._forced(seen)) is not None:
             scores_rv[:] = -np.inf
             scores_rv[:, forced] = 0
@@ -73,7 +73,7 @@ class Preferences:
             of_written.apply(scores_rv, seen.written_rn)
 
     def _forced(self, seen: Histories) -> int | None:
-        """Return the token that must follow those seen."""
+        """Return the token that must come next, if one must."""
         if self._last is not None and seen.length == self._room - 1:
             return self._last
         return self._first if seen.length == 0 else None
@@ -99,7 +99,7 @@ class ReasoningBudget:
         return self._forced.popleft() if self._forced else None
 
     def wrote(self, text: str) -> None:
-        """Take note of a token, by the text that became certain with it."""
+        """Record a token, by the text that became certain with it."""
         self._left -= self._parser.reasons
         self._parser.push(text)
         self._check()
@@ -110,7 +110,7 @@ class ReasoningBudget:
 
 
 def has_begun(tokenizer: TextTokenizer, prompt_s: Sequence[int] | Int64) -> bool:
-    """Tell whether a prompt ends with the beginning of reasoning, as some templates' do."""
+    """Whether a prompt ends with the beginning of reasoning, as some templates' do."""
     tail = [int(token) for token in prompt_s[-_TAIL:]]
     return tokenizer.decode(tail).rstrip().endswith(BEGIN)
 

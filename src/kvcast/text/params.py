@@ -28,7 +28,7 @@ class _Schema(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptParams(SamplingParams):
-    """How prompts are understood, and how texts are written after them."""
+    """How prompts are read, and how texts are generated after them."""
 
     chat: bool = CONVERSATION(False)(
         "put the prompt into the model's chat template as the user's message"
@@ -136,14 +136,14 @@ class GenerationDefaults:
             ) from None
 
     def params(self, kind: type[_P], given: Mapping[str, Any]) -> _P:
-        """Return options of this kind; raises UsageError for those that cannot be served."""
+        """Return options of this kind; raises UsageError for options that are not supported."""
         taken = self.taken(given)
         params = kind(**taken | dict(given))
         object.__setattr__(params, "generation_config", taken)
         return params
 
     def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that count beside options that were given."""
+        """Return the recommended values that apply, given a user's options."""
         taken = {name: value for name, value in self.values.items() if name not in given}
         if given.get("beam", 1) != 1 or given.get("temperature") == 0:  # nothing is sampled
             taken = {name: value for name, value in taken.items() if name not in _SAMPLED}

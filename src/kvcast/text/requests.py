@@ -21,10 +21,16 @@ from kvcast.engine.jobs import Job
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
-from kvcast.text.logits_processors import Preferences, ReasoningBudget
+from kvcast.text.logits_processors import LogitsProcessors, ReasoningBudget
 from kvcast.text.params import PromptParams
-from kvcast.text.structured_output import GrammarFilter, GrammarPlace
-from kvcast.text.texts import Alternatives, StoppingCriteria, Stopwatch, TextGeneration, WrittenText
+from kvcast.text.structured_output import GrammarPlace, GrammarProcessor
+from kvcast.text.texts import (
+    Alternatives,
+    GeneratedText,
+    StoppingCriteria,
+    Stopwatch,
+    TextGeneration,
+)
 from kvcast.tokenizers.base import TextTokenizer
 
 
@@ -58,13 +64,13 @@ class TextSpec:
         """Most positions that a row may need: the last token is never fed."""
         return self.prompt.length + self.criteria.max_new_tokens - 1
 
-    def begin(self) -> WrittenText:
+    def begin(self) -> GeneratedText:
         """Return a text of no tokens yet."""
-        return WrittenText(self.criteria, self.tokenizer, after=self.prompt.last)
+        return GeneratedText(self.criteria, self.tokenizer, after=self.prompt.last)
 
-    def constraint(self) -> GrammarFilter | None:
+    def constraint(self) -> GrammarProcessor | None:
         """Return a filter that constrains the request's texts to the grammar."""
-        return None if self.grammar is None else GrammarFilter(self.grammar)
+        return None if self.grammar is None else GrammarProcessor(self.grammar)
 
     def reasoning_budget(self) -> ReasoningBudget | None:
         """Return what is left for a text's reasoning; a grammar leaves no room for any."""
@@ -81,7 +87,7 @@ class TextSpec:
 
     def finish(
         self,
-        text: WrittenText,
+        text: GeneratedText,
         watch: Stopwatch,
         score: float | None = None,
         drafts: Speculation | None = None,
@@ -120,15 +126,15 @@ class SampledText(TextRequest):
     """A text whose tokens a sampler draws one by one; `text` holds the tokens so far."""
 
     def __init__(self, spec: TextSpec, stream: int = 0) -> None:
-        """Begin; texts of different streams draw different numbers."""
+        """Begin; texts of different streams draw different random numbers."""
         super().__init__(spec, width=1)
         self.text = spec.begin()
         self.drafts: Speculation | None = spec.speculate()
-        self._preferences = Preferences(spec.params)
+        self._processors = LogitsProcessors(spec.params)
         self._sampler = Sampler(spec.params, stream)
         self._constraint = spec.constraint()
         self._budget = spec.reasoning_budget()
-        self._seen = self._preferences.histories(spec.criteria.max_new_tokens, spec.prompt)
+        self._seen = self._processors.histories(spec.criteria.max_new_tokens, spec.prompt)
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
@@ -136,7 +142,7 @@ class SampledText(TextRequest):
         given_rv = logits_rv.copy() if params.logprobs or params.top_logprobs else logits_rv
         if withheld := self.spec.criteria.withheld(self._seen.length):
             logits_rv[:, withheld] = -np.inf
-        self._preferences.apply(logits_rv, self._seen)
+        self._processors.apply(logits_rv, self._seen)
         if self._constraint is not None:
             self._constraint.apply(logits_rv, self._seen.written_rn)
         token = self._sampler(logits_rv[0])
@@ -221,14 +227,14 @@ class TextCaller(JobCaller):
             requests: one for each text, or one for a beam search; as many for each part.
             params: options.
             finished: returns the prompt's texts as clients get them, once all are over.
-            parts: of the prompt that have texts of their own: of several nothing is told before.
+            parts: of the prompt that have texts of their own: with several, no text is streamed.
 
         """
         self._requests = list(requests)
         self._coming = deque(self._requests)
         self._each = len(self._requests) // parts
         # Beams compete to the end, and texts of later parts may be over before others.
-        self._tells = params.beam == 1 and parts == 1
+        self._streams = params.beam == 1 and parts == 1
         self._running = len(self._requests)
         self._params = params
         self._finished = finished
@@ -258,8 +264,8 @@ class TextCaller(JobCaller):
         if request.error is not None:
             raise request.error
         self.job.cached_tokens = max(self.job.cached_tokens, request.reused)
-        if self._tells and isinstance(request, SampledText):
-            self._tell(request)
+        if self._streams and isinstance(request, SampledText):
+            self._put_delta(request)
         self._running -= request.done
         if not self._running:
             self._finish()
@@ -276,7 +282,7 @@ class TextCaller(JobCaller):
         elif self._result is not None:
             self.job.finish(self._result)
 
-    def _tell(self, request: SampledText) -> None:
+    def _put_delta(self, request: SampledText) -> None:
         """Put the new part of a text into the job."""
         index = self._requests.index(request)
         text, (pieces, tokens) = request.text, self._shown[index]
@@ -296,10 +302,10 @@ class TextCaller(JobCaller):
 
     def _finish(self) -> None:
         """Make up the result."""
-        written = [text for request in self._requests for text in request.generations()]
-        texts = self._finished(written)
-        if not self._tells:
-            self.totals.generated_tokens += sum(len(text.tokens) for text in written)
+        generated = [text for request in self._requests for text in request.generations()]
+        texts = self._finished(generated)
+        if not self._streams:
+            self.totals.generated_tokens += sum(len(text.tokens) for text in generated)
             for index, text in enumerate(texts):
                 self.job.put(_whole(index, text))
         self.totals.cached_tokens += self.job.cached_tokens

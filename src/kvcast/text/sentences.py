@@ -1,7 +1,7 @@
 """Sources sentence by sentence: a text is split, and the answers are put together.
 
 Sentences come from sentencex, an optional extra: it has no dependencies, knows some 300 languages,
-and loses no character. Knows no model.
+and loses no character.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -133,6 +133,6 @@ def _after(part: Part, answer: str, parts: Sequence[Part]) -> str:
 
 
 def _all(values: Iterable[tuple[_T, ...] | None]) -> tuple[_T, ...] | None:
-    """Join what is told of tokens; None where it is not told."""
-    told = [value for value in values if value is not None]
-    return tuple(chain.from_iterable(told)) if told else None
+    """Join values of tokens; None where there are none."""
+    given = [value for value in values if value is not None]
+    return tuple(chain.from_iterable(given)) if given else None

@@ -33,7 +33,7 @@ _SPECIAL = b"\xff"  # marks a token without a text for llguidance
 _STUCK = "NoExtensionBias"  # what it says where a grammar goes on, and no token does
 
 
-class GrammarFilter(LogitFilter):
+class GrammarProcessor(LogitFilter):
     """Constrains the rows of one request to a grammar; `extend` passes it their tokens."""
 
     def __init__(self, begin: "GrammarPlace") -> None:

@@ -49,16 +49,16 @@ class SourceTextModel(TextGenerator):
         tokens, languages = self._encoded(prompt), self.tokenizer.languages
         if languages is None or not isinstance(prompt, (str, EncodedText)):
             return tokens
-        told = (params.source_language, params.target_language)
-        return self._limits.known(languages.before(tokens.tolist(), *told))
+        languages_given = (params.source_language, params.target_language)
+        return self._limits.known(languages.before(tokens.tolist(), *languages_given))
 
     @override
     def understood(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> PromptParams:
         """Return the options with the first token that the target's language wants."""
         languages = self.tokenizer.languages
         if languages is None:
-            told = params.source_language is not None or params.target_language is not None
-            if self.tokenizer.translates and told:
+            is_given = params.source_language is not None or params.target_language is not None
+            if self.tokenizer.translates and is_given:
                 raise UsageError("this model translates from one language into one: name neither")
             return super().understood(prompt, params)
         forced = self.first_token(languages, params.target_language)
@@ -170,8 +170,8 @@ class EncodedSourceModel(SourceTextModel):
         """Return them as `SourceTextModel` does; UsageError where a text needs a language."""
         understood = super().understood(prompt, params)
         languages = self.tokenizer.languages
-        is_told = languages is None or languages.place == "target" or self._begins(understood)
-        if is_told or not isinstance(prompt, (str, EncodedText)):
+        is_known = languages is None or languages.place == "target" or self._begins(understood)
+        if is_known or not isinstance(prompt, (str, EncodedText)):
             return understood
         raise UsageError(
             "this model translates into many languages: name the text's with target_language"

@@ -201,9 +201,9 @@ class StoppingCriteria:
             suppressed=tuple(params.suppress_tokens),
         )
 
-    def withheld(self, written: int) -> tuple[int, ...]:
-        """Return the tokens that cannot follow `written` tokens."""
-        early = self.end_tokens if written < self.min_new_tokens else ()
+    def withheld(self, generated: int) -> tuple[int, ...]:
+        """Return the tokens that cannot follow so many generated tokens."""
+        early = self.end_tokens if generated < self.min_new_tokens else ()
         return (*early, *(token for token in self.suppressed if token not in early))
 
     def are_met(
@@ -213,7 +213,7 @@ class StoppingCriteria:
         tokens: Sequence[int],
         tokenizer: TextTokenizer,
     ) -> list[bool]:
-        """Tell for each token whether it ends the text of row `parents[i]`, which it continues."""
+        """Return whether each token ends the text of row `parents[i]`, which it continues."""
         if written_rn.shape[1] + 1 == self.max_new_tokens:
             return [True] * len(tokens)
         ended = [token in self.end_tokens for token in tokens]
@@ -224,7 +224,7 @@ class StoppingCriteria:
         return ended
 
 
-class WrittenText:
+class GeneratedText:
     """One text, from its first token to the reason why it ended.
 
     Attributes:
@@ -285,7 +285,7 @@ class WrittenText:
         self.pieces.append(self._stops.finish())
 
     def _says(self, piece: str) -> bool:
-        """Add a piece of text; tell whether it completed a stop string."""
+        """Add a piece of text; return whether it completed a stop sequence."""
         certain, stopped = self._stops.push(piece)
         self.pieces.append(certain)
         return stopped

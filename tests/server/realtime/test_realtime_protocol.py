@@ -160,7 +160,7 @@ def test_mistakes_leave_the_connection(server: Server):
             event_id="e2",
             session={"audio": {"input": {"transcription": {"model": "letters"}}}},
         )
-        assert "does not listen" in talk.until("error")["error"]["message"]
+        assert "does not transcribe" in talk.until("error")["error"]["message"]
         talk.send(
             "session.update", session={"audio": {"input": {"transcription": {"language": "de"}}}}
         )

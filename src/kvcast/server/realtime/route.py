@@ -1,7 +1,4 @@
-"""The WebSocket: messages to a session and back, until the client leaves.
-
-Knows neither events nor sound.
-"""
+"""The WebSocket: messages to a session and back, until the client leaves."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
