@@ -70,7 +70,7 @@ def test_codes_are_kept_by_the_own_kernels(folders):
 
 
 def expert_formats(checkpoint):
-    programs = DECODER.written(checkpoint.dimensions)
+    programs = DECODER.write_programs(checkpoint.dimensions)
     weights = CheckpointWeights(
         programs,
         checkpoint.tensors,

@@ -81,7 +81,7 @@ def test_steps_on_the_plain_interpreter_are_what_torch_gives_for_the_whole_seque
 
 @pytest.mark.parametrize("dimensions", [*CASES, *OTHERS, *SOUND], ids=str)
 def test_every_operation_is_known_to_all_that_read_programs(dimensions):
-    written = family_with(dimensions).written(dimensions)
+    written = family_with(dimensions).write_programs(dimensions)
     operations = {step.operation for program in written.values() for step in program.steps}
     assert operations <= OPERATIONS.keys()
     assert operations <= NATIVE.keys()

@@ -50,7 +50,9 @@ def stored_checks(folder, dimensions):
     tensors: Any = random_tensors(dimensions)
     expected = {**tensors, **family.constants(dimensions, tensors)}
     stored = TARGETS[manifest.runtime].stored(folder, manifest, family.tensor_shapes(dimensions))
-    return checks.weights(stored, expected), checks.programs(stored, family.written(dimensions))
+    return checks.weights(stored, expected), checks.programs(
+        stored, family.write_programs(dimensions)
+    )
 
 
 def skips(check):

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from kvcast.conditional.cross_attention import CachedCrossAttention
 from kvcast.errors import KvcastError
-from kvcast.families.blocks import cross_caches
+from kvcast.families.blocks import project_cross_caches
 from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_with
 from kvcast.inspect.roofline import best_of
@@ -93,7 +93,7 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
         tensor = torch.from_numpy(array).to(device)
         weights[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     signature = family.programs(dimensions)["decode"]
-    decode = TorchProgram(family.written(dimensions)["decode"], signature.outputs, weights)
+    decode = TorchProgram(family.write_programs(dimensions)["decode"], signature.outputs, weights)
     caches, source, given = [], None, list[Tensor]()
     for part in family.caches(dimensions):
         if part.kind == "cross":
@@ -117,7 +117,7 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
 def _projections(cross: CacheLayers, weights: Mapping[str, Tensor]) -> TorchProgram:
     """Return what makes cross caches of an encoder's output."""
     write = ProgramWriter([STATES])
-    projected = cross_caches(write, Node(STATES), cross.layers, cross.heads, bias=True)
+    projected = project_cross_caches(write, Node(STATES), cross.layers, cross.heads, bias=True)
     return TorchProgram(write.program(**projected), list(projected), weights)
 
 

@@ -19,7 +19,7 @@ from kvcast.families import decoder, decoder_shapes
 from kvcast.families.audio_encoder import AudioEncoder, SoundEncoder
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.block_conformer import BlockConformer
-from kvcast.families.blocks import EMBEDDINGS, TOKENS, embeddings_at, positions, written
+from kvcast.families.blocks import EMBEDDINGS, TOKENS, gather_embeddings, positions, write_programs
 from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.decoder import EMBEDDING
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -100,12 +100,12 @@ def _programs(dimensions: AudioDecoderDimensions) -> Mapping[str, ProgramSignatu
     }
 
 
-def _written(dimensions: AudioDecoderDimensions) -> Mapping[str, Program]:
-    return written(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+def _write_programs(dimensions: AudioDecoderDimensions) -> Mapping[str, Program]:
+    return write_programs(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
-    return write.program(**{EMBEDDINGS.name: dimensions.audio.written(write)})
+    return write.program(**{EMBEDDINGS.name: dimensions.audio.write_encoder(write)})
 
 
 def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
@@ -120,7 +120,7 @@ def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
     text = write.embedding(EMBEDDING, write.step("clamp", TOKENS, 0, vocab - 1))
     places = write.step("clamp", write.step("sub", TOKENS, vocab), 0, dimensions.audio.positions)
     is_text = write.step("unsqueeze", write.step("lt", TOKENS, vocab), -1)
-    return write.step("where", is_text, text, embeddings_at(write, places))
+    return write.step("where", is_text, text, gather_embeddings(write, places))
 
 
 def _beside(write: ProgramWriter) -> Node:
@@ -131,7 +131,7 @@ def _beside(write: ProgramWriter) -> Node:
     places = positions(write)
     is_there = write.step("lt", places, write.size(EMBEDDINGS, 2))
     places = write.step("where", is_there, places, 0)
-    return write.step("add", write.embedding(EMBEDDING, TOKENS), embeddings_at(write, places))
+    return write.step("add", write.embedding(EMBEDDING, TOKENS), gather_embeddings(write, places))
 
 
 def _constants(
@@ -178,7 +178,7 @@ AUDIO_DECODER = Family(
     positions=lambda dimensions: dimensions.max_positions,
     caches=_caches,
     programs=_programs,
-    written=_written,
+    write_programs=_write_programs,
     constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(outliers=("gate",)),

@@ -101,7 +101,7 @@ class SoundEncoder(Protocol):
     def constants(self) -> Mapping[str, NDArray[np.generic]]:
         """Return further constants of `encode`."""
 
-    def written(self, write: ProgramWriter) -> Node:
+    def write_encoder(self, write: ProgramWriter) -> Node:
         """Write the encoder: the arguments to embeddings [batch, 1, t, output]."""
 
 
@@ -225,7 +225,7 @@ class AudioEncoder(SoundEncoder):
         return _waves(self) if self.chunk else {}
 
     @override
-    def written(self, write: ProgramWriter) -> Node:
+    def write_encoder(self, write: ProgramWriter) -> Node:
         return _encoded(write, self)
 
 

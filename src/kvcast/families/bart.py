@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles
-from kvcast.families.blocks import cross_caches, written
+from kvcast.families.blocks import project_cross_caches, write_programs
 from kvcast.families.programs import self_and_cross_caches
 from kvcast.families.stacks import (
     PROBED,
@@ -161,8 +161,8 @@ def tensor_shapes(dimensions: BartDimensions) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _written(dimensions: BartDimensions) -> Mapping[str, Program]:
-    return written(source_programs(dimensions), dimensions, encode=_encode, decode=decode)
+def _write_programs(dimensions: BartDimensions) -> Mapping[str, Program]:
+    return write_programs(source_programs(dimensions), dimensions, encode=_encode, decode=decode)
 
 
 def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
@@ -184,7 +184,7 @@ def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
     encoded = block.ended(x, "encoder")
     layers = dimensions.decoder_layers
     return write.program(
-        **cross_caches(write, encoded, layers, dimensions.decoder_heads, bias=True)
+        **project_cross_caches(write, encoded, layers, dimensions.decoder_heads, bias=True)
     )
 
 
@@ -197,7 +197,7 @@ BART = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=source_programs,
-    written=_written,
+    write_programs=_write_programs,
     constants=lambda _, __: {},
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),

@@ -91,7 +91,7 @@ class Family:
         positions: length of the longest sequence; of the longest target with an encoder.
         caches: layout of the caches.
         programs: signature of each program.
-        written: each program, as the model is defined.
+        write_programs: each program, as the model is defined.
         whole: `decode` over a whole sequence at once, with the lengths of its sources as its last
             input; None where `decode` is that itself.
         constants: tensors of programs that are no checkpoint's; a function of the dimensions and of
@@ -120,7 +120,7 @@ class Family:
     positions: Callable[[Any], int]
     caches: Callable[[Any], tuple[CacheLayers, ...]]
     programs: Callable[[Any], Mapping[str, ProgramSignature]]
-    written: Callable[[Any], Mapping[str, Program]]
+    write_programs: Callable[[Any], Mapping[str, Program]]
     constants: Callable[[Any, Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
     tensor_shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     precision: PrecisionRoles

@@ -267,7 +267,7 @@ class BlockConformer(SoundEncoder):
         return {_NOTHING: np.zeros((1, self.width), np.float32)}
 
     @override
-    def written(self, write: ProgramWriter) -> Node:
+    def write_encoder(self, write: ProgramWriter) -> Node:
         x = write.linear(FEATURES, "encoder.in", bias=True)
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"

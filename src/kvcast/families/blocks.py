@@ -25,7 +25,7 @@ def with_biases(modules: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, 
     }
 
 
-def written(
+def write_programs(
     signatures: Mapping[str, ProgramSignature], dimensions: Any, **writers: Write
 ) -> Mapping[str, Program]:
     """Return the programs that signatures name, each by its writer."""
@@ -41,7 +41,7 @@ def cache_of(prefix: str, layer: int) -> tuple[Node, Node]:
     return Node(key), Node(value)
 
 
-def attended(
+def attend(
     write: ProgramWriter, layer: int, qkv: Sequence[Node], scale: float, **options: Any
 ) -> Node:
     """Attend over a layer's own cache; options are those of `SelfAttention`."""
@@ -50,7 +50,7 @@ def attended(
     return write.self_attention(call)
 
 
-def attended_elsewhere(
+def attend_shared_cache(
     write: ProgramWriter, layer: int, query: Node, scale: float, **options: Any
 ) -> Node:
     """Attend at `offsets`, [rows, asked, width], over the cache that an earlier layer has written.
@@ -75,7 +75,7 @@ def positions(write: ProgramWriter) -> Node:
     return write.step("positions", TOKENS, LENGTHS)
 
 
-def embeddings_at(write: ProgramWriter, places: Node) -> Node:
+def gather_embeddings(write: ProgramWriter, places: Node) -> Node:
     """Return EMBEDDINGS of each row's own slot at places [rows, new]: [rows, new, width]."""
     slots, count = write.size(EMBEDDINGS, 0), write.size(EMBEDDINGS, 2)
     # Neighbouring rows read one slot, so they are one row of all its new tokens.
@@ -87,7 +87,7 @@ def embeddings_at(write: ProgramWriter, places: Node) -> Node:
     return write.step("view", lines, [write.size(TOKENS, 0), write.size(TOKENS, 1), -1])
 
 
-def chosen(write: ProgramWriter, hidden: Node) -> Node:
+def select_asked(write: ProgramWriter, hidden: Node) -> Node:
     """Return the hidden states at `offsets`, [rows, asked, width].
 
     Only they go through the head, which is as large as many layers.
@@ -95,25 +95,25 @@ def chosen(write: ProgramWriter, hidden: Node) -> Node:
     return write.step("index_select", hidden, 1, OFFSETS)
 
 
-def flat(write: ProgramWriter, hidden: Node) -> Node:
+def join_rows(write: ProgramWriter, hidden: Node) -> Node:
     """Join rows and positions: [rows * asked, width]."""
     return write.step("flatten", hidden, 0, 1)
 
 
-def in_rows(write: ProgramWriter, logits: Node) -> Node:
+def split_rows(write: ProgramWriter, logits: Node) -> Node:
     """[rows * asked, vocab] to [rows, asked, vocab]."""
     sizes = [write.size(LENGTHS, 0), write.size(OFFSETS, 0)]
     return write.step("unflatten", logits, 0, sizes)
 
 
-def soft_capped(write: ProgramWriter, logits: Node, cap: float) -> Node:
+def cap_logits(write: ProgramWriter, logits: Node, cap: float) -> Node:
     """Return c tanh(x / c), for a cap c; 0: none."""
     if not cap:
         return logits
     return write.step("mul", write.step("tanh", write.step("div", logits, cap)), cap)
 
 
-def cross_caches(
+def project_cross_caches(
     write: ProgramWriter, encoded: Node, layers: int, heads: int, *, bias: bool
 ) -> Mapping[str, Node]:
     """Project encoded positions [batch, t, width] to keys and values of all decoder layers.
@@ -122,10 +122,10 @@ def cross_caches(
     """
     names = [f"decoder.layers.{layer}.cross_attention.key_value" for layer in range(layers)]
     pairs = (write.chunk(write.linear(encoded, name, bias=bias), 2) for name in names)
-    return by_head(write, pairs, heads)
+    return split_heads(write, pairs, heads)
 
 
-def by_head(
+def split_heads(
     write: ProgramWriter, pairs: Iterable[Sequence[Node]], heads: int
 ) -> Mapping[str, Node]:
     """Return a key and a value of each decoder layer, [batch, t, width], as the cross caches.

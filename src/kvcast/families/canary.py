@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
-from kvcast.families.blocks import cross_caches, with_biases, written
+from kvcast.families.blocks import project_cross_caches, with_biases, write_programs
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
     LENGTHS_OF_SOURCES,
@@ -141,11 +141,11 @@ def _programs(dimensions: CanaryDimensions) -> Mapping[str, ProgramSignature]:
 
 def _encode(write: ProgramWriter, dimensions: CanaryDimensions) -> Program:
     """Write `encode`: features of inputs of one length to the decoder's cross keys and values."""
-    encoded = dimensions.encoder.written(write)
+    encoded = dimensions.encoder.write_encoder(write)
     if dimensions.projected:
         encoded = write.linear(encoded, "encoder.out", bias=True)
     sizes = dimensions.decoder_layers, dimensions.decoder_heads
-    return write.program(**cross_caches(write, encoded, *sizes, bias=True))
+    return write.program(**project_cross_caches(write, encoded, *sizes, bias=True))
 
 
 def _probe(dimensions: CanaryDimensions) -> Probe:
@@ -165,7 +165,7 @@ CANARY = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=_programs,
-    written=lambda dimensions: written(
+    write_programs=lambda dimensions: write_programs(
         _programs(dimensions), dimensions, encode=_encode, decode=decode
     ),
     constants=lambda dimensions, _: dimensions.encoder.constants(),

@@ -168,7 +168,7 @@ class CausalEncoder(SoundEncoder):
         return dict(zip(_ANGLES, tables, strict=True))
 
     @override
-    def written(self, write: ProgramWriter) -> Node:
+    def write_encoder(self, write: ProgramWriter) -> Node:
         x = _convolved(write, FEATURES, 1, padding=_KERNEL - 1)
         x = _convolved(write, x, 2, padding=_KERNEL - _HALVED)
         angles = self.angles(write, write.step("arange", write.size(x, 1), dtype="int64"))

@@ -133,7 +133,7 @@ class Conformer:
         features_btm = generator.normal(size=(count, frames, self.n_mels)).astype(np.float32)
         return features_btm, np.full(count, self.encoded(frames), np.int32)
 
-    def written(self, write: ProgramWriter) -> Node:
+    def write_encoder(self, write: ProgramWriter) -> Node:
         """Write the encoder: FEATURES to hidden states [batch, t, width]."""
         x = self._fewer(write)
         if self.scaled:

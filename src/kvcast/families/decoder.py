@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.blocks import (
     TOKENS,
-    attended,
-    attended_elsewhere,
-    chosen,
-    flat,
-    in_rows,
+    attend,
+    attend_shared_cache,
+    cap_logits,
+    join_rows,
     positions,
-    soft_capped,
-    written,
+    select_asked,
+    split_rows,
+    write_programs,
 )
 from kvcast.families.decoder_dimensions import SQUARED, DecoderDimensions
 from kvcast.families.decoder_shapes import tensor_shapes, up_of
@@ -57,8 +57,8 @@ def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
     return {"decode": decode_program(caches(dimensions), ["logits"])}
 
 
-def _written(dimensions: DecoderDimensions) -> Mapping[str, Program]:
-    return written(_programs(dimensions), dimensions, decode=_decode)
+def _write_programs(dimensions: DecoderDimensions) -> Mapping[str, Program]:
+    return write_programs(_programs(dimensions), dimensions, decode=_decode)
 
 
 def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
@@ -74,12 +74,12 @@ def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Pro
         learned = _at_positions(write, Constant(_POSITIONS), dimensions.width)
         x = write.step("add", x, learned)
     x = _layers(write, x, dimensions)
-    normed = _norm(write, flat(write, x), "decoder.norm", dimensions)
+    normed = _norm(write, join_rows(write, x), "decoder.norm", dimensions)
     if dimensions.logit_scale != 1:
         normed = write.step("mul", normed, dimensions.logit_scale)
     logits = _head(write, normed, dimensions)
-    logits = soft_capped(write, logits, dimensions.logit_softcap)
-    return write.program(logits=in_rows(write, logits))
+    logits = cap_logits(write, logits, dimensions.logit_softcap)
+    return write.program(logits=split_rows(write, logits))
 
 
 def _layers(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
@@ -107,9 +107,9 @@ def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) 
     whole = embed_for_layers(write, x, width, hidden=dimensions.width, epsilon=epsilon)
     of_chosen = dimensions.layers - all_new
     if not all_new:
-        return write.split(chosen(write, whole), [width] * of_chosen)
+        return write.split(select_asked(write, whole), [width] * of_chosen)
     early, late = write.split(whole, [width * all_new, width * of_chosen])
-    late = chosen(write, late)
+    late = select_asked(write, late)
     return write.split(early, [width] * all_new) + write.split(late, [width] * of_chosen)
 
 
@@ -124,8 +124,8 @@ def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int)
     before = _before(write, x, f"{layer}.attention", dimensions)
     mixed = _mixed(write, before, dimensions, i)
     if i == dimensions.reading - 1:
-        x, mixed = chosen(write, x), chosen(write, mixed)
-        before = chosen(write, before) if dimensions.shared_norm else before
+        x, mixed = select_asked(write, x), select_asked(write, mixed)
+        before = select_asked(write, before) if dimensions.shared_norm else before
     out = _projected(write, x, mixed, dimensions, i)
     if not dimensions.shared_norm:
         source = x if dimensions.parallel else out
@@ -207,9 +207,9 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
     scale = dimensions.attention_scale / (i + 1 if dimensions.scaled_by_depth else 1)
     if source is None:
         given = query, *_keys_and_values(write, own, dimensions, i)
-        mixed = attended(write, i, given, scale, **options)
+        mixed = attend(write, i, given, scale, **options)
     else:
-        mixed = attended_elsewhere(write, source, query, scale, **options)
+        mixed = attend_shared_cache(write, source, query, scale, **options)
     if not dimensions.attention_gate:
         return mixed
     gate = write.linear(normed, f"{layer}.gate")
@@ -386,7 +386,7 @@ DECODER = Family(
     positions=lambda dimensions: dimensions.max_positions,
     caches=caches,
     programs=_programs,
-    written=_written,
+    write_programs=_write_programs,
     constants=constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
-from kvcast.families.blocks import TOKENS, attended, cache_of, chosen, flat, in_rows, written
+from kvcast.families.blocks import (
+    TOKENS,
+    attend,
+    cache_of,
+    join_rows,
+    select_asked,
+    split_rows,
+    write_programs,
+)
 from kvcast.families.moonshine_encoder import (
     ANGLES,
     FRAMES_EACH,
@@ -253,8 +261,8 @@ def _programs(dimensions: MoonshineDimensions) -> Mapping[str, ProgramSignature]
     }
 
 
-def _written(dimensions: MoonshineDimensions) -> Mapping[str, Program]:
-    return written(_programs(dimensions), dimensions, encode=encode, decode=_decode)
+def _write_programs(dimensions: MoonshineDimensions) -> Mapping[str, Program]:
+    return write_programs(_programs(dimensions), dimensions, encode=encode, decode=_decode)
 
 
 def _decode(write: ProgramWriter, dimensions: MoonshineDimensions) -> Program:
@@ -266,7 +274,7 @@ def _decode(write: ProgramWriter, dimensions: MoonshineDimensions) -> Program:
         layer = f"decoder.layers.{i}"
         normed = normed_by(write, x, f"{layer}.self_attention_norm")
         qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv", bias=bias), 3)
-        mixed = attended(write, i, qkv, scale, **angles)
+        mixed = attend(write, i, qkv, scale, **angles)
         x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
         normed = normed_by(write, x, f"{layer}.cross_attention_norm")
         query = write.linear(normed, f"{layer}.cross_attention.query", bias=bias)
@@ -277,8 +285,8 @@ def _decode(write: ProgramWriter, dimensions: MoonshineDimensions) -> Program:
         gate = dimensions.activation
         inner = write.linear(normed, f"{layer}.feed_forward.gate_up", bias=True, gate=gate)
         x = write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
-    normed = normed_by(write, flat(write, chosen(write, x)), "decoder.norm")
-    return write.program(logits=in_rows(write, write.linear(normed, dimensions.head)))
+    normed = normed_by(write, join_rows(write, select_asked(write, x)), "decoder.norm")
+    return write.program(logits=split_rows(write, write.linear(normed, dimensions.head)))
 
 
 def _constants(
@@ -336,7 +344,7 @@ MOONSHINE = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=_programs,
-    written=_written,
+    write_programs=_write_programs,
     constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),

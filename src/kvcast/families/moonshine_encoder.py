@@ -9,7 +9,7 @@ every layer's window, and the hidden states whose windows were not complete.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcast.families.blocks import cross_caches
+from kvcast.families.blocks import project_cross_caches
 from kvcast.families.programs import FINISH, LISTEN, NEXT, Argument, StreamedSource
 from kvcast.families.stacks import SOURCE_LENGTHS
 from kvcast.spec.program import Constant, Node, Program, ProgramWriter
@@ -226,7 +226,7 @@ def _crossed(
     if dimensions.width != dimensions.encoder_width:
         x = write.linear(x, "decoder.source")
     layers, bias = dimensions.decoder_layers, dimensions.attention_bias
-    return cross_caches(write, x, layers, dimensions.heads, bias=bias)
+    return project_cross_caches(write, x, layers, dimensions.heads, bias=bias)
 
 
 def normed_by(write: ProgramWriter, x: Node, name: str) -> Node:

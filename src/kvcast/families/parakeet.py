@@ -18,12 +18,12 @@ from kvcast.families.blocks import (
     EMBEDDINGS,
     LENGTHS,
     TOKENS,
-    chosen,
-    embeddings_at,
-    flat,
-    in_rows,
+    gather_embeddings,
+    join_rows,
+    select_asked,
+    split_rows,
     with_biases,
-    written,
+    write_programs,
 )
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
@@ -161,7 +161,7 @@ def _programs(dimensions: ParakeetDimensions) -> Mapping[str, ProgramSignature]:
 
 def _encode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
     """Write `encode`: features of inputs of one length to encoded positions."""
-    encoded = dimensions.encoder.written(write)
+    encoded = dimensions.encoder.write_encoder(write)
     if dimensions.prediction_layers:
         encoded = write.linear(encoded, "encoder.out", bias=True)
     return write.program(**{EMBEDDINGS.name: write.step("unsqueeze", encoded, 1)})
@@ -171,12 +171,14 @@ def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
     """Write `decode`: one new token for each row, beside the number of a position, to logits."""
     position = write.step("floor_divide", TOKENS, dimensions.tokens)
     token = write.step("sub", TOKENS, write.step("mul", position, dimensions.tokens))
-    x = write.step("flatten", embeddings_at(write, position), 0, 1)
+    x = write.step("flatten", gather_embeddings(write, position), 0, 1)
     if dimensions.prediction_layers:
         x = write.step("add", x, _predicted(write, token, dimensions))
         x = write.step(dimensions.activation, x)
-    x = chosen(write, write.step("unsqueeze", x, 1))
-    return write.program(logits=in_rows(write, write.linear(flat(write, x), "head", bias=True)))
+    x = select_asked(write, write.step("unsqueeze", x, 1))
+    return write.program(
+        logits=split_rows(write, write.linear(join_rows(write, x), "head", bias=True))
+    )
 
 
 def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions) -> Node:
@@ -228,7 +230,7 @@ PARAKEET = Family(
     positions=lambda dimensions: dimensions.positions,
     caches=_caches,
     programs=_programs,
-    written=lambda dimensions: written(
+    write_programs=lambda dimensions: write_programs(
         _programs(dimensions), dimensions, encode=_encode, decode=_decode
     ),
     constants=lambda dimensions, _: dimensions.encoder.constants(),

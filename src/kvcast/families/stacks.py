@@ -13,12 +13,12 @@ import numpy as np
 from kvcast.families.base import Probe
 from kvcast.families.blocks import (
     TOKENS,
-    attended,
+    attend,
     cache_of,
-    chosen,
-    flat,
-    in_rows,
+    join_rows,
     new_positions,
+    select_asked,
+    split_rows,
     with_biases,
 )
 from kvcast.families.programs import (
@@ -139,7 +139,7 @@ def decode(write: ProgramWriter, dimensions: DecoderSizes) -> Program:
         layer = f"decoder.layers.{i}"
         name = f"{layer}.self_attention"
         qkv = write.chunk(write.linear(block.before(x, name), f"{name}.qkv", bias=True), 3)
-        mixed = attended(write, i, qkv, scale)
+        mixed = attend(write, i, qkv, scale)
         x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
         name = f"{layer}.cross_attention"
         query = write.linear(block.before(x, name), f"{name}.query", bias=True)
@@ -147,9 +147,9 @@ def decode(write: ProgramWriter, dimensions: DecoderSizes) -> Program:
         mixed = write.step("cross_attention", query, *cross)
         x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
         x = block.fed(x, layer)
-    ended = block.ended(flat(write, chosen(write, x)), "decoder")
+    ended = block.ended(join_rows(write, select_asked(write, x)), "decoder")
     logits = write.linear(ended, dimensions.head, bias=dimensions.head_bias)
-    return write.program(logits=in_rows(write, logits))
+    return write.program(logits=split_rows(write, logits))
 
 
 @dataclass(frozen=True)

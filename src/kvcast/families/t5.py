@@ -18,14 +18,14 @@ from kvcast.families.base import Family, PrecisionRoles
 from kvcast.families.blocks import (
     LENGTHS,
     TOKENS,
-    attended,
+    attend,
     cache_of,
-    chosen,
-    cross_caches,
-    flat,
-    in_rows,
+    join_rows,
     new_positions,
-    written,
+    project_cross_caches,
+    select_asked,
+    split_rows,
+    write_programs,
 )
 from kvcast.families.programs import self_and_cross_caches
 from kvcast.families.stacks import (
@@ -194,8 +194,8 @@ def _feed_forward_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]
     }
 
 
-def _written(dimensions: T5Dimensions) -> Mapping[str, Program]:
-    return written(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+def _write_programs(dimensions: T5Dimensions) -> Mapping[str, Program]:
+    return write_programs(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
@@ -214,7 +214,9 @@ def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
         x = _fed(write, x, layer, dimensions)
     encoded = write.rms_norm(x, "encoder.norm", dimensions.norm_eps)
     layers = dimensions.decoder_layers
-    return write.program(**cross_caches(write, encoded, layers, dimensions.heads, bias=False))
+    return write.program(
+        **project_cross_caches(write, encoded, layers, dimensions.heads, bias=False)
+    )
 
 
 def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
@@ -233,7 +235,7 @@ def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
         layer = f"decoder.layers.{i}"
         normed = write.rms_norm(x, f"{layer}.self_attention_norm", dimensions.norm_eps)
         qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv"), 3)
-        mixed = attended(write, i, qkv, 1.0, bias=next(biases))
+        mixed = attend(write, i, qkv, 1.0, bias=next(biases))
         x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
         normed = write.rms_norm(x, f"{layer}.cross_attention_norm", dimensions.norm_eps)
         query = write.linear(normed, f"{layer}.cross_attention.query")
@@ -241,11 +243,13 @@ def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
         mixed = write.step("cross_attention", query, *cross)
         x = write.linear(mixed, f"{layer}.cross_attention.out", residual=x)
         x = _fed(write, x, layer, dimensions)
-    normed = write.rms_norm(flat(write, chosen(write, x)), "decoder.norm", dimensions.norm_eps)
+    normed = write.rms_norm(
+        join_rows(write, select_asked(write, x)), "decoder.norm", dimensions.norm_eps
+    )
     if dimensions.logit_scale != 1:
         normed = write.step("mul", normed, dimensions.logit_scale)
     logits = write.linear(normed, "embedding" if dimensions.tied else "head")
-    return write.program(logits=in_rows(write, logits))
+    return write.program(logits=split_rows(write, logits))
 
 
 def _fed(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) -> Node:
@@ -325,7 +329,7 @@ T5 = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=source_programs,
-    written=_written,
+    write_programs=_write_programs,
     constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(outliers=("gate", "activation")),

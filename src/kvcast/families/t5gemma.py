@@ -21,15 +21,15 @@ from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles
 from kvcast.families.blocks import (
     TOKENS,
-    attended,
-    by_head,
+    attend,
     cache_of,
-    chosen,
-    cross_caches,
-    flat,
-    in_rows,
-    soft_capped,
-    written,
+    cap_logits,
+    join_rows,
+    project_cross_caches,
+    select_asked,
+    split_heads,
+    split_rows,
+    write_programs,
 )
 from kvcast.families.gemma_stack import (
     GemmaStack,
@@ -186,8 +186,8 @@ def _attentions(dimensions: T5GemmaDimensions, name: str) -> Shapes:
     return own | attention_shapes(stack, "cross_attention", apart)
 
 
-def _written(dimensions: T5GemmaDimensions) -> Mapping[str, Program]:
-    return written(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+def _write_programs(dimensions: T5GemmaDimensions) -> Mapping[str, Program]:
+    return write_programs(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
@@ -212,10 +212,10 @@ def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     decoder, layers = dimensions.decoder, range(dimensions.decoder.layers)
     if not dimensions.merged:
         bias, heads = decoder.attention_bias, decoder.kv_heads
-        return write.program(**cross_caches(write, encoded, len(layers), heads, bias=bias))
+        return write.program(**project_cross_caches(write, encoded, len(layers), heads, bias=bias))
     target = _writer(write, dimensions, "decoder")
     pairs = (target.key_value(encoded, f"decoder.layers.{i}.attention") for i in layers)
-    return write.program(**by_head(write, pairs, decoder.kv_heads))
+    return write.program(**split_heads(write, pairs, decoder.kv_heads))
 
 
 def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
@@ -225,18 +225,18 @@ def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     x = _embedded(write, dimensions, "decoder", TOKENS)
     for i in range(block.stack.layers):
         x = block.fed(attends(block, x, i), i)
-    x = flat(write, chosen(write, x))
+    x = join_rows(write, select_asked(write, x))
     normed = write.rms_norm(x, "decoder.norm", block.stack.norm_eps)
     logits = write.linear(normed, "decoder.embedding" if dimensions.tied else "head")
-    logits = soft_capped(write, logits, dimensions.logit_softcap)
-    return write.program(logits=in_rows(write, logits))
+    logits = cap_logits(write, logits, dimensions.logit_softcap)
+    return write.program(logits=split_rows(write, logits))
 
 
 def _attends_to_each(block: StackWriter, x: Node, i: int) -> Node:
     """Attend to the target, and then to the source."""
     stack, name = block.stack, f"decoder.layers.{i}.self_attention"
     qkv = block.qkv(block.before(x, name), name)
-    mixed = attended(block.write, i, qkv, stack.attention_scale, **_own_cache(block, i))
+    mixed = attend(block.write, i, qkv, stack.attention_scale, **_own_cache(block, i))
     x = block.added(x, mixed, name)
     name = f"decoder.layers.{i}.cross_attention"
     query = block.query(block.before(x, name), name)
@@ -253,7 +253,7 @@ def _attends_to_both(block: StackWriter, x: Node, i: int) -> Node:
     key, value = cache_of("cross", i)
     cross = {"cross_key": key, "cross_value": value, "cross_lengths": SOURCE_LENGTHS}
     qkv = (block.query(normed, name), *block.key_value(normed, name))
-    mixed = attended(block.write, i, qkv, scale, **_own_cache(block, i), **cross)
+    mixed = attend(block.write, i, qkv, scale, **_own_cache(block, i), **cross)
     return block.added(x, mixed, name)
 
 
@@ -315,7 +315,7 @@ T5GEMMA = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=source_programs,
-    written=_written,
+    write_programs=_write_programs,
     constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(outliers=("gate",), fused=False),

@@ -18,14 +18,14 @@ from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.blocks import (
     LENGTHS,
     TOKENS,
-    attended,
+    attend,
     cache_of,
-    chosen,
-    flat,
-    in_rows,
+    join_rows,
     new_positions,
+    select_asked,
+    split_rows,
     with_biases,
-    written,
+    write_programs,
 )
 from kvcast.families.programs import (
     Argument,
@@ -175,8 +175,8 @@ def _programs(dimensions: UnilmDimensions) -> Mapping[str, ProgramSignature]:
     return programs
 
 
-def _written(dimensions: UnilmDimensions) -> Mapping[str, Program]:
-    return written(_programs(dimensions), dimensions, decode=_decode, pool=_pool)
+def _write_programs(dimensions: UnilmDimensions) -> Mapping[str, Program]:
+    return write_programs(_programs(dimensions), dimensions, decode=_decode, pool=_pool)
 
 
 def _pool(write: ProgramWriter, _: UnilmDimensions) -> Program:
@@ -219,11 +219,11 @@ def _prefixed(
     bias = _bias(write, sources, positions)
     for i in range(dimensions.layers):
         x = _layer(write, x, i, bias, dimensions)
-    hidden = chosen(write, x)
+    hidden = select_asked(write, x)
     x = write.linear(hidden, "head.transform", bias=True, activation=dimensions.activation)
-    x = flat(write, write.layer_norm(x, "head.norm", epsilon))
+    x = join_rows(write, write.layer_norm(x, "head.norm", epsilon))
     logits = write.step("add", write.linear(x, "embedding"), Constant("head.bias"))
-    return write.program(logits=in_rows(write, logits), hidden=hidden)
+    return write.program(logits=split_rows(write, logits), hidden=hidden)
 
 
 def _bias(write: ProgramWriter, sources: Node, positions: Node) -> Node:
@@ -243,7 +243,7 @@ def _layer(write: ProgramWriter, x: Node, i: int, bias: Node, dimensions: UnilmD
     projected = write.linear(x, f"{layer}.attention.qkv", bias=True)
     qkv = write.split(projected, [dimensions.heads * size] * 3)
     angles = {} if dimensions.rotary is None else {name: Constant(name) for name in _ANGLES}
-    mixed = attended(write, i, qkv, size**-0.5, bias=bias, causal=False, **angles)
+    mixed = attend(write, i, qkv, size**-0.5, bias=bias, causal=False, **angles)
     x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
     x = write.layer_norm(x, f"{layer}.attention_norm", epsilon)
     up, activation = f"{layer}.feed_forward.up", dimensions.activation
@@ -284,7 +284,7 @@ UNILM = Family(
     positions=lambda dimensions: dimensions.max_positions,
     caches=_caches,
     programs=_programs,
-    written=_written,
+    write_programs=_write_programs,
     whole=_whole,
     constants=_constants,
     tensor_shapes=tensor_shapes,

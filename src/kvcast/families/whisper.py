@@ -15,15 +15,15 @@ from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.blocks import (
     TOKENS,
-    attended,
+    attend,
     cache_of,
-    chosen,
-    cross_caches,
-    flat,
-    in_rows,
+    join_rows,
     new_positions,
+    project_cross_caches,
+    select_asked,
+    split_rows,
     with_biases,
-    written,
+    write_programs,
 )
 from kvcast.families.programs import (
     ALIGNMENT_QUERIES,
@@ -190,8 +190,8 @@ def _programs(dimensions: WhisperDimensions) -> Mapping[str, ProgramSignature]:
     }
 
 
-def _written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
-    return written(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
+def _write_programs(dimensions: WhisperDimensions) -> Mapping[str, Program]:
+    return write_programs(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
@@ -210,7 +210,7 @@ def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
         x = _fed(write, x, layer)
     encoded = write.layer_norm(x, "encoder.norm", _EPSILON)
     layers, heads = dimensions.decoder_layers, dimensions.decoder_heads
-    return write.program(**cross_caches(write, encoded, layers, heads, bias=True))
+    return write.program(**project_cross_caches(write, encoded, layers, heads, bias=True))
 
 
 def _decode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
@@ -223,7 +223,7 @@ def _decode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
         layer = f"decoder.layers.{i}"
         normed = write.layer_norm(x, f"{layer}.self_attention_norm", _EPSILON)
         qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv", bias=True), 3)
-        mixed = attended(write, i, qkv, scale)
+        mixed = attend(write, i, qkv, scale)
         x = write.linear(mixed, f"{layer}.self_attention.out", bias=True, residual=x)
         normed = write.layer_norm(x, f"{layer}.cross_attention_norm", _EPSILON)
         query = write.linear(normed, f"{layer}.cross_attention.query", bias=True)
@@ -231,8 +231,8 @@ def _decode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
         mixed = write.step("cross_attention", query, *cache_of("cross", i), scale)
         x = write.linear(mixed, f"{layer}.cross_attention.out", bias=True, residual=x)
         x = _fed(write, x, layer)
-    normed = write.layer_norm(chosen(write, x), "decoder.norm", _EPSILON)
-    logits = in_rows(write, write.linear(flat(write, normed), "decoder.embedding"))
+    normed = write.layer_norm(select_asked(write, x), "decoder.norm", _EPSILON)
+    logits = split_rows(write, write.linear(join_rows(write, normed), "decoder.embedding"))
     # One selection for all heads: a step would notice one for each.
     aligned = write.step("cat", [queries[layer] for layer in _aligned_layers(dimensions)], -1)
     aligned = write.step("index_select", aligned, -1, Constant(_ALIGNED_CHANNELS))
@@ -292,7 +292,7 @@ WHISPER = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=_programs,
-    written=_written,
+    write_programs=_write_programs,
     constants=_constants,
     tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),

@@ -253,7 +253,7 @@ class ModelWork:
 
     @cached_property
     def _programs(self) -> Mapping[str, Any]:
-        return self.family.written(self.dimensions)
+        return self.family.write_programs(self.dimensions)
 
     def _encoded(self, inputs: int) -> tuple[Work, Work]:
         """Count `encode`: what is the encoder's, and the projections to cross keys and values."""

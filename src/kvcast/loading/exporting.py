@@ -199,7 +199,7 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
     dimensions, family = checkpoint.dimensions, family_of(checkpoint.family)
     caches = family.caches(dimensions)
     layers = [run for run in caches if run.kind != "cross" and run.parts == KEY_VALUE]
-    programs = family.written(dimensions).values()
+    programs = family.write_programs(dimensions).values()
     steps = [step for program in programs for step in program.steps]
     states = {step.operation for step in steps if any(map(_is_state, step.reads))}
     if not states <= set(RUNTIMES[runtime].states):

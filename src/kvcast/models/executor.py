@@ -456,7 +456,7 @@ class TorchModel:
         signatures = family.programs(dimensions)
         programs = {
             name: TorchProgram(program, signatures[name].outputs, weights).eval()
-            for name, program in family.written(dimensions).items()
+            for name, program in family.write_programs(dimensions).items()
         }
         return cls(dimensions=dimensions, weights=weights, programs=programs)
 

@@ -101,7 +101,7 @@ class Trials:
         """
         self.family = family_of(checkpoint.family)
         self.passages = passages
-        self.programs = self.family.written(checkpoint.dimensions)
+        self.programs = self.family.write_programs(checkpoint.dimensions)
         self.choices = choices({name: roles_of(each) for name, each in self.programs.items()})
         self.machine: Machine = exact.machine
         self._checkpoint, self._threads = checkpoint, threads

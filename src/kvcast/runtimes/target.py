@@ -83,7 +83,7 @@ class LoweringJob:
 
     def written(self) -> Mapping[str, Program]:
         """Return the programs as their family writes them."""
-        return self.family.written(self.dimensions)
+        return self.family.write_programs(self.dimensions)
 
     def described(self) -> Mapping[str, ProgramSignature]:
         """Return the programs' arguments and results."""

@@ -65,7 +65,7 @@ def files_of(
         ),
         # A ChainMap wants to be able to write to its first.
         expected=ChainMap(constants, tensors),  # type: ignore[arg-type]
-        written=family.written(dimensions),
+        written=family.write_programs(dimensions),
         checkpoint=None if checkpoint is None else checkpoint.dimensions,
         calibrated=bool(manifest.calibration),
     )

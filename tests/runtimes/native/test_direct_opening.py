@@ -116,7 +116,7 @@ def test_every_tensor_is_a_constant_or_makes_one() -> None:
         family = family_with(dimensions)
         read = {
             name
-            for program in family.written(dimensions).values()
+            for program in family.write_programs(dimensions).values()
             for constant in program.constants()
             for name in (constant.name, constant.bias)
         }

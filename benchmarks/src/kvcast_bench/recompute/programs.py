@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from kvcast.families.blocks import cross_caches
+from kvcast.families.blocks import project_cross_caches
 from kvcast.families.programs import Argument, ProgramSignature
 from kvcast.families.table import family_with
 from kvcast.families.whisper import WhisperDimensions
@@ -78,11 +78,11 @@ def recomputing(cached: TorchModel, runtime: str) -> TorchModel:
 
 def written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
     """Return the recomputing programs."""
-    cached = family_with(dimensions).written(dimensions)
+    cached = family_with(dimensions).write_programs(dimensions)
     encode, decode = cached["encode"], cached["decode"]
     write = ProgramWriter([], first=len(decode.steps))
     heads = dimensions.decoder_heads
-    made = cross_caches(write, Node(STATES), dimensions.decoder_layers, heads, bias=True)
+    made = project_cross_caches(write, Node(STATES), dimensions.decoder_layers, heads, bias=True)
     names = {node.name: name for name, node in made.items()}
     projected = [replace(step, name=names.get(step.name, step.name)) for step in write.steps]
     return {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from kvcast.families.blocks import cross_caches
+from kvcast.families.blocks import project_cross_caches
 from kvcast.families.table import family_with
 from kvcast.inspect.cost import CostQuery, counted, document
 from kvcast.models.executor import TorchModel, TorchProgram
@@ -51,10 +51,10 @@ class T5Writer(Writer):
         self._lengths = torch.tensor([len(source)], dtype=torch.int32)
         write = ProgramWriter([STATES])
         of = model.dimensions
-        parts = cross_caches(write, Node(STATES), of.decoder_layers, of.heads, bias=False)
+        parts = project_cross_caches(write, Node(STATES), of.decoder_layers, of.heads, bias=False)
         self._project = TorchProgram(write.program(**parts), list(parts), model.weights)
         encode = TorchProgram(
-            encoded_states(family_with(of).written(of)["encode"]), [STATES], model.weights
+            encoded_states(family_with(of).write_programs(of)["encode"]), [STATES], model.weights
         )
         (self._states,) = encode(torch.tensor([source]), self._lengths)
 

@@ -113,7 +113,7 @@ def states_of(model: TorchModel) -> list[Tensor]:
     of = model.dimensions
     samples, _ = soundfile.read(RECORDING, dtype="float32")
     encode = TorchProgram(
-        encoded_states(family_with(of).written(of)["encode"]), [STATES], model.weights
+        encoded_states(family_with(of).write_programs(of)["encode"]), [STATES], model.weights
     )
     clips = (samples[first * RATE : last * RATE] for first, last in CLIPS)
     features = (window_features(clip, of.n_mels)[None] for clip in clips)

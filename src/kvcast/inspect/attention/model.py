@@ -91,7 +91,7 @@ class AttentionReader:
 
     @cached_property
     def _written(self) -> Mapping[str, Program]:
-        return self.family.written(self.checkpoint.dimensions)
+        return self.family.write_programs(self.checkpoint.dimensions)
 
     @cached_property
     def _constants(self) -> Mapping[str, NDArray[Any]]:

@@ -57,7 +57,7 @@ def open_checkpoint(
     """
     precision = checkpoint.opened_in(precision)
     family, dimensions = family_of(checkpoint.family), checkpoint.dimensions
-    programs = family.written(dimensions)
+    programs = family.write_programs(dimensions)
     machine = Machine(threads, instructions)
     weights = CheckpointWeights(
         programs,
