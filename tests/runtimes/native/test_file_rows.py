@@ -8,7 +8,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.gguf.blocks import read_blocks
+from kvcast.checkpoints.gguf.dequantize import read_blocks
 from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.library import Format, Machine, instruction_sets
 from kvcast.runtimes.native.matrices import Kind, packed_matrix, store_matrix
@@ -110,7 +110,7 @@ def test_floats_are_rounded_as_numpy_rounds(
 def test_a_files_own_codes_are_kept(encoding: Encoding, instructions: str) -> None:
     machine, raw = Machine(2, instructions), coded(encoding)
     matrix = dequantize(raw, GGMLQuantizationType(encoding))
-    own = read_blocks(encoding.name, raw.reshape(-1), matrix.shape, lambda: matrix)
+    own = read_blocks(encoding.name, raw.reshape(-1), matrix.shape)
     expected = tiles_of(machine, matrix, Kind.INT4, {"m": own}.get)
     bias = np.arange(ROWS, dtype=np.float32)
     actual = machine.pack_rows(expected.format, rows_of(raw, encoding), bias)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
-from kvcast.checkpoints.gguf.blocks import read_blocks
+from kvcast.checkpoints.gguf.dequantize import dequantize, read_blocks
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.spec.stored_matrices import BLOCKS, Encoding, FileRows
 
@@ -63,12 +63,12 @@ class GgufTensor:
         """Read as float16 or float32: quantised types and bfloat16 are widened."""
         if self.type.name in _KINDS:
             return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.label)
-        blocks = partial(read_blocks, self.type.name, self.raw, self.shape, self._dequantised)
+        stored = (self.type.name, self.raw, self.shape)
         is_matrix = len(self.shape) == _MATRIX
         return StoredTensor(
             shape=self.shape,
-            read=self._dequantised,
-            blocks=blocks if is_matrix else None,
+            read=partial(dequantize, *stored),
+            blocks=partial(read_blocks, *stored) if is_matrix else None,
             rows=self._rows if is_matrix else None,
             kinds=frozenset({self.type.name}),
             nbytes=self.raw.nbytes,
@@ -84,16 +84,6 @@ class GgufTensor:
             GgufTensor(label=self.label, type=self.type, shape=rest, raw=raw)
             for raw in self.raw.reshape(self.shape[0], -1)
         ]
-
-    def _dequantised(self) -> NDArray[Any]:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        rows = self.raw.reshape(math.prod(self.shape[:-1]), -1)
-        # A damaged scale may be anything; then infinities are no worse than other wrong values.
-        with np.errstate(all="ignore"):
-            numbers: NDArray[Any] = dequantize(rows, GGMLQuantizationType(self.type))
-        return numbers.reshape(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
