@@ -10,7 +10,7 @@ from kvcast.models.executor import TorchModel
 from kvcast.runtimes.reference import EagerReference
 from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
-from kvcast.verification.files import files_of
+from kvcast.verification.references import files_of
 from kvcast.verification.subject import Subject
 
 EXACT = BundlePrecision(quantize="none")

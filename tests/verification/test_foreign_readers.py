@@ -17,7 +17,7 @@ from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.reference import NativeReference
 from kvcast.verification.foreign.base import Movement, one_by_one
-from kvcast.verification.foreign.opening import open_foreign, reader_of
+from kvcast.verification.foreign.readers import open_foreign, reader_of
 
 LLAMA, SEQ2SEQ = Llama(), T5()
 HEAD = LLAMA.kv_heads * LLAMA.head_dim * 4

@@ -132,7 +132,7 @@ def _verified(args: argparse.Namespace) -> "Report":
 
 def _inputs(args: argparse.Namespace) -> "Callable[[Model], Sequence[Case]]":
     """Return a function of the model that gives what rows begin with; files are looked at now."""
-    from kvcast.verification.inputs import cases_of_prompts, cases_of_recordings
+    from kvcast.verification.cases import cases_of_prompts, cases_of_recordings
 
     if args.prompts is not None and args.audio:
         raise UsageError("a model listens or reads: give --audio or --prompts")

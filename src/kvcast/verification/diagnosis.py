@@ -1,7 +1,4 @@
-"""Where two caches that should hold the same differ first: the layer, its tensor, the position.
-
-Knows the order of a runtime's caches, and neither models nor thresholds.
-"""
+"""Where two caches that should hold the same differ first: the layer, its tensor, the position."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ import numpy as np
 from kvcast.families.programs import ENCODED, CacheLayers
 from kvcast.runtimes.base import Float32
 
-_LEAST_DEVIATION = 1e-6
+_LEAST_SPREAD = 1e-6
 _SCALE = np.dtype(np.float32)  # after the codes of a position
 
 
@@ -70,7 +67,7 @@ def first_difference(
         ours_hcd, wanted_hcd = (_numbers(tensor, length) for tensor in (mine, theirs))
         if ours_hcd.shape != wanted_hcd.shape or not wanted_hcd.size:
             continue
-        deviation = max(float(wanted_hcd.std()), _LEAST_DEVIATION)
+        deviation = max(float(wanted_hcd.std()), _LEAST_SPREAD)
         with np.errstate(invalid="ignore"):
             is_off_c = ~(np.abs(ours_hcd - wanted_hcd) <= allowed * deviation).all(axis=(0, 2))
         if is_off_c.any():

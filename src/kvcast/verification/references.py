@@ -1,22 +1,148 @@
-"""What a model is compared with: a checkpoint in fp32, or what an export recorded.
+"""What a model is compared with: a checkpoint in fp32, or logits that an export recorded.
 
-Knows no check, no threshold, and not what is compared.
+Errors are in standard deviations of a position's logits, so they mean the same for every model.
+Letters in shapes: n positions, v logits, k recorded logits.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.bundle.manifest import Manifest
+from kvcast.checkpoints.base import Checkpoint
 from kvcast.errors import KvcastError
-from kvcast.families.table import family_with
-from kvcast.loading.proof import RecordedOutputs, TopLogits, whole_logits
-from kvcast.runtimes.base import Alignment
+from kvcast.families.table import family_of, family_with
+from kvcast.loading.proof import RecordedOutputs, TopLogits, log_sum_exp, whole_logits
+from kvcast.runtimes.base import Alignment, Float32, Int64
 from kvcast.runtimes.reference import Reference
-from kvcast.verification import expectations
+from kvcast.runtimes.target import TARGETS, Stored
+from kvcast.spec.program import Program
 from kvcast.verification.cases import ALL, Case, Columns, Driver, Text, driver_of
-from kvcast.verification.expectations import Expected, WholeLogits
+
+_LEAST_DEVIATION = 1e-6
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of logits by position, in standard deviations of the expected ones."""
+
+    largest_n: Float32
+    mean_n: Float32
+
+    @property
+    def largest(self) -> float:
+        """The largest; NaN where a logit is none."""
+        return float(self.largest_n.max(initial=0))
+
+    @property
+    def mean(self) -> float:
+        """The mean over all positions."""
+        return float(self.mean_n.mean()) if len(self.mean_n) else 0.0
+
+
+class Expected(ABC):
+    """The expected logits of consecutive positions."""
+
+    deviation: float
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many positions are known."""
+
+    @abstractmethod
+    def errors(self, logits_nv: Float32) -> Errors:
+        """Compare the logits of as many positions, or of more, whose rest is not looked at."""
+
+    @abstractmethod
+    def best(self, position: int) -> int:
+        """Return the likeliest token."""
+
+    @abstractmethod
+    def margin(self, position: int, token: int) -> float:
+        """Return by how much the likeliest token's logit is above that of another, at least."""
+
+
+class WholeLogits(Expected):
+    """All logits [n, v], or the same columns of all of them as what they are compared with."""
+
+    def __init__(self, logits_nv: Float32) -> None:
+        """Take logits, which are finite."""
+        self.logits_nv = logits_nv
+        self.deviation = max(float(logits_nv.std(axis=-1).mean()), _LEAST_DEVIATION)
+
+    def part(self, start: int, stop: int) -> "WholeLogits":
+        """Return the logits of some positions, whose deviation is that of all."""
+        return self.like(self.logits_nv[start:stop])
+
+    def like(self, logits_nv: Float32) -> "WholeLogits":
+        """Return other logits of the same model, whose errors are in the same unit."""
+        other = WholeLogits(logits_nv)
+        other.deviation = self.deviation
+        return other
+
+    @override
+    def __len__(self) -> int:
+        return len(self.logits_nv)
+
+    @override
+    def errors(self, logits_nv: Float32) -> Errors:
+        return errors_of(logits_nv[: len(self)], self.logits_nv, self.deviation)
+
+    @override
+    def best(self, position: int) -> int:
+        return int(self.logits_nv[position].argmax())
+
+    @override
+    def margin(self, position: int, token: int) -> float:
+        logits_v = self.logits_nv[position]
+        return float(logits_v.max() - logits_v[token])
+
+
+@dataclass(frozen=True)
+class LargestLogits(Expected):
+    """The largest logits [n, k] of tokens [n, k], descending, and log-sum-exps [n] of all."""
+
+    tokens_nk: Int64
+    logits_nk: Float32
+    sums_n: Float32
+    deviation: float
+
+    @override
+    def __len__(self) -> int:
+        return len(self.sums_n)
+
+    @override
+    def errors(self, logits_nv: Float32) -> Errors:
+        logits_nv = logits_nv[: len(self)]
+        known_nk = np.take_along_axis(logits_nv, self.tokens_nk, axis=-1)
+        got = np.concatenate([known_nk, log_sum_exp(logits_nv)[:, None]], axis=-1)
+        want = np.concatenate([self.logits_nk, self.sums_n[:, None]], axis=-1)
+        return errors_of(got, want, self.deviation)
+
+    @override
+    def best(self, position: int) -> int:
+        return int(self.tokens_nk[position, 0])
+
+    @override
+    def margin(self, position: int, token: int) -> float:
+        logits_k = self.logits_nk[position]
+        known = logits_k[self.tokens_nk[position] == token]
+        return float(logits_k[0] - (known[0] if len(known) else logits_k[-1]))
+
+
+def errors_of(got_nv: Float32, want_nv: Float32, deviation: float) -> Errors:
+    """Return the errors of logits; what is not finite is infinitely wrong."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        off_nv = np.abs(got_nv - want_nv) / deviation
+    off_nv = np.where(np.isnan(off_nv), np.inf, off_nv)
+    return Errors(off_nv.max(axis=-1), off_nv.mean(axis=-1))
 
 
 class Oracle(Protocol):
@@ -118,7 +244,7 @@ class RecordedOracle(Oracle):
         return self._of_row(self._recorded.exported, row, len(self.texts[row].written_n) + 1)
 
     def _of_row(self, top: TopLogits, row: int, count: int) -> Expected:
-        return expectations.TopLogits(
+        return LargestLogits(
             top.tokens_rsk[row, :count],
             top.logits_rsk[row, :count],
             top.sums_rs[row, :count],
@@ -132,3 +258,54 @@ class RecordedOracle(Oracle):
     @override
     def align(self, case: Case) -> Alignment | None:
         return None
+
+
+@dataclass(frozen=True)
+class Files:
+    """A bundle's files, and what they should hold.
+
+    Attributes:
+        stored: what they hold.
+        expected: constants by name, read on lookup.
+        written: programs as the family writes them from the manifest's dimensions.
+        checkpoint: the checkpoint's dimensions; None without one.
+        calibrated: whether int4's codes were calibrated, so that they are not the nearest.
+
+    """
+
+    stored: Stored
+    expected: Mapping[str, NDArray[np.generic]]
+    written: Mapping[str, Program]
+    checkpoint: Any = None
+    calibrated: bool = False
+
+
+def files_of(
+    folder: Path, manifest: Manifest, dimensions: Any, checkpoint: Checkpoint | None
+) -> Files:
+    """Return a bundle's files beside its checkpoint, if there is one.
+
+    Args:
+        folder: the bundle's.
+        manifest: likewise.
+        dimensions: the manifest's, as its family has them.
+        checkpoint: whose tensors have the shapes that the bundle's have.
+
+    """
+    family = family_of(manifest.family)
+    tensors: Mapping[str, NDArray[Any]] = {} if checkpoint is None else checkpoint.tensors
+    wanted = dimensions if checkpoint is None else checkpoint.dimensions
+    try:
+        constants = dict(family.constants(wanted, tensors))
+    except KeyError:  # some are made of tensors
+        constants = {}
+    return Files(
+        stored=TARGETS[manifest.runtime].read_stored(
+            folder, manifest, family.tensor_shapes(dimensions)
+        ),
+        # A ChainMap wants to be able to write to its first.
+        expected=ChainMap(constants, tensors),  # type: ignore[arg-type]
+        written=family.write_programs(dimensions),
+        checkpoint=None if checkpoint is None else checkpoint.dimensions,
+        calibrated=bool(manifest.calibration),
+    )

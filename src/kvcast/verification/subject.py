@@ -1,7 +1,4 @@
-"""What is verified: a model that was opened, and what it is compared with.
-
-Knows no check, no family and no file format.
-"""
+"""What is verified: an opened model, its bundle's files, and what both are compared with."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -30,11 +27,9 @@ from kvcast.runtimes.target import TARGETS
 from kvcast.saving import save
 from kvcast.spec.runtimes import RUNTIMES, BundlePrecision
 from kvcast.verification.cases import Case, cases_of, driver_of
-from kvcast.verification.files import Files, files_of
-from kvcast.verification.references import CheckpointOracle, Oracle, RecordedOracle
+from kvcast.verification.references import CheckpointOracle, Files, Oracle, RecordedOracle, files_of
 from kvcast.verification.report import Report
-from kvcast.verification.tolerances import tolerance_of
-from kvcast.verification.trial import Trial
+from kvcast.verification.trial import Trial, tolerance_of
 
 _NATIVE = "native"
 VERIFIED = "report"

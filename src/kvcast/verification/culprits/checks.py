@@ -1,7 +1,4 @@
-"""Checks that name a culprit: a tensor of the files, an operation of a program, a layer's cache.
-
-Knows no runtime and no family.
-"""
+"""Checks that name a culprit: a tensor of the files, an operation of a program, a layer's cache."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -13,8 +10,7 @@ from numpy.typing import NDArray
 from kvcast.runtimes.target import Stored
 from kvcast.spec.program import Program
 from kvcast.verification.culprits.layers import Run, culprit
-from kvcast.verification.culprits.programs import program_differences
-from kvcast.verification.culprits.tensors import difference
+from kvcast.verification.culprits.tensors import difference, program_differences
 from kvcast.verification.report import Check
 
 DIMENSIONS, WEIGHTS, PROGRAMS, LAYERS = "dimensions", "weights", "programs", "layers"

@@ -1,7 +1,6 @@
-"""The interface of an exported decoder that is not kvcast's, and the record of what its step does.
+"""The interface of another tool's exported decoder, its driver, and the record of a step's work.
 
-A reader of a kind of folder (`optimum.py`, `genai.py`, `executorch.py`) implements it. Knows no
-format, no check and no model.
+`foreign/readers.py` has a reader for each kind of folder.
 """
 
 from abc import ABC, abstractmethod
@@ -12,9 +11,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.spec.runtimes import BundlePrecision
+from kvcast.verification.cases import ALL, Case, Columns, Driver, Text
 
 Source: TypeAlias = Sequence[NDArray[Any]]
 """Input of an encoder, one entry a row: tokens int64 [rows, t], or features fp32 [rows, f, t]."""
@@ -158,3 +159,61 @@ def one_by_one(model: ForeignModel, tokens_rs: Int64) -> Float32:
 def appended(model: ForeignModel, tokens_rs: Int64) -> Float32:
     """Append tokens in one call, or one by one where it takes no more at once."""
     return model.feed(tokens_rs) if model.takes_chunks else one_by_one(model, tokens_rs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignDriver(Driver):
+    """One model, on one load: what its memory held before a text is still there."""
+
+    model: ForeignModel = field(repr=False)
+
+    def begin(self, case: Case, rows: int = 1) -> Float32:
+        """Begin rows with a case's prompt; return logits [rows, vocab] after it."""
+        source = [np.repeat(part, rows, axis=0) for part in _source(case)]
+        self.model.begin(rows, source)
+        prompts_rs = np.repeat(case.prompt_s[None], rows, axis=0)
+        return appended(self.model, prompts_rs)[:, -1].copy()
+
+    def step(self, tokens: Sequence[int] | Int64) -> Float32:
+        """Append a token to each row; return logits [rows, vocab]."""
+        return self.model.feed(np.asarray(tokens, np.int64)[:, None])[:, -1].copy()
+
+    @override
+    def at_once(self, text: Text, columns: Columns = ALL) -> tuple[Float32, Any]:
+        self.model.begin(1, _source(text.case))
+        logits_1sv = appended(self.model, text.tokens[None])
+        return logits_1sv[0, text.first :, columns].copy(), None
+
+    @override
+    def stepped(
+        self,
+        text: Text,
+        columns: Columns = ALL,
+        *,
+        prompt: bool = False,
+        capacity: int | None = None,
+    ) -> tuple[Float32, Any]:
+        logits = [self.begin(text.case)[:, columns]]
+        logits += [self.step([token])[:, columns] for token in text.written_n]
+        return np.concatenate(logits), None
+
+    @override
+    def _written(
+        self, case: Case, count: int, choose: Any, columns: Columns, *, whole: bool = False
+    ) -> tuple[Text, Float32]:
+        step_rv = self.begin(case)
+        logits, written = [step_rv[:, columns]], []
+        for i in range(count):
+            written.append(choose(step_rv[0]))
+            if whole or i + 1 < count:
+                step_rv = self.step(written[-1:])
+                logits.append(step_rv[:, columns])
+        return Text(case, np.array(written, np.int64)), np.concatenate(logits)
+
+
+def _source(case: Case) -> list[NDArray[Any]]:
+    """Return an encoder's input as transformers has it: without padding, and without lengths."""
+    if not case.source:
+        return []
+    first, *lengths = case.source
+    return [first[:, : int(lengths[0][0])] if lengths else first]

@@ -1,6 +1,6 @@
 """Checks of an exported decoder beside itself: in pieces, in rows, after other inputs, to its end.
 
-Those beside a checkpoint are kvcast's own (`kvcast.verification.checks.beside_reference`). Knows no
+Those beside a checkpoint are kvcast's own (`kvcast.verification.checks.reference`). Knows no
 exporter.
 """
 
@@ -13,11 +13,10 @@ import numpy as np
 from kvcast.families.table import family_with
 from kvcast.runtimes.base import Int64
 from kvcast.verification.cases import Text
-from kvcast.verification.checks.beside_reference import free_running, teacher_forced
-from kvcast.verification.expectations import WholeLogits
-from kvcast.verification.foreign.base import ForeignModel, StepWork
-from kvcast.verification.foreign.driving import ForeignDriver
+from kvcast.verification.checks.reference import free_running, teacher_forced
+from kvcast.verification.foreign.base import ForeignDriver, ForeignModel, StepWork
 from kvcast.verification.foreign.step import copies, memory, recomputed, weights
+from kvcast.verification.references import WholeLogits
 from kvcast.verification.report import Check
 from kvcast.verification.trial import Trial, skipped
 

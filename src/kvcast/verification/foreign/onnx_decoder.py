@@ -21,9 +21,8 @@ from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.onnx.session import OnnxGraph, onnx_session, ort_value
 from kvcast.runtimes.self_test import versions
 from kvcast.verification.foreign.base import ForeignModel, Movement, Source, StepWork
-from kvcast.verification.foreign.onnx_files import OnnxDecoderFiles
-from kvcast.verification.foreign.onnx_graph import CacheEnd, DecoderGraph
-from kvcast.verification.foreign.onnx_profile import movements
+from kvcast.verification.foreign.onnx_graph import CacheEnd, DecoderGraph, movements
+from kvcast.verification.foreign.readers import OnnxDecoderFiles
 
 LOGITS = "logits"
 _KNOWN = (

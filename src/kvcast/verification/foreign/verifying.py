@@ -15,13 +15,12 @@ from kvcast.machine.resources import available_cores
 from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.spec.runtimes import OnPhase, ignore_phase
 from kvcast.verification.cases import Case, cases_of
-from kvcast.verification.foreign.base import ForeignModel
+from kvcast.verification.foreign.base import ForeignDriver, ForeignModel
 from kvcast.verification.foreign.checks import CHECKS, ForeignTrial
-from kvcast.verification.foreign.driving import ForeignDriver
-from kvcast.verification.foreign.opening import open_foreign
+from kvcast.verification.foreign.readers import open_foreign
 from kvcast.verification.references import CheckpointOracle
 from kvcast.verification.report import Report
-from kvcast.verification.tolerances import tolerance_of
+from kvcast.verification.trial import tolerance_of
 from kvcast.verification.verifying import made, tools_with
 
 _PROMPT = 8

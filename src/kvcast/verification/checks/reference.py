@@ -1,4 +1,4 @@
-"""Checks beside a reference: the model in fp32 without a cache, or what an export recorded."""
+"""Checks beside a reference (fp32 without a cache, or a record), and of a bundle's files."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,8 +9,10 @@ import numpy as np
 from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.runtimes.base import Float32
 from kvcast.verification.cases import Case, Text
+from kvcast.verification.culprits import checks
+from kvcast.verification.culprits.layers import run_both
 from kvcast.verification.diagnosis import Place, first_difference
-from kvcast.verification.expectations import Expected, errors_of
+from kvcast.verification.references import Expected, errors_of
 from kvcast.verification.report import Check, Outcome
 from kvcast.verification.trial import Others, Trial, first_divergence, skipped
 
@@ -173,3 +175,49 @@ def _described(trial: Trial, expected: Expected, n: int, token: int, first: int)
         "near_tie_below": bound,
         "near_tie": margin <= bound,
     }
+
+
+_NO_FILES = "the model was opened from its checkpoint: there is no bundle"
+_LAYERS = "layers"
+
+
+def dimensions(trial: Trial) -> Check:
+    """Compare the manifest's dimensions with the checkpoint's."""
+    if trial.files is None or trial.files.checkpoint is None:
+        return skipped(checks.DIMENSIONS, NOBODY_KNOWS if trial.files else _NO_FILES)
+    return checks.dimensions(trial.dimensions, trial.files.checkpoint)
+
+
+def weights(trial: Trial) -> Check:
+    """Compare constants in the bundle's files with the checkpoint's."""
+    if trial.files is None:
+        return skipped(checks.WEIGHTS, _NO_FILES)
+    return checks.weights(
+        trial.files.stored, trial.files.expected, calibrated=trial.files.calibrated
+    )
+
+
+def programs(trial: Trial) -> Check:
+    """Compare programs in the bundle's files with those of its dimensions."""
+    if trial.files is None:
+        return skipped(checks.PROGRAMS, _NO_FILES)
+    return checks.programs(trial.files.stored, trial.files.written)
+
+
+def layers(trial: Trial) -> Check:
+    """Compare caches with the reference's, layer by layer."""
+    reference = None if trial.oracle is None else trial.oracle.runtime
+    if trial.oracle is None or reference is None:
+        return skipped(_LAYERS, NOBODY_KNOWS)
+    case = trial.cases[0]
+    text = trial.oracle.text(0, trial.steps(case), np.random.default_rng(trial.seed))
+    run = run_both(
+        trial.driver.runtime,
+        reference,
+        trial.layers,
+        case.source,
+        text.tokens,
+        len(case.prompt_s),
+    )
+    allowed, exact = trial.tolerance.layers
+    return checks.layers(run, allowed, exact=exact)
