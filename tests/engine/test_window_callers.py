@@ -54,7 +54,7 @@ class WindowPolicy:
 
 def asked(model: Any, samples: NDArray[np.float32], seconds: float, **options: Any) -> WindowPolicy:
     window = Features(window_features(samples[: round(seconds * 16_000)], 80))
-    return WindowPolicy(model.requests, window, DecodingOptions(language="en", **options))
+    return WindowPolicy(model._requests(), window, DecodingOptions(language="en", **options))
 
 
 def question(
@@ -71,7 +71,7 @@ def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.fl
     text = [token for token in expected[2].tokens if token < model.tokenizer.eot]
 
     def places() -> Policy[TokenTimes]:
-        return model.requests.align(
+        return model._requests().align(
             questions[2].window, text, language="en", task="transcribe", frames=600
         )
 
@@ -128,7 +128,7 @@ def test_what_takes_long_to_open_holds_up_nobody(
 ):
     opened = threading.Event()
     closed: list[Any] = []
-    opening = model.opening
+    opening = model._opening
 
     class Slow:
         def close(self) -> None:
@@ -139,7 +139,7 @@ def test_what_takes_long_to_open_holds_up_nobody(
             return opening(audio, params)
         return lambda: Slow() if opened.wait(60) else None
 
-    monkeypatch.setattr(model, "opening", slow)
+    monkeypatch.setattr(model, "_opening", slow)
     with Engine(model, rows=2) as engine:
         late = engine.submit("slow", deadline=0.05)
         given_up = engine.submit("slow")

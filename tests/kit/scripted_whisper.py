@@ -190,6 +190,8 @@ def scripted_model(script: Sequence[ScriptedResult] = ()) -> Any:
     model: Any = WhisperModel(NoRuntime(), tokenizer(), ENGLISH)  # type: ignore[arg-type]
     model.scripted = ScriptedDecoder(script)
     model.decoder = lambda *_, **__: model.scripted
+    model._own_scheduler = lambda *_: model.scripted.scheduler
+    model._requests = lambda *_: model.scripted.requests
     return model
 
 

@@ -18,7 +18,7 @@ from kvcast.transcripts.folders.finding import folded
 if TYPE_CHECKING:
     from kvcast.families.base import Task
     from kvcast.loading.opening import OpenedModel
-    from kvcast.transcripts.folders.workers import Transcriber
+    from kvcast.speech.base import TranscriptionModel
 
 
 STANDARD_INPUT = "-"
@@ -164,7 +164,7 @@ def present(
     return passing, failures
 
 
-def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[Transcriber, str]":
+def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TranscriptionModel, str]":
     """Return the model and the name of its runtime."""
     loaded = opened(args.model, args, on_phase, task="transcribe")
     assert loaded.model.task == "transcribe"

@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from kvcast import __version__
 from kvcast.cluster.connection import hush, machine
 from kvcast.errors import InputOutputError, KvcastError, UsageError, in_one_line
-from kvcast.transcripts.folders.workers import Outcome, QueuedRecording, Transcriber, transcribe_all
+from kvcast.speech.base import TranscriptionModel
+from kvcast.transcripts.folders.workers import Outcome, QueuedRecording, transcribe_all
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -222,7 +223,7 @@ class _PromptActor(Generic[P, R]):
         return answer_all
 
 
-Opened: TypeAlias = tuple[Transcriber, str, Mapping[str, Any]]
+Opened: TypeAlias = tuple[TranscriptionModel, str, Mapping[str, Any]]
 """A model, its runtime's name, and the options of its `transcribe`."""
 
 

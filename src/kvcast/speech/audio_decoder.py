@@ -17,8 +17,8 @@ from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.families.audio_encoder import SoundEncoder
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.abilities import ABILITIES
+from kvcast.speech.base import Answer
 from kvcast.speech.chunks import UNKNOWN
-from kvcast.speech.live_model import Answer
 from kvcast.speech.live_window import LiveWindow
 from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 AnyTranscription: TypeAlias = "Transcription | ChannelTranscription"
 
-CHANNELS_ARE_MIXED = "an engine mixes channels: give it each as a recording of its own"
-"""Why an engine takes no recording that is to be split."""
-
 
 def by_channel(
     recording: "AudioInput",

@@ -290,5 +290,5 @@ class ParakeetModel(SpeechModel):
     def manner(self, params: TranscribeParams) -> Manner:
         manner = super().manner(params)
         if manner.temperature:
-            raise UsageError("this model takes the likeliest tokens: temperature is 0")
+            raise UsageError("this model only decodes greedily: temperature must be 0")
         return manner

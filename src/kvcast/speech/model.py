@@ -1,38 +1,27 @@
-"""Models of speech beside Whisper, as `kvcast.load` returns them: excerpts in, texts out.
+"""Base class of all speech models but Whisper; a subclass names its `Recognition`.
 
-A subclass names its `Recognition`. What an option does is the same for all; what a model has no use
-for is refused. Knows no file format and no runtime.
+What an option does is the same for all; options without an effect on a model raise UsageError.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import Any
 
 from typing_extensions import override
 
 from kvcast.audio.params import VOICE
-from kvcast.engine.callers import JobCaller
-from kvcast.engine.memory import fitting
-from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
-from kvcast.families.programs import ENCODED
 from kvcast.families.table import family_with
-from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import Abilities, LanguageSource
-from kvcast.speech.channels import CHANNELS_ARE_MIXED, AnyTranscription, by_channel
+from kvcast.speech.base import Answer, Decoding, TranscriptionModel
 from kvcast.speech.chunks import ExcerptPlan, Manner
 from kvcast.speech.languages import language_code
-from kvcast.speech.live_model import Answer, LiveModel
-from kvcast.speech.params import SPLIT, TEMPERATURES, LiveParams, TranscribeParams
+from kvcast.speech.live_window import LiveWindow
+from kvcast.speech.params import TEMPERATURES, LiveParams, TranscribeParams
 from kvcast.speech.recognition import Hints, Recognition
+from kvcast.speech.recordings import Samples
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
-from kvcast.speech.transcription import ServedRecording, Transcription
-
-if TYPE_CHECKING:
-    from kvcast.audio.decode import AudioInput
-    from kvcast.speech.live_window import LiveWindow
 
 TAKEN = frozenset(
     {
@@ -61,12 +50,12 @@ _AS_IT_IS: Mapping[str, Any] = {
 """Values that ask for what is done anyway: excerpts are segments, independent, and decoded once."""
 
 _REASONS = {
-    "task": "it writes what is said, and does not translate",
-    "word_timestamps": "it gives no times of words, of which subtitles could be laid out",
-    "channels": "it gives no times of words, by which channels are told apart",
-    "multilingual": "it knows one language, or is told which one it hears",
-    "initial_prompt": "it reads no text before the speech",
-    "hotwords": "it reads no text before the speech",
+    "task": "it transcribes, and does not translate",
+    "word_timestamps": "it returns no word times, which subtitles are laid out by",
+    "channels": "it returns no word times, which channels are merged by",
+    "multilingual": "it knows one language, or needs --language",
+    "initial_prompt": "it has no text prompt",
+    "hotwords": "it has no text prompt",
 }
 STEP = 0.03
 """Seconds of new sound that are worth a hypothesis live, to models that encode sound as it comes:
@@ -76,10 +65,8 @@ _LONGEST_CONTEXT = 512
 """Most tokens of names and terms in an engine, whose rows are as long as any request needs."""
 
 
-class SpeechModel(LiveModel):
-    """A runtime with its tokenizer, dimensions and recognition."""
-
-    task: ClassVar[Literal["transcribe"]] = "transcribe"
+class SpeechModel(TranscriptionModel):
+    """Base class of all models of speech but Whisper: a runtime, a tokenizer, a recognition."""
 
     def __init__(
         self, runtime: EncoderDecoder, tokenizer: Any, dimensions: Any, recognition: Recognition
@@ -91,175 +78,40 @@ class SpeechModel(LiveModel):
         self._positions: int = family_with(dimensions).positions(dimensions)
 
     @property
+    @override
     def abilities(self) -> Abilities:
-        """What it can do."""
         return self.recognition.abilities
 
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """Codes of the languages that it knows."""
-        return tuple(self.abilities.languages)
-
-    @property
-    def is_multilingual(self) -> bool:
-        """Whether it knows languages besides English."""
-        return self.languages != ("en",)
-
-    @keywords_of(TranscribeParams)
-    def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> AnyTranscription:
-        """Turn speech into segments of text, which are decoded while they are taken.
-
-        Args:
-            audio: a path, "-" for standard input, a binary file object, a file's bytes, or an
-                array of samples; see `kvcast.audio.decode.open_audio`.
-            params: given as keywords.
-
-        Returns:
-            An iterator of `Segment`, with `language`, `duration`, `notices` and `skipped`.
-
-        Raises:
-            UsageError: for options that the model does not take.
-            InputMissingError, InputOutputError: the recording cannot be read.
-
-        """
-        [transcription] = self._together([audio], params)
-        return transcription.open()
-
-    @keywords_of(TranscribeParams)
-    def transcribe_all(
-        self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[AnyTranscription]:
-        """Turn recordings into segments; with `batch`, excerpts of several are decoded together.
-
-        Args:
-            audio: recordings, each as `transcribe` takes it.
-            params: given as keywords.
-
-        Returns:
-            A transcription for each, best taken in this order. Nothing is opened before its turn
-            comes, so an error of a recording is raised when its segments are taken.
-
-        Raises:
-            UsageError: for options that the model does not take.
-
-        """
-        return self._together(audio, params)
-
-    def detect_language(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise UsageError: the model tells the language with the text, or not at all."""
-        if self.abilities.language is LanguageSource.DETECTED:
-            raise UsageError("this model tells the language with the text: use kvcast transcribe")
-        raise UsageError("this model does not tell the language: use one that detects it")
-
-    def align(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise UsageError: the model places no given text."""
-        raise UsageError("this model places no given text: align with a Whisper model")
-
     @override
-    def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> "LiveWindow":
-        raise UsageError("this model hears whole excerpts, and no sound that is still arriving")
+    def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> LiveWindow:
+        raise UsageError("this model does not support live transcription")
 
     @property
-    def input_bytes(self) -> int:
-        """Bytes that the cache takes at most for an encoded excerpt."""
-        layers = family_with(self.dimensions).caches(self.dimensions)
-        numbers = sum(
-            run.layers * len(run.parts) * prod((run.heads, run.capacity, run.head_dim))
-            for run in layers
-            if run.kind in ENCODED
-        )
-        return 4 * numbers  # in fp32
-
-    def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return an engine's scheduler; see `kvcast.engine.engine.Model`."""
+    @override
+    def _row_positions(self) -> int:
         recognition = self.recognition
         prompt = len(recognition.prompt(recognition.most_positions, Hints()))
-        longest = min(prompt + _LONGEST_CONTEXT + recognition.most_tokens, self._positions)
-        sizes = fitting(
-            self.runtime.row_bytes,
-            longest=longest,
-            rows=rows,
-            budget=budget,
-            fixed=self.input_bytes,
-        )
-        if sizes.capacity < longest:
-            raise UsageError(
-                f"an excerpt needs rows of {longest} positions, and the cache's memory is enough "
-                f"for {sizes.capacity}: give it more"
-            )
-        return Scheduler(
-            self.runtime,
-            rows=sizes.rows,
-            capacity=longest,
-            inputs=sizes.rows,
-            chunk=chunk,
-            turn=max(chunk, recognition.most_positions),
-            cache_bytes=sizes.bytes,
-        )
+        return min(prompt + _LONGEST_CONTEXT + recognition.most_tokens, self._positions)
 
-    def caller(
-        self, given: "AudioInput", options: Mapping[str, Any], scheduler: Scheduler
-    ) -> JobCaller:
-        """Return a recording as an engine's caller.
+    @override
+    def _prefill(self, chunk: int) -> tuple[int | None, int]:
+        return chunk, max(chunk, self.recognition.most_positions)
 
-        Raises UsageError for options that the model does not take.
-        """
-        drawn = min(TranscribeParams().best_of, scheduler.rows)
-        params = TranscribeParams(**{"best_of": drawn, **options})
+    @override
+    def _decoding(self, params: TranscribeParams) -> Decoding:
         manner = self.manner(params)
-        if params.channels == SPLIT:
-            raise UsageError(CHANNELS_ARE_MIXED)
-        if manner.strategy(0).width > scheduler.rows:
-            raise UsageError(
-                f"beam and best_of must be at most {scheduler.rows}, the rows of the engine"
-            )
-        if self._capacity(manner) > scheduler.capacity:
-            raise UsageError(
-                f"max_new_tokens and the text before the speech need {self._capacity(manner)} "
-                f"positions, and the engine's rows have {scheduler.capacity}: give fewer"
-            )
-        return ServedRecording(
-            self._opening(given, params),
-            ExcerptPlan(manner),
+        return Decoding(
             params=manner.params,
-            together=scheduler.rows,
-        )
-
-    def _together(
-        self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[AnyTranscription]:
-        manner, together = self.manner(params), params.batch or 1
-        scheduler = Scheduler(
-            self.runtime,
-            rows=together * manner.strategy(0).width,
+            plan=partial(ExcerptPlan, manner),
+            widths=[manner.strategy(0).width],
             capacity=self._capacity(manner),
-            inputs=together,
-            requests=together,
         )
 
-        def begun(recording: "AudioInput", priority: int) -> Transcription:
-            return Transcription(
-                scheduler,
-                self._opening(recording, params),
-                ExcerptPlan(manner),
-                params=manner.params,
-                priority=priority,
-            )
+    @override
+    def _open(self, audio: Any, params: TranscribeParams) -> Samples:
+        from kvcast.speech.voice import open_samples
 
-        return [
-            by_channel(recording, params, partial(begun, priority=index))
-            if params.channels == SPLIT
-            else begun(recording, index)
-            for index, recording in enumerate(audio)
-        ]
-
-    def _opening(self, audio: "AudioInput", params: TranscribeParams) -> Any:
-        """Return a function that opens a recording; raises InputMissingError as `vad` needs."""
-        from kvcast.speech.voice import open_samples, voice_listener
-
-        if params.vad:
-            voice_listener()
-        return partial(open_samples, audio, params)
+        return open_samples(audio, params)
 
     def _capacity(self, manner: Manner) -> int:
         """Return the positions of the longest excerpt's row; UsageError for too many."""
@@ -267,8 +119,8 @@ class SpeechModel(LiveModel):
         prompt = len(recognition.prompt(recognition.most_positions, manner.hints))
         if prompt >= self._positions:
             raise UsageError(
-                f"the text before the speech is too long: the model takes {self._positions} "
-                f"positions, and that and the speech have {prompt}"
+                f"the prompt is too long: with the audio it has {prompt} positions, and the model "
+                f"has {self._positions}"
             )
         return min(prompt + manner.room, self._positions)
 
@@ -281,7 +133,7 @@ class SpeechModel(LiveModel):
             return language_code(params.language, self.languages)
         match self.abilities.language:
             case LanguageSource.TOLD:
-                raise UsageError("this model has to be told the language: name it with language")
+                raise UsageError("this model cannot detect the language: pass --language")
             case LanguageSource.ASSUMED:
                 return "en"
         return None
@@ -313,8 +165,8 @@ def check(params: TranscribeParams, taken: frozenset[str]) -> None:
         value = getattr(params, option.name)
         usual = (option.default, _AS_IT_IS.get(option.name, option.default))
         if option.name not in taken and value not in usual:
-            reason = _REASONS.get(option.name, "it has no use for it")
-            raise UsageError(f"this model does not take {option.name}: {reason}")
+            reason = f": {_REASONS[option.name]}" if option.name in _REASONS else ""
+            raise UsageError(f"{option.name} is not supported by this model{reason}")
 
 
 def _temperature(params: TranscribeParams) -> float:
@@ -322,7 +174,7 @@ def _temperature(params: TranscribeParams) -> float:
     if tuple(params.temperatures) == TEMPERATURES:
         return 0.0
     if len(params.temperatures) > 1:
-        raise UsageError("this model takes one temperature: a text is not tried again")
+        raise UsageError("this model does not retry at other temperatures: give one")
     temperature = float(params.temperatures[0])
     if temperature > 0 and params.beam > 1:
         raise UsageError("beam needs temperature 0: above it best_of samples are drawn")

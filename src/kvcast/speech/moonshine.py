@@ -17,9 +17,9 @@ from kvcast.families.moonshine import MoonshineDimensions, source_of
 from kvcast.families.moonshine_encoder import streamed
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.abilities import abilities_of
+from kvcast.speech.base import Answer
 from kvcast.speech.chunks import UNKNOWN
 from kvcast.speech.incremental import GrowingSizes, GrowingText, GrowingWindow
-from kvcast.speech.live_model import Answer
 from kvcast.speech.live_window import LiveWindow
 from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams

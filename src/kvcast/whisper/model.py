@@ -3,24 +3,22 @@
 Turns the options of a call into ways to decode a window. Knows no file format.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from kvcast.decoding.speculative_decoding import Paired, speculations
+from kvcast.decoding.speculative_decoding import Paired, Speculations, speculations
 from kvcast.engine.callers import JobCaller, Policy
-from kvcast.engine.memory import fitting
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import ABILITIES, Abilities
-from kvcast.speech.channels import CHANNELS_ARE_MIXED, AnyTranscription, by_channel
-from kvcast.speech.live_model import Answer, LiveModel
+from kvcast.speech.base import Answer, Decoding, TranscriptionModel
 from kvcast.speech.params import (
     SPLIT,
     AlignParams,
@@ -29,7 +27,7 @@ from kvcast.speech.params import (
     TranscribeParams,
     WindowParams,
 )
-from kvcast.speech.transcription import ServedRecording, Transcription
+from kvcast.speech.recordings import Windows
 from kvcast.whisper.aligning import Alignment, aligned
 from kvcast.whisper.decoding import DecodingOptions, cut_notices
 from kvcast.whisper.language_detection import DetectedLanguage, detect
@@ -40,7 +38,6 @@ from kvcast.whisper.windows import WindowDecoder, WindowRequests
 
 if TYPE_CHECKING:
     from kvcast.audio.decode import AudioInput
-    from kvcast.audio.features import MelWindows
     from kvcast.whisper.agreement import SettlingPolicy
     from kvcast.whisper.streaming_window import StreamingWindow
 
@@ -48,10 +45,8 @@ _WINDOW_SECONDS = 30
 _POSITIONS_PER_SECOND = 50  # two frames of 10 ms become one position of the encoder
 
 
-class WhisperModel(LiveModel):
+class WhisperModel(TranscriptionModel):
     """A runtime with its tokenizer and dimensions."""
-
-    task: ClassVar[Literal["transcribe"]] = "transcribe"
 
     def __init__(
         self,
@@ -67,22 +62,22 @@ class WhisperModel(LiveModel):
             )
         self.runtime = runtime
         self.tokenizer = tokenizer
-        self.dimensions = dimensions
+        self.dimensions: WhisperDimensions = dimensions
 
     @property
+    @override
     def is_multilingual(self) -> bool:
-        """Whether it knows languages besides English."""
         return self.tokenizer.is_multilingual
 
     @property
+    @override
     def abilities(self) -> Abilities:
-        """What it can do."""
         known = ABILITIES["whisper"].among(self.languages)
         return replace(known, translates=self.is_multilingual)
 
     @property
+    @override
     def languages(self) -> tuple[str, ...]:
-        """Codes of the languages that it knows."""
         return self.tokenizer.languages
 
     @cached_property
@@ -114,46 +109,6 @@ class WhisperModel(LiveModel):
             windows=windows,
             speculations=speculations(draft, self.paired),
         )
-
-    @keywords_of(TranscribeParams)
-    def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> AnyTranscription:
-        """Turn speech into segments of text, which are decoded while they are taken.
-
-        Args:
-            audio: a path, "-" for standard input, a binary file object, a file's bytes, or an
-                array of samples; see `kvcast.audio.decode.open_audio`.
-            params: given as keywords.
-
-        Returns:
-            An iterator of `Segment`, with `language`, `duration`, `notices`, `skipped` and `draft`.
-
-        Raises:
-            UsageError: for options that cannot be served.
-            InputMissingError, InputOutputError: the recording cannot be read.
-
-        """
-        [transcription] = self._together([audio], params)
-        return transcription.open()
-
-    @keywords_of(TranscribeParams)
-    def transcribe_all(
-        self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[AnyTranscription]:
-        """Turn recordings into segments; with `batch`, windows of several are decoded together.
-
-        Args:
-            audio: recordings, each as `transcribe` takes it.
-            params: given as keywords.
-
-        Returns:
-            A transcription for each, best taken in this order. Nothing is opened before its turn
-            comes, so an error of a recording is raised when its segments are taken.
-
-        Raises:
-            UsageError: for options that cannot be served.
-
-        """
-        return self._together(audio, params)
 
     @keywords_of(LanguageParams)
     def detect_language(self, audio: "AudioInput", params: LanguageParams) -> DetectedLanguage:
@@ -231,40 +186,14 @@ class WhisperModel(LiveModel):
             return decoder.answer(policy)
 
     @property
-    def input_bytes(self) -> int:
-        """Bytes that the cache takes at most for an encoded window."""
-        sizes = self.dimensions
-        numbers = 2 * sizes.decoder_layers * sizes.d_model * sizes.source_positions
-        return 4 * numbers  # in fp32; there may be narrower ones
+    @override
+    def _row_positions(self) -> int:
+        return self.dimensions.target_positions
 
-    def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return an engine's scheduler; see `kvcast.engine.engine.Model`.
-
-        `chunk` counts tokens of prompts, and a window's prompt is short: windows are encoded one at
-        a time between two steps.
-        """
-        del chunk
-        positions = self.dimensions.target_positions
-        sizes = fitting(
-            self.runtime.row_bytes,
-            longest=positions,
-            rows=rows,
-            budget=budget,
-            fixed=self.input_bytes,
-        )
-        if sizes.capacity < positions:
-            raise UsageError(
-                f"a window needs rows of {positions} positions, and the cache's memory is enough "
-                f"for {sizes.capacity}: give it more"
-            )
-        return Scheduler(
-            self.runtime,
-            rows=sizes.rows,
-            capacity=positions,
-            inputs=sizes.rows,
-            turn=self.dimensions.source_positions,
-            cache_bytes=sizes.bytes,
-        )
+    @override
+    def _prefill(self, chunk: int) -> tuple[int | None, int]:
+        # A window's prompt is short: windows are encoded one at a time between two steps.
+        return None, self.dimensions.source_positions
 
     def caller(
         self,
@@ -278,71 +207,33 @@ class WhisperModel(LiveModel):
         """
         if isinstance(given, Generator):
             return WindowCaller(given)
-        # Fallbacks draw several texts of a window: as many as there are rows, unless it is asked.
-        drawn = min(TranscribeParams().best_of, scheduler.rows)
-        params = TranscribeParams(**{"best_of": drawn, **options})
-        if params.channels == SPLIT:
-            raise UsageError(CHANNELS_ARE_MIXED)
-        if params.draft is not None:
-            raise UsageError("draft is for one caller: the rows of an engine are shared")
-        attempts = self.attempts(params)
-        if max(options.strategy().width for options in attempts) > scheduler.rows:
-            raise UsageError(
-                f"beam and best_of must be at most {scheduler.rows}, the rows of the engine"
-            )
-        decoded = _without_clips(params)
-        return ServedRecording(
-            self.opening(given, params),
-            WhisperPlan(self.requests, attempts, decoded),
+        return super().caller(given, options, scheduler)
+
+    def _requests(self, drafts: Speculations | None = None) -> WindowRequests:
+        return WindowRequests(self.tokenizer, self.dimensions.target_positions, drafts)
+
+    @override
+    def _open(self, audio: Any, params: TranscribeParams) -> Windows:
+        from kvcast.speech.voice import open_windows
+
+        return open_windows(audio, self.dimensions.n_mels, params)
+
+    @override
+    def _decoding(self, params: TranscribeParams) -> Decoding:
+        attempts, context = self.attempts(params), self.dimensions.target_positions
+        drafts = speculations(params.draft, self.paired)
+        # Only words tell when a speaker begins who was silent: segments may begin before.
+        words = params.word_timestamps or params.channels == SPLIT
+        # With `vad` the windows are clipped already, and have other times.
+        decoded = replace(params.unclipped() if params.vad else params, word_timestamps=words)
+        requests = self._requests(drafts)
+        return Decoding(
             params=decoded,
-            together=scheduler.rows,
+            plan=partial(WhisperPlan, requests, attempts, decoded),
+            widths=[options.strategy().width for options in attempts],
+            capacity=context,
             notices=self._notices(params),
         )
-
-    @cached_property
-    def requests(self) -> WindowRequests:
-        """Makes requests about windows, without drafts."""
-        return WindowRequests(self.tokenizer, self.dimensions.target_positions)
-
-    def opening(self, audio: "AudioInput", params: TranscribeParams) -> "Callable[[], MelWindows]":
-        """Return a function that opens a recording.
-
-        Raises InputMissingError if `vad` needs a package that is not installed.
-        """
-        from kvcast.speech.voice import open_windows, voice_listener
-
-        if params.vad:
-            voice_listener()  # raises if it is not installed
-        return partial(open_windows, audio, self.dimensions.n_mels, params)
-
-    def _together(
-        self, audio: "Iterable[AudioInput]", params: TranscribeParams
-    ) -> list[AnyTranscription]:
-        attempts = self.attempts(params)
-        decoder = self.decoder(*attempts, windows=params.batch or 1, draft=params.draft)
-        notices = self._notices(params)
-        # Only words tell when a speaker begins who was silent: segments may begin before.
-        is_split = params.channels == SPLIT
-        decoded = _without_clips(
-            replace(params, word_timestamps=params.word_timestamps or is_split)
-        )
-
-        def begun(recording: "AudioInput", priority: int) -> Transcription:
-            return Transcription(
-                decoder.scheduler,
-                self.opening(recording, params),
-                WhisperPlan(decoder.requests, attempts, decoded),
-                params=decoded,
-                priority=priority,
-                notices=notices,
-            )
-
-        return [
-            by_channel(recording, params, partial(begun, priority=index))
-            if is_split
-            else begun(recording, index)
-            for index, recording in enumerate(audio)
-        ]
 
     def _notices(self, params: TranscribeParams) -> tuple[str, ...]:
         initial = initial_tokens(params, self.tokenizer)
@@ -355,7 +246,7 @@ class WhisperModel(LiveModel):
         from kvcast.whisper.recognizer import WhisperRecognizer
         from kvcast.whisper.streaming_window import STEP, StreamingWindow
 
-        attempts, requests = self.attempts(params), self.requests
+        attempts, requests = self.attempts(params), self._requests()
         if answer is None:
             decoder = self.decoder(*attempts, draft=params.draft)
             answer, requests = decoder.answer, decoder.requests
@@ -396,8 +287,3 @@ class WhisperModel(LiveModel):
             raise UsageError("this model knows English only: leave out multilingual")
         hot = replace(cold, temperature=1.0, best_of=params.best_of, beam=1, patience=None)
         return [replace(hot if t else cold, temperature=t) for t in params.temperatures]
-
-
-def _without_clips(params: TranscribeParams) -> TranscribeParams:
-    """Return options for decoding: windows of speech are clipped already, and have other times."""
-    return params.unclipped() if params.vad else params

@@ -104,7 +104,7 @@ def test_a_session_asks_for_what_the_model_does_not_take(moonshine: Any):
 
     client = Client(opening)
     for asked, reason in (
-        ({"prompt": "Ahab"}, "does not take initial_prompt"),
+        ({"prompt": "Ahab"}, "initial_prompt is not supported"),
         ({"language": "la"}, "does not know Latin"),
     ):
         before = len(client.events)
@@ -150,7 +150,7 @@ def test_the_first_model_that_hears_live_is_meant_and_others_are_refused(server:
         assert talk.update(turn_detection=None)["transcription"]["model"] == "moonshine_streaming"
     with server.client().realtime.connect(extra_query={"model": "whole"}) as connection:
         error = connection.recv().model_dump(warnings=False)["error"]
-        assert "hears whole excerpts" in error["message"]
+        assert "does not support live" in error["message"]
 
 
 @pytest.mark.slow

@@ -19,14 +19,9 @@ from kvcast.transcripts.folders.finding import RecordingFile
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
     from kvcast.decoding.speculative_decoding import DraftCounts
+    from kvcast.speech.base import TranscriptionModel
     from kvcast.speech.channels import AnyTranscription
-    from kvcast.speech.model import SpeechModel
     from kvcast.transcripts.segments import Segment
-    from kvcast.whisper.model import WhisperModel
-
-
-Transcriber: TypeAlias = "WhisperModel | SpeechModel"
-"""A loaded model that transcribes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +66,7 @@ Watch: TypeAlias = Callable[[QueuedRecording, float], None]
 
 
 def transcribe_all(
-    model: Transcriber,
+    model: "TranscriptionModel",
     queue: Iterable[QueuedRecording],
     workers: int,
     *,
@@ -121,7 +116,7 @@ def transcribe_all(
 
 
 def _in_batch(
-    model: Transcriber,
+    model: "TranscriptionModel",
     queue: list[QueuedRecording],
     options: Mapping[str, Any],
     watch: Watch,
