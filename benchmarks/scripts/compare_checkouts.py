@@ -21,8 +21,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from kvcast.machine.child import Remote
-from kvcast_bench.checkout import Subject
-from kvcast_bench.idle import IdleGate
+from kvcast_bench.machine import IdleGate, Subject
 from kvcast_bench.recording import read_recordings
 from kvcast_bench.turns import BackendResult, take_turns
 from kvcast_bench.workload import random_tokens

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvcast_bench.device import device_facts, memory_rates, seconds_of
+from kvcast_bench.machine import device_facts, memory_rates, seconds_of
 
 
 def test_a_processor_has_a_name_and_no_facts_of_cuda():

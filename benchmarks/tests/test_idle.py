@@ -9,12 +9,12 @@ import pytest
 
 from kit.far import FINDS_THIS, Far
 from kvcast.machine.child import Remote
-from kvcast_bench import idle
-from kvcast_bench.idle import IdleGate, cpu_seconds
+from kvcast_bench import machine
+from kvcast_bench.machine import IdleGate, cpu_seconds
 
 
 def test_quiet_is_when_the_processes_use_no_processor(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(idle, "IDLE", 1.0)  # whatever else runs on the machine of the tests
+    monkeypatch.setattr(machine, "IDLE", 1.0)  # whatever else runs on the machine of the tests
     with Remote(Far(0), FINDS_THIS) as remote:
         remote.call("spin", seconds=0.3)
         assert IdleGate([remote.pid]).settle()
@@ -25,8 +25,8 @@ def test_quiet_is_when_the_processes_use_no_processor(monkeypatch: pytest.Monkey
 
 
 def test_a_machine_that_others_use_is_not_quiet(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(idle, "IDLE", -1.0)
-    monkeypatch.setattr(idle, "PATIENCE", 0.3)
+    monkeypatch.setattr(machine, "IDLE", -1.0)
+    monkeypatch.setattr(machine, "PATIENCE", 0.3)
     assert not IdleGate([]).settle()
 
 
@@ -42,7 +42,7 @@ def test_what_others_used_is_all_but_our_own(monkeypatch: pytest.MonkeyPatch):
     def others(percent: float, own: float) -> float:
         """Of a turn of 10 seconds on two cores."""
         monkeypatch.setattr(psutil, "cpu_percent", lambda: percent)
-        monkeypatch.setattr(idle, "cpu_seconds", partial(next, iter([100.0, 100.0 + own])))
+        monkeypatch.setattr(machine, "cpu_seconds", partial(next, iter([100.0, 100.0 + own])))
         monkeypatch.setattr(time, "monotonic", partial(next, iter([3.0, 13.0])))
         return IdleGate([]).watch(lambda: {})[1]
 

@@ -10,7 +10,7 @@ import pytest
 
 from kit.far import FINDS_THIS
 from kvcast.machine.child import Local, Remote
-from kvcast_bench import idle
+from kvcast_bench import machine
 from kvcast_bench.runner import Runner
 from kvcast_bench.workloads.causal import Causal
 from scripted_backend import Scripted
@@ -21,7 +21,7 @@ CAUSAL = Causal(dimensions=TINY, prompt=5, new=2, batch=[1, 2])
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
 
 
 def runner(host: type[Remote] = Local, runs: int = 1) -> Runner:

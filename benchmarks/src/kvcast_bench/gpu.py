@@ -38,7 +38,7 @@ from kvcast.runtimes.aoti.greedy_step import (
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast.spec.program import Node, ProgramWriter
 from kvcast_bench.backend import Backend, Tokens
-from kvcast_bench.device import COPIED, device_facts, memory_rates, seconds_of
+from kvcast_bench.machine import COPIED, device_facts, memory_rates, seconds_of
 from kvcast_bench.probes import STEP
 from kvcast_bench.recompute.programs import STATES, DecodeFromStates
 from kvcast_bench.report import Benchmark, Floors, measure

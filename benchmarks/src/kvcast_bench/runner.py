@@ -16,7 +16,7 @@ from kvcast.inspect.roofline import Rates
 from kvcast.machine.child import Remote
 from kvcast.runtimes.native.library import chosen_instructions
 from kvcast_bench.backend import Backend
-from kvcast_bench.idle import IdleGate
+from kvcast_bench.machine import IdleGate
 from kvcast_bench.models import installed_versions
 from kvcast_bench.turns import Results, Trial, say, take_turns
 from kvcast_bench.worker import Importing, Worker

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcast.errors import KvcastError
-from kvcast_bench.idle import IdleGate
+from kvcast_bench.machine import IdleGate
 
 Trial = Mapping[str, Any]
 """The task of a turn, the same for all backends; `measure` names its kind."""

@@ -8,7 +8,7 @@ import pytest
 
 from kit.models import own_cache
 from kvcast.cli import main
-from kvcast_bench import idle
+from kvcast_bench import machine
 from kvcast_bench.peers.kvcast import RING
 from kvcast_bench.random_t5 import write_t5
 from kvcast_bench.writing.huggingface import write_huggingface
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> str:
 def test_kvcast_alone_is_measured(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
     own_cache(monkeypatch, tmp_path / "cache")
     options = ["--window", "4", "--runs", "1", "--quantize", "int8", "--peers"]
     assert main(["bench", "generate", "--model", model, *SMALL, *options]) == 0
@@ -73,7 +73,7 @@ SOURCES = ["--threads", "1", "--source", "6", "--target", "3", "--batch", "1", "
 def test_kvcast_alone_is_measured_with_a_t5(
     t5: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
     own_cache(monkeypatch, tmp_path / "cache")
     options = ["--beam", "1", "2", "--lengths", "6", "9", "--runs", "1", "--quantize", "none"]
     assert main(["bench", "generate", "--model", t5, *SOURCES, *options, "--peers"]) == 0

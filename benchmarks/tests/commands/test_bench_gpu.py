@@ -15,7 +15,7 @@ from kvcast.checkpoints.source import read_dimensions
 from kvcast.cli.arguments import Parser
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.aoti.precision import Precision
-from kvcast_bench import idle
+from kvcast_bench import machine
 from kvcast_bench.commands import gpu
 from kvcast_bench.gpu import measure_on
 from kvcast_bench.render import render
@@ -41,7 +41,7 @@ def arguments(*words: str) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def measured() -> tuple[dict[str, Any], Any]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+        patched.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
         return measure_on(
             "cpu", MODELS, lambda module, _: module, dtype="fp32", runs=2, copied=2**16
         )

@@ -8,7 +8,7 @@ import pytest
 
 from kvcast.cli import main
 from kvcast.errors import KvcastError
-from kvcast_bench import idle
+from kvcast_bench import machine
 from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.opening import Opener
 
@@ -20,7 +20,7 @@ AUDIO = str(ROOT / "examples" / "sense-and-sensibility.flac")
 def test_a_recording_is_answered_by_new_processes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
     asked = ["--model", "demo", "--audio", AUDIO, "--runs", "1", "--peers", "llama.cpp"]
     assert main(["bench", "open", *asked]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -10,7 +10,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from kvcast.checkpoints.source import locate, read_dimensions
 from kvcast.cli import main
-from kvcast_bench import idle, runner
+from kvcast_bench import machine, runner
 from kvcast_bench.random_t5 import write_t5
 from kvcast_bench.writing.huggingface import write_huggingface
 from tiny_models import TINY_T5_CONFIG, tiny_checkpoint
@@ -49,7 +49,7 @@ def whisper(tmp_path: Path) -> str:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
 
 
 @pytest.mark.slow

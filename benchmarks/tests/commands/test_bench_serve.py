@@ -9,7 +9,7 @@ import pytest
 from kit.models import own_cache
 from kit.tiny_gguf import tiny_llama
 from kvcast.cli import main
-from kvcast_bench import commands, idle
+from kvcast_bench import commands, machine
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["--threads", "1", "--prompt", "4", "--shared", "2", "--new", "3", "--runs", "1"]
@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> str:
 def test_kvcast_alone_is_measured(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
     own_cache(monkeypatch, tmp_path / "cache")
     options = ["--clients", "1", "3", "--quantize", "none", "--baseline", "engine", "--peers"]
     assert main(["bench", "serve", "--model", model, *SMALL, *options]) == 0
@@ -55,7 +55,7 @@ def test_kvcast_alone_is_measured(
 def test_clips_of_a_recording_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)
+    monkeypatch.setattr(machine, "PATIENCE", 0.2)
     recording = ROOT / "examples" / "sense-and-sensibility.flac"
     words = ["--reference", str(recording.with_suffix(".txt")), "--model", "demo", "--threads", "1"]
     words += ["--clients", "1", "3", "--runs", "1", "--quantize", "int8", "--peers"]

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from kvcast.cli import main
-from kvcast_bench import idle
+from kvcast_bench import machine
 
 ROOT = Path(__file__).parents[3]
 AUDIO = str(ROOT / "examples" / "sense-and-sensibility.flac")
@@ -19,7 +19,7 @@ ALONE = ["--model", "demo", "--threads", "1", "--beam", "1", "--runs", "1", "--p
 def test_kvcast_alone_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(idle, "PATIENCE", 0.2)  # figures do not matter here
+    monkeypatch.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
     assert main(["bench", "transcribe", AUDIO, "--reference", TEXT, *ALONE]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     document = json.loads(last)

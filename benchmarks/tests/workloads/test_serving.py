@@ -8,7 +8,7 @@ import pytest
 
 from kit.dimensions import SMALL
 from kvcast.errors import KvcastError, UsageError
-from kvcast_bench.serving import ServerAnswer, ServingTurn
+from kvcast_bench.clients import ServerAnswer, ServingTurn
 from kvcast_bench.turns import BackendResult
 from kvcast_bench.workloads.serving import CLIP, GAP, TOKEN, ServedSpeech, ServedTexts
 from tiny_models import TINY

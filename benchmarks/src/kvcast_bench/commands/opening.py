@@ -18,7 +18,7 @@ from kvcast_bench.commands import add_common, add_some, compare
 from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.kvcast import OWN
 from kvcast_bench.peers.opening import LlamaOpener, Opener
-from kvcast_bench.workloads.opening import Opening
+from kvcast_bench.workloads.speech import Opening
 
 _IN_FILE = "as the file has them, or as the program chooses"
 _PEERS = {"llama.cpp": LlamaOpener}

@@ -16,7 +16,7 @@ from kvcast_bench.commands import add_numbers, add_some, require
 from kvcast_bench.sources.figures import Figures, markdown, written
 
 if TYPE_CHECKING:
-    from kvcast_bench.sources.turns import Clock
+    from kvcast_bench.sources.figures import Clock
 
 _TIMED = ("cross", "conditional", "recomputed")
 CLAIMS = ("cross", "conditional", "reset", "ring", "flops", "recomputed")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> str:
     """Measure; returns the output."""
     require("runtimes", "torch")
-    from kvcast_bench.sources.turns import Clock
+    from kvcast_bench.sources.figures import Clock
 
     page = _read(args.page) if args.page is not None else ""
     clock = Clock(runs=args.runs, threads=args.threads)

@@ -25,12 +25,11 @@ from kvcast.checkpoints.gguf.file import read_gguf
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.opening import open_text
 from kvcast_bench.backend import Backend, Samples
-from kvcast_bench.clients import Post, ask
+from kvcast_bench.clients import Post, ServerAnswer, ServingTurn, SpeechServer, TextServer, ask
 from kvcast_bench.models import BenchModel, CausalModel
 from kvcast_bench.peers.ctranslate2 import FasterWhisper
 from kvcast_bench.peers.kvcast import Kvcast
 from kvcast_bench.peers.llamacpp import FILE, LlamaCpp
-from kvcast_bench.serving import ServerAnswer, ServingTurn, SpeechServer, TextServer
 from kvcast_bench.writing.gguf import write_gguf
 
 _RATE = 16_000

@@ -19,10 +19,9 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from typing_extensions import override
 
 from kvcast.conditional.cross_attention import CachedCrossAttention, fill, keep
-from kvcast_bench.sources.figures import TIMES, Figures, spread, times
+from kvcast_bench.sources.figures import TIMES, Clock, Figures, spread, times
 from kvcast_bench.sources.generated import Compiled, Counts, compiled, counts
 from kvcast_bench.sources.models import published
-from kvcast_bench.sources.turns import Clock
 
 
 @dataclass(frozen=True)

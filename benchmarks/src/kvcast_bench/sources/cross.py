@@ -14,9 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from kvcast.inspect.work import ModelWork
 from kvcast_bench.gpu import random_model
 from kvcast_bench.recompute.programs import DecodeFromStates
-from kvcast_bench.sources.figures import TIMES, Figures, spread, times
+from kvcast_bench.sources.figures import TIMES, Clock, Figures, spread, times
 from kvcast_bench.sources.models import published
-from kvcast_bench.sources.turns import Clock
 from kvcast_bench.workloads.gpu import TimedModel
 
 POSITION = 100

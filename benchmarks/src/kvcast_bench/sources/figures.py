@@ -1,7 +1,8 @@
 """Tables of figures in Markdown, and the page that has them between comments. Measures nothing."""
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -73,3 +74,34 @@ def prefixed(number: float) -> str:
     """Return operations with three digits and a power of ten."""
     mantissa, _, exponent = f"{number:.2e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How often and on how many threads everything is timed.
+
+    Attributes:
+        runs: rounds that count, after one to warm up.
+        threads: of PyTorch.
+
+    """
+
+    runs: int
+    threads: int
+
+    def seconds(self, players: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
+        """Return the seconds of each function in each round that counts."""
+        taken: dict[str, list[float]] = {name: [] for name in players}
+        for number in range(self.runs + 1):
+            for name, play in players.items():
+                begin = time.perf_counter()
+                play()
+                if number:
+                    taken[name].append(time.perf_counter() - begin)
+        return taken
+
+    @property
+    def words(self) -> str:
+        """What a table says of it."""
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"{threads}, medians of {self.runs} runs in turns (least to most)"

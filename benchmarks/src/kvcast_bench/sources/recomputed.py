@@ -22,9 +22,8 @@ from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.spec.program import Node, ProgramWriter
 from kvcast_bench.recompute.programs import STATES, encoded_states
 from kvcast_bench.sources.cross import products
-from kvcast_bench.sources.figures import TIMES, Figures, prefixed, spread, times
+from kvcast_bench.sources.figures import TIMES, Clock, Figures, prefixed, spread, times
 from kvcast_bench.sources.models import CONFIGS, call, published, random_model, self_caches
-from kvcast_bench.sources.turns import Clock
 
 
 class Writer(Protocol):

@@ -17,9 +17,9 @@ from kvcast.families.whisper import WhisperDimensions
 from kvcast.inspect.work import Work
 from kvcast_bench import turns
 from kvcast_bench.backend import Samples
+from kvcast_bench.clients import ServerAnswer, ServingTurn
 from kvcast_bench.models import BenchModel, CausalModel, SpeechModel
 from kvcast_bench.recording import word_error
-from kvcast_bench.serving import ServerAnswer, ServingTurn
 from kvcast_bench.turns import Results, Trial
 from kvcast_bench.workload import Numbers, Table, Workload, of_trial
 
