@@ -157,7 +157,10 @@ def test_a_call_can_be_required(client: anthropic.Anthropic):
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type 'image'"),
         ({"messages": [{"role": "user", "content": [5]}]}, "blocks with a type"),
         ({"messages": [{"role": "user", "content": None}]}, "blocks with a type"),
-        ({"tools": [{"type": "web_search_20250305", "name": "a"}]}, "is not offered here"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "a"}]},
+            "of type 'web_search_20250305' are not supported",
+        ),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "which is no tool"),
         ({"tools": [WEATHER], "tool_choice": {"type": "some"}}, "of type auto, any, tool"),
         ({"max_tokens": 0}, "max_tokens"),

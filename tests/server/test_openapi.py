@@ -1,6 +1,13 @@
-"""The OpenAPI document: bounds are those of options, and no request made up from it fails."""
+"""The OpenAPI document: bounds of options, random requests, and those of OpenAI's suite."""
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +18,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
 from kit.dimensions import ROFORMER, SMALL_T5
-from kit.text_models import model, saying
+from kit.text_models import model, saying, word_piece_model
 from kvcast.text.params import PromptParams
 from server.serving import serving
 
@@ -84,3 +91,66 @@ def test_no_request_makes_it_fail(requests: int):
         assert count >= requests
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert all(not status.running for status in map(server.status, models))
+
+
+FILES = ("test_completions.py", "test_embeddings.py", "test_models.py", "chat/test_completions.py")
+CHOSEN = (
+    "(create or TestModels) and not (all_params or Async or path_params or delete)"
+    # It asks for embeddings in Base64, which its own strict mode refuses.
+    " and not (TestEmbeddings and strict)"
+)
+MODELS = {
+    "gpt-6-astra": saying("Hello, world"),
+    "gpt-3.5-turbo-instruct": saying("Hello, world"),
+    "model": saying("Hello, world"),
+    "gpt-4o-mini": saying("Hello, world"),
+}
+CONFTEST = """
+import os
+
+import pytest
+from openai import OpenAI
+
+
+@pytest.fixture(scope="session")
+def client(request):
+    strict = getattr(request, "param", True)
+    with OpenAI(
+        base_url=os.environ["TEST_API_BASE_URL"], api_key="key", _strict_response_validation=strict
+    ) as client:
+        yield client
+"""
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("openai")
+    name = f"openai=={version('openai')}"
+    words = [sys.executable, "-m", "pip", "download", "--no-binary=:all:", "--no-deps", "-q", name]
+    got = subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder)
+    archives = list(folder.glob("openai-*.tar.gz"))
+    if not archives:
+        pytest.skip(f"the source distribution cannot be downloaded: {got.stderr[-200:]}")
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(folder, filter="data")
+    [tree] = (path for path in folder.iterdir() if path.is_dir())
+    # Theirs needs plugins for asyncio and for mocks of transports.
+    (tree / "tests/conftest.py").write_text(CONFTEST)
+    return tree
+
+
+@pytest.mark.slow
+def test_the_clients_own_tests_pass(suite: Path):
+    with serving(MODELS | {"text-embedding-3-small": word_piece_model()}) as server:
+        files = [f"tests/api_resources/{name}" for name in FILES]
+        settings = ["-p", "no:cacheprovider", "-o", "addopts=", "-o", "filterwarnings="]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-k", CHOSEN, *settings, *files],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=suite,
+            env={**os.environ, "TEST_API_BASE_URL": f"{server.url}/v1"},
+        )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 39

@@ -1,11 +1,12 @@
-"""Each part of choosing a token does what its definition and what transformers says."""
+"""Sampling and stop sequences do what their definitions and transformers say."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from transformers import (
@@ -24,6 +25,7 @@ from kvcast.engine.requests import Prompt
 from kvcast.errors import KvcastError, UsageError
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling
 from kvcast.text.logits_processors import LogitsProcessors
+from kvcast.text.texts import StopStrings
 
 VOCAB = 700
 LOGITS = arrays(np.float32, st.integers(1, 300), elements=st.floats(-30, 30, width=32), unique=True)
@@ -254,3 +256,57 @@ def test_beams_over_logits_that_are_no_numbers_are_one_line():
     logits_rv = np.array([[1.0, np.nan, 2.0, 3.0]], np.float32)
     with pytest.raises(KvcastError, match="logits are NaN or infinite"):
         BeamSearch(2).start(0, 5).advance(logits_rv)
+
+
+_FEW_LETTERS = st.text(st.sampled_from("ab\n"), max_size=30)
+_STOPS = st.lists(st.text(st.sampled_from("ab\n"), min_size=1, max_size=5), max_size=4)
+
+
+def shown_by_naive_search(text: str, stops: list[str]) -> tuple[str, bool]:
+    """Search character by character, by the definition."""
+    for end in range(len(text) + 1):
+        complete = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(complete)], True
+    return text, False
+
+
+@given(text=_FEW_LETTERS, stops=_STOPS, cuts=st.lists(st.integers(0, 30)))
+@example(text="aaab", stops=["aab"], cuts=[1, 2, 3])
+@example(text="abab\nb", stops=["ababb", "\n"], cuts=[2, 4])
+@example(text="abba", stops=["abba", "bb"], cuts=[])
+def test_pieces_make_no_difference(text: str, stops: list[str], cuts: list[int]):
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    matcher = StopStrings(tuple(stops)).matcher()
+    shown, stopped = "", False
+    for start, end in pairwise(bounds):
+        safe, stopped = matcher.push(text[start:end])
+        shown += safe
+        assert text.startswith(shown)
+    assert (shown + matcher.finish(), stopped) == shown_by_naive_search(text, stops)
+
+
+@given(text=_FEW_LETTERS, stops=_STOPS)
+def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[str]):
+    matcher = StopStrings(tuple(stops)).matcher()
+    shown = ""
+    for i, character in enumerate(text):
+        safe, stopped = matcher.push(character)
+        shown += safe
+        if stopped:
+            return
+        held = text[: i + 1].removeprefix(shown)
+        assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_nothing_comes_after_the_end():
+    matcher = StopStrings(("\n\n", "User:")).matcher()
+    assert matcher.push("Hello. Us") == ("Hello. ", False)
+    assert matcher.push("er: more") == ("", True)
+    assert matcher.push("and more") == ("", True)
+    assert matcher.finish() == ""
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(UsageError, match="a stop string is empty"):
+        StopStrings(("a", ""))
