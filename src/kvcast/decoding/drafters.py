@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.logits_processors import LogitFilter
+from kvcast.decoding.logits_processors import LogitsProcessor
 from kvcast.engine.requests import Prompt
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime, exclusive
+from kvcast.runtimes.trial import Trial, roll_back
 
 SURE = 0.4
 """Least probability, to a drafting model, of a token that is worth checking."""
@@ -45,7 +46,9 @@ class Drafter(Protocol):
 class Drafting(Protocol):
     """A way to draft: makes a drafter for each sequence."""
 
-    def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
+    def begin(
+        self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
+    ) -> Drafter:
         """Return a drafter for the text after a prompt, up to so many positions.
 
         `filters` bar tokens as in the request.
@@ -112,7 +115,9 @@ class NgramDrafting(Drafting):
     """Drafts from the text so far, without a second model."""
 
     @override
-    def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
+    def begin(
+        self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
+    ) -> Drafter:
         return PromptLookup()
 
 
@@ -128,7 +133,9 @@ class FormerText(Drafting):
         self.tokens: Sequence[int] = ()
 
     @override
-    def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
+    def begin(
+        self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
+    ) -> Drafter:
         return PromptLookup(self.tokens)
 
 
@@ -167,7 +174,9 @@ class ModelDrafting(Drafting):
         self._held: list[int] = []  # the row's tokens
 
     @override
-    def begin(self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()) -> Drafter:
+    def begin(
+        self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
+    ) -> Drafter:
         return _ModelDrafter(self, prompt, min(capacity, self._longest), filters)
 
     def read(
@@ -185,18 +194,15 @@ class ModelDrafting(Drafting):
         while same < most and self._held[same] == history[same]:
             same += 1
         if same < len(self._held):
-            same = self._cache.reachable(0, same)
-            self._cache = self._runtime.truncate(self._cache, [0], [same])
+            self._cache, same = roll_back(self._runtime, self._cache, 0, same)
             del self._held[same:]
         return self.feed(history[same:])
 
-    def take_on_trial(self, most: int) -> int:
-        """Return how many more tokens, up to `most`, can be fed and forgotten again from here."""
-        count = int(self._cache.revocable(0, 0, most))
-        if count == most or not self._cache.has_snapshots:
-            return count
-        self._cache = self._runtime.take_snapshots(self._cache, [0])
-        return min(most, int(self._cache.capacity) - len(self._held))
+    def begin_trial(self, most: int) -> int:
+        """Return how many more tokens, up to `most`, can be fed and rolled back from here."""
+        trial = Trial(self._runtime, self._cache, 0, kept=0, most=most)
+        self._cache = trial.begin(self._cache, trial.most)
+        return trial.most
 
     def feed(self, tokens: Sequence[int] | Int64) -> Float32:
         """Append tokens to the row; return the logits [vocabulary] after them, to be changed."""
@@ -235,7 +241,7 @@ class _ModelDrafter(Drafter):
         drafting: ModelDrafting,
         prompt: Prompt,
         capacity: int,
-        filters: Sequence[LogitFilter],
+        filters: Sequence[LogitsProcessor],
     ) -> None:
         self._drafting = drafting
         self._prompt = prompt
@@ -253,7 +259,7 @@ class _ModelDrafter(Drafter):
         drafting, guessed = self._drafting, list[int]()
         logits_v = drafting.read(self, self._prompt, self._capacity, history)
         # The last token of a guess is not fed.
-        most = min(most, drafting.take_on_trial(most - 1) + 1)
+        most = min(most, drafting.begin_trial(most - 1) + 1)
         while (token := self._likeliest(logits_v, [*history, *guessed])) is not None:
             guessed.append(token)
             if len(guessed) == most:

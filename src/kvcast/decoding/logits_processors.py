@@ -21,7 +21,7 @@ _WEAKEST = 1e-6
 """Penalties below this, or above its inverse, would overflow in fp32; all of them say never."""
 
 
-class LogitFilter(Protocol):
+class LogitsProcessor(Protocol):
     """A rule that changes logits."""
 
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
@@ -29,7 +29,7 @@ class LogitFilter(Protocol):
 
 
 @dataclass(frozen=True)
-class RepetitionPenalty(LogitFilter):
+class RepetitionPenalty(LogitsProcessor):
     """Makes tokens that a row has written less likely (Keskar et al., arXiv:1909.05858).
 
     Scores are divided by the penalty where positive and multiplied where negative, once for each
@@ -45,7 +45,7 @@ class RepetitionPenalty(LogitFilter):
 
 
 @dataclass(frozen=True)
-class OccurrencePenalties(LogitFilter):
+class OccurrencePenalties(LogitsProcessor):
     """Makes tokens that a row has written less likely, as OpenAI's chat completions define it.
 
     `presence` is taken off once, `frequency` as often as the token was written.
@@ -60,7 +60,7 @@ class OccurrencePenalties(LogitFilter):
         penalise(logits_rv, written_rn, penalties)
 
 
-class LogitBias(LogitFilter):
+class LogitBias(LogitsProcessor):
     """A number is added to the logits of some tokens."""
 
     def __init__(self, biases: Mapping[int, float]) -> None:
@@ -73,7 +73,7 @@ class LogitBias(LogitFilter):
 
 
 @dataclass(frozen=True)
-class NoRepeatNgram(LogitFilter):
+class NoRepeatNgram(LogitsProcessor):
     """No sequence of `size` tokens comes twice in a row's text."""
 
     size: int
@@ -89,7 +89,7 @@ class NoRepeatNgram(LogitFilter):
         logits_rv[rows, ngrams_rnk[rows, places, -1]] = -np.inf
 
 
-class NoSourceNgram(LogitFilter):
+class NoSourceNgram(LogitsProcessor):
     """No sequence of `size` tokens of a source comes in a row's text."""
 
     def __init__(self, size: int, source_t: Int64) -> None:
@@ -108,7 +108,7 @@ class NoSourceNgram(LogitFilter):
             logits_rv[row, self._following.get(begun, [])] = -np.inf
 
 
-class SuppressSequences(LogitFilter):
+class SuppressSequences(LogitsProcessor):
     """These sequences of two or more tokens come in no row's text."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -126,7 +126,7 @@ class SuppressSequences(LogitFilter):
                     logits_rv[row, following.get(last, [])] = -np.inf
 
 
-class SuppressTokens(LogitFilter):
+class SuppressTokens(LogitsProcessor):
     """These tokens are never chosen."""
 
     def __init__(self, tokens: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.drafters import Drafter, Drafting, Guess, ModelDrafting, NgramDrafting
-from kvcast.decoding.logits_processors import LogitFilter
+from kvcast.decoding.logits_processors import LogitsProcessor
 from kvcast.decoding.params import NGRAM
 from kvcast.engine.requests import Drafts, Prompt
 from kvcast.errors import UsageError
@@ -261,7 +261,7 @@ class Speculations:
         self._ledger = Ledger()
 
     def begin(
-        self, prompt: Prompt, capacity: int, filters: Sequence[LogitFilter] = ()
+        self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
     ) -> Speculation:
         """Return drafts for a request of one row; see `kvcast.decoding.drafters.Drafting`."""
         drafter = self._drafting.begin(prompt, capacity, filters)

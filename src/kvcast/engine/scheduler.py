@@ -23,6 +23,7 @@ from kvcast.engine.prefix_cache import WORTH_COPYING, PrefixCache, in_common, pl
 from kvcast.engine.requests import OVER, Continuations, Drafts, Input, Prefix, Request
 from kvcast.engine.running import Admission, Batch, Running
 from kvcast.runtimes.base import EncoderDecoder, Float32, Runtime, exclusive
+from kvcast.runtimes.trial import Trial, roll_back
 
 Result = TypeVar("Result")
 
@@ -476,18 +477,22 @@ class Scheduler:
         return Batch(now)
 
     def _decode_drafted(self, running: Running, drafts: Drafts) -> list[Running]:
-        """Feed one row its chosen token and drafts of the next; keep the drafts that it chooses.
+        """Speculative decoding: feed one row its token and drafts; keep those that it chooses.
 
-        With several rows a call is about as expensive for each of them as for drafted tokens, and
-        rows are never wrong: so they go on without drafts. A row with a state is cut back to a
-        snapshot, and what it chose since then is fed again with its next token.
+        Several rows go on without drafts: for each a call costs about as much as for a drafted
+        token, and rows are never wrong. A row with a state is rolled back to a snapshot, and the
+        tokens it accepted since then are fed again with its next one.
         """
         [row] = running.live
         held, again = int(self._cache.lengths[row]), len(running.next) - 1
-        drafted = self._drafted(running, drafts)
+        drafted: Sequence[int] = ()
+        if not again:
+            room = running.request.capacity - held - 1
+            trial = Trial(self._runtime, self._cache, row, kept=1, most=room)
+            drafted = drafts.propose(trial.most) if trial.most > 0 else ()
         began = time.perf_counter()
-        if drafted and not self._cache.revocable(row, 1, len(drafted)):
-            self._cache = self._runtime.take_snapshots(self._cache, [row])
+        if drafted:
+            self._cache = trial.begin(self._cache, len(drafted))
         fed_s = np.array([*running.next, *drafted], np.int64)
         logits_rpv, self._cache = self._runtime.decode(
             [fed_s], self._cache, [row], range(again, len(fed_s))
@@ -500,24 +505,14 @@ class Scheduler:
         drafts.called(len(fed_s), kept, seconds, len(drafted))
         stays = again + kept
         if stays < len(fed_s):
-            stays = self._cache.reachable(row, held + stays) - held
-            self._cache = self._runtime.truncate(self._cache, [row], [held + stays])
+            self._cache, reached = roll_back(self._runtime, self._cache, row, held + stays)
+            stays = reached - held
             running.next = [*fed_s[stays : again + kept].tolist(), *running.next]
         if self._prefixes is not None:
             self._prefixes.feed([row], [self._prefixes.stepped(fed_s[:stays])])
         if chosen.rows != running.numbers:
             self._change([(running, chosen)])
         return [running]
-
-    def _drafted(self, running: Running, drafts: Drafts) -> Sequence[int]:
-        """Return drafts of the tokens after the one that a row is fed next."""
-        if len(running.next) > 1:
-            return ()
-        [row] = running.live
-        room = running.request.capacity - int(self._cache.lengths[row]) - 1
-        revocable = self._cache.revocable(row, 1, room)
-        most = revocable if revocable or not self._cache.has_snapshots else room
-        return drafts.propose(most) if most > 0 else ()
 
     def _feed_again(self, running: Running) -> None:
         """Feed a row what drafts made it lose, but for the token that it chose last."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.logits_processors import LogitFilter, NoRepeatNgram, RepetitionPenalty
+from kvcast.decoding.logits_processors import LogitsProcessor, NoRepeatNgram, RepetitionPenalty
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import Policy
 from kvcast.engine.requests import Input, Prompt
@@ -58,7 +58,7 @@ class Manner:
 
 
 @dataclass(frozen=True)
-class EndsAsOne(LogitFilter):
+class EndsAsOne(LogitsProcessor):
     """Lets the first of several tokens end a text whenever another would."""
 
     ends: Sequence[int]
@@ -196,7 +196,7 @@ def _placed(words: Sequence[Word], start: float, end: float) -> tuple[Word, ...]
     )
 
 
-def _filters(params: TranscribeParams, ends: Sequence[int]) -> Iterator[LogitFilter]:
+def _filters(params: TranscribeParams, ends: Sequence[int]) -> Iterator[LogitsProcessor]:
     if params.repetition_penalty != 1:
         yield RepetitionPenalty(params.repetition_penalty)
     if params.no_repeat_ngram:

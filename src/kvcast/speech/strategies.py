@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.arithmetic import Distribution
-from kvcast.decoding.logits_processors import LogitFilter
+from kvcast.decoding.logits_processors import LogitsProcessor
 from kvcast.decoding.numerics import (
     best_first,
     draw,
@@ -160,7 +160,7 @@ class SearchRequest(Request):
         prompt: Prompt,
         *,
         strategy: Strategy,
-        filters: Sequence[LogitFilter],
+        filters: Sequence[LogitsProcessor],
         eot: int,
         max_new_tokens: int,
         probe: int | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 from kvcast.chat.parsers import BEGIN, END, ReasoningParser
 from kvcast.decoding.logits_processors import (
     LogitBias,
-    LogitFilter,
+    LogitsProcessor,
     NoRepeatNgram,
     NoSourceNgram,
     OccurrencePenalties,
@@ -29,15 +29,15 @@ class LogitsProcessors:
     """The logits processors of one text, or of the rows of a beam search."""
 
     def __init__(self, params: SamplingParams) -> None:
-        self._bias: list[LogitFilter] = [LogitBias(b)] if (b := params.biases) else []
-        self._of_all: list[LogitFilter] = []
+        self._bias: list[LogitsProcessor] = [LogitBias(b)] if (b := params.biases) else []
+        self._of_all: list[LogitsProcessor] = []
         if params.repetition_penalty != 1:
             self._of_all.append(RepetitionPenalty(params.repetition_penalty))
         if params.no_repeat_ngram_size is not None:
             self._of_all.append(NoRepeatNgram(params.no_repeat_ngram_size))
         if params.suppress_sequences:
             self._of_all.append(SuppressSequences(params.suppress_sequences))
-        self._of_written: list[LogitFilter] = []
+        self._of_written: list[LogitsProcessor] = []
         if params.presence_penalty or params.frequency_penalty:
             self._of_written.append(
                 OccurrencePenalties(params.presence_penalty, params.frequency_penalty)

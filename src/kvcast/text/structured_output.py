@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.decoding.grammar import Grammar
-from kvcast.decoding.logits_processors import LogitFilter
+from kvcast.decoding.logits_processors import LogitsProcessor
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.runtimes.base import Float32, ForkSafeLock, Int64
 from kvcast.text import grammar_process
@@ -33,7 +33,7 @@ _SPECIAL = b"\xff"  # marks a token without a text for llguidance
 _STUCK = "NoExtensionBias"  # what it says where a grammar goes on, and no token does
 
 
-class GrammarProcessor(LogitFilter):
+class GrammarProcessor(LogitsProcessor):
     """Constrains the rows of one request to a grammar; `extend` passes it their tokens."""
 
     def __init__(self, begin: "GrammarPlace") -> None:

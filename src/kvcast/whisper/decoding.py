@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from kvcast.decoding.arithmetic import TimestampTokens
 from kvcast.decoding.logits_processors import (
-    LogitFilter,
+    LogitsProcessor,
     NoRepeatNgram,
     RepetitionPenalty,
     SuppressTokens,
@@ -79,9 +79,9 @@ class DecodingOptions(WindowParams):
             return BeamSearch(self.beam, self.patience or 1.0)
         return Greedy()
 
-    def filters(self, tokenizer: WhisperTokenizer) -> list[LogitFilter]:
+    def filters(self, tokenizer: WhisperTokenizer) -> list[LogitsProcessor]:
         """Return the logit filters in the order in which they apply."""
-        filters: list[LogitFilter] = []
+        filters: list[LogitsProcessor] = []
         if self.repetition_penalty != 1:
             filters.append(RepetitionPenalty(self.repetition_penalty))
         if self.no_repeat_ngram:
@@ -143,7 +143,7 @@ class DecodingResult:
 
 
 @dataclass(frozen=True)
-class SuppressBlank(LogitFilter):
+class SuppressBlank(LogitsProcessor):
     """A text does not start with these tokens."""
 
     blank: tuple[int, ...]
@@ -155,7 +155,7 @@ class SuppressBlank(LogitFilter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimestampRules(LogitFilter):
+class TimestampRules(LogitsProcessor):
     """Timestamps come in pairs, never go back, start the transcript, and win by total weight.
 
     Ids from `begin` to before `end` are timestamps; text is below `eot` and, where a fine-tune has
@@ -185,10 +185,10 @@ class TimestampRules(LogitFilter):
         arithmetic().apply_timestamp_rules(logits_rv, written_rn, self._tokens)
 
 
-class Continued(LogitFilter):
+class Continued(LogitsProcessor):
     """Another filter, to which tokens before the sampled ones count as sampled."""
 
-    def __init__(self, following: LogitFilter, before: Sequence[int]) -> None:
+    def __init__(self, following: LogitsProcessor, before: Sequence[int]) -> None:
         self._following = following
         self._before_1n = np.asarray(before, np.int64)[None]
 
@@ -199,7 +199,7 @@ class Continued(LogitFilter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishSegments(LogitFilter):
+class FinishSegments(LogitsProcessor):
     """A text does not end where a segment begins, up to the timestamp `latest`.
 
     With such an end Whisper leaves a segment to the next window, if there is one. Ids from `begin`

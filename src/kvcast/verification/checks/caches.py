@@ -11,6 +11,8 @@ import numpy as np
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Int64
 from kvcast.runtimes.copies import copies_of
+from kvcast.runtimes.trial import Trial as RowTrial
+from kvcast.runtimes.trial import roll_back
 from kvcast.verification.cases import Case, Text, one_each
 from kvcast.verification.references import WholeLogits
 from kvcast.verification.report import Check, Outcome
@@ -171,16 +173,16 @@ def _cut(
     _, cache = driver.decode(cache, [text.case.prompt_s])
     for token in text.tokens[len(text.case.prompt_s) : kept]:
         _, cache = driver.decode(cache, one_each([token]))
-    count = cache.revocable(0, 0, len(wrong_n))
-    if cache.has_snapshots and count < len(wrong_n):
-        cache, count = runtime.take_snapshots(cache, [0]), len(wrong_n)
+    on_trial = RowTrial(runtime, cache, 0, kept=0, most=len(wrong_n))
+    count = on_trial.most
     if not count:
         return 0
+    cache = on_trial.begin(cache, count)
     for token in wrong_n[:count]:
         _, cache = driver.decode(cache, one_each([token]))
-    if cache.reachable(0, kept) != kept:
+    cache, reached = roll_back(runtime, cache, 0, kept)
+    if reached != kept:
         return 0
-    cache = runtime.truncate(cache, [0], [kept])
     about = f"a row that was cut back by {count} tokens to {kept}"
     for at in range(kept, len(text)):
         logits_rv, cache = driver.decode(cache, one_each([text.tokens[at]]))
@@ -193,7 +195,7 @@ def _cut(
         uncut = partial(_last, trial, text.case, np.concatenate([uncut_n, since_n]))
         others = {"a row that was not cut back": uncut}
         comparison.add(baseline.stepped.part(n, n + 1), logits_rv, about, at, place, others)
-    return int(count)
+    return count
 
 
 _PASSES, _ROUNDS = 4, 3

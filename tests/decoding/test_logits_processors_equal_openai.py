@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kit.openai_whisper import openai_tokenizer
-from kvcast.decoding.logits_processors import LogitFilter, SuppressTokens
+from kvcast.decoding.logits_processors import LogitsProcessor, SuppressTokens
 from kvcast.whisper.decoding import SuppressBlank, TimestampRules
 
 # A small vocabulary: text, the end, two control tokens, <|notimestamps|>, timestamps.
@@ -31,7 +31,7 @@ HISTORIES = st.tuples(st.integers(1, 4), st.integers(0, 7)).flatmap(
 
 
 def assert_masks_equal(
-    ours: LogitFilter,
+    ours: LogitsProcessor,
     theirs: openai.LogitFilter,
     logits_rv: np.ndarray,
     histories: list[list[int]],
@@ -43,7 +43,7 @@ def assert_masks_equal(
     assert np.array_equal(logits_rv, expected.numpy())
 
 
-def rules(latest: int | None) -> tuple[LogitFilter, openai.LogitFilter]:
+def rules(latest: int | None) -> tuple[LogitsProcessor, openai.LogitFilter]:
     ours = TimestampRules(
         begin=BEGIN, end=VOCAB, eot=EOT, no_timestamps=NO_TIMESTAMPS, latest_initial=latest
     )

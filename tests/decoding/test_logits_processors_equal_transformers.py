@@ -1,17 +1,17 @@
-"""Filters against repetition change exactly what transformers' processors change."""
+"""Logits processors against repetition change exactly what transformers' processors change."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LogitsProcessor as TransformersProcessor
 from transformers import (
-    LogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 )
 
-from kvcast.decoding.logits_processors import LogitFilter, NoRepeatNgram, RepetitionPenalty
+from kvcast.decoding.logits_processors import LogitsProcessor, NoRepeatNgram, RepetitionPenalty
 
 VOCAB = 12
 
@@ -26,7 +26,7 @@ HISTORIES = st.tuples(st.integers(1, 4), st.integers(0, 12)).flatmap(
 
 
 def both(
-    ours: LogitFilter, theirs: LogitsProcessor, histories: list[list[int]], seed: int = 0
+    ours: LogitsProcessor, theirs: TransformersProcessor, histories: list[list[int]], seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
     logits_rv = generator.normal(0, 4, (len(histories), VOCAB)).astype(np.float32)

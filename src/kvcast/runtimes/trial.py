@@ -1,0 +1,34 @@
+"""Speculative decoding on a cache: tokens are fed on trial, and rolled back if rejected."""
+
+from typing import Any
+
+from kvcast.runtimes.base import Runtime
+
+
+class Trial:
+    """A row that is about to be fed tokens on trial, after `kept` tokens that stay.
+
+    Where its rings and states cannot be truncated so far, `begin` takes a snapshot. `most` is how
+    many can be fed, up to what was asked for.
+    """
+
+    def __init__(self, runtime: Runtime, cache: Any, row: int, *, kept: int, most: int) -> None:
+        self._runtime, self._row = runtime, row
+        self._revocable = int(cache.revocable(row, kept, most))
+        room = int(cache.capacity) - int(cache.lengths[row]) - kept
+        self.most = min(most, room) if cache.has_snapshots else self._revocable
+
+    def begin(self, cache: Any, count: int) -> Any:
+        """Return the cache, prepared for `count` tokens on trial."""
+        if count <= self._revocable:
+            return cache
+        return self._runtime.take_snapshots(cache, [self._row])
+
+
+def roll_back(runtime: Runtime, cache: Any, row: int, length: int) -> tuple[Any, int]:
+    """Truncate a row to its first `length` positions, or to the longest snapshot within them.
+
+    Returns the cache and the row's length; accepted tokens after it are to be fed again.
+    """
+    reached = int(cache.reachable(row, length))
+    return runtime.truncate(cache, [row], [reached]), reached
