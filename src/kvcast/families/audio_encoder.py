@@ -78,7 +78,6 @@ class SoundEncoder(Protocol):
 
     @property
     def positions(self) -> int:
-        """Embeddings of the longest excerpt."""
         return self.encoded(self.most_frames)
 
     @classmethod
@@ -334,7 +333,6 @@ def _chunked(write: ProgramWriter, encoder: AudioEncoder) -> Node:
 
 
 def _layer(write: ProgramWriter, x: Node, layer: str, encoder: AudioEncoder) -> Node:
-    """Add attention and feed-forward to the hidden state."""
     normed = write.layer_norm(x, f"{layer}.attention_norm", _EPSILON)
     qkv = write.chunk(write.linear(normed, f"{layer}.attention.qkv", bias=True), 3)
     mixed = _in_windows(write, qkv, encoder) if encoder.chunk else _mixed(write, qkv, encoder)

@@ -117,7 +117,6 @@ class BartDimensions:
 
     @property
     def head(self) -> str:
-        """Name of the head's matrix."""
         return "embedding" if self.tied else "head"
 
     @property

@@ -91,7 +91,6 @@ class CanaryDimensions:
 
     @property
     def head(self) -> str:
-        """Name of the head's matrix."""
         return "embedding" if self.tied else "head"
 
     @property

@@ -98,7 +98,6 @@ class CausalEncoder(SoundEncoder):
 
     @property
     def each(self) -> int:
-        """Frames of an embedding."""
         return _HALVED * self.joined
 
     @property

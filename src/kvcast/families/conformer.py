@@ -77,7 +77,6 @@ class Conformer:
 
     @property
     def most_frames(self) -> int:
-        """Frames of the longest input."""
         return self.positions << self.halvings
 
     def encoded(self, frames: int) -> int:
@@ -150,7 +149,6 @@ class Conformer:
         return x
 
     def _fewer(self, write: ProgramWriter) -> Node:
-        """Write the convolutions that make positions and bands fewer."""
         x = write.step("unsqueeze", FEATURES, 3)
         for i in range(self.halvings):
             name = f"encoder.subsampling.{i}"

@@ -259,7 +259,6 @@ class DecoderDimensions:
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
         return len(self.windows)
 
     def mixer(self, layer: int) -> str:

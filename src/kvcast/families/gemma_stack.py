@@ -82,17 +82,14 @@ class GemmaStack:
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
         return len(self.windows)
 
     @property
     def mixed(self) -> int:
-        """Size of all heads together."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """Size of a position's keys."""
         return self.kv_heads * self.head_dim
 
     def rotary_of(self, layer: int) -> Rotary:

@@ -61,7 +61,6 @@ class StateSizes:
 
     @property
     def values(self) -> int:
-        """Size of a position's values."""
         return self.value_heads * self.value_dim
 
     @property

@@ -162,7 +162,6 @@ class MoonshineDimensions:
 
     @property
     def architecture(self) -> str:
-        """The name of its type."""
         return "moonshine_streaming" if self.frame else "moonshine"
 
     @property
@@ -172,7 +171,6 @@ class MoonshineDimensions:
 
     @property
     def head(self) -> str:
-        """Name of the head's matrix."""
         return "decoder.embedding" if self.tied else "head"
 
     @property
@@ -325,7 +323,6 @@ def source_of(
 
 
 def _probe(dimensions: MoonshineDimensions) -> Probe:
-    """Return two sounds of noise, of different lengths."""
     generator = np.random.default_rng(0)
     longest = dimensions.padded_samples(min(40, dimensions.source_positions))
     sounds = [generator.uniform(-1, 1, length) for length in (longest, longest // 2)]

@@ -175,14 +175,12 @@ def _halved(write: ProgramWriter, x: Node, number: int, padding: int | list[int]
 def _projected(
     write: ProgramWriter, x: Node, layer: int, dimensions: "MoonshineDimensions"
 ) -> Node:
-    """Return queries, keys and values side by side."""
     normed = normed_by(write, x, f"encoder.layers.{layer}.attention_norm")
     bias = dimensions.encoder_attention_bias
     return write.linear(normed, f"encoder.layers.{layer}.attention.qkv", bias=bias)
 
 
 def _seen(write: ProgramWriter, qkv: Sequence[Node], dimensions: "MoonshineDimensions") -> Node:
-    """Attend to all of a sound."""
     heads, scale = dimensions.encoder_heads, dimensions.encoder_head_dim**-0.5
     angles = {name: Constant(name) for name in ANGLES}
     return write.step("encoder_attention", *qkv, heads, scale, SOURCE_LENGTHS, **angles)

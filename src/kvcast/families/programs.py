@@ -42,7 +42,6 @@ class Argument:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shape alone."""
         return (self.shape,)
 
 
@@ -69,7 +68,6 @@ class CacheArgument:
 
     @property
     def dtypes(self) -> list[str]:
-        """Dtype of each tensor."""
         each = [part for layer in self._parts for part in layer]
         return [self.dtype if part in KEY_VALUE else "float32" for part in each]
 
@@ -87,7 +85,6 @@ class ProgramSignature:
 
     @property
     def inputs(self) -> list[str]:
-        """Names of the flattened arguments."""
         return [name for argument in self.arguments for name in _names(argument)]
 
     @property
@@ -149,7 +146,6 @@ class CacheLayers:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of a layer's tensors."""
         if self.kind == "state" and not self.length:
             return ("state",)
         return _PARTS.get(self.kind, KEY_VALUE)

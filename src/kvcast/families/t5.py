@@ -269,7 +269,6 @@ def _biases(
     sizes: Sequence[int | Node],
     dimensions: T5Dimensions,
 ) -> Iterator[Node]:
-    """Yield each layer's bias, which may be the same."""
     tables = _tables(dimensions, stack)
     own = [_bias(write, table, positions, sizes, dimensions) for table in tables]
     return cycle(own)

@@ -121,7 +121,6 @@ class T5GemmaDimensions:
 
     @property
     def source_positions(self) -> int:
-        """Length of the longest source."""
         return self.encoder.positions
 
     @property
@@ -233,7 +232,6 @@ def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
 
 
 def _attends_to_each(block: StackWriter, x: Node, i: int) -> Node:
-    """Attend to the target, and then to the source."""
     stack, name = block.stack, f"decoder.layers.{i}.self_attention"
     qkv = block.qkv(block.before(x, name), name)
     mixed = attend(block.write, i, qkv, stack.attention_scale, **_own_cache(block, i))
@@ -247,7 +245,6 @@ def _attends_to_each(block: StackWriter, x: Node, i: int) -> Node:
 
 
 def _attends_to_both(block: StackWriter, x: Node, i: int) -> Node:
-    """Attend to target and source in one softmax."""
     name = f"decoder.layers.{i}.attention"
     normed, scale = block.before(x, name), block.stack.attention_scale
     key, value = cache_of("cross", i)
@@ -298,7 +295,6 @@ def _constants(
     dimensions: T5GemmaDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the tables of angles."""
     tables: dict[str, NDArray[np.generic]] = {}
     for i, (rotary, positions, head_dim) in enumerate(_kinds_of_angles(dimensions)):
         names = [f"{table}_{i}" for table in _ANGLES]

@@ -108,7 +108,6 @@ class UnilmDimensions:
 
     @property
     def head_dim(self) -> int:
-        """Size of a head."""
         return self.width // self.heads
 
     @property
@@ -256,7 +255,6 @@ def _constants(
     dimensions: UnilmDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the tables of angles, if any."""
     if dimensions.rotary is None:
         return {}
     tables = dimensions.rotary.tables(dimensions.max_positions, dimensions.head_dim)
@@ -264,7 +262,6 @@ def _constants(
 
 
 def _probe(dimensions: UnilmDimensions) -> Probe:
-    """Return two sources of different lengths."""
     most = dimensions.max_positions
     longest = max(min(_PROBED_SOURCE, most - PROBE_STEPS), min(2, most))
     generator = np.random.default_rng(0)

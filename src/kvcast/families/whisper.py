@@ -95,7 +95,6 @@ class WhisperDimensions:
 
     @property
     def head_dim(self) -> int:
-        """Size of a decoder head."""
         return self.d_model // self.decoder_heads
 
     @property

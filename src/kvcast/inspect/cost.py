@@ -110,8 +110,6 @@ def render(cost: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _WorkConverter:
-    """Converts work to a document's fields."""
-
     question: CostQuery
     machine: MachineRates | None
 

@@ -56,7 +56,6 @@ class Work:
 
     @property
     def flop(self) -> Mapping[str, int]:
-        """Operations by part, see PARTS."""
         return {
             "encoder": self.encoder + self.encoder_attention,
             **{part: getattr(self, part) for part in PARTS[1:]},
@@ -111,17 +110,14 @@ class ModelWork:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of weights."""
         return sum(map(prod, self.shapes.values()))
 
     @property
     def most_positions(self) -> int:
-        """Length of the longest sequence."""
         return self.family.positions(self.dimensions)
 
     @property
     def usual_prompt(self) -> int:
-        """Default length of a prompt."""
         return self.family.usual_prompt(self.dimensions)
 
     @property
@@ -231,7 +227,6 @@ class ModelWork:
 
     @cached_property
     def _states(self) -> int:
-        """Values of all states of a row."""
         states = (run for run in self._caches if run.kind == "state")
         return sum(run.layers * run.heads * run.capacity * run.head_dim for run in states)
 

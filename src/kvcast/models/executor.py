@@ -107,8 +107,6 @@ def _conv2d(
 
 
 def _activated(operation: Operation) -> Operation:
-    """Return an operation that may have an activation."""
-
     def activated(*arguments: Any, activation: str | None = None) -> Tensor:
         result: Tensor = operation(*arguments)
         return result if activation is None else _ACTIVATIONS[activation](result)

@@ -128,7 +128,6 @@ class Rotary:
         return turning
 
     def _rotated(self, head_dim: int) -> int:
-        """Return the channels that frequencies are spread over."""
         return head_dim if self.scaling == "proportional" else int(head_dim * self.partial)
 
     def _pairs(self, head_dim: int) -> int:

@@ -52,7 +52,6 @@ class Recipe:
 
     @property
     def exact(self) -> bool:
-        """Whether no matrix is quantised."""
         return set(self.matrices.values()) <= {"fp32"}
 
     def fields(self) -> dict[str, Any]:

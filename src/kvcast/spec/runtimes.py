@@ -43,7 +43,6 @@ class BundlePrecision:
 
     @property
     def cross(self) -> str:
-        """The precision of cross caches."""
         return self.cache if self.recipe is None else self.recipe.cross_cache
 
     @property

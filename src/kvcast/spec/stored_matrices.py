@@ -33,7 +33,6 @@ class CodedMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Outputs and inputs."""
         return self.codes.shape
 
     def numbers(self) -> NDArray[np.float32]:

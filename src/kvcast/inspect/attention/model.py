@@ -56,7 +56,6 @@ class AttentionReader:
 
     @cached_property
     def family(self) -> Family:
-        """The family's record."""
         return family_with(self.checkpoint.dimensions)
 
     @property

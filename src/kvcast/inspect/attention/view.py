@@ -57,7 +57,6 @@ class AttentionView:
 
     @property
     def title(self) -> str:
-        """One line."""
         rows, columns = self.weights_st.shape
         over = {
             "sound": f"{columns * self.seconds:.1f} s of sound",
