@@ -9,22 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kvcast.spec.program import Constant, Node, Program, Step
+from kvcast.spec.program import Constant, Node, Step
 
 Shape = tuple[int, ...]
-
-
-def infer_shapes(
-    program: Program, inputs: Mapping[str, Shape], constants: Mapping[str, Shape]
-) -> dict[str, Any]:
-    """Return the shapes of a program's inputs and of its steps' results, by name.
-
-    A step that gives several results has a list of shapes, `size` a number.
-    """
-    shapes: dict[str, Any] = dict(inputs)
-    for step in program.steps:
-        shapes[step.name] = shape_of(step, shapes, constants)
-    return shapes
 
 
 def shape_of(step: Step, shapes: Mapping[str, Any], constants: Mapping[str, Shape]) -> Any:

@@ -11,7 +11,8 @@ from itertools import accumulate
 from kvcast.families.programs import CacheLayers
 from kvcast.inspect.schedule import ModelCall, Schedule
 from kvcast.inspect.units import plural
-from kvcast.inspect.work import CacheKind, ModelWork, Work, pairs
+from kvcast.inspect.walk import pairs
+from kvcast.inspect.work import CacheKind, ModelWork, Work
 
 ASSUMED_BYTES = 2.0
 """Bytes of each weight and of each cached number."""
