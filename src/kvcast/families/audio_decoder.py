@@ -1,8 +1,8 @@
-"""Decoder-only models that hear: Qwen3-ASR, both Voxtrals and Granite Speech as data.
+"""Decoder-only models of audio: Qwen3-ASR, both Voxtrals and Granite Speech as data.
 
-An encoder turns sound into embeddings, which lie in a slot; token numbers from the vocabulary's
-size on stand for those of the row's own slot, in order. So a prompt has sound where it wants it. Or
-each token is heard beside an embedding, the one of its own position. Everything behind is
+An encoder turns audio into embeddings, which lie in a slot; token numbers from the vocabulary's
+size on stand for those of the row's own slot, in order, so that audio may be anywhere in a prompt.
+Or the embedding at a token's position is added to the token's. Everything behind is
 `kvcast.families.decoder`'s.
 """
 
@@ -33,7 +33,7 @@ from kvcast.families.programs import (
 )
 from kvcast.spec.program import Node, Program, ProgramWriter
 
-_PROBED = 70  # frames of a proof's sound: no whole chunk
+_PROBED = 70  # frames of a proof's audio: no whole chunk
 _HEARD = 8  # of its embeddings, at most
 
 ENCODERS: Mapping[str, type[SoundEncoder]] = {
@@ -71,7 +71,7 @@ class AudioDecoderDimensions(DecoderDimensions):
         try:
             audio = ENCODERS[fields["architecture"]].from_json(fields["audio"])
         except (TypeError, KeyError) as error:
-            raise KvcastError(f"not the dimensions of a decoder that hears: {error}") from None
+            raise KvcastError(f"not the dimensions of an audio decoder: {error}") from None
         return super().from_json({**fields, "audio": audio})
 
 
@@ -109,13 +109,13 @@ def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program
 
 
 def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
-    """Write `decode`: new tokens, some or all of which are sound, to logits."""
+    """Write `decode`: new tokens, some or all of which are audio, to logits."""
     x = _beside(write) if dimensions.audio.beside else _among(write, dimensions)
     return decoder.decoded(write, x, dimensions)
 
 
 def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
-    """Return the embeddings of new tokens, some of which are those of sound."""
+    """Return the embeddings of new tokens, some of which are those of audio."""
     vocab = dimensions.vocab_size
     text = write.embedding(EMBEDDING, write.step("clamp", TOKENS, 0, vocab - 1))
     places = write.step("clamp", write.step("sub", TOKENS, vocab), 0, dimensions.audio.positions)
@@ -124,9 +124,9 @@ def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
 
 
 def _beside(write: ProgramWriter) -> Node:
-    """Return the sums of new tokens' embeddings and those of sound at their positions.
+    """Return the sums of new tokens' embeddings and those of audio at their positions.
 
-    Past the end of the sound it is the first one, of silence.
+    Past the end of the audio it is the first one, of silence.
     """
     places = positions(write)
     is_there = write.step("lt", places, write.size(EMBEDDINGS, 2))
@@ -171,7 +171,7 @@ def _longest(dimensions: AudioDecoderDimensions, _: int) -> Mapping[str, int]:
 
 AUDIO_DECODER = Family(
     name="audio_decoder",
-    title="a decoder that hears",
+    title="an audio decoder",
     task="transcribe",
     interface="encoder-decoder",
     dimensions=AudioDecoderDimensions,

@@ -1,4 +1,4 @@
-"""Encoders of sound whose results are embeddings of a decoder: Qwen3-ASR's and Voxtral's as data.
+"""Audio encoders whose results are embeddings for a decoder: Qwen3-ASR's and Voxtral's as data.
 
 Layers are Whisper's. Before them, frames are halved once by convolutions over time, or three times
 by convolutions over time and frequency in chunks that do not see each other; then attention has
@@ -39,10 +39,10 @@ _WINDOWS, _WINDOW_LENGTHS = Node("windows"), Node("window_lengths")
 
 
 class ChunkLayout(NamedTuple):
-    """Where the positions of sound of some frames lie, as `encode` takes it of one input.
+    """Where the positions of some frames of audio lie, as `encode` takes them for one input.
 
     Attributes:
-        source: [t], which of the chunks' positions are of the sound; the others are padding.
+        source: [t], which of the chunks' positions are audio; the others are padding.
         windows: [windows, span], which of the t positions each window of attention has; padded.
         window_lengths: [windows].
 
@@ -54,7 +54,7 @@ class ChunkLayout(NamedTuple):
 
 
 class SoundEncoder(Protocol):
-    """An encoder of sound whose results are embeddings of a decoder."""
+    """An audio encoder whose results are embeddings of a decoder."""
 
     output: int
     """Size of an embedding."""
@@ -70,7 +70,7 @@ class SoundEncoder(Protocol):
 
     @property
     def frames(self) -> int:
-        """Frames that each input has; 0: as many as its sound has."""
+        """Frames that each input has; 0: as many as its audio has."""
 
     @property
     def most_frames(self) -> int:
@@ -322,7 +322,7 @@ def _halved_once(write: ProgramWriter) -> Node:
 
 
 def _chunked(write: ProgramWriter, encoder: AudioEncoder) -> Node:
-    """Return the hidden states of the sound's positions of all inputs, [batch * t, width]."""
+    """Return the hidden states of the audio positions of all inputs, [batch * t, width]."""
     chunks = write.step("unflatten", FEATURES, 1, [-1, encoder.chunk])
     x = write.step("unsqueeze", write.step("flatten", chunks, 0, 1), -1)
     for i in range(1, _CONVOLUTIONS + 1):

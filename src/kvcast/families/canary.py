@@ -172,7 +172,7 @@ CANARY = Family(
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,
     model_class="kvcast.speech.conformer:CanaryModel",
-    usual_prompt=lambda _: 10,  # what is heard, in which language, and how it is written
+    usual_prompt=lambda _: 10,  # task, languages and formatting
     longest=lambda dimensions, _: {
         "frames": dimensions.encoder.most_frames,
         "source": dimensions.source_positions,

@@ -1,6 +1,6 @@
 """Voxtral Realtime's encoder as data: Whisper's convolutions and a decoder's layers, all causal.
 
-A position sees a window of those before it, so that no later sound changes it. Neighbouring
+A position sees a window of those before it, so that no later audio changes it. Neighbouring
 positions are joined, and a projector gives embeddings, one for each token of the text. Canonical
 tensors are [out, in], as in torch's Linear; query, key and value are one tensor in this order, and
 so are gate and up.
@@ -31,7 +31,7 @@ from kvcast.spec.sizes import (
 _KERNEL = 3  # frames of a convolution
 _HALVED = 2  # frames of a position
 _AFTER = 11
-"""Embeddings of the silence that follows a sound, beside those of the delay: text comes later."""
+"""Embeddings of the silence after the audio, besides those of the delay: text comes later."""
 
 _MOST_EMBEDDINGS = 375  # of the longest excerpt, of 30 seconds
 _SAMPLES, _DONE, _ALL = Node("samples"), Node("done"), 1 << 62
@@ -56,8 +56,8 @@ class CausalEncoder(SoundEncoder):
         joined: neighbouring positions that become one embedding.
         projector_activation: in the projector.
         output: size of an embedding, and inner width of the projector.
-        silence: embeddings of the silence before a sound.
-        delay: how many embeddings later than its sound the text comes.
+        silence: embeddings of the silence before the audio.
+        delay: how many embeddings later than its audio the text comes.
 
     """
 
@@ -86,7 +86,7 @@ class CausalEncoder(SoundEncoder):
         if max(sizes.values()) > MOST_POSITIONS:
             raise KvcastError("an encoder is larger than any model's")
         if max(self.silence, self.delay) > _MOST_EMBEDDINGS:
-            raise KvcastError("there is more silence beside sound than any model has")
+            raise KvcastError("there is more silence around the audio than any model has")
         self.rotary.check(self.head_dim)
 
     frames, beside = 0, True
@@ -102,7 +102,7 @@ class CausalEncoder(SoundEncoder):
 
     @property
     def after(self) -> int:
-        """Embeddings of the silence after a sound."""
+        """Embeddings of the silence after the audio."""
         return self.delay + _AFTER
 
     @property

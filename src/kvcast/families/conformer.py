@@ -1,4 +1,4 @@
-"""Encoders of sound whose layers attend, and convolve each channel: FastConformer, as data.
+"""Audio encoders whose layers attend and convolve each channel: FastConformer, as data.
 
 Log-mel features are first made fewer by convolutions. Attention adds what depends on distances
 alone, as in Transformer-XL. Canonical tensors are [out, in], as in torch's Linear, kernels

@@ -1,9 +1,8 @@
-"""Moonshine, which reads sound as samples and writes its words, as data.
+"""Moonshine, speech recognition from raw samples, as data.
 
-Two encoders stand before one decoder. Moonshine's has convolutions over samples, a norm over all of
-a sound, and layers that see the whole of it. The streaming one's has frames of few samples, causal
-convolutions, and layers in which a position sees a window around it: so a sound can be encoded as
-it comes. Canonical tensors are [out, in], as in torch's Linear. Query, key and value of
+There are two encoders for one decoder. Moonshine's has convolutions over samples, a norm over the
+whole recording, and full attention. The streaming one has frames of few samples, causal
+convolutions and windowed attention, so that live audio is encoded as it comes. Canonical tensors are [out, in], as in torch's Linear. Query, key and value of
 self-attention are one tensor in this order, and so are key and value of cross-attention, and gate
 and up.
 """
@@ -93,7 +92,7 @@ class MoonshineDimensions:
         encoder_layers: number of its layers.
         rotary: angles of positions, in the encoder over samples too.
         start_token: the first token of a target.
-        source_positions: length of the longest encoded sound.
+        source_positions: positions of the longest encoded recording.
         target_positions: length of the longest target, including the start token.
         activation: of the decoder's gates.
         encoder_activation: of the encoder's feed-forward.
@@ -184,13 +183,13 @@ class MoonshineDimensions:
         return sum(after for _, after in self.windows)
 
     def positions_of(self, samples: int) -> int:
-        """Return how many positions a sound becomes; at least 1, since shorter ones are padded."""
+        """Return how many positions a recording becomes; at least 1: shorter ones are padded."""
         if self.frame:
             return max(1, -(-samples // self.position_samples))
         return positions_over_samples(samples)
 
     def padded_samples(self, positions: int) -> int:
-        """Return the samples of the longest sound that becomes so many positions."""
+        """Return the samples of the longest recording that becomes so many positions."""
         if self.frame:
             return positions * self.position_samples
         return (positions - 1) * STRIDE + REACH + STRIDE - 1
@@ -205,7 +204,7 @@ class MoonshineDimensions:
 
 
 def positions_over_samples(samples: int) -> int:
-    """Return how many positions convolutions make of a sound, at least 1."""
+    """Return how many positions convolutions make of a recording, at least 1."""
     return max(1, (samples - REACH) // STRIDE + 1)
 
 
@@ -308,7 +307,7 @@ def _constants(
 def source_of(
     dimensions: MoonshineDimensions, sounds: Sequence[NDArray[np.float32]]
 ) -> tuple[NDArray[Any], ...]:
-    """Return sounds as `encode` takes them, which ends with the number of positions of each."""
+    """Return recordings as `encode` takes them, which ends with the number of positions of each."""
     lengths_b = np.array([dimensions.positions_of(len(sound)) for sound in sounds], np.int32)
     longest = int(lengths_b.max())
     samples_bn = np.zeros((len(sounds), dimensions.padded_samples(longest)), np.float32)

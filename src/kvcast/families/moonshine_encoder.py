@@ -1,7 +1,7 @@
 """Moonshine's encoders: over samples, and over frames, whose positions see windows.
 
 What is over frames can be encoded as it comes. `listen` takes the next samples and gives the
-encoded positions that no later sound changes; `finish` gives the last ones, whose windows reach
+encoded positions that no later audio changes; `finish` gives the last ones, whose windows reach
 past the end. Both take what `listen` left: the last frames of convolutions, keys and values of
 every layer's window, and the hidden states whose windows were not complete.
 """
@@ -17,7 +17,7 @@ from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 if TYPE_CHECKING:
     from kvcast.families.moonshine import MoonshineDimensions
 
-_EPSILON, _FRAME_EPSILON = 1e-5, 1e-6  # of layer norms and the norm of a sound, and of frames
+_EPSILON, _FRAME_EPSILON = 1e-5, 1e-6  # of layer norms and the norm of a recording, and of frames
 _SAMPLES, _FRAMES, _DONE = Node("samples"), Node("frames"), Node("done")
 ANGLES = ("cosines", "sines")
 """Names of tables of angles, for both stacks."""
@@ -37,7 +37,7 @@ _ALL = 1 << 62
 
 
 def normed_frames(samples: int) -> int:
-    """Return how many results of the first convolution over samples a sound has."""
+    """Return how many results of the first convolution over samples a recording has."""
     return (max(samples, REACH) - _LENGTHS[0]) // _STRIDES[0] + 1
 
 
@@ -234,7 +234,7 @@ def normed_by(write: ProgramWriter, x: Node, name: str) -> Node:
 
 
 def _left(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, int]]:
-    """Return what `listen` leaves: of each part, positions at the beginning of a sound and width.
+    """Return what `listen` leaves: of each part, positions at the beginning, and width.
 
     At a beginning convolutions have zeros before it, and windows nothing.
     """
@@ -289,7 +289,7 @@ def _listen(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
 
 
 def _finish(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
-    """Write `finish`: the windows of what is pending end with the sound."""
+    """Write `finish`: the windows of what is pending end with the recording."""
     x: Node | None = None  # there are none before the first layer that looks ahead
     for i, (_, after) in enumerate(dimensions.windows):
         keys, values = Node(f"key_{i}"), Node(f"value_{i}")

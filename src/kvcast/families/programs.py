@@ -224,12 +224,12 @@ class StreamedSource:
     """How a source is encoded as it comes, by programs over the weights of `encode`.
 
     `listen` takes "samples", the count of positions "done" and what it left before by name, and
-    gives cross keys and values that no later sound changes, and what it leaves now, named NEXT and
+    gives cross keys and values that no later audio changes, and what it leaves now, named NEXT and
     the name. `finish` takes the same without samples, and gives the last positions.
 
     Attributes:
         programs: `listen` and `finish`.
-        left: of each part that `listen` leaves, its shape before all sound, [positions, width].
+        left: of each part that `listen` leaves, its shape before all audio, [positions, width].
 
     """
 
