@@ -2,9 +2,9 @@
 
 There are two encoders for one decoder. Moonshine's has convolutions over samples, a norm over the
 whole recording, and full attention. The streaming one has frames of few samples, causal
-convolutions and windowed attention, so that live audio is encoded as it comes. Canonical tensors are [out, in], as in torch's Linear. Query, key and value of
-self-attention are one tensor in this order, and so are key and value of cross-attention, and gate
-and up.
+convolutions and windowed attention, so that live audio is encoded as it comes. Canonical tensors
+are [out, in], as in torch's Linear. Query, key and value of self-attention are one tensor in this
+order, and so are key and value of cross-attention, and gate and up.
 """
 
 from collections.abc import Mapping, Sequence
