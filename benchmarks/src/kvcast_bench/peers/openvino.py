@@ -17,7 +17,7 @@ from kvcast.errors import KvcastError
 from kvcast.machine.resources import instruction_sets
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast_bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber
-from kvcast_bench.peers.table import generation_rules
+from kvcast_bench.peers.rules import generation_rules
 
 PRECISION = "bf16" if {"avx512_bf16", "amx_bf16"} & set(instruction_sets()) else "f32"
 _PROPERTIES = f"INFERENCE_PRECISION_HINT {PRECISION}, PERFORMANCE_HINT LATENCY"

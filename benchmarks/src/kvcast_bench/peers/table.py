@@ -5,9 +5,7 @@ Imports none of the other programs' packages.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
-from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast_bench.backend import Backend
 from kvcast_bench.peers.ctranslate2 import CausalCTranslate2, FasterWhisper, Seq2seqCTranslate2
 from kvcast_bench.peers.genai import OnnxRuntimeGenAI
@@ -87,26 +85,3 @@ SEQ2SEQ: Mapping[str, Make] = _OWN | _peers(
     ("transformers-bf16", Seq2seqTransformers, "bf16", "bf16", "bfloat16"),
     ("transformers-fp32", Seq2seqTransformers, "fp32", "fp32", "float32"),
 )
-
-
-def generation_rules(tokenizer: WhisperTokenizer) -> dict[str, Any]:
-    """Return the tokens of a published Whisper's generation_config.json."""
-    rules = {
-        **{f"{role}_token_id": tokenizer.eot for role in ("bos", "eos", "pad")},
-        "decoder_start_token_id": tokenizer.sot,
-        "suppress_tokens": sorted({*tokenizer.non_speech_tokens, *tokenizer.control_tokens}),
-        "begin_suppress_tokens": list(tokenizer.blank),
-        "no_timestamps_token_id": tokenizer.no_timestamps,
-        "max_initial_timestamp_index": 50,
-        "prev_sot_token_id": tokenizer.sot_prev,
-        "is_multilingual": tokenizer.is_multilingual,
-        "return_timestamps": True,
-        "max_length": 448,
-    }
-    if tokenizer.is_multilingual:
-        codes = zip(tokenizer.languages, tokenizer.language_tokens, strict=True)
-        rules["lang_to_id"] = {f"<|{code}|>": token for code, token in codes}
-        rules["task_to_id"] = {
-            task: getattr(tokenizer, task) for task in ("transcribe", "translate")
-        }
-    return rules

@@ -13,7 +13,7 @@ from typing_extensions import override
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast_bench.backend import Backend, Continuer, Samples, Ticks, Tokens, Transcriber, Writer
-from kvcast_bench.peers.table import generation_rules
+from kvcast_bench.peers.rules import generation_rules
 
 _WINDOW = 30 * SAMPLE_RATE
 
