@@ -1,1 +1,1 @@
-"""From logits to tokens: logit filters, samplers, grammars and drafts."""
+"""From logits to tokens: logits processors, samplers, grammars and speculative decoding."""

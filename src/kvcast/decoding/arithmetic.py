@@ -1,7 +1,10 @@
 """The arithmetic that every step needs, over rows of fp32 logits, and its definition in NumPy.
 
-NumPy computes it where there is no native library; `kvcast.decoding.numerics` has the same in
-C++. Knows no meaning of tokens.
+`kvcast.decoding.numerics` computes the same with the native library, where there is one.
+
+Definitions and order of truncations are those of Hugging Face transformers
+(generation/logits_process.py): temperature, top-k, top-p, min-p. Each works on what the one before
+it left.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Drafters guess a sequence's next tokens, so that a model checks several in one call.
+"""Drafters guess a sequence's next tokens, so that a model verifies several in one call.
 
 A wrong guess costs time and changes nothing else; `kvcast.decoding.speculative_decoding` decides
 when a guess is worth its time.

@@ -1,7 +1,4 @@
-"""Grammars: schemas, patterns and rules that users give for a text.
-
-Knows no library of numbers and no tokens; `kvcast.text.structured_output` holds texts to a grammar.
-"""
+"""Grammars: schemas, patterns and rules that users give for a text."""
 
 import json
 import re

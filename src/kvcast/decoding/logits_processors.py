@@ -1,7 +1,7 @@
-"""Logit filters change logits in place before a token is chosen; -inf may not come next.
+"""Logits processors change logits in place, -inf bars a token; the sampler then chooses one.
 
-Penalties are those of Hugging Face transformers (generation/logits_process.py). A filter sees the
-logits and the tokens of each row so far; it knows no sampler.
+Penalties are those of Hugging Face transformers (generation/logits_process.py). A processor sees
+the logits and the tokens of each row so far.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Functions over rows of fp32 logits that searches and samplers need.
-
-The native library computes them where there is one, NumPy elsewhere. Knows no meaning of tokens.
-"""
+"""Functions over rows of fp32 logits: by the native library where there is one, else by NumPy."""
 
 import math
 from functools import cache

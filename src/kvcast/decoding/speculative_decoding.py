@@ -1,4 +1,4 @@
-"""Speculative decoding: when to check a drafter's tokens, and how many, in one call of the model.
+"""Speculative decoding: when to verify a drafter's tokens, and how many, in one call of the model.
 
 A call with several tokens costs little more than one with a single token, as both read all of the
 weights once. If the model chooses the drafted tokens, it has taken several steps at the price of
@@ -10,8 +10,7 @@ Whether drafts pay is measured while a text is written: the time of calls of eac
 drafting, and how often drafts of each kind are right. No call is made that could lose more than a
 small share of the time that the tokens so far would have taken without drafts, less what drafts
 have lost, plus what they have gained. Free drafts are also compared with tokens when they are not
-fed, so it shows at no cost when they begin to be right. Knows no drafter, and no
-meaning of tokens.
+fed, so it shows at no cost when they begin to be right.
 """
 
 import time

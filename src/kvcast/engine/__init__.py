@@ -1,6 +1,6 @@
 """One model for many callers: requests from any thread or from asyncio, served by one scheduler.
 
-`Engine` is the way in. Knows neither sockets nor protocols.
+`Engine` is the way in.
 """
 
 from kvcast.engine.engine import Engine, Status, share_of_memory

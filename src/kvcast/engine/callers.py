@@ -1,7 +1,7 @@
 """Callers: each offers its requests one after another, and takes their results.
 
 A caller is a prompt with its texts, a recording, a policy about one window, or a list of requests
-in the calling thread. Requests that wait for rows wait here. Knows neither rows nor runtimes.
+in the calling thread. Requests that wait for rows wait here.
 """
 
 import threading

@@ -1,8 +1,7 @@
 """The engine: one thread that owns a model and its scheduler, and serves many callers.
 
 Clients leave messages; the thread takes them between two steps. So nothing but this thread ever
-touches rows and caches. Knows neither families of models nor how texts are decoded, and not which
-request runs next.
+touches rows and caches.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Shares: who is next to have a row, who gives one up, and whose rows take part in a step.
+"""Fair share: who gets the next row, who gives one up, and whose rows take part in a step.
 
-Rows are shared among clients, a client's among its callers. Knows neither caches nor tokens.
+Rows are shared among clients, a client's among its callers.
 """
 
 from collections import Counter

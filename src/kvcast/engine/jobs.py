@@ -1,7 +1,7 @@
 """Jobs: the consumers' ends of requests, with a stream of items, a result, and a way to cancel.
 
 The engine's thread puts items in; one consumer, a thread or a task of asyncio, takes them out.
-asyncio is imported only where a task waits. Knows nothing of models.
+asyncio is imported only where a task waits.
 """
 
 from collections import deque

@@ -1,7 +1,4 @@
-"""The number and the length of an engine's rows, within a budget of bytes.
-
-Knows neither models nor runtimes.
-"""
+"""How many rows an engine has, and how long they are, within a budget of bytes."""
 
 from collections.abc import Callable
 from typing import NamedTuple

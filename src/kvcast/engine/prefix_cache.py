@@ -1,10 +1,10 @@
-"""The tokens that each row of a cache holds, so that a prompt can continue a cached prefix.
+"""The prefix cache: the tokens that each row holds, so that a prompt continues a cached prefix.
 
 A row without a request keeps its keys and values until another sequence needs the row. A prompt
 that begins like them, or like a row that is being written, starts after what both have in common.
 Where a runtime computes prompts otherwise than steps, a prefix is only used as what it was: the
 complement ~t stands for a token t whose position a step computed, so that it differs from a
-prompt's. Knows no runtime, and not which rows are free.
+prompt's.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,7 @@
-"""Requests: sequences to write token by token, for every family of models.
+"""Requests: sequences to generate token by token, for every family of models.
 
 A request has one row of a cache, or several that a search follows. `kvcast.engine.scheduler` feeds
-its prompt, hands it logits, and lets its rows go on as it says. Knows a runtime's caches, and
-nothing of the meaning of tokens.
+its prompt, hands it logits, and continues its rows as it says.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
-"""Admission: gives a request rows of a cache, and a slot for its encoded input.
+"""Running requests: their rows and input slots, their next tokens, and the rows that share calls.
 
-A slot that no request reads keeps its input until another one needs the slot, so a later
-request for the same input finds it encoded. Knows neither runtimes nor texts.
+A slot that no request reads keeps its input until another one needs the slot, so a later request
+for the same input finds it encoded.
 """
 
 from collections.abc import Sequence

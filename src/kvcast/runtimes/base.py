@@ -4,8 +4,6 @@ The cache contract in short: a cache goes in and a cache comes out. Validity fol
 `lengths` alone, so a fresh sequence is `lengths = 0` and stale contents never matter. Handles
 are immutable; the buffers behind them are written in place, so only the newest handle of a
 sequence, or an older and shorter one to roll back to, may be used.
-
-Knows nothing of tokens' meaning, strategies or models.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Runtimes whose `decode` reads and writes NumPy arrays that are bound to its calls.
 
-Calls of steps are bound once and recur: a step fills their arrays and runs them. Knows the names of
-a decoder's inputs, and neither graphs nor libraries.
+Calls of steps are bound once and recur: a step fills their arrays and runs them.
 """
 
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""The cache of every runtime: its rows, the inputs that they read, and calls that rows share.
+"""The KV cache of every runtime: its rows, the inputs they read, and the calls that rows share.
 
 A runtime allocates memory and runs programs. Everything else is implemented here, once: reset,
 reorder, fork, adopt, and how rows are divided among calls.
@@ -7,8 +7,6 @@ In one call of a program the rows are neighbours in memory. With an encoder-deco
 inputs that they read, with the same number of rows for each. Rows and inputs therefore have places.
 When other rows read other inputs, rows are moved so that as few calls as possible serve them all;
 while the same rows continue, nothing is moved, and calls work on views.
-
-Knows nothing of models or of a program's mathematics.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Reads the traffic of a model's programs, and finds whole copies of caches in a bundle.
 
-The table of runtimes names each one's reader. Nothing is run. Knows no runtime.
+The table of runtimes names each one's reader. Nothing is run.
 """
 
 from collections.abc import Sequence

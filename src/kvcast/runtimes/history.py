@@ -2,7 +2,7 @@
 
 Keys and values at a position follow from the row's past. A beam search makes rows continue other
 rows, so rows that continued the same one hold the same numbers up to where they parted, and only
-what comes after needs to be copied. Knows nothing of tensors, tokens or inputs.
+what comes after needs to be copied.
 
 Example: five beams of one prompt of 4 tokens, 30 steps later. Row 2 is to continue row 0; both
 descend from one row that lived until step 27. They share the first 31 positions, so 3 positions

@@ -1,7 +1,7 @@
 """Memory of a cache: the arrays of its rows and encoded inputs, and the place of each in them.
 
 All copies happen here, for NumPy arrays and torch tensors alike, and only this module treats rings
-and linear caches differently. Knows nothing of the rows' contents and inputs, or of programs.
+and linear caches differently.
 
 Letters in shapes: n caches of one shape, c slots of a cache, t positions of an input.
 """

@@ -2,7 +2,7 @@
 
 Checksums tell damage and not whether a file is what its manifest says: both may have been changed
 and sealed again. So a program's own arguments are compared with what the manifest promises before
-memory is taken for them, and whatever a runtime raises becomes a KvcastError. Knows no runtime.
+memory is taken for them, and whatever a runtime raises becomes a KvcastError.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

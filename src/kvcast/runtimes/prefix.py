@@ -1,7 +1,4 @@
-"""Vectors of sources, on runtimes of models that read a source as a prefix.
-
-Knows neither programs nor their memory.
-"""
+"""Pooled vectors of sources, on runtimes of prefix LMs."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""Models in fp32 that exports are compared with, and that lowerings measure: programs as written.
+"""Models in fp32 that exports are compared with, and that lowerings measure.
 
 kvcast's own kernels execute them where their library is or can be compiled, else PyTorch does.
-Knows no family, no target and no proof.
 """
 
 from abc import abstractmethod

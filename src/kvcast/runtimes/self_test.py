@@ -1,7 +1,7 @@
 """Building blocks of every target's `self_test`: run a tiny program on each library.
 
 A broken package can fail in any way, including ending the process, so callers use a process of its
-own for this. Knows no model and no bundle.
+own for this.
 """
 
 import os

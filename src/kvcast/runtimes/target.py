@@ -1,4 +1,4 @@
-"""The interface through which exporting and loading use a runtime. Knows no runtime."""
+"""Export targets: the interface through which exporting and loading use a runtime."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """What one call of a program does, layer by layer: operators, and bytes of weights and caches.
 
 A runtime's reader (`kvcast/runtimes/*/traffic.py`) takes it from what the runtime executes:
-instructions, nodes of a graph, generated C++. It runs nothing. Knows no runtime and no family.
+instructions, nodes of a graph, generated C++. It runs nothing.
 
 What is counted: a weight once a call and whole, of a table that is looked up the rows that are
 looked up; tables that are no tensors of the model, such as rotary angles, not at all. Of a cache

@@ -3,10 +3,9 @@
 The step takes its token from where the step before has put it, so a text is written by calling it
 repeatedly, and nothing returns to the host in between, so that a CUDA graph can hold it.
 
-How many slots a step reads is fixed when it is made: a power of two, as reading them all would
-cost a text of 500 tokens in a cache of 4,096 slots eight times what it holds, and a graph for each
+How many slots a step reads is fixed when it is made: a power of two, as reading them all would cost
+a text of 500 tokens in a cache of 4,096 slots eight times what it holds, and a graph for each
 length would be thousands. So there are few graphs and a step reads at most twice what is held.
-Knows no model and no clock.
 """
 
 from collections.abc import Callable, Mapping

@@ -12,8 +12,6 @@ registers, such as
   a gate and its values before they are multiplied.
 - It confuses the order of axes when one of size 1 has the same stride as another; with the wrong
   layout of a mask, a step's softmax ran one number at a time.
-
-Knows no program.
 """
 
 import functools

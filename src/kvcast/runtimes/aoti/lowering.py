@@ -2,7 +2,7 @@
 
 Each program is exported with dynamic shapes wherever callers vary a size, kvcast's operators are
 replaced by plain ones, and Inductor compiles the result to native code for this machine. Weights
-stay out of the code: on loading, all programs receive the same tensors. Knows no model.
+stay out of the code: on loading, all programs receive the same tensors.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
-"""The C++ that Inductor compiled a package's programs of, kept beside it for those who read it.
+"""What an AOTInductor package holds beside its programs: its C++ sources and its weights.
 
-Running does not need it, so it lies in an archive of its own. Its comments name folders of the
-machine that it was made on, and are left out. Knows nothing of what the code does.
+Running does not need the sources, so they lie in a separate archive, without their comments, which
+name folders of the machine that compiled them.
 """
 
 import re

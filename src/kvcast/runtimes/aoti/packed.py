@@ -1,8 +1,9 @@
-"""The packed matrices of AOTInductor's packages: packed for the processor, and described.
+"""Packed matrices of AOTInductor packages, and the operators that multiply with them natively.
 
-A compiled program knows a matrix as a few words (`kvcast/runtimes/native/src/operators.hpp`). The
-package's file holds codes and scales; when the package is opened, kvcast's library packs them, and
-the words say where. Knows no program.
+A compiled program holds a few words per matrix (`runtimes/native/src/operators.hpp`): the places of
+its tiles and of kvcast's functions. The package's file holds codes and scales; when the package is
+opened, kvcast's library packs them and fills the words in. Kernels run on the threads of the
+program's own loops: two pools of threads would keep each other waiting.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""Quantised matrices of AOTInductor's packages, for kvcast's own kernels.
+"""Quantized matrices of AOTInductor packages, for kvcast's own kernels.
 
 A package's file holds the codes and scales that kvcast's own bundles hold, the same for every
 processor (`runtimes/native/matrices.py`); programs multiply with the matrices by operators
-(`runtimes/aoti/packed.py`). Knows no model.
+(`runtimes/aoti/packed.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

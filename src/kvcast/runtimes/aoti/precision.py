@@ -3,8 +3,7 @@
 Everything between products stays fp32: a product's input is cast, or rounded to int8, for the
 kernel, and its result is cast back. The few columns of a table that are far larger than the others
 are scaled down, and their inputs scaled up. A matrix that programs read in different dtypes has one
-name for each. Products that stay fp32 go to oneDNN. int4 is `packed_operators`'. Knows no model:
-matrices are found by the nodes that read them.
+name for each. Products that stay fp32 go to oneDNN. int4 is multiplied in `packed`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

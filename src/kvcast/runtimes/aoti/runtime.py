@@ -1,9 +1,11 @@
-"""Encoder-decoder bundles of AOTInductor: compiled programs where eager executes them.
+"""Bundles of AOTInductor, of every interface: compiled programs where eager executes them.
 
-A package holds native code, so it is opened only after the bundle's checksums were found right.
-All its programs are given the same weights, which are in memory once. Caches belong to the
-caller, so several of them share one package. Knows programs by the names in the bundle's manifest
-and nothing of models.
+A package holds native code, so it is opened only after the bundle's checksums were found right. All
+its programs are given the same weights, which are in memory once. Caches belong to the caller, so
+several of them share one package.
+
+A decoder-only program writes a ring before it reads it, so a ring has spare slots, and a chunk that
+would evict more is divided.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

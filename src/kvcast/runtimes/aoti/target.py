@@ -1,4 +1,4 @@
-"""AOTInductor as a target. torch is imported inside functions. Knows no checkpoint."""
+"""AOTInductor as an export target; torch is imported inside functions."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Weight-only quantised linear layers for the CPU, in eager mode.
+"""Weight-only quantized linear layers for the CPU, in eager mode.
 
 int8 and int4 weights with bf16 activations, by PyTorch's kernels for packed weights
 (`aten._weight_int8pack_mm`, `aten._weight_int4pack_mm_for_cpu`), which torchao and gpt-fast use
-too. A product's input is cast to bf16 and its result back to fp32. Knows no model.
+too. A product's input is cast to bf16 and its result back to fp32.
 """
 
 from typing import Any, Protocol

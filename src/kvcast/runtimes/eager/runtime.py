@@ -1,6 +1,6 @@
-"""Encoder-decoder programs run by PyTorch as they are.
+"""Programs of every interface run by PyTorch as they are, and PyTorch's thread settings.
 
-The model comes as an argument: this module knows its programs' signatures and no family.
+The model comes as an argument.
 """
 
 import ctypes

@@ -2,7 +2,7 @@
 
 Programs run over tensors without memory; the kernels over caches, whose steps depend on lengths,
 run in addition over zeros of the call's sizes. A cache is copied where an operator reads all of it
-and is neither a product nor attention. Views do nothing and are not counted. Knows no family.
+and is neither a product nor attention. Views do nothing and are not counted.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

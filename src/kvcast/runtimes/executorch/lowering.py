@@ -4,7 +4,7 @@ Caches are arguments that methods write in place. The file keeps no state: the b
 caller, so one loaded file serves any number of rows and sessions, and the caller resets, reorders
 and forks. `alloc_graph_input=False` keeps the runtime from allocating them, and the results that
 export adds for written arguments are dropped, because the runtime would copy whole caches into
-them. Each call processes one row. Matrix products run on XNNPACK. Knows no model.
+them. Each call processes one row. Matrix products run on XNNPACK.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The methods of an ExecuTorch file, over caches that lie in the caller's memory.
 
 A method takes one row. It reads its arguments, and writes its caches, where they lie; what it gives
-is copied. Knows nothing of models.
+is copied.
 """
 
 import ctypes

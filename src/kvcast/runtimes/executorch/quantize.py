@@ -1,7 +1,7 @@
-"""Quantises matrices for XNNPACK, with int8 activations that have a scale per token.
+"""Quantizes matrices for XNNPACK, with int8 activations that have a scale per token.
 
 Products and tables of an exported graph become layers, which torchao then quantises into patterns
-that XNNPACK's partitioner recognises. Knows no model.
+that XNNPACK's partitioner recognises.
 """
 
 from collections.abc import Sequence

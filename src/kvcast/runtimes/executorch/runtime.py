@@ -2,7 +2,6 @@
 
 Each layer's key and value are tensors. A call of `decode` processes one row: it takes that row's
 tensors, which it writes in place, and the results of `encode` for the input that the row reads.
-Knows methods by their names and nothing of models.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""ExecuTorch as a target. torch is imported inside functions. Knows no checkpoint."""
+"""ExecuTorch as an export target; torch is imported inside functions."""
 
 from collections.abc import Mapping
 from pathlib import Path

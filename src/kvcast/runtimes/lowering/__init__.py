@@ -1,1 +1,1 @@
-"""Lowers programs to the graphs and packages of each runtime, and quantises them."""
+"""Lowers programs to the graphs and packages of each runtime, and quantizes them."""

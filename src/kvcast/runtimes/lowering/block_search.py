@@ -1,7 +1,4 @@
-"""Finds the int4 blocks of a matrix: a scale and a least value for 32 inputs, codes from 0 to 15.
-
-Knows no runtime.
-"""
+"""Finds the int4 blocks of a matrix: a scale and a least value for 32 inputs, codes 0 to 15."""
 
 import numpy as np
 from numpy.typing import NDArray

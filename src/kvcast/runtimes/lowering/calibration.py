@@ -1,7 +1,13 @@
-"""Lets a decoder-only model write a text, to see the inputs of its matrices, with PyTorch.
+"""int4 codes calibrated on text that the model itself generates.
 
-Their mean squares follow a text a little more closely than their ranges do, for which random tokens
-do (`random_tokens.py`).
+A matrix's codes are chosen by the mean squares of its inputs, as in llama.cpp's importance matrices
+(`tools/imatrix`). These depend on the text a little more than ranges do, for which random tokens
+suffice (`activations.py`).
+
+SmolLM2-135M, rotated so that its weights fit no 4-bit grid: this regains 79 to 80%, with two seeds,
+of the log likelihood that int4 costs on five texts; random tokens 72 to 74%. GPTQ
+(arXiv:2210.17323) regains 60 to 66% alone, and with these weights 74 to 77%, so it is left out.
+tests/text/test_smollm2_calibrated.py holds two of the texts to half.
 """
 
 from collections.abc import Iterator, Mapping

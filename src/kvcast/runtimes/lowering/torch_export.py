@@ -1,7 +1,7 @@
-"""Examples of each program's arguments, with their dynamic sizes and names, as exporters take them.
+"""torch.export: each program's example arguments, and a runtime's operators in the exported graph.
 
 Every size that callers vary is dynamic: rows, new positions, capacities. A family's record says
-what the arguments are (`kvcast.families.programs`). Knows no family and no runtime.
+what the arguments are (`kvcast.families.programs`).
 """
 
 import operator

@@ -3,7 +3,6 @@
 A library counts only if it was made of the very sources that lie beside this module, and if it is
 whole: the process that opens one that was cut off is killed. A record beside it tells both. One in
 the cache folder is code that runs as the user, so no other user may have been able to write it.
-Knows nothing of the library's functions but their version.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Compiles the library from the sources that kvcast ships, with an installed C++ compiler.
 
-Used on a library's first use and when a wheel is built. Knows nothing of where libraries are kept.
+Used on a library's first use and when a wheel is built.
 """
 
 import errno

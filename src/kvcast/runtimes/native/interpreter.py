@@ -1,7 +1,4 @@
-"""Calls of programs: planned for their sizes, and run by a machine in memory of its own.
-
-Knows programs by their names and no model.
-"""
+"""Calls of programs: planned for their sizes, and run by an interpreter in its own memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Lists a model's weights: how its files hold them, and what of them lies in memory.
 
-What is in memory is read from what was packed. Knows no program's meaning.
+What is in memory is read from what was packed.
 """
 
 import mmap

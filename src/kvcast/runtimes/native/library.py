@@ -1,6 +1,6 @@
-"""The compiled library's functions, and their caller: a machine with threads and instructions.
+"""The compiled library's functions, and the `Machine` that calls them, with its threads and ISA.
 
-Declares the functions that `src/library.cpp` exports. Knows nothing of programs' meaning.
+Declares the functions that `src/library.cpp` exports.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""Writes programs for kvcast's own interpreter: a file of operations for each, and their weights.
+"""Writes bundles for kvcast's own interpreter: a file of operations per program, and weights.
 
 A family writes its programs itself. Matrices are quantised here; they are packed for the processor
-when a bundle is opened. Knows no family.
+when a bundle is opened.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The instructions of the interpreter: their codes, and the words of each.
+"""The interpreter's opcodes and their operands, read from `src/instructions.def` as C++ does.
 
 `src/instructions.def` has the fields of each instruction, which are given here by their names; the
 numbers of this module's enumerations are compared with it on import. An operand in the arena is an

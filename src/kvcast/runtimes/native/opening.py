@@ -1,7 +1,7 @@
 """Opens models on kvcast's own interpreter: bundles, and checkpoints as they are.
 
 A checkpoint needs no bundle: its family writes the programs, and its weights are packed from where
-they lie in its files. Knows no file format.
+they lie in its files.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""What operations' operands are to instructions: checks that they fit, and their words.
+"""Checks of operands, and the words by which instructions name them.
 
-Programs come from files, and instructions do not check addresses. Knows no operation.
+Programs come from files, and instructions do not check addresses.
 """
 
 from collections.abc import Sequence

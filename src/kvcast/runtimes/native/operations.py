@@ -3,8 +3,8 @@
 A program's operations have the names and arguments of PyTorch's and kvcast's operators
 (`kvcast/models/ops/attention.py`); those that the lowering fused have keywords in addition. A
 function here takes the builder and the operation's arguments, as values, numbers and constants, and
-returns its result. Sizes are known, so results that need no more are computed here. Products,
-attention and states have modules of their own. Knows no model.
+returns its result. Sizes are known, so results that need no more are computed here. Products
+and attention have modules of their own.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Builds the instructions of one call, and lays out its memory.
 
 Sizes and outer addresses are known. Storages without an address are laid out in an arena once all
-instructions are there, those that are not needed at the same time in the same place. Knows the
-interpreter's instructions and no operation of a program.
+instructions are there, those that are not needed at the same time in the same place.
 """
 
 import itertools

@@ -1,8 +1,7 @@
 """Bundles on kvcast's own interpreter, without torch: a call of a program is one call of a library.
 
-Matrices are packed for the processor when a bundle is opened. A call's plan is made once for
-its sizes and the places of its caches; plans of steps are kept. Knows programs by the names in the
-bundle's manifest and nothing of models.
+Matrices are packed for the processor when a bundle is opened. A call's plan is made once for its
+sizes and the places of its caches; plans of steps are kept.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""kvcast's own interpreter as a target, without torch.
-
-Knows no checkpoint.
-"""
+"""kvcast's own interpreter as an export target, without torch."""
 
 from collections.abc import Mapping
 from pathlib import Path

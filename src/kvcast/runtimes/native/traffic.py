@@ -2,7 +2,7 @@
 
 Whatever address an instruction has is looked up among the packed weights and the call's caches. So
 a cache is in place where attention has its own memory's address, and copied where an elementwise
-instruction reads as much as it holds. Knows no family.
+instruction reads as much as it holds.
 """
 
 from bisect import bisect_right

@@ -2,7 +2,7 @@
 
 A bundle has matrices as it was exported with, codes and scales or floats. A checkpoint's are read
 where they lie in its files, one after the other, by the kernels that pack them: a file's own codes
-are kept where a kernel has such, and other numbers are rounded. Knows no program's meaning.
+are kept where a kernel has such, and other numbers are rounded.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set

@@ -1,8 +1,14 @@
-"""Attention, as ONNX Runtime's operators.
+"""Attention, short convolutions and delta nets, as ONNX Runtime's operators.
 
 `com.microsoft.GroupQueryAttention` appends to a cache and attends to it; where past and present
 are bound to the same buffer, it writes only the new positions. `com.microsoft.MultiHeadAttention`
 reads complete keys and values. Functions take the writer and an operation's arguments.
+
+A cache after a short convolution or delta net depends on all that was read of it, so that past and
+present may be bound to the same buffer.
+
+Letters in shapes: r rows, s new positions, c slots, w channels, l length of a convolution, h heads
+of values, g heads of keys, k and v sizes of a head.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Lowers a model's programs to ONNX graphs in a bundle's folder.
-
-Knows no family and no checkpoints.
-"""
+"""Lowers a model's programs to ONNX graphs in a bundle's folder, and reads their weights back."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,16 +1,19 @@
-"""Products with the matrices of a program, and lookups in them: as they are, or quantised.
+"""Products with the matrices of a program, and lookups in them: fp32, or quantized in blocks.
 
 - int8 matrices become `DynamicQuantizeMatMul`: symmetric weights with one scale per column,
-  activations quantised on the fly with one scale for all that a call multiplies. Fast for one token
+  activations quantized on the fly with one scale for all that a call multiplies. Fast for one token
   and for many. Decoder-only models are smoothed first (`runtimes/lowering/activations.py`), and the
-  product after a gate, whose input has a few huge numbers, keeps int8 blocks.
-- int4 matrices become blocks of 32 inputs with a scale and a least value each (`blocks.py`). A
+  product after a gate, whose input has outlier channels, keeps int8 blocks.
+- int4 matrices become blocks of 32 inputs with a scale and a least value each. A
   step reads the fewest bytes.
 - A tied embedding and head become one table in blocks of 8 bits: every token depends on it, in the
   lookup and in the last product. With 4 bits SmolLM2-135M's perplexity was 13.6 instead of 10.7.
 - Matrices in blocks keep the checkpoint's own codes, where it has any.
 
-Knows matrices by their names and uses, and no model.
+`MatMulNBits` multiplies with, and `GatherBlockQuantized` looks up, scale * (code - zero). They are
+fast only around one fixed zero in the middle of the codes. Where a block's least value is
+elsewhere, the difference is added separately: to a lookup directly, and to a product times the sum
+of the block's inputs, in a small product.
 """
 
 from collections.abc import Collection, Iterator, Mapping

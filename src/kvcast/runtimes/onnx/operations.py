@@ -1,7 +1,7 @@
 """Each operation of a program as ONNX Runtime's operators.
 
 A function here takes the writer and the operation's arguments, as values, constants and numbers,
-and returns its result. Knows no model.
+and returns its result.
 """
 
 from collections.abc import Callable, Mapping, Sequence

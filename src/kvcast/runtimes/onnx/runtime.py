@@ -1,8 +1,7 @@
 """Bundles on ONNX Runtime, without torch: `decode`, which all families have, and `encode`.
 
 Each layer's key and value are bound as past and as present of the graph, so a step writes its new
-positions there and copies nothing else; encoded inputs are bound where they lie. Knows graphs by
-the names and aliases in the bundle's manifest and nothing of models.
+positions there and copies nothing else; encoded inputs are bound where they lie.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,9 +1,9 @@
-"""Sessions of ONNX Runtime on the CPU, its view of arrays, and bindings.
+"""ONNX Runtime sessions on the CPU, the graphs of bundles that they run, and bindings of arrays.
 
 Rings use GroupQueryAttention's `sliding_window_cache`: the kernel keeps the window contiguous at
 the start of the buffer and moves it when the buffer, 128 slots longer than the window, is full.
 Over a filled cache the kernel takes several new positions for one row only, so prefill runs row by
-row, on views of the batch's buffers. Knows no model.
+row, on views of the batch's buffers.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a target, without torch. Knows no checkpoint."""
+"""ONNX Runtime as an export target, without torch."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec

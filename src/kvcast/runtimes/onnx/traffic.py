@@ -2,7 +2,7 @@
 
 A cache is in place where the manifest binds past and present to one buffer and a node makes present
 that then writes new positions alone. Every other node that makes present, such as `Concat`, copies
-all of it, and so does one that reads a cache and is neither attention nor a view. Knows no family.
+all of it, and so does one that reads a cache and is neither attention nor a view.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

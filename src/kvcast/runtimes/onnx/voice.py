@@ -1,7 +1,4 @@
-"""Silero's voice activity graph on ONNX Runtime: the probability of speech in 32 ms of sound.
-
-Knows nothing of recordings, or of the use of a probability.
-"""
+"""Silero's voice activity graph on ONNX Runtime: the probability of speech in 32 ms of audio."""
 
 from collections.abc import Mapping
 from pathlib import Path
