@@ -7,7 +7,7 @@ import pytest
 
 from kvcast.audio import features
 from kvcast.audio.decode import open_audio
-from kvcast.audio.features import SampledSound
+from kvcast.audio.features import SampledAudio
 
 SOUND = np.random.default_rng(0).normal(0, 0.1, 16_000 * 5 + 77).astype(np.float32)
 PLACES = ((0, 100), (0, 40), (40, 130), (130, 500), (20, 60), (499, 500), (300, 501))
@@ -16,7 +16,7 @@ PLACES = ((0, 100), (0, 40), (40, 130), (130, 500), (20, 60), (499, 500), (300, 
 @pytest.mark.parametrize("kept", [0, 10**7], ids=["read again", "kept"])
 def test_excerpts_have_their_samples_in_any_order(kept: int, monkeypatch: Any):
     monkeypatch.setattr(features, "_KEPT", kept)
-    sound = SampledSound(open_audio(SOUND))
+    sound = SampledAudio(open_audio(SOUND))
     assert (sound.content_frames, sound.duration) == (500, len(SOUND) / 16_000)
     for first, end in PLACES:
         stop = end * 160 if end < 500 else len(SOUND)

@@ -20,7 +20,7 @@ from kvcast.runtimes.eager.runtime import eager_runtime
 from kvcast.runtimes.native.target import NativeTarget
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.speech.conformer import TransducerRequest
-from kvcast.speech.recognition import SoundFeatures
+from kvcast.speech.recognition import LogMelFeatures
 
 FRAMES = (50, 17, 64, 1)
 CHUNKS = (5, 1, 1, 3)
@@ -132,7 +132,7 @@ def test_logits_of_steps_at_any_positions(theirs, checkpoint, runtime):
 def written(runtime, dimensions, features):
     """Return emissions of each input, all decoded side by side."""
     requests = [
-        TransducerRequest(SoundFeatures(each, dimensions.encoder.encoded(len(each))), dimensions)
+        TransducerRequest(LogMelFeatures(each, dimensions.encoder.encoded(len(each))), dimensions)
         for each in features
     ]
     cache = heard(runtime, dimensions, features, max(r.capacity for r in requests))

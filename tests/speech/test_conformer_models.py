@@ -125,8 +125,8 @@ def test_what_a_model_does_not_take_is_refused(model: Any, options: Any, reason:
 @pytest.mark.parametrize("kind", ["canary"], indirect=True)
 def test_a_canary_translates_and_hears_english_unless_it_is_told(model: Any):
     def prompts(**options: Any) -> list[int]:
-        manner = model.manner(TranscribeParams(**options))
-        return model.recognition.prompt(5, manner.hints)[-6:-4]
+        chunks = model.chunk_options(TranscribeParams(**options))
+        return model.recognition.prompt(5, chunks.hints)[-6:-4]
 
     english, german = prompts()[0], prompts(language="de")[0]
     assert english != german

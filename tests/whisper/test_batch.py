@@ -17,7 +17,7 @@ from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.runtimes.base import Float32
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recordings import Excerpt, first_excerpt, quiet_frame
+from kvcast.speech.recordings import ChunkWindow, cut_first_chunk, quiet_frame
 from kvcast.speech.transcription import Transcription
 from kvcast.transcripts.segments import Segment
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
@@ -205,10 +205,10 @@ def test_an_impossible_batch_is_refused_in_one_line(batch: Any):
     assert "\n" not in str(error.value)
 
 
-def excerpts(sound: Any, clip: tuple[int, int], joints: Sequence[int] = ()) -> list[Excerpt]:
+def chunks(sound: Any, clip: tuple[int, int], joints: Sequence[int] = ()) -> list[ChunkWindow]:
     cut, (seek, end) = [], clip
     while seek < end:
-        cut.append(first_excerpt(sound, (seek, end), joints))
+        cut.append(cut_first_chunk(sound, (seek, end), joints))
         seek = cut[-1].end
     return cut
 
@@ -234,20 +234,20 @@ def test_excerpts_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: l
         def is_silent(self, seek: int, end: int) -> bool:
             return False
 
-    cut = excerpts(Sound(), (start, end))
-    assert [excerpt.first for excerpt in cut] == [start, *(excerpt.end for excerpt in cut[:-1])]
+    cut = chunks(Sound(), (start, end))
+    assert [chunk.first for chunk in cut] == [start, *(chunk.end for chunk in cut[:-1])]
     assert cut[-1].end == end
-    for excerpt in cut:
-        assert 0 < excerpt.end - excerpt.first <= 2800
-        assert excerpt in cut[-2:] or excerpt.end - excerpt.first >= 1400
-        assert len(cut) == 1 or excerpt.end - excerpt.first >= 800
+    for chunk in cut:
+        assert 0 < chunk.end - chunk.first <= 2800
+        assert chunk in cut[-2:] or chunk.end - chunk.first >= 1400
+        assert len(cut) == 1 or chunk.end - chunk.first >= 800
         np.testing.assert_array_equal(
-            excerpt.window(excerpt.first)[:, : excerpt.end - excerpt.first],
-            sound_mt[:, excerpt.first : excerpt.end],
+            chunk.window(chunk.first)[:, : chunk.end - chunk.first],
+            sound_mt[:, chunk.first : chunk.end],
         )
-        assert not excerpt.window(excerpt.first)[:, excerpt.end - excerpt.first :].any()
-        later = excerpt.window(excerpt.end - 1, excerpt.end)
-        np.testing.assert_array_equal(later[:, 0], sound_mt[:, excerpt.end - 1])
+        assert not chunk.window(chunk.first)[:, chunk.end - chunk.first :].any()
+        later = chunk.window(chunk.end - 1, chunk.end)
+        np.testing.assert_array_equal(later[:, 0], sound_mt[:, chunk.end - 1])
         assert not later[:, 1:].any()
 
 
@@ -261,9 +261,9 @@ def test_a_recording_is_cut_first_where_something_was_left_out():
         def is_silent(self, seek: int, end: int) -> bool:
             return False
 
-    cut = excerpts(Sound(), (0, 9000), joints=(500, 2050, 2250, 5010, 8500))
-    assert [excerpt.end for excerpt in cut] == [2250, 5010, *(excerpt.end for excerpt in cut[2:])]
-    assert all(excerpt.end not in (500, 2050, 8500) for excerpt in cut)
+    cut = chunks(Sound(), (0, 9000), joints=(500, 2050, 2250, 5010, 8500))
+    assert [chunk.end for chunk in cut] == [2250, 5010, *(chunk.end for chunk in cut[2:])]
+    assert all(chunk.end not in (500, 2050, 8500) for chunk in cut)
     assert not cut[0].window_mt[:, 2250:].any()
 
 

@@ -1,7 +1,4 @@
-"""Opens a recording, a file or an array, which yields mono 16 kHz float32 in blocks.
-
-Knows nothing of the samples' use.
-"""
+"""Opens a recording, a file or an array, which yields mono 16 kHz float32 in blocks."""
 
 import io
 import os

@@ -2,7 +2,7 @@
 
 OpenAI pads the recording with 30 s of zeros, computes the spectrogram of all of it, and floors that
 at 8 below its maximum. This module computes the same values in bounded memory: one pass finds the
-maximum, a second one yields the windows. Knows nothing of models, tokens or segments.
+maximum, a second one yields the windows.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def refuse_short(duration: float, name: str) -> None:
         )
 
 
-class RecordedSound:
+class RecordedAudio:
     """A recording that was read once: its length, where it is silent, and what users should know.
 
     Attributes:
@@ -100,7 +100,7 @@ class RecordedSound:
         return not self._is_loud[seek:end].any()
 
 
-class MelWindows(RecordedSound):
+class MelWindows(RecordedAudio):
     """A recording as log-mel frames of 10 ms, in windows of 30 s.
 
     Made for moving forward: going back by more than two minutes decodes the recording again, unless
@@ -305,7 +305,7 @@ _KEPT = 600 * SAMPLE_RATE
 """Samples of recordings up to this length (38 MB) are kept: one pass is enough."""
 
 
-class SampledSound(RecordedSound):
+class SampledAudio(RecordedAudio):
     """A recording as mono samples at 16 kHz.
 
     Made for moving forward: going back decodes the recording again, unless it is short.

@@ -1,7 +1,7 @@
 """Extensions of the recordings that `kvcast.audio.decode` opens.
 
 A file is opened by its content. Names only tell the recordings in a folder from everything else
-that lies there, and formats that have no header. Knows no library.
+that lies there, and formats that have no header.
 """
 
 import re

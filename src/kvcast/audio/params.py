@@ -1,7 +1,6 @@
 """Options of voice activity detection: names, types, defaults and meanings.
 
-`kvcast.audio.vad` applies them. Knows no library of numbers, so that the command line can show its
-help at once.
+`kvcast.audio.vad` applies them.
 """
 
 from dataclasses import dataclass

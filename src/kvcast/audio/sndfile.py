@@ -1,7 +1,4 @@
-"""Reads wav, flac, ogg, mp3 and libsndfile's other formats, and detects files that are cut short.
-
-Knows nothing of resampling or of where error messages go.
-"""
+"""Reads wav, flac, ogg, mp3 and libsndfile's other formats, and detects files that are cut short."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""The interface of a recording that is open, and resampling to the rate of everything behind it.
-
-Knows no files and no arrays.
-"""
+"""The interface of a recording that is open, and resampling to the rate of everything behind it."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol

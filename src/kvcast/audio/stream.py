@@ -1,7 +1,7 @@
 """Sound as it arrives: raw PCM, or WAV of unknown length.
 
 `kvcast.audio.decode` reads recordings that lie somewhere; this takes bytes as they come, of any
-number, and keeps none. Knows neither the samples' source nor their use.
+number, and keeps none.
 """
 
 import struct

@@ -1,7 +1,4 @@
-"""Parts of a recording, put together, and their times in the recording.
-
-Knows no sound, only where the parts lie.
-"""
+"""Parts of a recording, put together, and their times in the recording."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioSource
-from kvcast.audio.features import CheckedAudio, RecordedSound
+from kvcast.audio.features import CheckedAudio, RecordedAudio
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between, common
 
-Sound = TypeVar("Sound", bound=RecordedSound)
+Sound = TypeVar("Sound", bound=RecordedAudio)
 
 BLOCK = 512
 """Samples that share a probability: 32 ms."""

@@ -1,4 +1,4 @@
 """Recordings in, segments of text out: what every model that transcribes shares.
 
-And models beside Whisper, which hear excerpts. Knows no Whisper and no runtime.
+And models beside Whisper, which hear chunks.
 """

@@ -1,7 +1,6 @@
 """What each type of models of speech can do: languages, hints, times, live sound.
 
-Options are taken and refused by it, and tables for users are made of it. Knows no tokens and no
-runtime.
+Options are taken and refused by it, and tables for users are made of it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
-"""Qwen3-ASR, Voxtral and Granite Speech: decoders whose prompt has the embeddings of an excerpt.
+"""Qwen3-ASR, Voxtral and Granite Speech: decoders whose prompt has the embeddings of a chunk.
 
-Prompts are those that transformers' processors write. Knows no recording and no runtime.
+Prompts are those that transformers' processors write.
 """
 
 import re
@@ -22,7 +22,14 @@ from kvcast.speech.chunks import UNKNOWN
 from kvcast.speech.live_window import LiveWindow
 from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams
-from kvcast.speech.recognition import Heard, Hearing, Hints, Recognition, Sound, features_of
+from kvcast.speech.recognition import (
+    AudioFeatures,
+    AudioTokenRecognition,
+    Hints,
+    Recognition,
+    Recognized,
+    features_of,
+)
 from kvcast.speech.voxtral_realtime import PacedWindow, VoxtralRealtimeRecognition
 from kvcast.tokenizers.base import TextTokenizer
 
@@ -39,7 +46,7 @@ _TRANSLATE_WITH_HINTS = f"{_SOUND}translate the speech to English. Keywords:{_SO
 """What is asked: the first mark stands for the sound, another one for names and terms."""
 
 
-class GraniteRecognition(Hearing):
+class GraniteRecognition(AudioTokenRecognition):
     """The sound is the beginning of a question; what language it is in, the model hears."""
 
     abilities = ABILITIES["granite_speech"]
@@ -70,7 +77,7 @@ class GraniteRecognition(Hearing):
 
     @override
     def input(self, samples: Float32) -> Input:
-        return Sound(paired_log_mel(samples, self.audio.n_mels // 2), self.audio)
+        return AudioFeatures(paired_log_mel(samples, self.audio.n_mels // 2), self.audio)
 
     @override
     def prompt(self, positions: int, hints: Hints) -> list[int]:
@@ -83,9 +90,9 @@ class GraniteRecognition(Hearing):
         return [*before, *sound, *question, *self.tokenizer.encode(f" {hints.context}"), *after]
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
         language = "en" if hints.translates else hints.language
-        return Heard(text=self.tokenizer.decode(tokens).strip(), language=language)
+        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=language)
 
 
 _SHORTEST = 8000
@@ -98,7 +105,7 @@ _REPEATED = 20
 """Copies of up to so many characters are one, if there are so many of them."""
 
 
-class QwenRecognition(Hearing):
+class QwenRecognition(AudioTokenRecognition):
     """Qwen3-ASR: the system message has the context, the answer begins with the language."""
 
     abilities = ABILITIES["qwen3_asr"]
@@ -114,7 +121,7 @@ class QwenRecognition(Hearing):
     def input(self, samples: Float32) -> Input:
         short = max(0, _SHORTEST - len(samples))
         padded = np.pad(samples, (0, short))
-        return Sound(features_of(padded, self.audio.n_mels), self.audio)
+        return AudioFeatures(features_of(padded, self.audio.n_mels), self.audio)
 
     @override
     def prompt(self, positions: int, hints: Hints) -> list[int]:
@@ -130,7 +137,7 @@ class QwenRecognition(Hearing):
         ]
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
         # Tokenizers differ in whether the marker is special, so that its text is left out.
         size, given = len(self._text), list(tokens)
         places = (i for i in range(len(given)) if given[i : i + size] == self._text)
@@ -140,7 +147,7 @@ class QwenRecognition(Hearing):
             language = self._codes.get(named.removeprefix("language ").strip())
             given = given[place + size :]
         text = self.tokenizer.decode(given).strip()
-        return Heard(text=without_repetitions(text), language=language)
+        return Recognized(text=without_repetitions(text), language=language)
 
 
 def without_repetitions(text: str) -> str:
@@ -151,7 +158,7 @@ def without_repetitions(text: str) -> str:
     return re.sub(rf"(.{{1,{_REPEATED}}}?)\1{{{_REPEATED - 1},}}", r"\1", text, flags=re.DOTALL)
 
 
-class VoxtralRecognition(Hearing):
+class VoxtralRecognition(AudioTokenRecognition):
     """Voxtral: an instruction of sound alone, then the language, then the order to transcribe."""
 
     abilities = ABILITIES["voxtral"]
@@ -165,7 +172,7 @@ class VoxtralRecognition(Hearing):
     def input(self, samples: Float32) -> Input:
         whole = np.zeros(self.audio.frames * HOP, np.float32)
         whole[: len(samples)] = samples
-        return Sound(features_of(whole, self.audio.n_mels), self.audio)
+        return AudioFeatures(features_of(whole, self.audio.n_mels), self.audio)
 
     @override
     def prompt(self, positions: int, hints: Hints) -> list[int]:
@@ -177,8 +184,8 @@ class VoxtralRecognition(Hearing):
         return [*self._before, *sound, self._after, *language, self._order]
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
-        return Heard(text=self.tokenizer.decode(tokens).strip(), language=hints.language)
+    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
+        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=hints.language)
 
 
 RECOGNITIONS: Mapping[str, Callable[[TextTokenizer, Any, int], Recognition]] = {

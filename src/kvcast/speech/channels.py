@@ -1,6 +1,6 @@
 """Transcribes the channels of a recording one by one, and interleaves their segments by time.
 
-So a call with a speaker on each channel becomes a dialogue. Knows no windows and no tokens.
+So a call with a speaker on each channel becomes a dialogue.
 """
 
 import heapq
@@ -33,10 +33,10 @@ def by_channel(
 ) -> "ChannelTranscription":
     """Return a transcription of a recording's channels, each of which `begun` begins."""
     from kvcast.audio.source import ChannelAudio
-    from kvcast.speech.voice import open_sound
+    from kvcast.speech.voice import open_recording
 
     return ChannelTranscription(
-        lambda: open_sound(recording, params),
+        lambda: open_recording(recording, params),
         lambda audio, channel: begun(ChannelAudio(audio, channel)),
         with_words=params.word_timestamps,
     )

@@ -1,7 +1,4 @@
-"""Recordings of models without windows: excerpts cut where it is quiet, a request for each.
-
-Knows no option's effect on a model, no file format and no runtime.
-"""
+"""Recordings of models without windows: chunks cut where it is quiet, a request for each."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +15,10 @@ from kvcast.engine.requests import Input, Prompt
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.speech.languages import WITHOUT_SPACES
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recognition import Heard, Hints, Recognition, Written
-from kvcast.speech.recordings import Samples, frames_of_excerpt
+from kvcast.speech.recognition import Generated, Hints, Recognition, Recognized
+from kvcast.speech.recordings import Samples, chunk_frames
 from kvcast.speech.strategies import MaximumLikelihood, SearchRequest, Strategy
-from kvcast.speech.transcription import Passage, Plan, clipped_frames
+from kvcast.speech.transcription import Plan, RecordingPart, clipped_frames
 from kvcast.transcripts.segments import FRAMES_PER_SECOND, Segment, Word, compression_ratio
 
 UNKNOWN = "und"
@@ -34,13 +31,13 @@ _PAUSE = 1.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manner:
-    """How excerpts are decoded.
+class ChunkOptions:
+    """How chunks are decoded.
 
     Attributes:
         recognition: the model's.
         hints: about the speech.
-        strategy: makes a search; takes a number that separates excerpts' random numbers.
+        strategy: makes a search; takes a number that separates chunks' random numbers.
         temperature: as segments tell it.
         room: most tokens of a text.
         positions: of the longest sequence, prompt and text.
@@ -70,12 +67,12 @@ class EndsAsOne(LogitsProcessor):
         logits_rv[:, others] = -np.inf
 
 
-class Excerpt(Passage):
-    """An excerpt, which is one request."""
+class Chunk(RecordingPart):
+    """A chunk, which is one request."""
 
     def __init__(
         self,
-        manner: Manner,
+        options: ChunkOptions,
         place: tuple[int, int],
         samples: Float32 | None,
         ended: Callable[[str | None], None],
@@ -83,13 +80,13 @@ class Excerpt(Passage):
         """Prepare.
 
         Args:
-            manner: how it is decoded.
+            options: how it is decoded.
             place: its first frame, and the one after its last.
             samples: its sound; None where it is silent.
             ended: is called with the language of its text, once it is decoded.
 
         """
-        self._manner, self._place, self._samples, self._ended = manner, place, samples, ended
+        self._options, self._place, self._samples, self._ended = options, place, samples, ended
         self.drafts: list[DraftCounts] = []
         self.notices: list[tuple[float, str]] = []
         self.segments: deque[Segment] = deque()
@@ -99,37 +96,37 @@ class Excerpt(Passage):
     def decode(self) -> Policy[None]:
         language = None
         if self._samples is not None:
-            heard = yield from self._heard(self._samples)
-            self._samples, language = None, heard.language
+            recognized = yield from self._recognize(self._samples)
+            self._samples, language = None, recognized.language
         self.over = True
         self._ended(language)
 
-    def _heard(self, samples: Float32) -> Policy[Heard]:
-        manner = self._manner
-        sound = manner.recognition.input(samples)
-        request = manner.recognition.request(sound)
+    def _recognize(self, samples: Float32) -> Policy[Recognized]:
+        options = self._options
+        sound = options.recognition.input(samples)
+        request = options.recognition.request(sound)
         if request is None:
-            written = yield from self._searched(sound)
+            generated = yield from self._search(sound)
         else:
             yield request
-            written = manner.recognition.written(request, manner.hints)
-        if written.heard.text:
-            self.segments += self._segments(written)
-        return written.heard
+            generated = options.recognition.generated(request, options.hints)
+        if generated.recognized.text:
+            self.segments += self._segments(generated)
+        return generated.recognized
 
-    def _searched(self, sound: Input) -> Policy[Written]:
-        manner, (first, end) = self._manner, self._place
-        recognition, params = manner.recognition, manner.params
-        prompt = recognition.prompt(sound.positions, manner.hints)
+    def _search(self, sound: Input) -> Policy[Generated]:
+        options, (first, end) = self._options, self._place
+        recognition, params = options.recognition, options.params
+        prompt = recognition.prompt(sound.positions, options.hints)
         seconds = (end - first) / FRAMES_PER_SECOND
-        most = recognition.tokens_of(seconds, manner.hints)
+        most = recognition.tokens_of(seconds, options.hints)
         if params.max_new_tokens is not None:
             given = params.max_new_tokens
             most = min(given, most) if recognition.paced else given
-        room = min(most, manner.room, manner.positions + 1 - len(prompt))
+        room = min(most, options.room, options.positions + 1 - len(prompt))
         request = SearchRequest(
             Prompt(np.array(prompt, np.int64), input=sound),
-            strategy=manner.strategy(first),
+            strategy=options.strategy(first),
             filters=list(_filters(params, recognition.ends)),
             eot=recognition.ends[0],
             max_new_tokens=room,
@@ -140,40 +137,42 @@ class Excerpt(Passage):
         if is_cut and params.max_new_tokens is None:
             notice = f"the text has more than {room} tokens: cut"
             self.notices.append((first / FRAMES_PER_SECOND, notice))
-        heard = recognition.read(best.tokens, manner.hints)
-        return Written(tokens=best.tokens, logprob=best.sum_logprob, heard=heard)
+        recognized = recognition.read(best.tokens, options.hints)
+        return Generated(tokens=best.tokens, logprob=best.sum_logprob, recognized=recognized)
 
-    def _segments(self, written: Written) -> Iterator[Segment]:
-        """Yield a segment of the whole excerpt or, if words have times, one of each sentence."""
-        manner, (first, end) = self._manner, self._place
-        heard, start = written.heard, first / FRAMES_PER_SECOND
+    def _segments(self, generated: Generated) -> Iterator[Segment]:
+        """Yield a segment of the whole chunk or, if words have times, one of each sentence."""
+        options, (first, end) = self._options, self._place
+        recognized, start = generated.recognized, first / FRAMES_PER_SECOND
         whole = Segment(
             id=0,
             seek=first,
             start=start,
             end=end / FRAMES_PER_SECOND,
-            text=heard.text if heard.language in WITHOUT_SPACES else f" {heard.text}",
-            tokens=written.tokens,
-            language=heard.language or UNKNOWN,
-            temperature=manner.temperature,
-            avg_logprob=written.logprob / (len(written.tokens) + 1),
-            compression_ratio=compression_ratio(heard.text),
+            text=recognized.text
+            if recognized.language in WITHOUT_SPACES
+            else f" {recognized.text}",
+            tokens=generated.tokens,
+            language=recognized.language or UNKNOWN,
+            temperature=options.temperature,
+            avg_logprob=generated.logprob / (len(generated.tokens) + 1),
+            compression_ratio=compression_ratio(recognized.text),
             no_speech_prob=0.0,
             fallback=(),
         )
-        if not heard.words:
+        if not recognized.words:
             yield whole
             return
-        words, taken = _placed(heard.words, start, whole.end), 0
+        words, taken = _placed(recognized.words, start, whole.end), 0
         for begin, stop in _sentences(words):
-            count = sum(heard.counts[begin:stop])
+            count = sum(recognized.counts[begin:stop])
             yield replace(
                 whole,
                 start=words[begin].start,
                 end=words[stop - 1].end,
                 text="".join(word.word for word in words[begin:stop]),
-                tokens=written.tokens[taken : taken + count],
-                words=words[begin:stop] if manner.params.word_timestamps else None,
+                tokens=generated.tokens[taken : taken + count],
+                words=words[begin:stop] if options.params.word_timestamps else None,
             )
             taken += count
 
@@ -189,7 +188,7 @@ def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
 
 
 def _placed(words: Sequence[Word], start: float, end: float) -> tuple[Word, ...]:
-    """Return words of an excerpt that lasts from `start` to `end`; its last position is longer."""
+    """Return words of a chunk that lasts from `start` to `end`; its last position is longer."""
     return tuple(
         replace(word, start=min(start + word.start, end), end=min(start + word.end, end))
         for word in words
@@ -205,35 +204,35 @@ def _filters(params: TranscribeParams, ends: Sequence[int]) -> Iterator[LogitsPr
         yield EndsAsOne(ends)
 
 
-class ExcerptPlan(Plan[Samples]):
-    """Cuts a recording into excerpts, where it is quiet."""
+class ChunkPlan(Plan[Samples]):
+    """Cuts a recording into chunks, where it is quiet."""
 
-    def __init__(self, manner: Manner) -> None:
-        self._manner = manner
+    def __init__(self, options: ChunkOptions) -> None:
+        self._options = options
         self._running = 0
         self._all_cut = False
-        self.language = manner.hints.language
+        self.language = options.hints.language
 
     @override
-    def passages(self, recording: Samples, begin: Callable[[Passage], None]) -> Policy[None]:
+    def parts(self, recording: Samples, begin: Callable[[RecordingPart], None]) -> Policy[None]:
         joints = [round(at * FRAMES_PER_SECOND) for at in recording.timeline.joints]
-        for seek, end in clipped_frames(self._manner.params, recording.content_frames):
+        for seek, end in clipped_frames(self._options.params, recording.content_frames):
             while seek < end:
-                stop = seek + _frames(recording, (seek, end), joints, self._manner.recognition)
+                stop = seek + _frames(recording, (seek, end), joints, self._options.recognition)
                 silent = recording.is_silent(seek, stop)
                 samples = None if silent else recording.samples(seek, stop)
                 self._running += 1
-                begin(Excerpt(self._manner, (seek, stop), samples, self._ended))
+                begin(Chunk(self._options, (seek, stop), samples, self._ended))
                 seek = stop
                 yield None
         self._all_cut = True
-        self._settle(None)
+        self._set_language(None)
 
     def _ended(self, language: str | None) -> None:
         self._running -= 1
-        self._settle(language)
+        self._set_language(language)
 
-    def _settle(self, language: str | None) -> None:
+    def _set_language(self, language: str | None) -> None:
         if self.language is None and self._all_cut and not self._running:
             language = language or UNKNOWN
         self.language = self.language or language
@@ -242,7 +241,7 @@ class ExcerptPlan(Plan[Samples]):
 def _frames(
     recording: Samples, clip: tuple[int, int], joints: Sequence[int], recognition: Recognition
 ) -> int:
-    """Return how many frames the first excerpt of a clip has."""
+    """Return how many frames the first chunk of a clip has."""
     seek, end = clip
     longest = recognition.longest
     if end - seek <= longest:
@@ -255,4 +254,4 @@ def _frames(
         return loudness_t[None]
 
     near = [joint - seek for joint in joints]
-    return frames_of_excerpt(end - seek, near, loudness, longest)
+    return chunk_frames(end - seek, near, loudness, longest)

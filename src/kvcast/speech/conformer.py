@@ -1,6 +1,6 @@
 """Canary and Cohere's Transcribe: a prompt names languages, the text answers what is heard.
 
-Prompts are those that transformers' processors write. Knows no recording and no runtime.
+Prompts are those that transformers' processors write.
 """
 
 import math
@@ -20,10 +20,10 @@ from kvcast.families.canary import CanaryDimensions
 from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.abilities import abilities_of
-from kvcast.speech.chunks import Manner
+from kvcast.speech.chunks import ChunkOptions
 from kvcast.speech.model import SpeechModel
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recognition import Heard, Hints, Recognition, SoundFeatures, Written
+from kvcast.speech.recognition import Generated, Hints, LogMelFeatures, Recognition, Recognized
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.transcripts.segments import Word
 
@@ -153,7 +153,7 @@ class CanaryRecognition(Recognition):
     @override
     def input(self, samples: Float32) -> Input:
         features_tm = normalised_log_mel(samples, self._encoder.n_mels, self._noise)
-        return SoundFeatures(features_tm, self._encoder.encoded(len(features_tm)))
+        return LogMelFeatures(features_tm, self._encoder.encoded(len(features_tm)))
 
     @override
     def prompt(self, positions: int, hints: Hints) -> list[int]:
@@ -170,9 +170,9 @@ class CanaryRecognition(Recognition):
         return [*self._before, *(known[text] for text in texts)]
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
         language = "en" if hints.translates else hints.language
-        return Heard(text=self.tokenizer.decode(tokens).strip(), language=language)
+        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=language)
 
 
 class CanaryModel(SpeechModel):
@@ -211,31 +211,31 @@ class ParakeetRecognition(Recognition):
     def input(self, samples: Float32) -> Input:
         encoder = self._dimensions.encoder
         features_tm = normalised_log_mel(samples, encoder.n_mels)
-        return SoundFeatures(features_tm, encoder.encoded(len(features_tm)))
+        return LogMelFeatures(features_tm, encoder.encoded(len(features_tm)))
 
     @override
     def prompt(self, positions: int, hints: Hints) -> list[int]:
         return [self._dimensions.blank]
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
         language = hints.language or ("en" if len(self.abilities.languages) == 1 else None)
-        return Heard(text=self._tokenizer.decode(tokens).strip(), language=language)
+        return Recognized(text=self._tokenizer.decode(tokens).strip(), language=language)
 
     @override
     def request(self, sound: Input) -> TransducerRequest:
         return TransducerRequest(sound, self._dimensions)
 
     @override
-    def written(self, request: TransducerRequest, hints: Hints) -> Written:
+    def generated(self, request: TransducerRequest, hints: Hints) -> Generated:
         seconds = (1 << self._dimensions.encoder.halvings) / FRAMES_PER_SECOND
         emissions = request.emissions
         tokens = tuple(emission.token for emission in emissions)
         words, counts = words_of(emissions, self._tokenizer, seconds)
-        return Written(
+        return Generated(
             tokens=tokens,
             logprob=sum(emission.logprob for emission in emissions),
-            heard=replace(self.read(tokens, hints), words=words, counts=counts),
+            recognized=replace(self.read(tokens, hints), words=words, counts=counts),
         )
 
 
@@ -287,8 +287,8 @@ class ParakeetModel(SpeechModel):
         super().__init__(runtime, tokenizer, dimensions, ParakeetRecognition(tokenizer, dimensions))
 
     @override
-    def manner(self, params: TranscribeParams) -> Manner:
-        manner = super().manner(params)
-        if manner.temperature:
+    def chunk_options(self, params: TranscribeParams) -> ChunkOptions:
+        options = super().chunk_options(params)
+        if options.temperature:
             raise UsageError("this model only decodes greedily: temperature must be 0")
-        return manner
+        return options

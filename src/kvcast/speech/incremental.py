@@ -1,10 +1,9 @@
 """The text of a sound that is still arriving, of models that encode it as it comes.
 
-Positions that no later sound changes are encoded once. After the
-settled tokens the text is what the model would write of all sound so far: the tokens of the last
-hypothesis are read again in one call, and new ones follow from where the model would choose
-another. Settled ones are not read again while the sound grows. Knows no words, and not where
-utterances end.
+Positions that no later sound changes are encoded once. After the settled tokens the text is what
+the model would write of all sound so far: the tokens of the last hypothesis are read again in one
+call, and new ones follow from where the model would choose another. Settled ones are not read again
+while the sound grows.
 """
 
 from collections import deque

@@ -2,7 +2,7 @@
 
 Order and names are those of openai/whisper's tokenizer.py: the i-th language's token is the
 start-of-transcript token plus 1 + i. Codes of BCP 47 and names in a language's own spelling are
-understood as well. Knows no token ids.
+understood as well.
 """
 
 import difflib

@@ -1,7 +1,4 @@
-"""The interface of a window over sound that is still arriving, whose words settle.
-
-Knows no model, and not where sound comes from.
-"""
+"""The interface of a window over sound that is still arriving, whose words settle."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

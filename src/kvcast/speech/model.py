@@ -15,7 +15,7 @@ from kvcast.families.table import family_with
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import Abilities, LanguageSource
 from kvcast.speech.base import Answer, Decoding, TranscriptionModel
-from kvcast.speech.chunks import ExcerptPlan, Manner
+from kvcast.speech.chunks import ChunkOptions, ChunkPlan
 from kvcast.speech.languages import language_code
 from kvcast.speech.live_window import LiveWindow
 from kvcast.speech.params import TEMPERATURES, LiveParams, TranscribeParams
@@ -47,7 +47,7 @@ _AS_IT_IS: Mapping[str, Any] = {
         ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"), None
     ),
 }
-"""Values that ask for what is done anyway: excerpts are segments, independent, and decoded once."""
+"""Values that ask for what is done anyway: chunks are segments, independent, and decoded once."""
 
 _REASONS = {
     "task": "it transcribes, and does not translate",
@@ -99,12 +99,12 @@ class SpeechModel(TranscriptionModel):
 
     @override
     def _decoding(self, params: TranscribeParams) -> Decoding:
-        manner = self.manner(params)
+        options = self.chunk_options(params)
         return Decoding(
-            params=manner.params,
-            plan=partial(ExcerptPlan, manner),
-            widths=[manner.strategy(0).width],
-            capacity=self._capacity(manner),
+            params=options.params,
+            plan=partial(ChunkPlan, options),
+            widths=[options.strategy(0).width],
+            capacity=self._capacity(options),
         )
 
     @override
@@ -113,16 +113,16 @@ class SpeechModel(TranscriptionModel):
 
         return open_samples(audio, params)
 
-    def _capacity(self, manner: Manner) -> int:
-        """Return the positions of the longest excerpt's row; UsageError for too many."""
+    def _capacity(self, options: ChunkOptions) -> int:
+        """Return the positions of the longest chunk's row; UsageError for too many."""
         recognition = self.recognition
-        prompt = len(recognition.prompt(recognition.most_positions, manner.hints))
+        prompt = len(recognition.prompt(recognition.most_positions, options.hints))
         if prompt >= self._positions:
             raise UsageError(
                 f"the prompt is too long: with the audio it has {prompt} positions, and the model "
                 f"has {self._positions}"
             )
-        return min(prompt + manner.room, self._positions)
+        return min(prompt + options.room, self._positions)
 
     def language(self, params: TranscribeParams) -> str | None:
         """Return the code of the language that is spoken, if that is known before it is heard.
@@ -138,13 +138,13 @@ class SpeechModel(TranscriptionModel):
                 return "en"
         return None
 
-    def manner(self, params: TranscribeParams) -> Manner:
-        """Return how excerpts are decoded; raises UsageError for what the model does not take."""
+    def chunk_options(self, params: TranscribeParams) -> ChunkOptions:
+        """Return how chunks are decoded; raises UsageError for what the model does not take."""
         recognition = self.recognition
         check(params, (TAKEN | self.abilities.options) - recognition.refused)
         temperature = _temperature(params)
         context = " ".join(filter(None, (params.initial_prompt, params.hotwords)))
-        return Manner(
+        return ChunkOptions(
             recognition=recognition,
             hints=Hints(
                 language=self.language(params),

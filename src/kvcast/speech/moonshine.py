@@ -1,7 +1,4 @@
-"""Moonshine: the text of an excerpt follows one token, and the sound is samples.
-
-Knows no recording and no runtime.
-"""
+"""Moonshine: the text of a chunk follows one token, and the sound is samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from kvcast.speech.incremental import GrowingSizes, GrowingText, GrowingWindow
 from kvcast.speech.live_window import LiveWindow
 from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams
-from kvcast.speech.recognition import Heard, Hints, Recognition
+from kvcast.speech.recognition import Hints, Recognition, Recognized
 from kvcast.tokenizers.base import TextTokenizer
 
 _LONGEST_UTTERANCE = 30
@@ -37,7 +34,7 @@ _TOKENS_PER_SECOND, _TOKENS_PER_SECOND_OTHERWISE = 6.5, 13.0
 
 @dataclass(frozen=True, eq=False)
 class SampledInput(Input):
-    """The samples of an excerpt [n]."""
+    """The samples of a chunk [n]."""
 
     samples: Float32
     dimensions: MoonshineDimensions
@@ -88,9 +85,9 @@ class MoonshineRecognition(Recognition):
         return max(2, min(int(seconds * rate), self._dimensions.target_positions)) - 1
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
         text = self._tokenizer.decode(tokens).strip()
-        return Heard(text=text, language=hints.language)
+        return Recognized(text=text, language=hints.language)
 
 
 class MoonshineModel(SpeechModel):

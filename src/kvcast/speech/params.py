@@ -1,7 +1,4 @@
-"""Options of recordings: how windows are decoded and texts are written.
-
-Knows no tensor library, so that the command line can show its help at once.
-"""
+"""Options of recordings: how windows are decoded and texts are written."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -129,7 +126,7 @@ class _Track(Check):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoundParams(Params):
+class AudioParams(Params):
     """Which sound of a recording is heard.
 
     Attributes:
@@ -145,7 +142,7 @@ class SoundParams(Params):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageParams(SoundParams):
+class LanguageParams(AudioParams):
     """How the language of a recording is detected, as in faster-whisper."""
 
     language_detection_threshold: float = RECOGNITION(0.5, least=0, most=1, metavar="P")(
@@ -158,7 +155,7 @@ class LanguageParams(SoundParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignParams(SoundParams):
+class AlignParams(AudioParams):
     """How a given text is placed in a recording."""
 
     language: str | None = _LANGUAGE(None)
@@ -356,7 +353,7 @@ class LiveParams(TranscribeParams):
         for option in self.declared():
             if option.name in _OF_RECORDINGS and getattr(self, option.name) != option.default:
                 raise UsageError(f"{option.name} is for recordings, and means nothing live")
-        if self.sampling_rate != SoundParams.sampling_rate:
+        if self.sampling_rate != AudioParams.sampling_rate:
             raise UsageError("sampling_rate is for recordings: resample sound that is fed live")
         if self.agreement is not None and self.margin != LiveParams.margin:
             raise UsageError("margin and agreement are two ways to settle words: give one of them")

@@ -1,7 +1,4 @@
-"""What differs between models that hear an excerpt and write its text: a `Recognition` of each.
-
-Knows no recording, no scheduler and no runtime.
-"""
+"""What differs between models that hear a chunk and write its text: a `Recognition` of each."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -42,13 +39,13 @@ class Hints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
-    """The text of an excerpt.
+class Recognized:
+    """The text of a chunk.
 
     Attributes:
         text: without surrounding space.
         language: code of the language, if the model or the user told it.
-        words: with times in seconds from the excerpt's start, from models that give them.
+        words: with times in seconds from the chunk's start, from models that give them.
         counts: tokens of each word.
 
     """
@@ -60,12 +57,12 @@ class Heard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """What a request has written of an excerpt; `logprob` is the sum of its tokens'."""
+class Generated:
+    """What a request has written of a chunk; `logprob` is the sum of its tokens'."""
 
     tokens: tuple[int, ...]
     logprob: float
-    heard: Heard
+    recognized: Recognized
 
 
 class Recognition(ABC):
@@ -75,9 +72,9 @@ class Recognition(ABC):
         abilities: languages, and what else it can do.
         refused: names of options of `kvcast.speech.model.TAKEN` that it does not take.
         paced: whether text and sound advance together, so that `tokens_of` is exact.
-        longest: frames of 10 ms in an excerpt, at most.
-        most_positions: of an encoded excerpt.
-        most_tokens: of the longest excerpt's text, unless the user says otherwise.
+        longest: frames of 10 ms in a chunk, at most.
+        most_positions: of an encoded chunk.
+        most_tokens: of the longest chunk's text, unless the user says otherwise.
         ends: tokens that end a text, one or more.
 
     """
@@ -96,14 +93,14 @@ class Recognition(ABC):
 
     @abstractmethod
     def prompt(self, positions: int, hints: Hints) -> list[int]:
-        """Return the tokens before the text of an excerpt of so many encoded positions."""
+        """Return the tokens before the text of a chunk of so many encoded positions."""
 
     def tokens_of(self, seconds: float, hints: Hints) -> int:  # noqa: ARG002
-        """Return the most tokens of an excerpt's text, unless the user says otherwise."""
+        """Return the most tokens of a chunk's text, unless the user says otherwise."""
         return self.most_tokens
 
     @abstractmethod
-    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
+    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
         """Return what tokens after the prompt say, without the one that ended them."""
 
     def request(self, sound: Input) -> Request | None:  # noqa: ARG002 - most search for a text
@@ -115,13 +112,13 @@ class Recognition(ABC):
         """How sound is heard live, by a model whose text advances with it; None: it is not."""
         return None
 
-    def written(self, request: Any, hints: Hints) -> Written:
+    def generated(self, request: Any, hints: Hints) -> Generated:
         """Return what such a request, once it is done, has written."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class SoundFeatures(Input):
+class LogMelFeatures(Input):
     """Features [frames, bands], which become so many positions."""
 
     features_tm: Float32
@@ -153,8 +150,8 @@ def features_of(samples: Float32, n_mels: int) -> Float32:
 
 
 @dataclass(frozen=True, eq=False)
-class Sound(Input):
-    """Features [frames, bands] of an excerpt, and the encoder that takes them."""
+class AudioFeatures(Input):
+    """Features [frames, bands] of a chunk, and the encoder that takes them."""
 
     features_tm: Float32
     encoder: SoundEncoder
@@ -174,7 +171,7 @@ class Sound(Input):
         return inputs[0].encoder.source(features_btm)
 
 
-class Hearing(Recognition):
+class AudioTokenRecognition(Recognition):
     """What such recognitions share: their sound's embeddings are in the prompt."""
 
     def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:

@@ -1,7 +1,4 @@
-"""Interfaces of an opened recording, as tasks need it.
-
-Knows no files: see `kvcast.audio.features.MelWindows` and `kvcast.audio.features.SampledSound`.
-"""
+"""Interfaces of an opened recording, as tasks need it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,7 +66,7 @@ class Windows(Sound, Recording, Protocol):
 
 
 class Samples(Recording, Protocol):
-    """A recording in samples, for models that make features of an excerpt themselves."""
+    """A recording in samples, for models that make features of a chunk themselves."""
 
     def samples(self, first: int, end: int) -> Float32:
         """Return the mono samples at 16 kHz of frames `first` to `end`, [n]."""
@@ -80,7 +77,7 @@ _LONGEST = 28 * FRAMES_PER_SECOND
 before that; two seconds of zeros tell it that no speech follows."""
 
 _SHORTEST = 18 / 28
-"""Every excerpt costs Whisper's encoder a whole window, so none is cut earlier than this part."""
+"""Every chunk costs Whisper's encoder a whole window, so none is cut earlier than this part."""
 
 _PAUSE_FRAMES = 25
 """Loudness is a mean over so many frames of 10 ms: more than a stop consonant, less than a word."""
@@ -90,7 +87,7 @@ _NEARLY = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Excerpt(Sound):
+class ChunkWindow(Sound):
     """Frames `first` to `end` of a recording, [n_mels, 3000], zeros after the last."""
 
     sound: Sound
@@ -110,33 +107,33 @@ class Excerpt(Sound):
         return self.sound.is_silent(seek, end)
 
 
-def first_excerpt(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = ()) -> Excerpt:
-    """Cut the first excerpt off frames `clip[0]` to `clip[1]` of a recording.
+def cut_first_chunk(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = ()) -> ChunkWindow:
+    """Cut the first chunk off frames `clip[0]` to `clip[1]` of a recording.
 
     It is cut first at the frames `joints`, where sound was left out.
     """
     seek, end = clip
     window_mt = sound.window(seek, end)
     near = [frame - seek for frame in joints]
-    frames = frames_of_excerpt(end - seek, near, lambda: window_mt)
+    frames = chunk_frames(end - seek, near, lambda: window_mt)
     if frames < end - seek:
         window_mt[:, frames:] = 0
-    return Excerpt(sound, seek, seek + frames, window_mt)
+    return ChunkWindow(sound, seek, seek + frames, window_mt)
 
 
-def frames_of_excerpt(
+def chunk_frames(
     frames: int,
     joints: Sequence[int],
     loudness: Callable[[], NDArray[np.float32]],
     longest: int = _LONGEST,
 ) -> int:
-    """Return how many of a sound's frames its first excerpt has.
+    """Return how many of a sound's frames its first chunk has.
 
     Args:
         frames: of the sound.
         joints: where sound was left out; best to cut at.
         loudness: returns that of the first `longest` frames or more, in bands [bands, t].
-        longest: most frames of an excerpt.
+        longest: most frames of a chunk.
 
     """
     if frames <= longest:

@@ -1,7 +1,7 @@
 """Strategies of openai/whisper: they choose the tokens of a request's rows, and rank candidates.
 
 A strategy is an immutable choice; `start` makes the search that holds one request's state. At the
-first step there is one row; a search returns the rows to continue. Knows no runtime.
+first step there is one row; a search returns the rows to continue.
 """
 
 from collections.abc import Callable, Sequence

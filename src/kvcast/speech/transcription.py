@@ -1,7 +1,7 @@
 """Turns a recording into segments, one by one, for every model that transcribes.
 
-A model's plan cuts the recording into passages, whose requests a scheduler runs and whose results
-are segments. Knows no file formats, no model and no runtime.
+A model's plan cuts the recording into parts, whose requests a scheduler runs and whose results are
+segments.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RecordingT = TypeVar("RecordingT", bound=Recording, contravariant=True)
 
 _AHEAD = 4
-"""Passages that are begun before the first of them is over, for each that runs at once."""
+"""Parts that are begun before the first of them is over, for each that runs at once."""
 
 
 def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[int, int]]:
@@ -46,7 +46,7 @@ def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[
     ]
 
 
-class Passage(Protocol):
+class RecordingPart(Protocol):
     """A part of a recording that is decoded by itself.
 
     Attributes:
@@ -67,7 +67,7 @@ class Passage(Protocol):
 
 
 class Plan(ABC, Generic[RecordingT]):
-    """Cuts one recording into passages, as a kind of models needs them.
+    """Cuts one recording into parts, as a kind of models needs them.
 
     Attributes:
         language: code of the recording's language, once it is known.
@@ -77,18 +77,18 @@ class Plan(ABC, Generic[RecordingT]):
     language: str | None = None
 
     @abstractmethod
-    def passages(self, recording: RecordingT, begin: Callable[[Passage], None]) -> Policy[None]:
-        """Begin passages in order; yield None after each whose next one can wait.
+    def parts(self, recording: RecordingT, begin: Callable[[RecordingPart], None]) -> Policy[None]:
+        """Begin parts in order; yield None after each whose next one can wait.
 
         `language` is set before the last one is over.
         """
 
 
 class RecordingCaller(PolicyCaller):
-    """A recording, whose passages are policies and whose results are segments.
+    """A recording, whose parts are policies and whose results are segments.
 
     It is opened on first use, and released when the last segment was taken, or by `close`. One
-    policy cuts it into passages; each passage is another.
+    policy cuts it into parts; each part is another.
 
     Attributes:
         before_opening: is called right before the recording is opened; by default it does nothing.
@@ -108,9 +108,9 @@ class RecordingCaller(PolicyCaller):
 
         Args:
             opening: opens the recording; called once at most.
-            plan: cuts it into passages; this recording's own.
+            plan: cuts it into parts; this recording's own.
             params: options.
-            together: passages that run at once.
+            together: parts that run at once.
             notices: for the user, about the options.
 
         """
@@ -123,7 +123,7 @@ class RecordingCaller(PolicyCaller):
         self._cutting = self._cut()
         self._cutting_waits = True
         self._all_cut = self._closed = False
-        self._begun: deque[Passage] = deque()
+        self._begun: deque[RecordingPart] = deque()
         self._error: Exception | None = None
         self._notices = list(notices)
         self._drafts: list[DraftCounts] = []
@@ -165,7 +165,7 @@ class RecordingCaller(PolicyCaller):
     @property
     @override
     def over(self) -> bool:
-        everything = self._all_cut and all(passage.over for passage in self._begun)
+        everything = self._all_cut and all(part.over for part in self._begun)
         return self._closed or self._error is not None or everything
 
     @override
@@ -233,11 +233,11 @@ class RecordingCaller(PolicyCaller):
         return self._opening()
 
     def _cut(self) -> Policy[None]:
-        yield from self._plan.passages(self._recording, self._begin)
+        yield from self._plan.parts(self._recording, self._begin)
 
-    def _begin(self, passage: Passage) -> None:
-        self._begun.append(passage)
-        self.start(passage.decode())
+    def _begin(self, part: RecordingPart) -> None:
+        self._begun.append(part)
+        self.start(part.decode())
 
 
 class Transcription(RecordingCaller, Iterator[Segment]):
@@ -261,7 +261,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
         Args:
             scheduler: decodes it, perhaps together with other recordings.
             opening: opens the recording; called once at most.
-            plan: cuts it into passages; this recording's own.
+            plan: cuts it into parts; this recording's own.
             params: options.
             priority: recordings of lower ones are decoded first.
             notices: for the user, about the options.

@@ -2,7 +2,6 @@
 
 The detector is opened once a process. Its calls cannot be batched, because its state goes from
 block to block; strips processed side by side saved half of the time and changed one block in 300.
-Knows no text.
 """
 
 import sys
@@ -13,18 +12,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
-from kvcast.audio.features import MelWindows, RecordedSound, SampledSound, refuse_short
+from kvcast.audio.features import MelWindows, RecordedAudio, SampledAudio, refuse_short
 from kvcast.audio.source import AudioSource, ChannelSource
 from kvcast.audio.timeline import Part
 from kvcast.audio.vad import Listener, Loudness, spoken
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError
-from kvcast.speech.params import SoundParams, TranscribeParams
+from kvcast.speech.params import AudioParams, TranscribeParams
 
-Recorded = TypeVar("Recorded", bound=RecordedSound)
+Recorded = TypeVar("Recorded", bound=RecordedAudio)
 
 
-def open_sound(source: AudioInput, params: SoundParams) -> ChannelSource:
+def open_recording(source: AudioInput, params: AudioParams) -> ChannelSource:
     """Open a recording; raises as `kvcast.audio.decode.open_audio` does."""
     return open_audio(source, track=params.audio_track, sampling_rate=params.sampling_rate)
 
@@ -41,9 +40,9 @@ def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> M
     return _opened(source, params, partial(MelWindows, n_mels=n_mels))
 
 
-def open_samples(source: AudioInput, params: TranscribeParams) -> SampledSound:
+def open_samples(source: AudioInput, params: TranscribeParams) -> SampledAudio:
     """Open a recording as `open_windows` does, for a model that takes samples."""
-    return _opened(source, params, SampledSound)
+    return _opened(source, params, SampledAudio)
 
 
 def _opened(
@@ -51,7 +50,7 @@ def _opened(
 ) -> Recorded:
     listener = voice_listener() if params.vad else None
     with ExitStack() as on_failure:
-        audio = open_sound(source, params)
+        audio = open_recording(source, params)
         on_failure.callback(audio.close)
         if listener is None:
             sound = make(audio)

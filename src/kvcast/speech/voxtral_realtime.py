@@ -1,7 +1,7 @@
 """Voxtral Realtime: sound and text advance together, a token for each 80 ms.
 
 Silence lies around the sound, as transformers' processor pads it: before it tokens tell of nothing,
-and after it the text ends, which comes later than what is said. Knows no recording and no runtime.
+and after it the text ends, which comes later than what is said.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from kvcast.families.programs import StreamedSource
 from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.abilities import ABILITIES
 from kvcast.speech.live_window import Settled, Utterances
-from kvcast.speech.recognition import Heard, Hearing, Hints, Sound
+from kvcast.speech.recognition import AudioFeatures, AudioTokenRecognition, Hints, Recognized
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.stream import TextStream
 
@@ -176,7 +176,7 @@ class PacedWindow(Utterances):
 _LOUDEST = np.float32(1.5)  # log10 of the power that features are floored below
 
 
-class VoxtralRealtimeRecognition(Hearing):
+class VoxtralRealtimeRecognition(AudioTokenRecognition):
     """A text as long as its sound, in whose tokens most say nothing; it hears the language."""
 
     audio: CausalEncoder
@@ -200,7 +200,7 @@ class VoxtralRealtimeRecognition(Hearing):
         after = -len(samples) % self._each + self.audio.after * self._each
         # Reflected, silence is silence.
         padded = np.pad(samples, (before + N_FFT // 2, after + N_FFT // 2 - HOP))
-        return Sound(self._features(padded), self.audio)
+        return AudioFeatures(self._features(padded), self.audio)
 
     def _features(self, samples: Float32) -> Float32:
         log_mel_tm = log_mel_frames(samples, self.audio.n_mels)
@@ -234,5 +234,5 @@ class VoxtralRealtimeRecognition(Hearing):
         return self.audio.silence + sound + self.audio.after - len(self._before)
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Heard:
-        return Heard(text=self.tokenizer.decode(tokens).strip(), language=hints.language)
+    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
+        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=hints.language)

@@ -2,7 +2,6 @@
 
 A sentence that does not fit is cut behind a comma or the like, or else into parts of equal length,
 never so that a word stands alone. Two short sentences may share a cue, if one of them is a word.
-Knows no segments and no format.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Segments of a recording's text, with their times.
-
-Knows no sound and no model.
-"""
+"""Segments of a recording's text, with their times."""
 
 import re
 import zlib

@@ -2,7 +2,7 @@
 
 Without options a cue is a segment, as OpenAI's `whisper.utils` writes it. With options, words are
 laid out by the rules of its `SubtitlesWriter`, or by sentence. No text of a model can change more
-than its own cue. Knows no files.
+than its own cue.
 """
 
 import math

@@ -4,8 +4,6 @@ Lines, SubRip, WebVTT and values equal the output of OpenAI's `whisper.utils`, b
 would break their lines, and for cues too short to be seen. All of these can be streamed: a
 generator yields each piece as soon as its segment is known. JSON is one line with a format version,
 described by docs/json.md and docs/transcript.schema.json.
-
-Knows no files, no standard output and no decoding.
 """
 
 import json

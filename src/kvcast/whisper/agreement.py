@@ -1,7 +1,7 @@
 """Words of hypotheses: what successive ones begin with alike, and what follows settled words.
 
 Later hypotheses may spell settled words differently; the words after these are found by the least
-changes of letters. Knows no sound and no model.
+changes of letters.
 """
 
 import unicodedata

@@ -1,8 +1,8 @@
 """Places a given text in a recording: when each of its words is spoken.
 
 The recording is transcribed first. What is heard tells which part of the text belongs to which
-window; each part is then forced into its window, and its words are placed by attention, as those
-of a transcript are. Knows no files and no runtime.
+window; each part is then forced into its window, and its words are placed by attention, as those of
+a transcript are.
 """
 
 import math

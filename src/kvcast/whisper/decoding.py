@@ -1,6 +1,6 @@
 """Options and results of decoding a 30-second window, as openai/whisper's decoding.py has them.
 
-Turns options into filters and a strategy. Knows no requests and no recordings.
+Turns options into filters and a strategy.
 """
 
 from collections.abc import Sequence

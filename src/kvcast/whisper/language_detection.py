@@ -1,6 +1,6 @@
 """Detects the language: in the first 30 seconds, and further where these are doubtful.
 
-Follows faster-whisper's detection over several windows. Knows no file formats and no runtime.
+Follows faster-whisper's detection over several windows.
 """
 
 from bisect import bisect_right

@@ -2,7 +2,6 @@
 
 Follows `transcribe` in openai/whisper's transcribe.py: windows seek by the timestamps that were
 predicted, text conditions the next window, doubtful windows are tried again, silent ones skipped.
-Knows no file formats, no runtime and no other recordings.
 """
 
 from collections import deque
@@ -57,10 +56,10 @@ class OpenEnd:
 
 @dataclass(frozen=True)
 class QuietEnd(OpenEnd):
-    """Excerpts end in a pause, so no sentence goes on.
+    """Chunks end in a pause, so no sentence goes on.
 
-    OpenAI's rules leave the text after the last timestamp to the next window. An excerpt has no
-    next one, so the model must finish its segments, and a finished text ends with the excerpt.
+    OpenAI's rules leave the text after the last timestamp to the next window. A chunk has no
+    next one, so the model must finish its segments, and a finished text ends with the chunk.
     """
 
     timestamp_begin: int

@@ -1,6 +1,6 @@
 """The Whisper model that `kvcast.load` returns, ready to transcribe.
 
-Turns the options of a call into ways to decode a window. Knows no file format.
+Turns the options of a call into ways to decode a window.
 """
 
 from collections.abc import Generator, Mapping
@@ -129,9 +129,9 @@ class WhisperModel(TranscriptionModel):
         if not self.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
         from kvcast.audio.features import open_features
-        from kvcast.speech.voice import open_sound
+        from kvcast.speech.voice import open_recording
 
-        with open_features(open_sound(audio, params), self.dimensions.n_mels) as recording:
+        with open_features(open_recording(audio, params), self.dimensions.n_mels) as recording:
             decoder = self.decoder(DecodingOptions())
             return decoder.answer(detect(decoder.requests, recording, params))
 
@@ -159,7 +159,7 @@ class WhisperModel(TranscriptionModel):
 
         """
         from kvcast.audio.features import open_features
-        from kvcast.speech.voice import open_sound
+        from kvcast.speech.voice import open_recording
 
         options = TranscribeParams(
             language=language,
@@ -171,7 +171,7 @@ class WhisperModel(TranscriptionModel):
         )
         attempts = self.attempts(options)
         decoder = self.decoder(*attempts)
-        with open_features(open_sound(audio, options), self.dimensions.n_mels) as recording:
+        with open_features(open_recording(audio, options), self.dimensions.n_mels) as recording:
             code = attempts[0].language
             if code is None and self.is_multilingual:
                 code = decoder.answer(detect(decoder.requests, recording, options)).language

@@ -1,7 +1,6 @@
 """Places the words of windows, one after another, and each next window by them.
 
-Follows openai/whisper's transcribe.py with word_timestamps. Knows no model and
-no sound.
+Follows openai/whisper's transcribe.py with word_timestamps.
 """
 
 from collections.abc import Callable, Sequence

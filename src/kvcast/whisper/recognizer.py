@@ -1,7 +1,4 @@
-"""A Whisper model as a recognizer for live transcription: hypotheses of a window, and their places.
-
-Knows no times and no settled words.
-"""
+"""A Whisper model as a recognizer for live transcription: hypotheses of a window, and their places."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """Whisper's recordings: cut where windows follow one another, or where it is quiet.
 
 Without a batch, windows follow one another as in openai/whisper's transcribe.py; in a batch, the
-recording is cut where it is quiet, and the excerpts are decoded together. Knows no file formats
-and no runtime.
+recording is cut where it is quiet, and the chunks are decoded together.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +13,8 @@ from typing_extensions import override
 from kvcast.engine.callers import JobCaller, Policy, PolicyCaller
 from kvcast.runtimes.base import Float32
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recordings import Sound, Windows, first_excerpt
-from kvcast.speech.transcription import Passage, Plan, clipped_frames
+from kvcast.speech.recordings import Sound, Windows, cut_first_chunk
+from kvcast.speech.transcription import Plan, RecordingPart, clipped_frames
 from kvcast.transcripts.segments import FRAMES_PER_SECOND
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.language_detection import LanguageSpans, detect
@@ -23,11 +22,11 @@ from kvcast.whisper.long_form import LongForm, QuietEnd
 from kvcast.whisper.requests import Features
 from kvcast.whisper.windows import WindowRequests
 
-Begin = Callable[[Passage], None]
+Begin = Callable[[RecordingPart], None]
 
 
 class WhisperPlan(Plan[Windows]):
-    """Cuts a recording into passages of windows."""
+    """Cuts a recording into parts of windows."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class WhisperPlan(Plan[Windows]):
         self._params = params
 
     @override
-    def passages(self, recording: Windows, begin: Begin) -> Policy[None]:
+    def parts(self, recording: Windows, begin: Begin) -> Policy[None]:
         # Known before the recording is released, whether windows are decoded in it or not.
         language = self.language = yield from self._detected(recording)
         clips = clipped_frames(self._params, recording.content_frames)
@@ -59,12 +58,12 @@ class WhisperPlan(Plan[Windows]):
         spans = [self._spans(recording, clip) for clip in clips]
         if self._params.batch is None:
             if clips:
-                begin(self._passage(recording, clips, attempts=attempts, spans=spans))
+                begin(self._long_form(recording, clips, attempts=attempts, spans=spans))
             return
         for clip, spoken in zip(clips, spans, strict=True):
-            attempts = yield from self._excerpts(recording, begin, clip, spoken, attempts)
+            attempts = yield from self._chunks(recording, begin, clip, spoken, attempts)
 
-    def _excerpts(
+    def _chunks(
         self,
         windows: Windows,
         begin: Begin,
@@ -72,7 +71,7 @@ class WhisperPlan(Plan[Windows]):
         spans: LanguageSpans | None,
         attempts: Sequence[DecodingOptions],
     ) -> Policy[Sequence[DecodingOptions]]:
-        """Begin a clip's excerpts, as there is room; return the attempts for the next clip."""
+        """Begin a clip's chunks, as there is room; return the attempts for the next clip."""
         quiet = QuietEnd(self._requests.tokenizer.timestamp_begin)
         joints = [round(at * FRAMES_PER_SECOND) for at in windows.timeline.joints]
         seek, end = clip
@@ -82,15 +81,15 @@ class WhisperPlan(Plan[Windows]):
                 span = yield from spans.at(seek)
                 last = span.end
                 attempts = [replace(options, language=span.language) for options in attempts]
-            excerpt = first_excerpt(windows, (seek, last), joints)
-            place = [(excerpt.first, excerpt.end)]
-            begin(self._passage(excerpt, place, attempts=attempts, end=quiet))
+            chunk = cut_first_chunk(windows, (seek, last), joints)
+            place = [(chunk.first, chunk.end)]
+            begin(self._long_form(chunk, place, attempts=attempts, end=quiet))
             attempts = [replace(options, prefix=None) for options in attempts]
-            seek = excerpt.end
+            seek = chunk.end
             yield None
         return attempts
 
-    def _passage(self, sound: Sound, clips: Sequence[tuple[int, int]], **given: Any) -> LongForm:
+    def _long_form(self, sound: Sound, clips: Sequence[tuple[int, int]], **given: Any) -> LongForm:
         return LongForm(sound, clips, requests=self._requests, params=self._params, **given)
 
     def _detected(self, windows: Windows) -> Policy[str]:

@@ -1,7 +1,4 @@
-"""Requests about a window of 30 seconds: its language, its text, and where its tokens lie.
-
-Knows no recordings, no fallback and no scheduler.
-"""
+"""Requests about a window of 30 seconds: its language, its text, and where its tokens lie."""
 
 import json
 from collections.abc import Mapping, Sequence

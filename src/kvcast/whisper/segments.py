@@ -1,6 +1,6 @@
 """Cuts a window's tokens into segments, and counts the frames to the next window.
 
-The rules are those of `transcribe` in openai/whisper's transcribe.py. Knows no sound and no model.
+The rules are those of `transcribe` in openai/whisper's transcribe.py.
 """
 
 from collections.abc import Sequence

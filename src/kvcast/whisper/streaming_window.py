@@ -1,10 +1,9 @@
 """The streaming window: at most 30 s of sound, its settled words, and the current hypothesis.
 
 Sound comes in at one end. Every hypothesis is of the whole window, so that a word which settled
-wrong misleads none after it; the words after the settled ones are new, so that settled words
-never change and are never said twice. Sound leaves at the other end, with its words, where one
-segment ends and another begins, or else between two settled words. Knows neither when to listen nor
-where sound comes from.
+wrong misleads none after it; the words after the settled ones are new, so that settled words never
+change and are never said twice. Sound leaves at the other end, with its words, where one segment
+ends and another begins, or else between two settled words.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Whisper's tokenizer: text to ids, ids to text, and the ids that control the model.
 
 Text goes through a byte-level BPE built only from tokenizer.json's vocabulary and merges, so a
-prompt that spells out `<|endoftext|>` is text and never a control token. Knows neither logits nor
-audio.
+prompt that spells out `<|endoftext|>` is text and never a control token.
 """
 
 import json

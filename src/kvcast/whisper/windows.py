@@ -1,7 +1,6 @@
 """Windows of 30 seconds as openai/whisper's decoding.py decodes them: policies that make requests.
 
-Puts together the prompt, the filters and the strategy that the options ask for. Knows no
-recordings, no seeking and no fallback; a window may be decoded several times.
+Puts together the prompt, the filters and the strategy that the options ask for.
 """
 
 from collections.abc import Sequence

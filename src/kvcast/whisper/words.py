@@ -1,7 +1,6 @@
 """Times of a window's words, and of its segments by them.
 
-Follows `add_word_timestamps` in openai/whisper's timing.py. Knows no model and no sound: the
-frames of tokens come as `TokenTimes`.
+Follows `add_word_timestamps` in openai/whisper's timing.py.
 """
 
 import string

@@ -2,14 +2,14 @@
 
 A folder `.kvcast` in the output folder holds three things:
 
-    lock            held while a run writes there
+lock            held while a run writes there
     journal.jsonl   a line of JSON per recording, appended and synced once its transcripts are saved
     *.part          transcripts that are not complete yet; renamed to their place, or left by a kill
 
 The first line names the folder of the recordings. Every line ends with the SHA-256 of the rest of
 it. A line that is cut short or damaged counts as never written: its recording is done again. Of
-several lines about a recording the last one counts. A line is data from a file that another
-program may have written, so its paths are checked to stay inside. Knows no audio and no models.
+several lines about a recording the last one counts. A line is data from a file that another program
+may have written, so its paths are checked to stay inside.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """One run over a folder: recordings to transcribe, recordings to keep, and the result of each.
 
-A recording is done when its transcripts lie in their places and the journal records it, in
-this order; a run that is killed in between does it again, with the same result. Knows no formats:
-the caller renders them.
+A recording is done when its transcripts lie in their places and the journal records it, in this
+order; a run that is killed in between does it again, with the same result.
 """
 
 import hashlib

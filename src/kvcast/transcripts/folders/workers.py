@@ -1,7 +1,7 @@
 """Recordings transcribed several at once over one model, whose weights lie in memory once.
 
 In threads, every recording has a decoder with a cache of its own, and runtimes serve callers from
-several threads; in a batch they share one. Knows neither folders nor formats.
+several threads; in a batch they share one.
 """
 
 import threading
