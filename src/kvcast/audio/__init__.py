@@ -1,1 +1,1 @@
-"""Turns sound into log-mel windows: decoding, resampling, Whisper's features, in bounded memory."""
+"""Turns audio into log-mel windows: decoding, resampling and features, in bounded memory."""

@@ -1,7 +1,4 @@
-"""Frames of MPEG audio (mp3): where recordings in a file begin, and whether a frame counts them.
-
-Decodes nothing.
-"""
+"""Frames of MPEG audio (mp3) and pages of Ogg (RFC 3533), without decoding them."""
 
 import struct
 import zlib

@@ -1,7 +1,8 @@
-"""Damage in Matroska and WebM (RFC 9559): what cannot be read becomes void.
+"""Damaged Matroska and WebM (RFC 9559), and the timestamps of frames in containers.
 
-FFmpeg gives up the rest of a cluster, which has seconds of sound, where one block's header is
-damaged. Decodes nothing.
+FFmpeg drops the rest of a cluster, seconds of audio, where one block's header is damaged: what
+cannot be read becomes void. Containers round times, clocks of recorders drift, and where recordings
+were joined times begin anew.
 """
 
 from collections.abc import Iterator, Mapping

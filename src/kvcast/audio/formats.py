@@ -1,7 +1,8 @@
-"""Extensions of the recordings that `kvcast.audio.decode` opens.
+"""Recognizes audio formats by extension and first bytes, and finds the parts of a joined file.
 
-A file is opened by its content. Names only tell the recordings in a folder from everything else
-that lies there, and formats that have no header.
+Any bytes can be raw samples, so a format is only named for bytes that samples hardly ever begin
+with. Files are joined by `cat`, or by a recorder that reopens: a reader would stop where the first
+part ends, or decode the next header as audio, so each part is opened by itself.
 """
 
 import re

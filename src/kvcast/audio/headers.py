@@ -1,8 +1,4 @@
-"""Repairs headers that tell of less sound than the file holds.
-
-A recorder that is killed leaves them: it writes how much there is when it ends. Knows where
-formats have their lengths, and decodes nothing.
-"""
+"""Repairs headers whose length field is too small (the recorder was killed)."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,4 @@
-"""The interface between `kvcast.audio.decode` and decoding libraries.
-
-A reader yields one file's samples in blocks, as they are stored. It knows nothing of file names,
-mixing to mono, resampling or error messages.
-"""
+"""The interface of decoding libraries: a file's samples, sections and tracks."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence

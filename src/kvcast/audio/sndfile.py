@@ -1,4 +1,4 @@
-"""Reads wav, flac, ogg, mp3 and libsndfile's other formats, and detects files that are cut short."""
+"""Reads wav, flac, ogg, mp3 and libsndfile's other formats, and detects truncated files."""
 
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""The interface of a recording that is open, and resampling to the rate of everything behind it."""
+"""The interface of an open recording: resampling to 16 kHz, and mixing its channels.
+
+Channels become their mean, one of them, or the loudest where they cancel out.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol

@@ -1,7 +1,6 @@
-"""Sound as it arrives: raw PCM, or WAV of unknown length.
+"""Live audio: raw PCM, WAV of unknown length, or G.711 (mu-law and A-law).
 
-`kvcast.audio.decode` reads recordings that lie somewhere; this takes bytes as they come, of any
-number, and keeps none.
+Bytes arrive in any number. G.711 is decoded by the tables 1 and 2 of ITU-T Recommendation G.711.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""Parts of a recording, put together, and their times in the recording."""
+"""Maps times in the parts of a recording that are transcribed to times in the recording."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence

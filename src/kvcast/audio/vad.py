@@ -1,9 +1,9 @@
-"""Voice activity detection: the parts of a recording that are speech, and these parts alone.
+"""Voice activity detection: the speech of a recording, and endpointing of live audio.
 
 From probabilities of speech to parts as Silero's `get_speech_timestamps` does it (snakers4/
 silero-vad, utils_vad.py), in arrays. A part without 0.2 s of speech in one go is dropped: chords
-and tones sound like speech for up to 0.16 s. The source of the probabilities is called and not
-known here.
+and tones sound like speech for up to 0.16 s. The probabilities come from a `Listener`: Silero, or
+`Loudness`, which needs no model.
 """
 
 import contextlib

@@ -1,4 +1,1 @@
-"""Recordings in, segments of text out: what every model that transcribes shares.
-
-And models beside Whisper, which hear chunks.
-"""
+"""Recordings in, segments of text out: what all models that transcribe share."""

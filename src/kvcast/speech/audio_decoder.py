@@ -1,6 +1,6 @@
-"""Qwen3-ASR, Voxtral and Granite Speech: decoders whose prompt has the embeddings of a chunk.
+"""Qwen3-ASR, Voxtral and Granite Speech: decoder-only models with audio embeddings in the prompt.
 
-Prompts are those that transformers' processors write.
+Prompts are those of transformers' processors, and for Granite those of IBM's model cards.
 """
 
 import re

@@ -1,6 +1,7 @@
-"""Canary and Cohere's Transcribe: a prompt names languages, the text answers what is heard.
+"""NeMo's FastConformers: Canary, Cohere's Transcribe and Parakeet (CTC, RNN-T and TDT transducers).
 
-Prompts are those that transformers' processors write.
+Prompts and word times are those of NeMo and of transformers' processors. A transducer's decode
+token packs a token id and the encoder frame that is read next.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""The text of a sound that is still arriving, of models that encode it as it comes.
+"""Live decoding of models whose encoder takes audio as it comes (streaming Moonshine).
 
-Positions that no later sound changes are encoded once. After the settled tokens the text is what
-the model would write of all sound so far: the tokens of the last hypothesis are read again in one
-call, and new ones follow from where the model would choose another. Settled ones are not read again
-while the sound grows.
+Encoder positions that no later audio changes are computed once. Every hypothesis is two: the text
+of these positions, and that of all audio so far; words with which both begin are settled. The
+tokens of the last hypothesis are drafts: verified in one call, and continued where the model
+chooses another.
 """
 
 from collections import deque

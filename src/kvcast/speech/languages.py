@@ -1,8 +1,7 @@
-"""Whisper's languages, in the order of their tokens, and their names.
+"""Whisper's languages, in the order of their tokens, their names and their other codes.
 
-Order and names are those of openai/whisper's tokenizer.py: the i-th language's token is the
-start-of-transcript token plus 1 + i. Codes of BCP 47 and names in a language's own spelling are
-understood as well.
+Other codes are those of ISO 639-2 and 639-3, older ones, and those of single languages of a larger
+one that has a token; names are other English ones, CLDR's own names, and some without marks.
 """
 
 import difflib

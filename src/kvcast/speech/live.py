@@ -1,10 +1,4 @@
-"""Transcription of sound that is still arriving.
-
-A window hears the sound of an utterance, gives another hypothesis for every step, and tells which
-words of it are settled (`kvcast.whisper.streaming_window`, `kvcast.speech.incremental`). A pause
-ends the utterance and settles the rest. Memory and work per second of sound are bounded, as windows
-are. Reads no stream and knows no terminal.
-"""
+"""Live transcription: endpointing, utterances, and segments of settled words."""
 
 import time
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""The interface of a window over sound that is still arriving, whose words settle."""
+"""The interface of a window over live audio, whose words settle, and its utterances."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

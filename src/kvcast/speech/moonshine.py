@@ -1,4 +1,4 @@
-"""Moonshine: the text of a chunk follows one token, and the sound is samples."""
+"""Moonshine: the encoder takes samples, and the decoder's prompt is one token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What differs between models that hear a chunk and write its text: a `Recognition` of each."""
+"""What differs between speech models: a `Recognition` of each makes inputs and prompts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

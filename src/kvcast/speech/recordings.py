@@ -1,4 +1,4 @@
-"""Interfaces of an opened recording, as tasks need it."""
+"""Interfaces of an opened recording, and cutting it into chunks where it is quiet."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

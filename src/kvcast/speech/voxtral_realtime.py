@@ -1,7 +1,7 @@
-"""Voxtral Realtime: sound and text advance together, a token for each 80 ms.
+"""Voxtral Realtime: one token for each 80 ms of audio, most of them padding.
 
-Silence lies around the sound, as transformers' processor pads it: before it tokens tell of nothing,
-and after it the text ends, which comes later than what is said.
+Live, every piece is encoded once and gives one token, which never changes; a word is settled when
+the next one begins. An utterance's text is that of the same audio in a file.
 """
 
 from collections.abc import Callable, Iterator, Sequence

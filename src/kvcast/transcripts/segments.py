@@ -1,4 +1,4 @@
-"""Segments of a recording's text, with their times."""
+"""Segments of a recording's text with their times, and replacement rules for names and terms."""
 
 import re
 import zlib

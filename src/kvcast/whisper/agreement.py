@@ -1,7 +1,8 @@
-"""Words of hypotheses: what successive ones begin with alike, and what follows settled words.
+"""LocalAgreement and AlignAtt: which words of successive hypotheses are settled.
 
-Later hypotheses may spell settled words differently; the words after these are found by the least
-changes of letters.
+`AlignAtt` settles what the model attends to well before the end of the audio, `LocalAgreement` what
+several hypotheses begin with. Later hypotheses may spell settled words differently; the words after
+these are found by the least edit distance.
 """
 
 import unicodedata

@@ -1,6 +1,6 @@
-"""Options and results of decoding a 30-second window, as openai/whisper's decoding.py has them.
+"""Options, prompt and logits processors of a 30-second window, as in openai/whisper's decoding.py.
 
-Turns options into filters and a strategy.
+Hotwords and the order before a prefix are faster-whisper's.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
-"""Detects the language: in the first 30 seconds, and further where these are doubtful.
+"""Language detection: in the first 30 seconds, in further ones if these leave doubt, and by spans.
 
-Follows faster-whisper's detection over several windows.
+Several windows are combined as faster-whisper does. Spans: a model names the language of the larger
+or louder part of a window, and is sure of it even where a third is in another; so pieces between
+long pauses are detected.
 """
 
 from bisect import bisect_right

@@ -1,7 +1,9 @@
-"""Long form: clips of a recording, decoded window by window, each after the text before.
+"""Long form: clips decoded window by window, with temperature fallback, as in openai/whisper.
 
 Follows `transcribe` in openai/whisper's transcribe.py: windows seek by the timestamps that were
-predicted, text conditions the next window, doubtful windows are tried again, silent ones skipped.
+predicted, text conditions the next window, failed windows are decoded again at a higher
+temperature, silent ones are skipped. Text that was stopped because it repeats itself has failed,
+too.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
-"""Places the words of windows, one after another, and each next window by them.
+"""Word times of successive windows, and text that was hallucinated in silence.
 
-Follows openai/whisper's transcribe.py with word_timestamps.
+Follows `hallucination_silence_threshold` in openai/whisper's transcribe.py.
 """
 
 from collections.abc import Callable, Sequence

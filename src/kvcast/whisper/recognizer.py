@@ -1,4 +1,4 @@
-"""A Whisper model as a recognizer for live transcription: hypotheses of a window, and their places."""
+"""Whisper as a recognizer of live audio: hypotheses of a window, and where their words lie."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Requests about a window of 30 seconds: its language, its text, and where its tokens lie."""
+"""Requests about a 30-second window: its language, its text, its alignment; and repetition loops.
+
+A text that repeats itself has period p where each of its last tokens equals the one p before it.
+"""
 
 import json
 from collections.abc import Mapping, Sequence

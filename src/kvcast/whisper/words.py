@@ -1,7 +1,4 @@
-"""Times of a window's words, and of its segments by them.
-
-Follows `add_word_timestamps` in openai/whisper's timing.py.
-"""
+"""Splits a window's tokens into words and places them in time, as openai/whisper does."""
 
 import string
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,8 @@
-"""Finds the recordings of a folder. Opens none of them."""
+"""Finds the recordings of a folder, and names their transcripts so that no two share a file.
+
+`talks/a.mp3` becomes `talks/a.txt`. Where recordings of one folder differ in their extension alone,
+each keeps its whole name: `a.mp3.txt` and `a.wav.txt`.
+"""
 
 import itertools
 import os
