@@ -14,7 +14,6 @@ from checkpoints.tiny_tensorflow import DATA, RELEASES, WRITER, copied, variable
 from kit.models import whole_logits
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.families.t5 import T5Dimensions
-from kvcast.families.table import family_of
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder, EagerPrefix
@@ -75,7 +74,7 @@ def configured(release, tmp_path, **fields):
 def test_a_release_has_its_dimensions_its_tensors_and_its_text(release):
     checkpoint = open_checkpoint(DATA / release)
     assert checkpoint.dimensions == read_dimensions(DATA / release) == DIMENSIONS[release]
-    family = family_of(checkpoint.family)
+    family = checkpoint.family
     expected = family.tensor_shapes(checkpoint.dimensions)
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == expected
     about = {"end_tokens": [3], "tokenizer": "bert", "lowercase": True}

@@ -772,7 +772,7 @@ def test_tensors_without_use_are_listed_and_told_where_they_may_have_had_one(lla
 def test_the_tokenizers_files_go_along(llama):
     (llama / "chat_template.jinja").write_text("{{ messages }} ü")
     checkpoint = open_checkpoint(llama)
-    assert checkpoint.family == "decoder"
+    assert checkpoint.family.name == "decoder"
     assert checkpoint.source == f"Hugging Face folder {llama}"
     assert set(checkpoint.text) == {"tokenizer.json", "text.json", "chat_template.jinja"}
     assert checkpoint.text["tokenizer.json"] == (llama / "tokenizer.json").read_bytes()

@@ -80,7 +80,7 @@ def test_every_tensor_and_dimension_is_what_transformers_saved(name, tmp_path):
     model = random_t5(name)
     dimensions, tensors = t5_tensors(model)
     checkpoint = open_checkpoint(save_t5(model, tmp_path / "model", byt5=name == "BYT5"))
-    assert checkpoint.family == "t5"
+    assert checkpoint.family.name == "t5"
     assert checkpoint.source == f"Hugging Face folder {tmp_path / 'model'}"
     assert checkpoint.dimensions == dimensions
     assert_same_tensors(checkpoint.tensors, tensors)

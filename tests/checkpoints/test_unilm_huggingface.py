@@ -74,7 +74,7 @@ def test_published_configurations_give_the_sizes_that_are_known(name):
 def test_every_tensor_and_dimension_is_what_transformers_saved(name, tmp_path):
     model = random_unilm(name)
     checkpoint = open_checkpoint(save_unilm(model, tmp_path / "model"))
-    assert checkpoint.family == "unilm"
+    assert checkpoint.family.name == "unilm"
     assert checkpoint.source == f"Hugging Face folder {tmp_path / 'model'}"
     assert checkpoint.dimensions == DIMENSIONS[name]
     assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model))

@@ -16,6 +16,7 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.cli import main
 from kvcast.errors import UsageError
+from kvcast.families.table import FAMILIES
 from kvcast.loading.exporting import _check_calibration
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerDecoderOnly
@@ -129,7 +130,7 @@ def test_a_loaded_checkpoint_is_exported_once_and_apart_from_int4(
 
 def test_mixtures_of_experts_are_refused_before_their_weights_are_read() -> None:
     with pytest.raises(UsageError, match="mixtures of experts have no int4-calibrated"):
-        _check_calibration("decoder", MIXTRAL)
+        _check_calibration(FAMILIES["decoder"], MIXTRAL)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from kit.models import encoded
 from kit.random_barts import END, KINDS, PAD, POSITIONS, START, random_bart, save_bart
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
 from kvcast.errors import UsageError
-from kvcast.families.table import family_of
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
@@ -49,7 +48,7 @@ def padded(sources):
 def test_logits_of_ragged_sources_in_chunks_and_steps(theirs, folder):
     checkpoint = open_checkpoint(folder)
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    assert shapes == family_of(checkpoint.family).tensor_shapes(checkpoint.dimensions)
+    assert shapes == checkpoint.family.tensor_shapes(checkpoint.dimensions)
     generator = np.random.default_rng(0)
     sources = [generator.integers(6, 80, length) for length in SOURCE_LENGTHS]
     targets = generator.integers(6, 80, (len(sources), sum(CHUNKS)))

@@ -14,7 +14,6 @@ from kit.random_conformers import (
     save_conformer,
 )
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
-from kvcast.families.table import family_of
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import eager_runtime
 from kvcast.runtimes.native.target import NativeTarget
@@ -65,7 +64,7 @@ def heard(runtime, dimensions, features, capacity):
 
 def test_a_checkpoint_has_the_shapes_of_its_dimensions(folder, checkpoint):
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    assert shapes == family_of(checkpoint.family).tensor_shapes(checkpoint.dimensions)
+    assert shapes == checkpoint.family.tensor_shapes(checkpoint.dimensions)
     found = vars(checkpoint.dimensions)
     assert {
         **vars(read_dimensions(folder)),

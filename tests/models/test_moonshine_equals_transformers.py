@@ -54,7 +54,7 @@ def expected(theirs, sound, target_s):
 
 
 def test_the_tensors_and_the_configuration_alone_give_the_same_sizes(theirs, folder, checkpoint):
-    assert checkpoint.family == "moonshine"
+    assert checkpoint.family.name == "moonshine"
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
     assert shapes == tensor_shapes(checkpoint.dimensions)
     told = read_dimensions(folder)

@@ -217,7 +217,6 @@ def _use_adapter(folder: Path) -> None:
 def _use_checkpoint(folder: Path) -> None:
     """Open it as kvcast's own kernels do, call it, and read what an export reads."""
     from kvcast.checkpoints.source import locate, open_checkpoint
-    from kvcast.families.table import family_of
     from kvcast.loading.proof import stepped, steps_of
     from kvcast.runtimes.target import TARGETS
     from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
@@ -226,7 +225,7 @@ def _use_checkpoint(folder: Path) -> None:
     checkpoint = open_checkpoint(locate(str(path)))
     precision = RUNTIMES["native"].choose_opening(PrecisionRequest())
     runtime = TARGETS["native"].open_checkpoint(checkpoint, precision, 1)
-    family, sizes = family_of(checkpoint.family), checkpoint.dimensions
+    family, sizes = checkpoint.family, checkpoint.dimensions
     probe = family.probe(sizes)
     if (steps := steps_of(family, sizes, probe)) > 0:
         stepped(runtime, probe, min(2, steps))

@@ -20,7 +20,7 @@ from kvcast_bench.writing.huggingface import write_huggingface
 def shallower(model: str, layers: int, folder: Path) -> Path:
     """Write a packaged model with only so many of its decoder's layers."""
     checkpoint: Any = open_checkpoint(locate(model))
-    assert checkpoint.family == "whisper"
+    assert checkpoint.family.name == "whisper"
     dimensions = replace(checkpoint.dimensions, decoder_layers=layers, alignment_heads=())
     tensors = {name: checkpoint.tensors[name] for name in tensor_shapes(dimensions)}
     generation = {

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
+from kvcast.families.base import Family
 from kvcast.families.table import family_with
 from kvcast.spec.runtimes import OWN, BundlePrecision
 from kvcast.spec.stored_matrices import CodedMatrix, Encoding, FileRows, joined_rows
@@ -165,9 +166,9 @@ class Checkpoint:
     generation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def family(self) -> str:
-        """Name of the model's family."""
-        return family_with(self.dimensions).name
+    def family(self) -> Family:
+        """The model's family."""
+        return family_with(self.dimensions)
 
     def opened_in(self, precision: BundlePrecision) -> BundlePrecision:
         """Return what a precision is for these files: int8 where `OWN` finds no codes to keep."""

@@ -133,7 +133,7 @@ def bias_of(model: str, head: int) -> Bias:
     checkpoint = open_checkpoint(located)
     if not isinstance(checkpoint.dimensions, T5Dimensions):
         raise KvcastError(
-            f"{model} is a {checkpoint.family} model: only a T5 has a relative position bias"
+            f"{model} is a {checkpoint.family.name} model: only a T5 has a relative position bias"
         )
     sizes = checkpoint.dimensions
     if head >= sizes.heads:

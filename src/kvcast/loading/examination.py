@@ -130,7 +130,7 @@ def _checkpoint(place: Path, adapters: Sequence[Adapter]) -> Source:
         return opening.open_checkpoint(checkpoint, precision, available_cores(), instructions)
 
     return Source(
-        family=family_of(checkpoint.family),
+        family=checkpoint.family,
         dimensions=checkpoint.dimensions,
         parts_of=checkpoint.tensors.parts_of,
         open=opened,

@@ -19,8 +19,8 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.lora import Adapter
 from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_checkpoint
 from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.families.base import Family
 from kvcast.families.programs import KEY_VALUE
-from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, special_tokens
 from kvcast.loading.isolation import remember_success
 from kvcast.loading.params import ExportParams
@@ -145,7 +145,7 @@ def export_folder(
         )
         graphs, layers = target.lower(job, folder)
         manifest = Manifest(
-            family=checkpoint.family,
+            family=checkpoint.family.name,
             runtime=runtime,
             quantize=precision.quantize,
             dtype=precision.dtype,
@@ -166,7 +166,7 @@ def export_folder(
         describe_packages(folder, manifest)
         sealed = seal(folder, manifest)
         on_phase("proving")
-        candidate = target.open(checkpoint.family, folder, sealed, 2)
+        candidate = target.open(checkpoint.family.name, folder, sealed, 2)
         # Opened as a user will open it, so a damaged tokenizer is reported now.
         model_of(candidate, checkpoint.dimensions, checkpoint.text)
         record = prove(candidate, target.reference(job), exact=precision.exact)
@@ -177,7 +177,7 @@ def export_folder(
 
 def _check_room(output: Path, checkpoint: Checkpoint, precision: BundlePrecision) -> None:
     """Raise InputOutputError if the weights alone, in this precision, have no room on the disk."""
-    shapes = family_of(checkpoint.family).tensor_shapes(checkpoint.dimensions)
+    shapes = checkpoint.family.tensor_shapes(checkpoint.dimensions)
     weights = sum(prod(shape) for shape in shapes.values())
     least = int(weights * _BYTES_PER_WEIGHT.get(precision.quantize, 0.5))
     if (left := room_at(output)) is not None and left < least:
@@ -196,7 +196,7 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
     """Raise UsageError for a model with layers that a runtime does not have."""
     if RUNTIMES[runtime].other_layers:
         return
-    dimensions, family = checkpoint.dimensions, family_of(checkpoint.family)
+    dimensions, family = checkpoint.dimensions, checkpoint.family
     caches = family.caches(dimensions)
     layers = [run for run in caches if run.kind != "cross" and run.parts == KEY_VALUE]
     programs = family.write_programs(dimensions).values()
@@ -224,9 +224,9 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
     )
 
 
-def _check_calibration(family: str, dimensions: Any) -> None:
+def _check_calibration(family: Family, dimensions: Any) -> None:
     """Raise UsageError for a model that `lowering.calibration` is not made for."""
-    if problem := family_of(family).calibration_problem(dimensions):
+    if problem := family.calibration_problem(dimensions):
         raise UsageError(f"{problem}: use --quantize int4")
 
 

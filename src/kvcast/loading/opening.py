@@ -34,7 +34,7 @@ from kvcast.checkpoints.source import (
     open_checkpoint,
 )
 from kvcast.errors import InputOutputError, KvcastError, UsageError
-from kvcast.families.base import Task
+from kvcast.families.base import Family, Task
 from kvcast.families.table import family_of
 from kvcast.loading.components import model_of, programs_of, quantize_eager
 from kvcast.loading.exporting import check_export, check_recipe, export_folder, require
@@ -134,7 +134,7 @@ def open_model(
         return direct
     else:
         folder, manifest = export_once(folder, str(model), params, task, adapters)
-    _check_task(model, manifest.family, task)
+    _check_task(model, family_of(manifest.family), task)
     check_request(folder, manifest, runtime, request)
     if isolate:
         check_in_child(folder, manifest, trust=params.trust)
@@ -222,9 +222,9 @@ def located(model: str | Path, on_phase: OnPhase) -> Path:
     return Path(model) if is_package(Path(model)) else locate(str(model), on_phase)
 
 
-def _check_task(model: str | Path, family: str, task: Task | None) -> None:
+def _check_task(model: str | Path, family: Family, task: Task | None) -> None:
     """Raise UsageError for a model of another task."""
-    if task is not None and (own := family_of(family).task) != task:
+    if task is not None and (own := family.task) != task:
         raise UsageError(f"{model} {_OTHER_TASK[own]}, or another model")
 
 

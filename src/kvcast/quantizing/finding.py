@@ -11,7 +11,6 @@ from typing import Any
 from kvcast.bundle.manifest import is_bundle
 from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
-from kvcast.families.table import family_of
 from kvcast.inspect.units import grid
 from kvcast.loading.opening import open_model
 from kvcast.loading.params import LoadParams
@@ -105,7 +104,7 @@ def find_recipe(model: str, params: QuantizeParams) -> Found:
         ),
     ).model
     params.on_phase("writing in fp32")
-    family = family_of(checkpoint.family)
+    family = checkpoint.family
     passages = passages_of(exact, family, params.on, params.positions, params.language)
     trials = Trials(checkpoint, exact.runtime.interpreter, passages, threads, params.on_phase)
     name = Path(model).resolve().name if Path(model).exists() else model

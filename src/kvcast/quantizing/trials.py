@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.programs import CacheLayers
-from kvcast.families.table import family_of
 from kvcast.quantizing.passages import Passage
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.native.interpreter import Interpreter
@@ -99,7 +98,7 @@ class Trials:
             on_phase: called as matrices are packed.
 
         """
-        self.family = family_of(checkpoint.family)
+        self.family = checkpoint.family
         self.passages = passages
         self.programs = self.family.write_programs(checkpoint.dimensions)
         self.choices = choices({name: roles_of(each) for name, each in self.programs.items()})
@@ -201,7 +200,7 @@ class Trials:
             for part in self.packed[MATRICES[0]]
         )
         precision = BundlePrecision(quantize=RECIPE, cache=recipe.self_cache, recipe=recipe)
-        layers = cache_layers(self.family.name, self._checkpoint.dimensions, precision)
+        layers = cache_layers(self.family, self._checkpoint.dimensions, precision)
         return weights + self._cache_bytes(layers)
 
     @cached_property

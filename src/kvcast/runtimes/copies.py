@@ -12,7 +12,6 @@ from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import Family
 from kvcast.families.programs import ENCODED
-from kvcast.families.table import family_of
 from kvcast.runtimes.traffic import CacheTraffic, CallSizes, ModelTraffic, TrafficReader
 from kvcast.spec.runtimes import RUNTIMES, BundlePrecision, imported
 
@@ -55,10 +54,10 @@ def traffic_of_checkpoint(
         KvcastError: the model cannot be read.
 
     """
-    sizes = _fitting(sizes, family_of(checkpoint.family), checkpoint.dimensions)
+    sizes = _fitting(sizes, checkpoint.family, checkpoint.dimensions)
     precision = checkpoint.opened_in(precision)
     return ModelTraffic(
-        family=checkpoint.family,
+        family=checkpoint.family.name,
         runtime=runtime,
         precision=precision,
         sizes=sizes,

@@ -74,7 +74,7 @@ class LoweringJob:
     @property
     def family(self) -> Family:
         """The model's family."""
-        return family_of(self.checkpoint.family)
+        return self.checkpoint.family
 
     @property
     def dimensions(self) -> Any:

@@ -33,7 +33,7 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path) -> None:
 
     A decoder-only model must be `is_like_llama` and have a tokenizer.json.
     """
-    _WRITERS[checkpoint.family](checkpoint, folder)
+    _WRITERS[checkpoint.family.name](checkpoint, folder)
 
 
 def write_folder(

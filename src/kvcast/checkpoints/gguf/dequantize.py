@@ -68,7 +68,7 @@ def _half(blocks: Bytes, first: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(blocks[:, first : first + 2]).view("<f2").astype(np.float32)
 
 
-def _signed(codes: Bytes, zero: int) -> NDArray[np.int8]:
+def _signed(codes: NDArray[Any], zero: int) -> NDArray[np.int8]:
     return codes.view(np.int8) - np.int8(zero)
 
 

@@ -174,7 +174,7 @@ class InspectedModel:
         reference = reference_of(checkpoint, lambda: programs_of(checkpoint), on_phase)
         reader = AttentionReader(checkpoint, reference)
         if not reader.kinds:
-            raise KvcastError(f"{name} is a {checkpoint.family}: its decoder has no attention")
+            raise KvcastError(f"{name} is a {checkpoint.family.name}: its decoder has no attention")
         recorded = RecordingRuntime(reference.runtime)
         model = model_of(recorded, checkpoint.dimensions, checkpoint.text)
         return cls(name=name, reader=reader, recorded=recorded, model=model)

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
-from kvcast.families.table import family_of
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.models.ops.attention import cross_attention, self_attention, shared_attention
 from kvcast.models.ops.states import convolve_and_keep
@@ -55,7 +54,7 @@ class EagerTraffic(TrafficReader):
     def checkpoint(
         self, checkpoint: "Checkpoint", precision: BundlePrecision, sizes: CallSizes
     ) -> Sequence[ProgramTraffic]:
-        family, dimensions = family_of(checkpoint.family), checkpoint.dimensions
+        family, dimensions = checkpoint.family, checkpoint.dimensions
         tensors, probed = family.tensor_shapes(dimensions), probed_shapes(family, dimensions)
         layers = family.caches(dimensions)
         constants = family.constants(dimensions, checkpoint.tensors)

@@ -13,8 +13,8 @@ from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.checkpoints.base import Checkpoint, LazyTensors
 from kvcast.checkpoints.safetensors import read_safetensors
 from kvcast.errors import KvcastError
+from kvcast.families.base import Family
 from kvcast.families.programs import CacheLayers
-from kvcast.families.table import family_of
 from kvcast.runtimes.native.interpreter import WEIGHTS, Interpreter, read_program
 from kvcast.runtimes.native.library import Machine
 from kvcast.runtimes.native.weights import BundleWeights, CheckpointWeights, packed_constants
@@ -56,7 +56,7 @@ def open_checkpoint(
     `instructions` is a set of the library's, by default the chosen.
     """
     precision = checkpoint.opened_in(precision)
-    family, dimensions = family_of(checkpoint.family), checkpoint.dimensions
+    family, dimensions = checkpoint.family, checkpoint.dimensions
     programs = family.write_programs(dimensions)
     machine = Machine(threads, instructions)
     weights = CheckpointWeights(
@@ -79,7 +79,7 @@ def manifest_of(
 ) -> Manifest:
     """Return the manifest that a checkpoint's bundle would have."""
     return Manifest(
-        family=checkpoint.family,
+        family=checkpoint.family.name,
         runtime="native",
         quantize=precision.quantize,
         dtype=precision.dtype,
@@ -108,13 +108,13 @@ def graphs_of(programs: Mapping[str, Program], folder: str) -> dict[str, Graph]:
 
 
 def cache_layers(
-    family: str, dimensions: Any, precision: BundlePrecision
+    family: Family, dimensions: Any, precision: BundlePrecision
 ) -> tuple[CacheLayers, ...]:
     """Return the layout of caches of that precision."""
     own, cross = _DTYPES[precision.cache], _DTYPES[precision.cross]
     return tuple(
         layer.of_dtype(cross if layer.kind == "cross" else own)
-        for layer in family_of(family).caches(dimensions)
+        for layer in family.caches(dimensions)
     )
 
 

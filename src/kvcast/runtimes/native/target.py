@@ -36,7 +36,7 @@ class NativeTarget(Target):
             job.on_phase,
             job.blocks_of,
         )
-        return graphs, cache_layers(job.family.name, job.dimensions, job.precision)
+        return graphs, cache_layers(job.family, job.dimensions, job.precision)
 
     @override
     def reference(self, job: LoweringJob) -> Reference:
@@ -99,4 +99,4 @@ class NativeTarget(Target):
         from kvcast.runtimes.native.opening import open_checkpoint
 
         manifest, interpreter = open_checkpoint(checkpoint, precision, threads, on_phase=on_phase)
-        return self.runtimes()[family_of(checkpoint.family).interface](manifest, interpreter)
+        return self.runtimes()[checkpoint.family.interface](manifest, interpreter)
