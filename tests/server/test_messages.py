@@ -168,7 +168,7 @@ def test_a_call_can_be_required(client: anthropic.Anthropic):
     ],
     ids=str,
 )
-def test_a_wrong_request_is_told_as_anthropic_does(client, options, says):
+def test_a_wrong_request_is_refused_as_anthropic_does(client, options, says):
     with pytest.raises(anthropic.BadRequestError) as error:
         ask(client, **options)
     assert error.value.body["type"] == "error"

@@ -125,7 +125,7 @@ def assert_equal(
 
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [0.6, 1.0, 2.0, 0.0, -1.0])
-@pytest.mark.parametrize("beams", [4, 8])
+@pytest.mark.parametrize("beams", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_equals_transformers(beams: int, length_penalty: float, early_stopping: bool):
     options = search(beams, length_penalty, early_stopping)
     lengths = set()

@@ -58,7 +58,7 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
         bool(body.tools),
     )
     prompt = MadePrompt(conversation(served, body.messages, tools.offered, state.limits.max_prompt))
-    options, copies = copied(_chat_options(body, served) | tools.shape)
+    options, copies = copied({**_chat_options(body, served), **tools.shape})
     if state.limits.reasoning_budget is not None:
         options.setdefault("reasoning_budget", state.limits.reasoning_budget)
     job = await state.write(request, served, prompt, options)
