@@ -53,15 +53,16 @@ class PromptParams(SamplingParams):
     json_schema: str | Mapping[str, Any] | None = STRUCTURE(
         None, check=_Schema(), metavar="JSON|FILE"
     )(
-        "write JSON that this JSON Schema describes, given as its text (on the command "
+        "generate JSON that this JSON Schema describes, given as its text (on the command "
         "line also a file, in Python also a dict)"
     )
-    json_object: bool = STRUCTURE(False)("write a JSON object")
+    json_object: bool = STRUCTURE(False)("generate a JSON object")
     regex: str | None = STRUCTURE(None, check=FILLED, metavar="PATTERN")(
-        "write a text that this regular expression matches as a whole"
+        "generate a text that this regular expression matches as a whole"
     )
     lark: str | None = STRUCTURE(None, check=FILLED, metavar="FILE")(
-        "write a text of this grammar in llguidance's variant of Lark (on the command line a file)"
+        "generate a text of this grammar in llguidance's variant of Lark (on the command line a "
+        "file)"
     )
 
     @override
