@@ -14,7 +14,7 @@ PLACES = ((0, 100), (0, 40), (40, 130), (130, 500), (20, 60), (499, 500), (300, 
 
 
 @pytest.mark.parametrize("kept", [0, 10**7], ids=["read again", "kept"])
-def test_excerpts_have_their_samples_in_any_order(kept: int, monkeypatch: Any):
+def test_chunks_have_their_samples_in_any_order(kept: int, monkeypatch: Any):
     monkeypatch.setattr(features, "_KEPT", kept)
     sound = SampledAudio(open_audio(SOUND))
     assert (sound.content_frames, sound.duration) == (500, len(SOUND) / 16_000)

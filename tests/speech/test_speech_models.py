@@ -1,6 +1,6 @@
 """Recordings, batches, folders, the server and subtitles of a model beside Whisper.
 
-Its weights are random, so its text says nothing; that it is the one of the whole excerpt is proved
+Its weights are random, so its text says nothing; that it is the one of the whole chunk is proved
 in tests/models.
 """
 
@@ -56,7 +56,7 @@ def segments(model: Any) -> list[Any]:
     return list(model.transcribe(recording(), **FEW))
 
 
-def test_excerpts_are_cut_where_it_is_quiet(segments: list[Any]):
+def test_chunks_are_cut_where_it_is_quiet(segments: list[Any]):
     assert segments[0].start == 0
     assert segments[-1].end == SECONDS
     for before, after in pairwise(segments):

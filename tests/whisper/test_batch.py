@@ -217,7 +217,7 @@ def chunks(sound: Any, clip: tuple[int, int], joints: Sequence[int] = ()) -> lis
     clip=st.tuples(st.integers(0, 4000), st.integers(1, 12_000)),
     pauses=st.lists(st.integers(0, 15_000), max_size=8),
 )
-def test_excerpts_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: list[int]):
+def test_chunks_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: list[int]):
     start, end = clip[0], clip[0] + clip[1]
     sound_mt = np.ones((2, 16_000), np.float32)
     for pause in pauses:
@@ -290,7 +290,7 @@ def result(*tokens: int, complete: bool = True) -> DecodingResult:
     )
 
 
-def test_a_text_that_has_ended_ends_with_its_excerpt():
+def test_a_text_that_has_ended_ends_with_its_chunk():
     ending, window = QuietEnd(BEGIN), Window(4000, 2500)
     cut = (BEGIN, 50, BEGIN + 40, BEGIN + 40, 51)
     assert ending.tokens(result(*cut), window) == (*cut, BEGIN + 1250)
@@ -301,7 +301,7 @@ def test_a_text_that_has_ended_ends_with_its_excerpt():
     assert ending.tokens(result(), window) == ()
 
 
-def test_segments_that_begin_in_an_excerpt_are_finished_in_it():
+def test_segments_that_begin_in_a_chunk_are_finished_in_it():
     options = QuietEnd(BEGIN).options(DecodingOptions(), Window(4000, 2500))
     assert options.latest_start == 24
     eot = tokenizer().eot

@@ -164,7 +164,7 @@ def test_recordings_in_a_batch_give_what_each_gives_alone(runtime, load, recordi
     ],
     ids=str,
 )
-def test_a_long_recording_gives_in_a_batch_what_its_excerpts_give_one_by_one(
+def test_a_long_recording_gives_in_a_batch_what_its_chunks_give_one_by_one(
     runtime, options, load, recordings
 ):
     model = load("demo", runtime=runtime, quantize="none")
