@@ -20,68 +20,41 @@ OWN = {
         "families.whisper",
         "whisper.model",
         "whisper.tokenizer",
-        "checkpoints.whisper_*",
-        "checkpoints.alignment",
+        "checkpoints.speech.whisper*",
     ),
     "decoder": (
         "families.decoder",
         "text.model",
-        "checkpoints.decoder_*",
-        "checkpoints.tables",
-        "checkpoints.gguf*",
-        "checkpoints.mistral",
+        "checkpoints.decoder.*",
+        "checkpoints.gguf.*",
         "*.audio_decoder*",
     ),
-    "t5": (
-        "families.t5",
-        "inspect.bias",
-        "text.t5",
-        "checkpoints.t5_huggingface",
-    ),
-    "bart": (
-        "families.bart",
-        "text.bart",
-        "checkpoints.bart_huggingface",
-    ),
+    "t5": ("families.t5", "inspect.bias", "checkpoints.text2text.t5"),
+    "bart": ("families.bart", "checkpoints.text2text.bart"),
     "audio_decoder": (
         "families.audio_decoder",
         "speech.audio_decoder",
-        "checkpoints.audio_decoder_huggingface",
+        "checkpoints.speech.audio_decoder",
     ),
-    "t5gemma": (
-        "families.t5gemma",
-        "text.t5gemma",
-        "checkpoints.t5gemma_huggingface",
-        "checkpoints.t5gemma2_huggingface",
-    ),
+    "t5gemma": ("families.t5gemma", "checkpoints.text2text.t5gemma"),
     "moonshine": (
         "families.moonshine",
         "families.moonshine_encoder",
         "speech.moonshine",
-        "checkpoints.moonshine_huggingface",
+        "checkpoints.speech.moonshine",
     ),
-    "canary": (
-        "families.canary",
-        "speech.canary",
-        "checkpoints.canary_huggingface",
-    ),
-    "parakeet": (
-        "families.parakeet",
-        "speech.parakeet",
-        "checkpoints.parakeet_huggingface",
-    ),
-    "unilm": (
-        "families.unilm",
-        "text.unilm",
-        "checkpoints.unilm_huggingface",
-    ),
+    "canary": ("families.canary", "checkpoints.speech.canary"),
+    "parakeet": ("families.parakeet", "checkpoints.speech.parakeet"),
+    "unilm": ("families.unilm", "checkpoints.text2text.unilm"),
 }
 SHARED = (
     "families.table",
-    "checkpoints.bert4keras",
-    "checkpoints.ctranslate2",
+    "checkpoints.text2text.bert4keras",
+    "checkpoints.speech.ctranslate2",
+    "speech.conformer",  # the models of Canary and Parakeet
+    "text.text2text",  # those of all families that read a source
     # Types of models, some of which have their family's name.
-    "checkpoints.published",
+    "checkpoints.hub",
     "speech.abilities",
 )
 

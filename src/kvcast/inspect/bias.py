@@ -11,8 +11,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.bundle.manifest import is_bundle
-from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.t5 import T5Dimensions
 from kvcast.inspect.schedule import MOST_POSITIONS
@@ -127,6 +125,10 @@ def _check(positions: int) -> None:
 
 def bias_of(model: str, head: int) -> Bias:
     """Return the bias of one head of a T5's checkpoint; raises KvcastError with one line."""
+    # A drawing without a model needs none of these.
+    from kvcast.bundle.manifest import is_bundle
+    from kvcast.checkpoints.source import locate, open_checkpoint
+
     located = locate(model)
     if is_bundle(located):
         raise UsageError(f"{model} is a bundle: give the checkpoint that it was exported from")
