@@ -269,7 +269,6 @@ class AnswerParser(TextParser):
         return self._calls.finish() if self._state == "calls" else []
 
     def _answer(self) -> list[str | ToolCall]:
-        """Return the part of the answer that is certain."""
         match = self._PARTS.match(self._text)
         assert match is not None  # it may be empty
         self._text = self._text[match.end() :]

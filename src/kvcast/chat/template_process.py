@@ -66,7 +66,6 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without Jinja2's HTML escaping."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

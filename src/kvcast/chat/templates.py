@@ -190,8 +190,6 @@ class _Process:
 
 
 class _WorkerPool:
-    """All workers."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.workers: weakref.WeakSet[TemplateWorker] = weakref.WeakSet()

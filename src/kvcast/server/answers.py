@@ -43,7 +43,6 @@ class MadePrompt:
     tokens: Sequence[int] = ()
 
     def __call__(self) -> Any:
-        """Make it."""
         prompt = self.make()
         self.tokens = getattr(prompt, "tokens", prompt)
         return prompt

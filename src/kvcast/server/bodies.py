@@ -222,7 +222,6 @@ def _is_deep(document: Any) -> bool:
 
 
 def _is_text(document: Any) -> bool:
-    """Tell whether every text consists of whole characters."""
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:

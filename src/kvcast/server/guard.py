@@ -57,8 +57,6 @@ SILENCE = 30.0
 
 @dataclass
 class _RunningRequest:
-    """A running request."""
-
     began: float = field(default_factory=time.perf_counter)
     status: int | None = None
 
@@ -276,7 +274,6 @@ class Bodies:
     """The bytes of all bodies, from when they arrive until their requests are over."""
 
     def __init__(self, most: int) -> None:
-        """Take the bytes that they may have."""
         self._most = most
         self._size = 0
         self._freed = 0

@@ -146,7 +146,6 @@ def _text_of(content: Any, param: str) -> str:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool as chat completions describe it."""
     if tool.get("type", "custom") != "custom":
         raise ApiError(
             400, f"tools of type {str(tool['type'])[:100]!r} are not supported", param="tools"

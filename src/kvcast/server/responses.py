@@ -85,7 +85,6 @@ def _check_include(body: ResponsesRequest) -> None:
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool as chat completions describe it."""
     if "function" in tool or tool.get("type") != "function":
         return tool
     names = ("name", "description", "parameters")
@@ -115,7 +114,6 @@ def _message(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _content(content: Any) -> Any:
-    """Return parts as chat completions have them."""
     if not isinstance(content, list):
         return content
     kinds = {"input_text": "text", "output_text": "text"}

@@ -152,7 +152,6 @@ class Models:
         """Live sessions, whose models stay."""
 
     def __iter__(self) -> Iterator[Served]:
-        """Yield those in memory."""
         return iter([self._by_name[name] for name in self._names if name in self._by_name])
 
     def named(self, name: str) -> Served:

@@ -34,7 +34,6 @@ class Recordings:
     """Reads recordings, and bounds the memory that samples take."""
 
     def __init__(self, minutes: float) -> None:
-        """Take the minutes that a recording may have."""
         self._minutes = minutes
         self._longest = round(60 * minutes * SAMPLE_RATE)
         self._room = _AT_ONCE * self._longest
@@ -278,8 +277,6 @@ def _vad_options(parameters: str | None) -> dict[str, float]:
 
 
 class _TranscriptAnswer:
-    """One transcript on its way to a client."""
-
     def __init__(self, served: Served, form: SpeechForm, task: str, words: bool) -> None:
         self._served, self._form, self._task, self._words = served, form, task, words
         self._begun = False

@@ -100,7 +100,6 @@ class TextPieces(Iterator[str]):
         scheduler.add(self._caller)
 
     def __next__(self) -> str:
-        """Generate until some text is certain."""
         pieces = self._request.text.pieces
         while True:
             while self._shown < len(pieces):

@@ -82,7 +82,6 @@ class PromptParams(SamplingParams):
 
     @cached_property
     def _grammars(self) -> list[Grammar]:
-        """Return the given grammars."""
         grammars = [] if self.grammar is None else [self.grammar]
         if self.json_schema is not None:
             grammars.append(Grammar.json_schema(self.json_schema))

@@ -301,7 +301,6 @@ class TextCaller(JobCaller):
         self.totals.generated_tokens += len(delta.tokens)
 
     def _finish(self) -> None:
-        """Make up the result."""
         generated = [text for request in self._requests for text in request.generations()]
         texts = self._finished(generated)
         if not self._streams:

@@ -108,7 +108,6 @@ class JoinedPieces(Iterator[str]):
         self._pieces = self._generated(begin)
 
     def __next__(self) -> str:
-        """Generate until some text is certain."""
         return next(self._pieces)
 
     @property

@@ -237,7 +237,6 @@ class GeneratedText:
     """
 
     def __init__(self, criteria: StoppingCriteria, tokenizer: TextTokenizer, after: int) -> None:
-        """Begin after a token."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[Alternatives] = []

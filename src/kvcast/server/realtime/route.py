@@ -27,7 +27,7 @@ _LONGEST_REASON = 123
 """Bytes of a close frame's reason (RFC 6455, 5.5)."""
 
 _MUCH = 60.0
-"""Backlog of sound, in seconds, from which a client that sends more must wait."""
+"""Backlog of audio, in seconds, from which a client that sends more must wait."""
 
 _PATIENCE = 5.0
 """Seconds that it waits for one hearing: its pings stand in the same line."""
@@ -85,8 +85,6 @@ class Realtime:
 
 
 class _WindowOpener:
-    """Opens models for one session."""
-
     def __init__(self, state: State, model: str | None) -> None:
         self.model = model or _first(state.models)
         self._models = state.models
@@ -154,7 +152,7 @@ class _Connection:
                 await self._slow_down()
 
     async def _slow_down(self) -> None:
-        """Wait for the transcription, if much sound waits."""
+        """Wait for the transcription, if much audio waits."""
         transcribed = self._transcribed
         if self._session.waiting > _MUCH and transcribed is not self._in_vain:
             with anyio.move_on_after(_PATIENCE):
@@ -207,7 +205,7 @@ def _listener() -> Listener:
 
 
 def _first(models: Models) -> str:
-    """Return the first model that hears sound which is still arriving, or else that transcribes."""
+    """Return the first model that takes audio that is still arriving, or else that transcribes."""
     speech = [model for model in models.documents if model["kind"] == SPEECH]
     speech.sort(key=lambda model: not model["abilities"]["live"])
     return speech[0]["id"] if speech else ""

@@ -1,7 +1,7 @@
 """A session that transcribes: a client's events in, the server's events out.
 
-Divides sound into turns, where the client commits or where speech ends, and reports their
-transcripts. Knows no socket and no model.
+Divides audio into turns, where the client commits or where speech ends, and reports their
+transcripts.
 """
 
 import json
@@ -28,7 +28,7 @@ from kvcast.server.realtime.shapes import (
 )
 from kvcast.server.realtime.transcribing import (
     Samples,
-    SessionSound,
+    SessionAudio,
     SpokenTurn,
     TurnTranscriber,
     TurnUpdate,
@@ -41,7 +41,7 @@ _LEAST = SAMPLE_RATE // 10
 """Samples that a client may commit, at least: as OpenAI's."""
 
 _MOST_WAITING = 600.0
-"""Maximum backlog of sound, in seconds."""
+"""Maximum backlog of audio, in seconds."""
 
 _REMEMBERED = 1000
 """Transcripts that are kept, for the log."""
@@ -103,7 +103,7 @@ class Session:
         self._opening(self._audio.transcription)
         self._transcriber = TurnTranscriber(opening)
         self.transcripts: deque[str] = deque(maxlen=_REMEMBERED)
-        self._sound = SessionSound(self._audio.format.type, self._audio.format.hertz)
+        self._sound = SessionAudio(self._audio.format.type, self._audio.format.hertz)
         self._endpoints = self._detecting()
         self._kept = np.empty(0, np.float32)  # what precedes a turn
         self._position = 0
@@ -118,16 +118,16 @@ class Session:
 
     @property
     def waiting(self) -> float:
-        """Seconds of sound that wait for transcription."""
+        """Seconds of audio that wait for transcription."""
         return self._transcriber.waiting
 
     @property
     def ready(self) -> bool:
-        """Whether sound waits to be transcribed."""
+        """Whether audio waits to be transcribed."""
         return self._transcriber.ready
 
     def transcribe(self) -> list[Event]:
-        """Transcribe the waiting sound, and return the events. Takes a while."""
+        """Transcribe the waiting audio, and return the events. Takes a while."""
         news = self._transcriber.transcribe()
         self.transcripts += [update.turn.text for update in news if update.done]
         return [event for update in news for event in _spoken(update)]
@@ -184,7 +184,7 @@ class Session:
             self._opening(audio.transcription)  # raises for what cannot be served
         self._audio = audio
         if audio.format != before.format:
-            self._sound = SessionSound(audio.format.type, audio.format.hertz)
+            self._sound = SessionAudio(audio.format.type, audio.format.hertz)
         if audio.turn_detection != before.turn_detection:
             self._endpoints = self._detecting()
 
@@ -199,7 +199,7 @@ class Session:
 
     def _append(self, data: bytes) -> None:
         if self.waiting > _MOST_WAITING:
-            raise busy("too much sound waits for transcription: send it in real time")
+            raise busy("too much audio waits for transcription: send it in real time")
         samples = self._sound.feed(data)
         if self._endpoints is not None:
             for piece, change in self._endpoints.follow(samples):
@@ -208,12 +208,12 @@ class Session:
             self._add(samples)
 
     def _add(self, samples: Samples) -> None:
-        """Add sound to the turn that the client will end."""
+        """Add audio to the turn that the client will end."""
         turn = self._turn or self._begun()
         if turn.samples + len(samples) > self._longest:
             raise ApiError(
                 400,
-                f"the buffer has {self._longest / SAMPLE_RATE:g} seconds of sound at most: commit "
+                f"the buffer has {self._longest / SAMPLE_RATE:g} seconds of audio at most: commit "
                 "or clear it first",
                 code="input_audio_buffer_too_long",
                 param="audio",
@@ -222,7 +222,7 @@ class Session:
         turn.add(samples)
 
     def _follow(self, piece: Samples, change: Change, pause: int) -> None:
-        """Add sound to a turn, or to the silence between two."""
+        """Add audio to a turn, or to the silence between two."""
         self._position += len(piece)
         if self._turn is None:
             assert self._audio.turn_detection is not None
@@ -271,7 +271,7 @@ class Session:
         self._endpoints = self._detecting()
 
     def _add_rest(self, turn: SpokenTurn) -> None:
-        """Add the rest of the resampled sound to a turn."""
+        """Add the rest of the resampled audio to a turn."""
         rest = self._sound.finish()
         if self._endpoints is not None:
             followed = [piece for piece, _ in self._endpoints.follow(rest)]
@@ -288,7 +288,6 @@ class Session:
         self._tell(f"{_BUFFER}.cleared")
 
     def _end(self, silence: int) -> None:
-        """Make an item of the turn."""
         assert self._turn is not None
         turn, self._turn = self._turn, None
         before, self._last_item = self._last_item, turn.item
@@ -311,7 +310,6 @@ def _milliseconds(samples: int) -> int:
 
 
 def _spoken(update: TurnUpdate) -> list[Event]:
-    """Return the events for new text of a turn."""
     turn = update.turn
     place = {"item_id": turn.item, "content_index": 0}
     events = [event(f"{_TEXT}.delta", **place, delta=update.delta)] if update.delta else []

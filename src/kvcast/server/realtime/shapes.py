@@ -1,7 +1,4 @@
-"""The models of clients' events, and the description of a session.
-
-Knows neither sound nor models.
-"""
+"""The models of clients' events, and the description of a session."""
 
 import base64
 import binascii
@@ -22,7 +19,7 @@ class _Shape(BaseModel):
 
 
 class AudioFormat(_Shape):
-    """How sound is coded. `rate` is kvcast's own for PCM: OpenAI's has 24 kHz only."""
+    """The coding of audio. `rate` is kvcast's own for PCM: OpenAI's has 24 kHz only."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: Annotated[int, Field(ge=LOWEST_RATE, le=HIGHEST_RATE)] | None = None
@@ -89,7 +86,7 @@ class SessionUpdate(_Shape):
 
 
 class Append(_Shape):
-    """Sound in base64."""
+    """Audio in base64."""
 
     audio: str
 

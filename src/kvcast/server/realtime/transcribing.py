@@ -1,7 +1,6 @@
 """Transcribes a session's turns: words as they settle while they last, then the rest.
 
-The sound of a turn arrives on one thread and is transcribed on another, which may take longer.
-Knows no protocol, and not where turns begin and end.
+The audio of a turn arrives on one thread and is transcribed on another, which may take longer.
 """
 
 import threading
@@ -42,8 +41,8 @@ CODINGS: Mapping[str, Coding] = {
 """By the protocol's names."""
 
 
-class SessionSound:
-    """One stream of mono sound."""
+class SessionAudio:
+    """One stream of mono audio."""
 
     def __init__(self, coding: str, rate: int) -> None:
         """Wait for bytes of a coding, of so many samples a second."""
@@ -61,7 +60,7 @@ class SessionSound:
         return self._resampled(samples / _FULL_SCALE)
 
     def finish(self) -> Samples:
-        """Return the resampler's rest of the sound so far; the next samples begin another sound."""
+        """Return the resampler's rest of the audio; the next samples begin another stream."""
         rest = self._resampled(np.empty(0, np.float32), last=True)
         self._held, self._resampler = b"", self._opened()
         return rest
@@ -82,7 +81,6 @@ class PolicyRunner:
     """Runs one policy at a time on engines, until it is cancelled."""
 
     def __init__(self, timeout: float) -> None:
-        """Take the seconds that an answer may take."""
         self._timeout = timeout
         self._job: Job[Any, Any] | None = None
         self._over = False
@@ -102,7 +100,7 @@ class PolicyRunner:
 
 
 class SpokenTurn:
-    """The sound of one turn, which becomes an item of the conversation.
+    """The audio of one turn, which becomes an item of the conversation.
 
     Attributes:
         item: its id.
@@ -127,7 +125,7 @@ class SpokenTurn:
 
     @property
     def ended(self) -> bool:
-        """Whether no more sound will come."""
+        """Whether no more audio will come."""
         return self._silence is not None
 
     @property
@@ -137,7 +135,7 @@ class SpokenTurn:
             return sum(map(len, self._waiting))
 
     def add(self, samples: Samples) -> None:
-        """Add sound."""
+        """Add audio."""
         self.samples += len(samples)
         with self._lock:
             self._waiting.append(samples)
@@ -148,7 +146,7 @@ class SpokenTurn:
             self._silence = silence
 
     def take(self) -> tuple[Samples, int | None]:
-        """Take the sound that waits, and the silence at the end if this is all."""
+        """Take the audio that waits, and the silence at the end if this is all."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
             return np.concatenate([np.empty(0, np.float32), *waiting]), self._silence
@@ -179,12 +177,12 @@ class TurnTranscriber:
 
     @property
     def waiting(self) -> float:
-        """Seconds of sound that wait for transcription."""
+        """Seconds of audio that wait for transcription."""
         return sum(turn.waiting for turn in list(self._turns)) / SAMPLE_RATE
 
     @property
     def ready(self) -> bool:
-        """Whether sound waits to be transcribed."""
+        """Whether audio waits to be transcribed."""
         if not self._turns:
             return False
         turn, window = self._turns[0], self._window
@@ -193,7 +191,7 @@ class TurnTranscriber:
         return turn.waiting + window.end - window.decoded_to >= least_samples(window)
 
     def transcribe(self) -> list[TurnUpdate]:
-        """Transcribe the waiting sound of the first turn; returns its new text. Takes a while."""
+        """Transcribe the waiting audio of the first turn; returns its new text. Takes a while."""
         turn = self._turns[0]
         samples, silence = turn.take()
         text = ""
