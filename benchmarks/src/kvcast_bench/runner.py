@@ -14,7 +14,7 @@ from typing import Any
 from kvcast.errors import KvcastError
 from kvcast.inspect.roofline import Rates
 from kvcast.machine.child import Remote
-from kvcast.runtimes.native.library import chosen_instructions
+from kvcast.runtimes.native.library import chosen_isa
 from kvcast_bench.backend import Backend
 from kvcast_bench.machine import IdleGate
 from kvcast_bench.models import installed_versions
@@ -84,7 +84,7 @@ class Runner:
     def rates(self, step_bytes: int) -> dict[str, float] | None:
         """Measure the machine by `kvcast.inspect.roofline`; None without the native runtime."""
         try:
-            chosen_instructions()
+            chosen_isa()
         except KvcastError:
             return None
         say("rates of this machine")

@@ -55,38 +55,21 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The state of an engine, and counts of its work.
+    """The state of an engine, and counts of its work so far."""
 
-    Attributes:
-        rows: of the cache.
-        capacity: positions of a row.
-        cache_bytes: bytes of the full cache.
-        running: jobs that have begun: a request of theirs was taken on.
-        waiting: jobs that have not begun.
-        queue: most jobs that may wait.
-        busy: rows that are in use.
-        held: positions that each row holds, cached prefixes included.
-        prompt_tokens: of all prompts so far.
-        cached_tokens: prompt tokens that a row held already.
-        generated_tokens: so far.
-        audio_seconds: of recordings that are over.
-        finished: jobs by how they ended: "stop", "length", "cancelled", "deadline", "error".
-
-    """
-
-    rows: int
-    capacity: int
-    cache_bytes: int
-    running: int
-    waiting: int
-    queue: int
-    busy: list[int]
-    held: list[int]
+    rows: int  # of the cache
+    capacity: int  # positions of a row
+    cache_bytes: int  # of the full cache
+    running: int  # jobs with a request that was admitted
+    waiting: int  # other jobs
+    queue: int  # most jobs that may wait
+    busy: list[int]  # rows in use
+    held: list[int]  # positions of each row, cached prefixes included
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # prompt tokens that the prefix cache held
     generated_tokens: int
-    audio_seconds: float
-    finished: Mapping[str, int]
+    audio_seconds: float  # of finished recordings
+    finished: Mapping[str, int]  # by "stop", "length", "cancelled", "deadline" or "error"
 
 
 @dataclass(eq=False)
@@ -102,7 +85,7 @@ class Engine:
     """A loaded model that many callers share.
 
     Texts and recordings are decoded together, as many as there are rows for; the rest wait, first
-    come first. A prompt goes on from the longest beginning that a row of the cache holds. In
+    come first. A prompt continues the longest prefix that a row of the cache holds. In
     fp32 every answer is the one that the model gives alone.
     """
 
@@ -123,8 +106,8 @@ class Engine:
             cache_memory: bytes that the cache may take; a third of free memory by default. There
                 are fewer rows, or shorter ones, if that is too little.
             queue: most jobs that wait.
-            chunk: about how many positions of prompts and inputs are computed before texts that are
-                being written go on; an input of an encoder is computed in one go.
+            chunk: about how many positions of prompts and inputs are computed between decode
+                steps; an encoder input is computed in one go.
 
         Raises:
             UsageError: a value is out of its bounds, or the memory is not enough for one row.

@@ -11,7 +11,7 @@ from kvcast.engine.callers import Caller
 from kvcast.engine.running import Running
 
 
-class Shares:
+class FairShare:
     """How many rows clients and callers have at a moment."""
 
     def __init__(self, callers: Iterable[Caller]) -> None:

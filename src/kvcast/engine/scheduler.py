@@ -8,6 +8,8 @@ that needs more rows than are free stops admission when it is its turn, until it
 
 Where the runtime computes rows independently, as in fp32, the tokens of a request depend neither on
 other requests nor on the number of rows or the length of a chunk.
+
+One class, though long: each step reads and changes the same queues, rows and cache.
 """
 
 import time
@@ -18,7 +20,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from kvcast.engine.callers import Caller, Policy, PolicyList, RequestList
-from kvcast.engine.fair_share import Pace, Shares, in_rounds
+from kvcast.engine.fair_share import FairShare, Pace, in_rounds
 from kvcast.engine.prefix_cache import WORTH_COPYING, PrefixCache, in_common, plain
 from kvcast.engine.requests import OVER, Continuations, Drafts, Input, Prefix, Request
 from kvcast.engine.running import Admission, Batch, Running
@@ -182,11 +184,11 @@ class Scheduler:
             for running in advanced:
                 if running.caller in self._callers:  # and was not removed by another
                     news[running.caller] = None
-                    self._tell(running)
+                    self._deliver(running)
             return list(news)
 
-    def _tell(self, running: Running) -> None:
-        """Let a caller take a request; an error ends this caller alone."""
+    def _deliver(self, running: Running) -> None:
+        """Hand a request to its caller; an error ends this caller alone."""
         caller = running.caller
         try:
             caller.take(running.request)
@@ -215,13 +217,13 @@ class Scheduler:
         return over
 
     def _pull(self, over: dict[Caller, None]) -> Running | None:
-        """Take the next request to admit, and note the finished callers.
+        """Take the next request to admit, and record finished callers.
 
         While no row is free, only callers are asked for which another one gives up a row.
         """
         if not (may_admit := self._may_admit) and self._prefixes is None:
             return None
-        shares = Shares(self._callers)
+        shares = FairShare(self._callers)
         for caller in shares.waiting():
             if not may_admit and shares.giving(caller, 1) is None:
                 continue
@@ -239,7 +241,7 @@ class Scheduler:
         return None
 
     def _next_of(self, caller: Caller) -> Running | None:
-        """Return a caller's next request: a new one, or one that gave its row up.
+        """Return a caller's next request: a new one, or one that was preempted.
 
         The new ones come first, as their prompts are often in a row already.
         """
@@ -254,14 +256,14 @@ class Scheduler:
         return None
 
     def _make_room(self, waiting: Running) -> bool:
-        """Let a caller with more rows give one up, if there is one; tell whether it did.
+        """Preempt a request of a caller with more rows, if there is one; return whether it did.
 
-        Its request goes on later: it reads again what the row held. So this is for requests of one
-        row whose tokens are known.
+        Its prompt and tokens are prefilled again later, so this is for requests of one row whose
+        tokens are known.
         """
         if self._prefixes is None:
             return False
-        giving = Shares(self._callers).giving(waiting.caller, waiting.request.width)
+        giving = FairShare(self._callers).giving(waiting.caller, waiting.request.width)
         for phase in (self._admitted, self._prefilling, self._decoding):
             for running in reversed(phase):
                 if running.caller is giving and _may_pause(running):
@@ -300,12 +302,12 @@ class Scheduler:
         self._admission.release(rows, slot)
 
     def _begin(self) -> list[Running]:
-        """Let rows of admitted requests read their inputs, or adopt their prefixes.
+        """Point rows of admitted requests to their inputs, or adopt their prefixes.
 
         Returns the requests that got tokens, as their prefix was all of their prompt, and the
         requests that are done after one read.
         """
-        new = self._begun_now()
+        new = self._select_beginning()
         self._prefilling += new
         if self._cache is None:
             self._cache = self._runtime.new_cache(self.rows, self.capacity, self._inputs)
@@ -325,7 +327,7 @@ class Scheduler:
             self._change([(each, OVER) for each in read])
         return began + read
 
-    def _begun_now(self) -> list[Running]:
+    def _select_beginning(self) -> list[Running]:
         """Take the admitted requests that begin in this turn."""
         new, positions = list[Running](), 0
         while self._admitted and (self._turn is None or positions < self._turn):
@@ -335,7 +337,7 @@ class Scheduler:
         return new
 
     def _adopt(self, rows: list[int], prefix: Prefix) -> None:
-        """Let rows hold a computed prefix."""
+        """Copy a computed prefix into rows."""
         if self._prefixes is not None:
             for row in rows:
                 self._cut(row, 0)
@@ -354,7 +356,7 @@ class Scheduler:
         prefixes.cut(row, length)
 
     def _go_on_from_prefix(self, running: Running, prefixes: PrefixCache) -> None:
-        """Let a row begin with the part of its prompt that it, or another row, holds."""
+        """Start a row from the longest prefix of its prompt that the prefix cache holds."""
         [row] = running.live
         tokens_s = running.sequence
         match = prefixes.match(row, tokens_s, self._cache.reachable)
@@ -390,10 +392,10 @@ class Scheduler:
             self._cache = encoder.encode(self._cache, several, *source)
 
     def _prefill(self) -> list[Running]:
-        """Feed a chunk of each prompt; let requests whose prompt is read choose."""
+        """Chunked prefill: feed a chunk of each prompt; complete prompts choose a token."""
         # Requests whose logits lie at the same offsets are computed in one call.
         calls: dict[tuple[bool, tuple[int, ...]], list[Running]] = {}
-        for running in self._prefilled_now():
+        for running in self._select_prefills():
             key = running.repeats, running.positions(self._chunk)
             calls.setdefault(key, []).append(running)
         advanced: list[Running] = []
@@ -414,7 +416,7 @@ class Scheduler:
             advanced += self._advance(batch, logits_rpv[:, -1])
         return advanced
 
-    def _prefilled_now(self) -> list[Running]:
+    def _select_prefills(self) -> list[Running]:
         """Return the requests that read in this turn.
 
         In every other turn the first come first, else those that have least to read: a long prompt
@@ -429,15 +431,15 @@ class Scheduler:
             if self._turn is not None and positions >= self._turn:
                 break
             if self._prefixes is not None and running.fresh:
-                if self._finds_more_later(running, now):
+                if self._waits_for_prefix(running, now):
                     continue
                 self._go_on_from_prefix(running, self._prefixes)
             now.append(running)
             positions += running.chunk(self._chunk)
         return now
 
-    def _finds_more_later(self, running: Running, now: Sequence[Running]) -> bool:
-        """Tell whether a request that reads now computes more of this prompt than rows hold."""
+    def _waits_for_prefix(self, running: Running, now: Sequence[Running]) -> bool:
+        """Return whether a request in `now` computes more of this prompt than rows hold."""
         prefixes = cast(PrefixCache, self._prefixes)
         tokens_s = running.sequence
         shared = max((in_common(tokens_s, other.sequence) for other in now), default=0)
@@ -445,7 +447,7 @@ class Scheduler:
         return shared >= max(prefixes.common(tokens_s)) + WORTH_COPYING
 
     def _decode(self) -> list[Running]:
-        """Feed the chosen tokens; let each request choose again."""
+        """Decode step: feed the chosen tokens; each request chooses again."""
         batch = self._batch_of_step()
         alone = batch.members[0][0]
         if len(batch.rows) == 1 and alone.request.drafts is not None:
@@ -515,7 +517,7 @@ class Scheduler:
         return [running]
 
     def _feed_again(self, running: Running) -> None:
-        """Feed a row what drafts made it lose, but for the token that it chose last."""
+        """Feed a row again what a rollback removed, except the token it chose last."""
         lost, running.next = running.next[: -len(running.live)], running.next[-len(running.live) :]
         if not lost:
             return
@@ -525,7 +527,7 @@ class Scheduler:
             self._prefixes.feed(running.live, [self._prefixes.stepped(fed_s)])
 
     def _advance(self, batch: Batch, logits_rv: Float32) -> list[Running]:
-        """Let requests whose prompt is read choose; move and empty rows accordingly."""
+        """Choose tokens of requests whose prompts are complete; move and empty their rows."""
         advanced: list[Running] = []
         changes: list[tuple[Running, Continuations]] = []
         for running, places in batch.members:
@@ -540,7 +542,7 @@ class Scheduler:
         return advanced
 
     def _change(self, changes: Sequence[tuple[Running, Continuations]]) -> None:
-        """Let rows continue their parents, or end."""
+        """Make rows continue their parents, or end."""
         parents = list(range(self.rows))
         emptied: list[int] = []
         for running, chosen in changes:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvcast.inspect.units import plural
 from kvcast.inspect.work import Work
 from kvcast.machine.child import Remote
-from kvcast.runtimes.native.library import Machine, chosen_instructions
+from kvcast.runtimes.native.library import Machine, chosen_isa
 
 _TABLE_BLOCKS = (128, 64, 32, 16)
 _INT4_BLOCK = 32
@@ -233,7 +233,7 @@ class MachineRates:
 
 def _measured(threads: int, step_bytes: float) -> Mapping[str, float]:
     # The native runtime's one line, in this process.
-    chosen_instructions()
+    chosen_isa()
     with Remote(Rates(threads), {}) as remote:
         rates: Mapping[str, float] = remote.call(
             "measure", working_set=max(_LEAST_BYTES, min(round(step_bytes), LARGE))

@@ -144,7 +144,7 @@ def _cuda_devices() -> list[str]:
 
 def _native_library() -> dict[str, Any]:
     from kvcast.runtimes.native.build import check_compiler, find_library
-    from kvcast.runtimes.native.library import chosen_instructions, instruction_sets, kernels
+    from kvcast.runtimes.native.library import chosen_isa, instruction_sets, kernels
 
     library = find_library()
     if library is None:
@@ -153,7 +153,7 @@ def _native_library() -> dict[str, Any]:
     origin = "shipped" if library.shipped else "compiled"
     sets, problem = instruction_sets(), ""
     try:
-        chosen = chosen_instructions()
+        chosen = chosen_isa()
         sets = [chosen, *(name for name in sets if name != chosen)]
     except UsageError as error:
         problem = str(error)

@@ -16,7 +16,8 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.families.programs import ENCODED
 from kvcast.machine.resources import growing_zeros
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
-from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
+from kvcast.runtimes.cache import CachedRuntime, CacheHandle
+from kvcast.runtimes.calls import Run
 from kvcast.runtimes.memory import Memory
 
 LOGITS = "logits"

@@ -12,84 +12,19 @@ while the same rows continue, nothing is moved, and calls work on views.
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-import numpy as np
 from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int32, RuntimeOf, Tokens
+from kvcast.runtimes.calls import CallPlan, Run, are_neighbours, assign_ranges, can_join
 from kvcast.runtimes.history import History
 from kvcast.runtimes.memory import Array, Layer, Memory, Slots
 from kvcast.runtimes.snapshots import MOST_SNAPSHOTS, Snapshots
 
 _NONE = -1  # the slot of a row that reads no input
-
-
-@dataclass(frozen=True)
-class Run:
-    """Rows that share one call of a program: neighbours with the same number of new tokens.
-
-    Attributes:
-        index: their positions among the requested rows, in the order of their places.
-        places: of the rows.
-        slots: places of the inputs that they read, the same number of rows for each; empty for
-            models without an encoder.
-        new: number of new tokens of each row.
-        prompt: whether they are computed as a prompt's.
-
-    """
-
-    index: tuple[int, ...]
-    places: range
-    slots: range
-    new: int
-    prompt: bool = False
-
-    @property
-    def rows_each(self) -> int:
-        """Number of rows that read one input."""
-        return len(self.places) // max(len(self.slots), 1)
-
-    def split(self, size: int) -> Iterator["Run"]:
-        """Yield runs of `size` rows; `size` divides `rows_each` or is a multiple of it."""
-        each = self.rows_each
-        for i in range(0, len(self.places), size):
-            slots = self.slots[i // each : -(-(i + size) // each)]
-            part = slice(i, i + size)
-            yield replace(self, index=self.index[part], places=self.places[part], slots=slots)
-
-
-@dataclass
-class CallPlan:
-    """The calls that serve some rows.
-
-    Attributes:
-        rows: the requested rows.
-        is_step: whether each row gets one token, which is not a prompt's.
-        runs: one for each call.
-        places: of the requested rows; a slice if the order is the same.
-        made_for: the inputs of the cache's rows and the memory's version, for which it holds.
-        bound: a runtime's own state for the next call with this plan.
-
-    """
-
-    rows: Sequence[int]
-    is_step: bool
-    runs: list[Run]
-    places: slice | list[int]
-    made_for: tuple[tuple[int, ...], int]
-    bound: Any = None
-
-    def in_order(self, logits: Sequence[Float32]) -> Float32:
-        """Return the logits of all runs in the order of the requested rows."""
-        if len(logits) == 1 and isinstance(self.places, slice):
-            return logits[0]
-        ordered = np.empty((len(self.rows), *logits[0].shape[1:]), np.float32)
-        for run, logits_rpv in zip(self.runs, logits, strict=True):
-            ordered[list(run.index)] = logits_rpv
-        return ordered
 
 
 @dataclass(frozen=True)
@@ -209,7 +144,7 @@ class CacheHandle:
             if memory.slots.parts:
                 self._bring_readers_together()
             elif is_step:
-                memory.move(_ranged(memory.places, [rows]), self.lengths)
+                memory.move(assign_ranges(memory.places, [rows]), self.lengths)
             runs = self._runs(rows, new)
         if prompt:
             runs = [replace(run, prompt=True) for run in runs]
@@ -254,7 +189,7 @@ class CacheHandle:
         runs: list[Run] = []
         for index, first, slot, count in groups:
             run = Run(tuple(index), range(first, first + len(index)), range(slot, slot + 1), count)
-            if runs and _follows(runs[-1], run):
+            if runs and can_join(runs[-1], run):
                 before = runs.pop()
                 run = Run(
                     (*before.index, *run.index),
@@ -292,45 +227,10 @@ class CacheHandle:
         if len(self._runs(rows, [1] * len(rows))) <= len(sizes):
             return
         alike = list(sizes.values())
-        if not all(_lie_together(memory.slots.places, slots) for slots in alike):
-            memory.slots.move(_ranged(memory.slots.places, alike))
+        if not all(are_neighbours(memory.slots.places, slots) for slots in alike):
+            memory.slots.move(assign_ranges(memory.slots.places, alike))
         order = sorted(readers, key=lambda slot: (len(readers[slot]), memory.slots.places[slot]))
-        memory.move(_ranged(memory.places, [readers[slot] for slot in order]), self.lengths)
-
-
-def _follows(before: Run, run: Run) -> bool:
-    return (
-        before.places.stop == run.places.start
-        and before.slots.stop == run.slots.start
-        and before.rows_each == len(run.places)
-        and before.new == run.new
-    )
-
-
-def _lie_together(places: Sequence[int], members: Sequence[int]) -> bool:
-    taken = [places[member] for member in members]
-    return max(taken) - min(taken) < len(taken)
-
-
-def _ranged(places: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
-    """Return new places: a range for each group, consecutive from place 0 on.
-
-    Members that are within their group's range stay, and so do all others if their place is free.
-    """
-    placed: dict[int, int] = {}
-    first = 0
-    for group in groups:
-        placed |= _placed(places, group, range(first, first + len(group)))
-        first += len(group)
-    others = [member for member in range(len(places)) if member not in placed]
-    placed |= _placed(places, others, range(first, len(places)))
-    return [placed[member] for member in range(len(places))]
-
-
-def _placed(places: Sequence[int], members: Sequence[int], span: range) -> Mapping[int, int]:
-    staying = {member: places[member] for member in members if places[member] in span}
-    free = iter(sorted(set(span) - set(staying.values())))
-    return {member: staying[member] if member in staying else next(free) for member in members}
+        memory.move(assign_ranges(memory.places, [readers[slot] for slot in order]), self.lengths)
 
 
 class CachedRuntime(ABC, RuntimeOf[CacheHandle]):

@@ -100,11 +100,11 @@ class NativeReference(Reference):
     """Executed by kvcast's own kernels."""
 
     def __init__(self, checkpoint: Checkpoint, instructions: str | None) -> None:
-        from kvcast.runtimes.native.library import chosen_instructions
+        from kvcast.runtimes.native.library import chosen_isa
         from kvcast.runtimes.native.opening import open_checkpoint
         from kvcast.runtimes.native.target import NativeTarget
 
-        chosen, exact = instructions or chosen_instructions(), BundlePrecision(quantize="none")
+        chosen, exact = instructions or chosen_isa(), BundlePrecision(quantize="none")
         manifest, self._interpreter = open_checkpoint(checkpoint, exact, available_cores(), chosen)
         self.name = f"native fp32, {chosen} kernels"
         self.dimensions = checkpoint.dimensions

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvcast.errors import UsageError
 from kvcast.runtimes.native import library
 from kvcast.runtimes.native.compiler import SOURCES
-from kvcast.runtimes.native.library import CHOICE, Format, Machine, chosen_instructions
+from kvcast.runtimes.native.library import CHOICE, Format, Machine, chosen_isa
 from runtimes.native.attention_calls import SelfCall, WholeCall, normal, stored
 from runtimes.native.native_calls import Matrix, all_instructions, machine, multiply, rounded
 
@@ -71,10 +71,10 @@ def test_a_prompts_attention_is_that_of_avx512_bit_for_bit(amx: str, head_dim: i
 def test_the_fastest_set_is_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "instruction_sets", lambda: [AMX, AVX512, "avx2", "plain"])
     monkeypatch.delenv(CHOICE, raising=False)
-    assert chosen_instructions() == AMX
+    assert chosen_isa() == AMX
     for name in (AVX512, "avx2"):
         monkeypatch.setenv(CHOICE, name)
-        assert chosen_instructions() == name
+        assert chosen_isa() == name
 
 
 def test_a_set_that_does_not_run_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

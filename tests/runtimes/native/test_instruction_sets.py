@@ -7,7 +7,7 @@ import pytest
 
 from kvcast.machine import resources
 from kvcast.runtimes.native.compiler import SOURCES
-from kvcast.runtimes.native.library import CHOICE, Machine, chosen_instructions
+from kvcast.runtimes.native.library import CHOICE, Machine, chosen_isa
 from runtimes.native.native_calls import all_instructions
 
 AVX2 = {"avx2", "fma", "f16c"}
@@ -41,7 +41,7 @@ def test_a_set_that_runs_is_used_when_it_is_named(
     if name not in all_instructions():
         pytest.skip(f"this processor has no {name}")
     monkeypatch.setenv(CHOICE, name)
-    assert chosen_instructions() == name
+    assert chosen_isa() == name
     Machine(1)
 
 

@@ -20,7 +20,8 @@ from kvcast.families.programs import ENCODED, CacheLayers
 from kvcast.families.table import family_with
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int64, Tokens
-from kvcast.runtimes.cache import CachedRuntime, CacheHandle, Run
+from kvcast.runtimes.cache import CachedRuntime, CacheHandle
+from kvcast.runtimes.calls import Run
 from kvcast.runtimes.memory import Layer, TurningRing, recurrent_layers
 from kvcast.runtimes.prefix import EmbeddingRuntime
 from kvcast.spec.ring import neighbours

@@ -105,7 +105,7 @@ def kernels(instructions: str) -> str:
     return text.decode()
 
 
-def chosen_instructions() -> str:
+def chosen_isa() -> str:
     """Return the set that is used: $KVCAST_INSTRUCTIONS, else the fastest.
 
     Raises UsageError for one that does not run here.
@@ -125,7 +125,7 @@ class Machine:
     def __init__(self, threads: int, instructions: str | None = None) -> None:
         """Start threads; `instructions` is one of `instruction_sets`, by default the chosen."""
         self._library = _library()
-        chosen = instructions or chosen_instructions()
+        chosen = instructions or chosen_isa()
         self._handle = self._library.kvcast_open(chosen.encode(), threads)
         self._room = aligned(0)  # for matrices to come
         if not self._handle:

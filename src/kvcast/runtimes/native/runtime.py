@@ -29,7 +29,8 @@ from kvcast.families.programs import (
 from kvcast.runtimes.alignment import AligningRuntime
 from kvcast.runtimes.base import Float32, InputStream, Int64, TokenProbabilityQuery, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk
-from kvcast.runtimes.cache import CacheHandle, Run
+from kvcast.runtimes.cache import CacheHandle
+from kvcast.runtimes.calls import Run
 from kvcast.runtimes.memory import LastingSlots, Layer, Memory, Slots, TurningRing, recurrent_layers
 from kvcast.runtimes.native.interpreter import (
     Call,

@@ -48,12 +48,12 @@ class NativeTarget(Target):
     @override
     def self_test(self) -> SelfTestResult:
         from kvcast.runtimes.native.build import check_compiler, find_library
-        from kvcast.runtimes.native.library import chosen_instructions
+        from kvcast.runtimes.native.library import chosen_isa
 
         if find_library() is None:  # the first use compiles it; a test takes no such time
             check_compiler()
             return SelfTestResult(versions=compile_tiny())
-        return SelfTestResult(versions={"instructions": chosen_instructions()})
+        return SelfTestResult(versions={"instructions": chosen_isa()})
 
     @override
     def suits_machine(self, on_phase: OnPhase) -> bool:

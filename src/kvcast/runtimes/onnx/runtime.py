@@ -17,7 +17,8 @@ from kvcast.families.programs import ALIGNMENT_QUERIES, CacheLayers
 from kvcast.runtimes.alignment import NumpyAligningRuntime
 from kvcast.runtimes.base import Float32, Int32, Int64, Tokens
 from kvcast.runtimes.bound import LOGITS, OFTEN, BoundRuntime, Chunk, StepArrays
-from kvcast.runtimes.cache import CacheHandle, Run
+from kvcast.runtimes.cache import CacheHandle
+from kvcast.runtimes.calls import Run
 from kvcast.runtimes.memory import CompactedRing, Layer, Memory, recurrent_layers
 from kvcast.runtimes.onnx.session import OnnxGraph, bind, check_graphs, onnx_session, ort_value
 from kvcast.runtimes.prefix import EmbeddingRuntime
