@@ -1,5 +1,5 @@
 """Readers of checkpoint formats, which give all tensors kvcast's canonical names.
 
 `source.locate` finds a model's files, `source.fingerprint` hashes them without reading tensors, and
-`source.open_checkpoint` reads them. Knows nothing of torch, models or runtimes.
+`source.open_checkpoint` reads them.
 """

@@ -1,7 +1,4 @@
-"""The types that checkpoint readers share: lazily read tensors, checkpoints, readers.
-
-Knows no file format.
-"""
+"""The types that checkpoint readers share: lazily read tensors, checkpoints, readers."""
 
 import json
 import math
@@ -40,9 +37,9 @@ _ENCODINGS: Mapping[str, Encoding] = {
 class StoredTensor:
     """A tensor with a known shape, whose values are read on demand.
 
-    `blocks` reads a matrix's codes, where the file has codes of up to 8 bits. `rows` tells where a
-    matrix's rows lie in the file, those of its last axis. `kinds` and `nbytes` are
-    of the file's own numbers, which `read` may widen; computed ones have none. `problem` says why
+    `blocks` reads a matrix's codes, where the file has codes of up to 8 bits. `rows` locates a
+    matrix's rows, along its last axis, in the file. `kinds` and `nbytes` are
+    of the file's own values, which `read` may widen; computed ones have none. `problem` says why
     its values cannot be read; empty if they can.
     """
 

@@ -1,7 +1,4 @@
-"""Typed access to the fields of a configuration file. A field that is null counts as missing.
-
-Knows no format: readers know the names of fields.
-"""
+"""Typed access to the fields of a configuration file. A field that is null counts as missing."""
 
 import math
 from collections.abc import Callable, Mapping

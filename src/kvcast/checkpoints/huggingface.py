@@ -1,7 +1,7 @@
 """Reads folders in Hugging Face layout: config.json, *.safetensors, the tokenizer's files.
 
 config.json's model_type decides on their contents: each family has a record in the table below.
-Weights are memory-mapped, and pickled weights are refused. Knows nothing of other formats.
+Weights are memory-mapped, and pickled weights are refused.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Models that come as data files of Python packages, including kvcast's own.
 
 Other packages are pinned to a version, found through their installed metadata and never imported.
-Every file is checked against its SHA-256. Knows nothing of the files' contents.
+Every file is checked against its SHA-256.
 """
 
 import shutil

@@ -1,6 +1,6 @@
 """Memory-maps safetensors files, one or several with an index, as lazily read tensors by name.
 
-Nothing is ever unpickled. Knows nothing of the names' meaning.
+Nothing is ever unpickled.
 """
 
 import json

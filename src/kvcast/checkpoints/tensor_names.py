@@ -1,7 +1,4 @@
-"""Fills canonical tensors from a file's tensors by a table of names, for any family.
-
-Knows no file format: a reader provides its table and its files' tensors.
-"""
+"""Fills canonical tensors from a file's tensors by a table of names, for any family."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -200,7 +197,7 @@ def by_part(
 
 
 def joined_flat(tensors: Sequence[StoredTensor]) -> StoredTensor:
-    """Return the numbers of small tensors one after the other, [count]."""
+    """Return the values of small tensors one after the other, [count]."""
     return StoredTensor(
         shape=(sum(prod(tensor.shape) for tensor in tensors),),
         read=lambda: np.concatenate([tensor.read().ravel() for tensor in tensors]),

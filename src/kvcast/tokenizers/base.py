@@ -1,7 +1,4 @@
-"""The tokenizer interface that generation uses: text to tokens, conversations, tokens to text.
-
-Knows no file format and no model.
-"""
+"""The tokenizer interface that generation uses: text to tokens, conversations, tokens to text."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

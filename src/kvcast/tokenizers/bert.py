@@ -5,8 +5,7 @@ Chinese words first: a word that jieba finds and the vocabulary contains is one 
 is split as in BERT. jieba's rules and dictionary come from rjieba, an optional extra, which splits
 as jieba does, is maintained, and reads no cache from a folder that other users may write to.
 
-Special tokens are never recognised in a text, since BERT splits off brackets. Knows no model and no
-file.
+Special tokens are never recognised in a text, since BERT splits off brackets.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Limits on a tokenizer.json that keep the tokenizers library from hanging or filling the memory.
 
-The library does not check its input. With an empty piece it never returns, and with a huge id
-it lists every unused id below. Knows no text and no vocabulary.
+The library does not check its input. With an empty piece it never returns, and with a huge id it
+lists every unused id below.
 """
 
 import math

@@ -1,7 +1,7 @@
 """ByT5's tokenizer: the bytes of a text in UTF-8. It needs no file.
 
 ByT5 (Xue et al., 2021, section 3.1): <pad> 0, </s> 1, <unk> 2, byte b is b + 3, and 125 sentinels
-follow, numbered as in transformers' ByT5Tokenizer. Knows no model.
+follow, numbered as in transformers' ByT5Tokenizer.
 """
 
 from collections.abc import Sequence

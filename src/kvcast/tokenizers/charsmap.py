@@ -2,7 +2,7 @@
 
 The tokenizers library does not check them and aborts the process if they point outside. Their
 format is that of SentencePiece's builder.cc: a double-array trie (darts-clone) whose values are
-offsets into a text of replacements, each terminated by a zero byte. Knows no tokenizer.
+offsets into a text of replacements, each terminated by a zero byte.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The calls of the tokenizers library that turn text into ids or pieces. Knows no file format."""
+"""The calls of the tokenizers library that turn text into ids or pieces."""
 
 from tokenizers import Tokenizer
 

@@ -1,7 +1,4 @@
-"""Languages that a model translates from and into: their codes, tokens and places.
-
-Knows no model and no text.
-"""
+"""Languages that a model translates from and into: their codes, tokens and places."""
 
 import re
 from collections.abc import Mapping, Sequence

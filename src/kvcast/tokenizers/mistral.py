@@ -1,7 +1,7 @@
 """Tokenizers in Mistral's own formats, tekken.json and tokenizer.model, through mistral-common.
 
 That library is an optional extra. It formats conversations itself, without a template, and never
-turns the content of a message into control tokens. Knows no file of Hugging Face's.
+turns the content of a message into control tokens.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What tokenizers of models without conversations share. Knows no vocabulary."""
+"""What tokenizers of models without conversations share."""
 
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ have "special_tokens" (further texts by name), "extra_special_tokens" (texts wit
 for users), "source_language" (a code) and "language_place" ("first" or "last" in a source). Without
 a tokenizer.json it may have "language_codes" (the name of a list, such as "wmt21") and
 "prefix_space": whether a source begins with a space.
-
-Knows no tokenizer; each kind reads the fields that it needs.
 """
 
 import json

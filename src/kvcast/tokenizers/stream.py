@@ -1,4 +1,4 @@
-"""Text that arrives token by token. Knows no vocabulary."""
+"""Text that arrives token by token."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Reads BERT's vocabularies, text to id, from vocab.txt or tokenizer.json. Knows no tokenizer."""
+"""Reads BERT's vocabularies, text to id, from vocab.txt or tokenizer.json."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Fields of a configuration as the dimensions that a model type has and others do not.
 
 Functions of a type take its fields; those of windows a layer's number, too, and tell whether it has
-one. Knows no files and no tensors.
+one.
 """
 
 import math
@@ -49,14 +49,12 @@ def _gemma(fields: Fields) -> dict[str, Any]:
 
 
 def gemma1(fields: Fields) -> dict[str, Any]:
-    """Return Gemma's."""
     # The first files say "gelu" and mean its approximation.
     meant = {"activation": "gelu_tanh"} if activation_of(fields) == "gelu" else {}
     return _gemma(fields) | meant
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
-    """Return Gemma 2's."""
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     attention, logits = (
         0.0 if fields.values.get(name) is None else fields.positive(name) for name in caps
@@ -70,12 +68,10 @@ def gemma2(fields: Fields) -> dict[str, Any]:
 
 
 def glm(fields: Fields) -> dict[str, Any]:
-    """Return GLM's."""
     return {"qkv_bias": fields.flag("attention_bias")}
 
 
 def gemma3(fields: Fields) -> dict[str, Any]:
-    """Return Gemma 3's."""
     return gemma2(fields) | {
         "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
         "query_key_norm": True,
@@ -169,7 +165,6 @@ def _own_sizes(fields: Fields, name: str) -> tuple[int, ...]:
 
 
 def granite(fields: Fields) -> dict[str, Any]:
-    """Return Granite's factors."""
     scaled = fields.make(
         scaled_residuals,
         residual=fields.positive("residual_multiplier"),
@@ -215,7 +210,6 @@ def experts(fields: Fields) -> dict[str, Any]:
 
 
 def gpt_oss(fields: Fields) -> dict[str, Any]:
-    """Return gpt-oss's."""
     return (
         experts(fields)
         | configured_biases(fields)
@@ -261,7 +255,6 @@ def qwen3_experts(fields: Fields) -> dict[str, Any]:
 
 
 def olmoe(fields: Fields) -> dict[str, Any]:
-    """Return OLMoE's."""
     return (
         configured_biases(fields)
         | limited(fields)
@@ -282,18 +275,15 @@ def limited(fields: Fields) -> dict[str, Any]:
 
 
 def seed_oss(fields: Fields) -> dict[str, Any]:
-    """Return Seed-OSS's."""
     return llama(fields) | {"out_bias": fields.flag("attention_out_bias")}
 
 
 def ernie(fields: Fields) -> dict[str, Any]:
-    """Return ERNIE 4.5's."""
     names = ("qkv_bias", "out_bias", "feed_forward_bias")
     return dict.fromkeys(names, fields.flag("use_bias"))
 
 
 def helium(fields: Fields) -> dict[str, Any]:
-    """Return Helium's."""
     return llama(fields) | {"out_bias": False}
 
 

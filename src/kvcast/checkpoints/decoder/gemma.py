@@ -1,4 +1,4 @@
-"""Gemma's model types in Hugging Face layout: a row for each. Knows no files."""
+"""Gemma's model types in Hugging Face layout: a row for each."""
 
 from collections.abc import Mapping
 from dataclasses import replace

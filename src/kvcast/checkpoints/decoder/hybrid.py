@@ -61,7 +61,6 @@ def lfm2_restated(fields: Fields) -> dict[str, Any]:
 
 
 def lfm2(fields: Fields) -> dict[str, Any]:
-    """Return LFM2's."""
     convolves = CONVOLVED in (fields.values.get("layer_types") or ())
     length, biases = fields.whole("conv_L_cache"), fields.flag("conv_bias")
     if not convolves:
@@ -79,7 +78,6 @@ def qwen3_5_restated(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3_5(fields: Fields) -> dict[str, Any]:
-    """Return Qwen 3.5's."""
     if not fields.flag("attn_output_gate"):
         raise fields.error("attn_output_gate must be true: other models are not supported")
     if activation_of(fields) != "silu":
@@ -127,7 +125,6 @@ def granite_hybrid_restated(fields: Fields) -> dict[str, Any]:
 
 
 def granite_hybrid(fields: Fields) -> dict[str, Any]:
-    """Return Granite 4's."""
     own = granite(fields) | shared_experts(fields)
     rotation = fields.values.get("position_embedding_type")
     if rotation not in (None, "nope", "rope"):
@@ -140,7 +137,6 @@ def granite_hybrid(fields: Fields) -> dict[str, Any]:
 
 
 def bamba_restated(fields: Fields) -> dict[str, Any]:
-    """Return layer types."""
     attending = fields.values.get("attn_layer_indices") or []
     if not isinstance(attending, list):
         raise fields.error("attn_layer_indices must be a list")
@@ -149,7 +145,6 @@ def bamba_restated(fields: Fields) -> dict[str, Any]:
 
 
 def bamba(fields: Fields) -> dict[str, Any]:
-    """Return Bamba's."""
     own = llama(fields)
     if LINEAR in fields.values["layer_types"]:
         own["state_space"] = _state_space(fields)

@@ -50,12 +50,10 @@ _BIASES = ("qkv_bias", "out_bias", "feed_forward_bias")
 
 
 def starcoder2(fields: Fields) -> dict[str, Any]:
-    """Return StarCoder 2's."""
     return _LAYER_NORMS | _UNGATED | dict.fromkeys(_BIASES, fields.flag("use_bias"))
 
 
 def stablelm(fields: Fields) -> dict[str, Any]:
-    """Return StableLM's."""
     shared = fields.flag("use_parallel_residual")
     blocks = {"parallel": shared, "shared_norm": shared} | _own_norms(fields, "qk_layernorm")
     return _LAYER_NORMS | blocks | {"qkv_bias": fields.flag("use_qkv_bias")}
@@ -67,7 +65,6 @@ def _own_norms(fields: Fields, name: str) -> dict[str, Any]:
 
 
 def cohere(fields: Fields) -> dict[str, Any]:
-    """Return Command R's."""
     scale = {"norm": "layer", "logit_scale": fields.positive("logit_scale")}
     norms = _own_norms(fields, "use_qk_norm")
     return configured_biases(fields) | _PARALLEL | scale | norms
@@ -80,7 +77,6 @@ def cohere2(fields: Fields) -> dict[str, Any]:
 
 
 def neox(fields: Fields) -> dict[str, Any]:
-    """Return GPT-NeoX's."""
     biases = configured_biases(fields) | {"feed_forward_bias": True}
     blocks = {"parallel": fields.flag("use_parallel_residual"), "gated": False}
     return _LAYER_NORMS | biases | blocks
@@ -139,13 +135,11 @@ def gptj_restated(fields: Fields) -> dict[str, Any]:
 
 
 def gptj(_: Fields) -> dict[str, Any]:
-    """Return GPT-J's."""
     biases = {"feed_forward_bias": True, "head_bias": True}
     return _LAYER_NORMS | _PARALLEL | _UNGATED | biases
 
 
 def opt(fields: Fields) -> dict[str, Any]:
-    """Return OPT's."""
     for name, usual in (
         ("do_layer_norm_before", True),
         ("layer_norm_elementwise_affine", True),

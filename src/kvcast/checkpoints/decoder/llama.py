@@ -1,4 +1,4 @@
-"""Model types that are Llama with a difference: a row for each. Knows no files."""
+"""Model types that are Llama with a difference: a row for each."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Names of decoder-only models' tensors in Hugging Face layout, by canonical name.
-
-Knows no model type.
-"""
+"""Names of decoder-only models' tensors in Hugging Face layout, by canonical name."""
 
 from collections.abc import Mapping, Sequence
 

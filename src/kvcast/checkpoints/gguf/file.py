@@ -10,7 +10,7 @@ The layout, little-endian, from ggml's docs/gguf.md; a string is a u64 length, t
 The gguf library's reader is not used because it trusts the header's counts and lengths, and makes
 several arrays for each token of a vocabulary. Here, they are checked against the file before
 anything is allocated. Its dequantisation serves those who want arrays of numbers; kernels read rows
-where they lie. Knows nothing of the meaning of values and tensors.
+where they lie.
 """
 
 import math
@@ -60,7 +60,7 @@ class GgufTensor:
     raw: NDArray[np.uint8]
 
     def stored(self) -> StoredTensor:
-        """Read as float16 or float32: quantised types and bfloat16 are widened."""
+        """Read as float16 or float32: quantised types are dequantized, bfloat16 is widened."""
         if self.type.name in _KINDS:
             return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.label)
         stored = (self.type.name, self.raw, self.shape)

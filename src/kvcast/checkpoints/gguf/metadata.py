@@ -97,7 +97,6 @@ class Values:
         return self.fields.values.get(self._full(name))
 
     def text(self, name: str, default: str) -> str:
-        """Return a text."""
         value = self.plain(name)
         if not isinstance(value, str | None):
             raise self.fields.error(f"{self._full(name)} must be a text")

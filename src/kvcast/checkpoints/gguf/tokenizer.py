@@ -2,7 +2,7 @@
 
 A GGUF file has a vocabulary, merges or scores, and the name of a pre-tokenizer. What that name
 stands for is taken from llama.cpp's src/llama-vocab.cpp and from the tokenizer.json that the models
-were published with. Knows nothing of the container or of the model.
+were published with.
 """
 
 import json

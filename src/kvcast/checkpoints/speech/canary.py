@@ -1,7 +1,4 @@
-"""Interprets Canary and its relatives in Hugging Face layout: config.json, tensor names.
-
-Knows nothing of how weights are stored, and the encoder from `conformer_huggingface` alone.
-"""
+"""Interprets Canary and its relatives in Hugging Face layout: config.json, tensor names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

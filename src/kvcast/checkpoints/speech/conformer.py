@@ -1,8 +1,7 @@
 """FastConformer encoders in Hugging Face layout, which several model types have.
 
 Their fields, the names of their tensors, and what these become: norms of batches and halves of
-feed-forwards are multiplied into matrices, and numbers lie as kernels read them. Knows nothing of
-how weights are stored, and no decoder.
+feed-forwards are multiplied into matrices, and numbers lie as kernels read them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,7 @@ and src/models/model.cc; a string is a u16 length that includes a final NUL, the
 
 For Whisper only version 6 exists, as CTranslate2 did not support it before. The three revisions of
 its specification differ in configuration, not in weights. Every count and length is checked against
-the file before it is used. Knows nothing of other formats.
+the file before it is used.
 """
 
 import math

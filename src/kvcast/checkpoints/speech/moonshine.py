@@ -1,7 +1,7 @@
 """Interprets Moonshines in Hugging Face layout: config.json, tensor names.
 
 Defaults are those of transformers. Tensors are named as in its MoonshineForConditionalGeneration
-and MoonshineStreamingForConditionalGeneration. Knows nothing of how weights are stored.
+and MoonshineStreamingForConditionalGeneration.
 """
 
 from collections.abc import Callable, Mapping, Sequence

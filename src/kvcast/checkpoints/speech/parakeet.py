@@ -1,7 +1,4 @@
-"""Interprets Parakeets in Hugging Face layout: config.json, tensor names.
-
-Knows nothing of how weights are stored, and the encoder from `conformer_huggingface` alone.
-"""
+"""Interprets Parakeets in Hugging Face layout: config.json, tensor names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

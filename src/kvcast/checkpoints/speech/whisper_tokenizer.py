@@ -9,7 +9,6 @@ A tokenizer is the first of these that a folder has, and always becomes a tokeni
     vocabulary.json or .txt      CTranslate2's list of all tokens, in the order of their ids
 
 preprocessor_config.json is not needed, but it shows models with other features than Whisper's.
-Knows no weights.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Interprets BART and its relatives in Hugging Face layout: config.json, tensor names.
 
 Defaults are those of transformers, in whose models types differ by where norms are and by how
-positions are embedded: each is a row of a table. Knows nothing of how weights are stored.
+positions are embedded: each is a row of a table.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 RoFormer-Sim and SimBERT use the tensor names of Google's BERT, and T5-PEGASUS those of Google's
 mT5. Defaults are those of bert4keras 0.10 (models.py, layers.py and backend.py), with which these
-models were trained. Knows nothing of TensorFlow's file format.
+models were trained.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Interprets RoFormers and BERTs in Hugging Face layout as UniLM generators.
 
-A generator needs the masked-LM head, so the files are those of RoFormerForMaskedLM,
-BertForMaskedLM or BertForPreTraining. Defaults are those of transformers. Knows nothing of how
-weights are stored.
+A generator needs the masked-LM head, so the files are those of RoFormerForMaskedLM, BertForMaskedLM
+or BertForPreTraining. Defaults are those of transformers.
 """
 
 from collections.abc import Mapping, Sequence
