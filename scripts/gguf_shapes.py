@@ -1,7 +1,4 @@
-"""Tensors and numbers of real models, as llama.cpp's converter lays them out in GGUF files.
-
-Knows no bytes: `make_gguf.py` writes them.
-"""
+"""Tensors and numbers of real models, as llama.cpp's converter lays them out in GGUF files."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

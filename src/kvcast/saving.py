@@ -1,7 +1,7 @@
 """Text files that are never half written.
 
 A file is written under another name, synced and renamed, so that a target holds either what it
-held before or all of the new text, whenever the process ends. Knows no format.
+held before or all of the new text, whenever the process ends.
 """
 
 import contextlib

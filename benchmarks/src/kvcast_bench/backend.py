@@ -1,7 +1,4 @@
-"""The protocols of programs that take part, and their common inputs.
-
-Knows no program, no workload and no process.
-"""
+"""The protocols of programs that take part, and their common inputs."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""The words after `kvcast bench`: one subcommand a benchmark. Measures nothing."""
+"""The words after `kvcast bench`: one subcommand a benchmark."""
 
 import argparse
 from functools import partial

@@ -1,7 +1,6 @@
 """Clients over HTTP, all in this process; they keep answers and parse them when all are there.
 
-So parsing takes no processor from a server on the same machine while a client waits. Knows no
-server by name.
+So parsing takes no processor from a server on the same machine while a client waits.
 """
 
 import asyncio

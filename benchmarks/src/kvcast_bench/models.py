@@ -1,7 +1,4 @@
-"""The model that is measured, one class for each kind of workload, and files made of it once.
-
-Knows no backend.
-"""
+"""The model that is measured, one class for each kind of workload, and files made of it once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""All that the benchmarks know of the inside of kvcast's models: clocks, and calls of a runtime.
-
-Knows no other program.
-"""
+"""All that the benchmarks know of the inside of kvcast's models: clocks, and calls of a runtime."""
 
 import time
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """T5s of published sizes with random weights, as Hugging Face folders: no hub is needed.
 
 A token's cost does not depend on the weights' values; the seed is fixed. Needs `safetensors`
-but not transformers. Knows no workload.
+but not transformers.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Word error follows a simple normalisation, the same for all programs: lower case; the titles
 Mr., Mrs. and Dr. spelled out as they are spoken; apostrophes inside words dropped, all other marks
-become spaces. Numbers stay as they are written. Knows no model.
+become spaces. Numbers stay as they are written.
 """
 
 import re

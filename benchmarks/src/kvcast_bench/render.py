@@ -1,7 +1,6 @@
 """The JSON object of a benchmark, as people read it: lines and tables.
 
-Without a terminal the tables are plain text, as wide as they need. Knows no workload and no
-backend by name.
+Without a terminal the tables are plain text, as wide as they need.
 """
 
 import sys

@@ -1,7 +1,6 @@
 """One JSON object for every benchmark; docs/bench.md describes it field by field.
 
 Everything that is shown comes from it. A row is one backend in one trial, measured or broken down.
-Knows no process and draws nothing.
 """
 
 from collections import defaultdict

@@ -1,7 +1,6 @@
 """Backends in processes of their own, one turn at a time.
 
-Checks whether backends can take part, loads them, and waits until they are idle. Knows neither the
-contents of a turn nor how results are shown.
+Checks whether backends can take part, loads them, and waits until they are idle.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """The protocol of workloads: trials, metrics and tables of one kind of model.
 
 A workload lists trials, does one on a loaded backend and times it, counts what the trial
-multiplies and reads, and describes its tables. Knows no process and draws nothing.
+multiplies and reads, and describes its tables.
 """
 
 import time

@@ -1,1 +1,1 @@
-"""Bundles on disk: manifest, checksums, layout of caches. Knows no torch and no runtime."""
+"""Bundles on disk: manifest, checksums, layout of caches."""

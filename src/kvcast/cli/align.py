@@ -1,4 +1,4 @@
-"""`kvcast align AUDIO TEXT`: when each word of a text is spoken. Knows no alignment."""
+"""`kvcast align AUDIO TEXT`: when each word of a text is spoken."""
 
 import argparse
 from pathlib import Path

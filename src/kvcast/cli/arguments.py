@@ -2,8 +2,7 @@
 
 Options that the Python API has too are declared in dataclasses (`kvcast.options`), and
 become arguments here. An option may be written with hyphens or underscores. A mistake is a
-UsageError of one line. Knows no command and no option by name, but for the switches that Whisper
-spells with a value.
+UsageError of one line.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""`kvcast bench …`: runs kvcast_bench, a separate package, or prints how to install it.
-
-Knows no benchmark and no option.
-"""
+"""`kvcast bench …`: runs kvcast_bench, a separate package, or prints how to install it."""
 
 from importlib import import_module
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""`kvcast detect AUDIO…`: which language each recording is in. Knows no detection."""
+"""`kvcast detect AUDIO…`: which language each recording is in."""
 
 import argparse
 import json

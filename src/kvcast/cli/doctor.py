@@ -1,4 +1,4 @@
-"""`kvcast doctor [MODEL]`: shows what works on this machine. Knows no check."""
+"""`kvcast doctor [MODEL]`: shows what works on this machine."""
 
 import argparse
 import json

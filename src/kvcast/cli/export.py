@@ -1,7 +1,4 @@
-"""`kvcast export MODEL --output DIR`: exports and lists the written files.
-
-Knows no format of models or bundles, and not which destinations may be replaced.
-"""
+"""`kvcast export MODEL --output DIR`: exports and lists the written files."""
 
 import argparse
 from pathlib import Path

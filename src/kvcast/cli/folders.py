@@ -1,7 +1,4 @@
-"""`kvcast transcribe DIR`: a folder's recordings, a line for each, and the summary.
-
-Knows no decoding, and nothing of how a run survives its end: see `kvcast.transcripts.folders`.
-"""
+"""`kvcast transcribe DIR`: a folder's recordings, a line for each, and the summary."""
 
 import argparse
 import functools

@@ -1,7 +1,4 @@
-"""`kvcast generate PROMPT`: options into keywords, text as it comes or JSON, exit codes.
-
-Knows no decoding: the model streams pieces of one text, or yields the texts of each prompt.
-"""
+"""`kvcast generate PROMPT`: options into keywords, text as it comes or JSON, exit codes."""
 
 import argparse
 import functools

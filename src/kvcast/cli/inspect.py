@@ -1,7 +1,4 @@
-"""`kvcast inspect` and its views: hands over to kvcast.inspect, imported only when it is run.
-
-Counts and draws nothing itself.
-"""
+"""`kvcast inspect` and its views: hands over to kvcast.inspect, imported only when it is run."""
 
 import argparse
 import json

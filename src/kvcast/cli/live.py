@@ -1,6 +1,6 @@
 """`kvcast transcribe --live -`: sound from standard input, text as it settles.
 
-Knows no decoding: `kvcast.speech.live` hears and settles. A thread reads, so that sound which
+ A thread reads, so that sound which
 arrives meanwhile is decoded in one piece; it stops reading when much has piled up.
 """
 

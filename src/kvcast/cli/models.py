@@ -1,4 +1,4 @@
-"""`kvcast models`: lists the models and runtimes that are known. Knows none of them."""
+"""`kvcast models`: lists the models and runtimes that are known."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
 """Where a transcript goes: which format to standard output, which ones to files.
 
-Knows how the output options combine. Knows nothing of models and audio.
+Knows how the output options combine.
 """
 
 from collections.abc import Iterable, Iterator

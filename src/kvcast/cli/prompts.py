@@ -1,6 +1,6 @@
 """Prompts for `kvcast generate`: from an argument, a file, standard input, or one a line.
 
-All of them are read and checked before a model is loaded. Knows no option and no model.
+All of them are read and checked before a model is loaded.
 """
 
 import json

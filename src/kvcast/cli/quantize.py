@@ -1,7 +1,4 @@
-"""`kvcast quantize MODEL --budget FLIPS --on AUDIO|TEXT`: finds a recipe, and shows the frontier.
-
-Searches and draws nothing itself.
-"""
+"""`kvcast quantize MODEL --budget FLIPS --on AUDIO|TEXT`: finds a recipe, shows the frontier."""
 
 import argparse
 import json

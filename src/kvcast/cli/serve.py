@@ -1,7 +1,4 @@
-"""`kvcast serve MODEL [MODEL…]`: opens models, and offers them over HTTP.
-
-Knows no route: `kvcast.server` has them.
-"""
+"""`kvcast serve MODEL [MODEL…]`: opens models, and offers them over HTTP."""
 
 import argparse
 import functools

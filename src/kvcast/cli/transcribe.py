@@ -1,7 +1,4 @@
-"""`kvcast transcribe AUDIO…`: options into keywords, inputs in turn, exit codes.
-
-Knows no decoding: transcriptions yield segments, `Outputs` prints and saves them.
-"""
+"""`kvcast transcribe AUDIO…`: options into keywords, inputs in turn, exit codes."""
 
 import argparse
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,4 @@
-"""`kvcast verify MODEL`: whether a model with a cache computes what it computes without one.
-
-Knows no check.
-"""
+"""`kvcast verify MODEL`: whether a model with a cache computes what it computes without one."""
 
 import argparse
 import json

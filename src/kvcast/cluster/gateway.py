@@ -2,7 +2,7 @@
 
 A replica that dies before any of its answer is passed on costs the client nothing: another is
 asked. Later, a stream of events ends with one that says so, and any other answer is cut off.
-Plain ASGI. Knows no Ray, no route and no model.
+Plain ASGI.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Options about a cluster: names, types, defaults and meanings. Knows no Ray."""
+"""Options about a cluster: names, types, defaults and meanings."""
 
 import re
 from dataclasses import dataclass

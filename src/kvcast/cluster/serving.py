@@ -1,7 +1,7 @@
 """The server on Ray Serve: replicas with the models, and gateways before them.
 
 Replicas answer with the same application as on one machine. Requests for which all replicas are
-busy wait at the gateways, where no replica's death touches them. Knows no route.
+busy wait at the gateways, where no replica's death touches them.
 """
 
 import asyncio

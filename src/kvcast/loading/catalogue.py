@@ -1,6 +1,6 @@
 """Lists the models that are known, and the runtimes that run them, from the tables of both.
 
-Opens nothing. Knows no family, no type and no runtime by name.
+Opens nothing.
 """
 
 from collections.abc import Sequence

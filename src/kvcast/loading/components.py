@@ -1,7 +1,7 @@
 """Builds the parts of a model that its family's record names, and finds a model's dimensions.
 
 torch, and everything that needs it, is imported inside functions: only exporting and the eager
-runtime use it. Knows no family.
+runtime use it.
 """
 
 from collections.abc import Mapping, Sequence

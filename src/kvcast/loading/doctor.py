@@ -1,7 +1,7 @@
 """Tests which parts of kvcast work on this machine, and reports why the rest do not.
 
 A runtime counts as usable once it has passed its self-test in a child process with a time limit,
-since a broken package may end its process or hang. Knows nothing of how findings are displayed.
+since a broken package may end its process or hang.
 """
 
 import importlib

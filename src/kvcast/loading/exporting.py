@@ -1,6 +1,6 @@
 """Exports a checkpoint to a bundle: lower, prove, seal.
 
-torch is imported inside functions: few targets need it. Knows no family and no target by name.
+torch is imported inside functions: few targets need it.
 """
 
 from collections.abc import Iterable, Sequence

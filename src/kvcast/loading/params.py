@@ -1,7 +1,4 @@
-"""Options of opening and exporting models.
-
-Knows no tensor library, so that the command line can show its help at once.
-"""
+"""Options of opening and exporting models."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Options of the search for a recipe. Knows no tensor library."""
+"""Options of the search for a recipe."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """Passages: sequences of tokens, with what was encoded for them, on which precisions are compared.
 
 A text that a decoder-only model reads is a passage itself. Otherwise passages are what the model
-in fp32 writes of a recording or of a line, noted as its runtime computes it. Knows no family.
+in fp32 writes of a recording or of a line, noted as its runtime computes it.
 """
 
 from collections.abc import Iterator, Sequence

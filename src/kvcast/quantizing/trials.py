@@ -1,7 +1,7 @@
 """Opens a model by any recipe at the price of a dictionary, and compares its tokens with fp32's.
 
 Each matrix is packed once in each precision; a recipe only says which of them a program reads.
-So all forms lie in memory at once: 1.4 times what fp32 takes. Knows no search.
+So all forms lie in memory at once: 1.4 times what fp32 takes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """`kvcast bench …`: one module a command, and here their common part.
 
 A command chooses a workload by the model's dimensions, and backends by its options.
-Does not know how anything is measured.
 """
 
 import argparse

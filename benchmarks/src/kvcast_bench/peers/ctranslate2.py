@@ -1,7 +1,6 @@
 """CTranslate2, from a folder that its converter makes of a Hugging Face folder, and faster-whisper.
 
-faster-whisper reads folders of CTranslate2 as they are, and quantises while it loads. Knows no
-workload.
+faster-whisper reads folders of CTranslate2 as they are, and quantises while it loads.
 """
 
 import json

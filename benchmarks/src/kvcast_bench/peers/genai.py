@@ -1,7 +1,4 @@
-"""onnxruntime-genai, from a folder that its model builder makes of a Hugging Face folder.
-
-Knows no workload.
-"""
+"""onnxruntime-genai, from a folder that its model builder makes of a Hugging Face folder."""
 
 import json
 import subprocess

@@ -1,7 +1,6 @@
 """kvcast itself, through its public API, as users use it.
 
-Says what each pair of a runtime and a precision is called and how to ask for it. Does not know
-which pairs exist: `kvcast.spec.runtimes` does.
+Says what each pair of a runtime and a precision is called and how to ask for it.
 """
 
 import time

@@ -1,7 +1,4 @@
-"""llama.cpp through llama-cpp-python's low-level interface, from GGUF files of the same weights.
-
-Knows no workload.
-"""
+"""llama.cpp through llama-cpp-python's low-level interface, from GGUF files of the same weights."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,6 +1,6 @@
 """OpenVINO GenAI, from folders that optimum-intel makes of Hugging Face folders.
 
-Both are in an environment of their own. Knows no workload.
+Both are in an environment of their own.
 """
 
 import json

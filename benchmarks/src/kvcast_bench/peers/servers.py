@@ -1,6 +1,6 @@
 """Servers, each started here on a port of its own and used over HTTP.
 
-What a worker's process holds of them is the clients. Knows no workload.
+What a worker's process holds of them is the clients.
 """
 
 import atexit

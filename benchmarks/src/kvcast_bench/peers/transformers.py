@@ -1,7 +1,4 @@
-"""Hugging Face transformers, in PyTorch, without a hub; optimum-onnx with its `generate`.
-
-Knows no workload.
-"""
+"""Hugging Face transformers, in PyTorch, without a hub; optimum-onnx with its `generate`."""
 
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""vLLM for processors, from a Hugging Face folder, in an environment of its own.
-
-Knows no workload.
-"""
+"""vLLM for processors, from a Hugging Face folder, in an environment of its own."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,6 +1,6 @@
 """kvcast with the recomputing programs in place of its own.
 
-Knows no family but Whisper. torch is imported inside functions.
+torch is imported inside functions.
 """
 
 import hashlib

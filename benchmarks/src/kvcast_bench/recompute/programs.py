@@ -1,7 +1,4 @@
-"""The cached programs with the cross projections moved from `encode` to `decode`.
-
-Knows no file and no clock.
-"""
+"""The cached programs with the cross projections moved from `encode` to `decode`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

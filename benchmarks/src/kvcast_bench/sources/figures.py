@@ -1,4 +1,4 @@
-"""Tables of figures in Markdown, and the page that has them between comments. Measures nothing."""
+"""Tables of figures in Markdown, and the page that has them between comments."""
 
 import re
 import time

@@ -2,7 +2,7 @@
 
 The published count for Mistral 7B and 10,000 tokens, 4.29e17, is 16 times too high. It multiplies
 by the width twice, where keys and values of 8 heads are 1,024 wide: 4 of the 16. And it has 2 T^2
-positions for a text of T tokens, whose steps have T (T - 1) / 2 earlier ones. Knows no clock.
+positions for a text of T tokens, whose steps have T (T - 1) / 2 earlier ones.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Compiles modules with AOTInductor and counts in the C++ that it wrote what a step does.
 
 A step is a call whose conditional takes the branch that reads: the branch that computes is left
-out. Knows no attention.
+out.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Models of published shapes with random weights, run by eager PyTorch. Knows no clock."""
+"""Models of published shapes with random weights, run by eager PyTorch."""
 
 from collections.abc import Sequence
 from pathlib import Path

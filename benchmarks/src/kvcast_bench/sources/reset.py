@@ -1,7 +1,7 @@
 """Two clips, one after the other, through one exported decoder of Whisper tiny.en.
 
 The published form has a flag that nothing resets, so a program that stays loaded answers the second
-clip with the first one's keys. Real weights, greedy. Knows no clock.
+clip with the first one's keys. Real weights, greedy.
 """
 
 import warnings

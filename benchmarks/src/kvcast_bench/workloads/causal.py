@@ -1,7 +1,4 @@
-"""Decoder-only models: prompts and their continuations, and steps far in a text.
-
-Knows no backend by name.
-"""
+"""Decoder-only models: prompts and their continuations, and steps far in a text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,4 @@
-"""Decoding steps on one device: a greedy text after a prompt, with random weights.
-
-Knows nothing of torch.
-"""
+"""Decoding steps on one device: a greedy text after a prompt, with random weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""T5s: targets of sources, greedily and with beams, one source and several, short and long ones.
-
-Knows no backend by name.
-"""
+"""T5s: targets of sources, greedily and with beams, one source and several, short and long ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

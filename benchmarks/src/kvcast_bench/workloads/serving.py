@@ -1,7 +1,4 @@
-"""Servers and their clients: texts that share a beginning, and short recordings.
-
-Knows no server by name.
-"""
+"""Servers and their clients: texts that share a beginning, and short recordings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Whisper: recordings to text, one encode, one step of the decoder. Knows no backend by name."""
+"""Whisper: recordings to text, one encode, one step of the decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

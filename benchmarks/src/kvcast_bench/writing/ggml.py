@@ -9,8 +9,7 @@ models/convert-h5-to-ggml.py and, for q8_0, examples/quantize:
     tensors to the end: rank, length of name, kind; sizes from the last axis on; name; numbers
 
 Only vectors and both tables of positions stay fp32. Matrices and convolutions are fp16; q8_0 turns
-the matrices into blocks of 32 numbers, each an fp16 scale and 32 int8. Knows neither a tokenizer
-nor how mel filters are made: the caller gives the words and the filters.
+the matrices into blocks of 32 numbers, each an fp16 scale and 32 int8.
 """
 
 import struct

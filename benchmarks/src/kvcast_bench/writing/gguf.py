@@ -2,8 +2,7 @@
 
 It inverts the reader by its tables. The files have no tokenizer, unless the values that another
 GGUF file has of one are given: evaluating tokens needs none.
-Matrices, the embedding included, are stored in one kind of blocks; vectors in fp32. Knows nothing
-of the container's bytes, which the gguf library writes.
+Matrices, the embedding included, are stored in one kind of blocks; vectors in fp32.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 It inverts the readers by their own tables. Decoder-only models must have a configuration that is
 like Llama's: dense ones without scaled rotation, as Llama, Mistral, Qwen 2 and Qwen 3 are. Tensors
-are written in fp32. Knows no other format.
+are written in fp32.
 """
 
 import json
