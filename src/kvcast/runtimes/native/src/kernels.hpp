@@ -139,6 +139,12 @@ constexpr size_t line_bytes(Number number, int head_dim) {
   return number == Number::F32 ? d * sizeof(float) : number == Number::F16 ? d * sizeof(uint16_t) : d + sizeof(float);
 }
 
+// Numbers from one line to the next; after codes lies their scale.
+template <class T>
+constexpr size_t pitch(int head_dim) {
+  return line_bytes(sizeof(T) == sizeof(float) ? Number::F32 : sizeof(T) == 2 ? Number::F16 : Number::INT8, head_dim) / sizeof(T);
+}
+
 constexpr int PART = 256;        // positions that are summed before they are merged with others
 constexpr int MOST_QUERIES = 12;  // that share a part's keys and values
 constexpr int MANY_QUERIES = 96;  // likewise where a set first turns the part into floats

@@ -1,6 +1,6 @@
 // Products with AVX2. In int8 a pair of products must fit into 16 bits: magnitudes of weights (128 at most) times
 // activations (127 at most) that take the weights' signs.
-#include "avx2/activations.hpp"
+#include "avx2/vec.hpp"
 #include "halves.hpp"
 #if defined(__x86_64__)
 

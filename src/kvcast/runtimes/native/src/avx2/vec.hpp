@@ -27,11 +27,7 @@ namespace kvcast {
 
 extern const Products avx2_products;
 extern const Products avx2_vnni_products;
-extern const Rows avx2_rows;
 extern const Attention avx2_attention;
-extern const EncoderAttention avx2_encoder_attention;
-extern const Scores avx2_scores;
-extern const Reading avx2_reading;
 
 // Names that the other instruction sets have too.
 namespace with_avx2 {
@@ -43,10 +39,21 @@ constexpr int VECTORS = BLOCK / 8;
 
 AVX2_BEGIN
 
+using Vector = __m256;
+using Mask = __m256i;
+using Some = int;          // how many numbers of a vector are read or written, as this set takes it best
+constexpr int FLOATS = 8;  // of a Vector
+constexpr int SUMS = 1;    // that norms take in turn
+
+INLINE Some some(int count) { return count; }
+
 // The first `count` of 8 numbers; all if there are more, none if there are less than one.
-INLINE __m256i first(int count) {
+INLINE Mask first(int count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
+INLINE Mask between(int begin, int end) { return _mm256_andnot_si256(first(begin), first(end)); }
+INLINE Vector keep(Mask there, Vector x) { return _mm256_and_ps(_mm256_castsi256_ps(there), x); }  // elsewhere 0
+INLINE Vector select(Mask there, Vector x, Vector other) { return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(there)); }
 
 // The first `count` of 8 numbers, and zeros. Nothing else is read.
 INLINE __m256 load(const float* from, int count) {
@@ -62,6 +69,7 @@ INLINE void store(float* to, int count, __m256 x) {
 }
 
 INLINE __m256 load(const float* from) { return _mm256_loadu_ps(from); }
+INLINE __m256 load_between(const float* from, int begin, int end) { return _mm256_maskload_ps(from, between(begin, end)); }
 INLINE __m256 load(const uint16_t* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
@@ -82,11 +90,24 @@ INLINE __m256 load(const int8_t* from, int count) {
   return load(codes);
 }
 
+INLINE void store(uint16_t* to, int count, __m256 x) {
+  uint16_t halves[8];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(halves), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  std::memcpy(to, halves, std::min(8, count) * sizeof(uint16_t));
+}
+
+// The nearest whole numbers.
+INLINE void store(int8_t* to, int count, __m256 x) {
+  const __m256i whole = _mm256_cvtps_epi32(x);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  int8_t codes[16];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_packs_epi16(words, words));
+  std::memcpy(to, codes, std::min(8, count));
+}
+
 INLINE __m256 magnitude(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), x); }
 
 // Arithmetic under the names that shared code has for it.
-using Vector = __m256;
-constexpr int FLOATS = 8;  // of a Vector
 
 INLINE Vector all(float x) { return _mm256_set1_ps(x); }
 INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
@@ -94,11 +115,17 @@ INLINE Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
 INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
 INLINE Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE Vector difference(Vector a, Vector b, Vector c, Vector d) { return _mm256_fmsub_ps(a, b, _mm256_mul_ps(c, d)); }
 INLINE Vector greater(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 INLINE Vector positive(Vector x) { return _mm256_max_ps(x, _mm256_setzero_ps()); }  // of NaN 0, as everywhere
 INLINE Vector by_sign(Vector x, Vector negative, Vector other) { return _mm256_blendv_ps(other, negative, x); }
 INLINE Vector if_less(Vector a, Vector b, Vector less, Vector other) {
   return _mm256_blendv_ps(other, less, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+
+// x, and 0 where `of` is less than `bound`; NaN is not.
+INLINE Vector unless_less(Vector of, Vector bound, Vector x) {
+  return _mm256_and_ps(_mm256_cmp_ps(of, bound, _CMP_NLT_UQ), x);
 }
 
 // Horizontal ones, each in one fixed order.
@@ -125,6 +152,17 @@ INLINE float greatest(__m256 x) {
   half = _mm_max_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
+
+// The greatest of vectors; NaN if there is one.
+struct Peak {
+  Vector most, unordered = _mm256_setzero_ps();
+
+  INLINE void take(Vector x) {
+    unordered = _mm256_or_ps(unordered, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    most = _mm256_max_ps(most, x);
+  }
+  INLINE float value() const { return _mm256_movemask_ps(unordered) ? NAN : greatest(most); }
+};
 
 // 2^x to 2e-7 relative; far below 0 nearly 0, from 128 on infinite; NaN stays. Cephes' exp2f.
 INLINE __m256 exp2(__m256 x) {
@@ -157,6 +195,8 @@ template <int ROWS>
 INLINE void multiply_strip(const float* w, int inputs, const float* a, size_t stride, Vector sums[ROWS][PAIR]) {
   multiply_strips<ROWS, 1>(w, 0, inputs, a, stride, sums);
 }
+
+#include "vec/activations.hpp"
 
 AVX2_END
 

@@ -1,7 +1,7 @@
 // Products with AVX2 and VNNI: codes are stored + 128, which a row's offset takes back.
 //
 // With KVCAST_EMULATE_AVX_VNNI the same in AVX-512's encoding, for tests where no processor has AVX2's.
-#include "avx2/activations.hpp"
+#include "avx2/vec.hpp"
 #include "halves.hpp"
 #if defined(KVCAST_AVX_VNNI)
 

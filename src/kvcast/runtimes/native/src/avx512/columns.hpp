@@ -12,27 +12,6 @@ namespace kvcast {
 
 AVX512_BEGIN
 
-INLINE __m512 load(const float* from) { return _mm512_loadu_ps(from); }
-INLINE __m512 load(const uint16_t* from) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-INLINE __m512 load(const int8_t* from) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-}
-INLINE __m512 load(const float* from, __mmask16 there) { return _mm512_maskz_loadu_ps(there, from); }
-INLINE __m512 load(const uint16_t* from, __mmask16 there) {
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, from));
-}
-INLINE __m512 load(const int8_t* from, __mmask16 there) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(there, from)));
-}
-
-// Numbers from one line to the next; after codes lies their scale.
-template <class T>
-constexpr size_t pitch(int head_dim) {
-  return line_bytes(sizeof(T) == sizeof(float) ? Number::F32 : sizeof(T) == 2 ? Number::F16 : Number::INT8, head_dim) / sizeof(T);
-}
-
 // Columns lie in blocks of positions, one block after the other: [PART / COLUMNS, padded(d), COLUMNS].
 constexpr int COLUMNS = 32;
 constexpr int COLUMN_VECTORS = COLUMNS / 16;

@@ -2,7 +2,7 @@
 //
 // The sums of half a tile for MOST_ROWS rows, of a block in int32 and of all blocks in fp32, fit into the
 // registers.
-#include "avx512/activations.hpp"
+#include "avx512/vec.hpp"
 #include "avx512/tiles.hpp"
 #include "halves.hpp"
 #include "cpuid.hpp"

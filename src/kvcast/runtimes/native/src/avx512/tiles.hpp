@@ -25,7 +25,6 @@ INLINE Vector halves(const uint8_t* at, int z) {
 INLINE __m128i load_bytes(const uint8_t* at, int z) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + LANES * z)); }
 INLINE Vector bytes(const uint8_t* at, int z) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(at, z))); }
 INLINE Vector signed_bytes(const uint8_t* at, int z) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(at, z))); }
-INLINE void store(float* to, Vector x) { _mm512_storeu_ps(to, x); }
 
 #include "vec/strips.hpp"
 

@@ -10,7 +10,11 @@
 #endif
 
 namespace kvcast {
+namespace with_neon {
 namespace {
+
+#include "vec/rows.hpp"
+#include "vec/encoder_attention.hpp"
 
 #if defined(__linux__)
 // Of asm/hwcap.h, where older systems lack the second.
@@ -32,10 +36,13 @@ bool has_i8mm() { return false; }
 bool runs_with_i8mm() { return has_dot_products() && has_i8mm(); }
 
 }  // namespace
+}  // namespace with_neon
 
-const Instructions neon = {"neon", "products in dot products of NEON; attention in fp32", has_dot_products, neon_peaks, neon_products, neon_rows, neon_attention, neon_encoder_attention, plain_scores, plain_reading};
+using namespace with_neon;
+
+const Instructions neon = {"neon", "products in dot products of NEON; attention in fp32", has_dot_products, neon_peaks, neon_products, ROWS, neon_attention, ENCODER_ATTENTION, plain_scores, plain_reading};
 const Instructions neon_i8mm = {"neon_i8mm", "products in i8mm, of one row in dot products; attention in fp32", runs_with_i8mm, neon_i8mm_peaks, neon_i8mm_products,
-                                neon_rows,   neon_attention, neon_encoder_attention, plain_scores, plain_reading};
+                                ROWS,   neon_attention, ENCODER_ATTENTION, plain_scores, plain_reading};
 
 }  // namespace kvcast
 #endif

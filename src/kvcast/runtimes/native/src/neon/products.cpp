@@ -3,7 +3,7 @@
 // Tiles are four strips of STRIP outputs each (`strips.hpp`). A strip of codes is [k / 8, STRIP, 8], so a vector
 // holds 8 inputs of two outputs, which i8mm multiplies with two rows, and dot products with one.
 #include "halves.hpp"
-#include "neon/activations.hpp"
+#include "neon/vec.hpp"
 #if defined(__AARCH64EL__)
 
 namespace kvcast {

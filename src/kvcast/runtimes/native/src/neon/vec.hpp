@@ -15,9 +15,7 @@ namespace kvcast {
 
 extern const Peaks neon_peaks, neon_i8mm_peaks;
 extern const Products neon_products, neon_i8mm_products;
-extern const Rows neon_rows;
 extern const Attention neon_attention;
-extern const EncoderAttention neon_encoder_attention;
 
 // Names that the other instruction sets have too.
 namespace with_neon {
@@ -30,6 +28,14 @@ constexpr int LANES = 4;
 constexpr int STRIP = 16;             // columns whose sums for MOST_ROWS rows fit into 32 registers
 constexpr int QUADS = STRIP / LANES;  // vectors of a strip
 constexpr int VECTORS = BLOCK / LANES;
+
+using Vector = float32x4_t;
+using Mask = uint32x4_t;
+using Some = int;  // how many numbers of a vector are read or written, as this set takes it best
+constexpr int FLOATS = LANES;
+constexpr int SUMS = QUADS;  // that norms take in turn: a single one would wait for each addition
+
+INLINE Some some(int count) { return count; }
 
 // The first `count` of 4 numbers, and zeros. Nothing else is read.
 INLINE float32x4_t load(const float* from, int count) {
@@ -68,15 +74,37 @@ INLINE float32x4_t load(const int8_t* from, int count) {
   return load(codes);
 }
 
+INLINE void store(uint16_t* to, int count, float32x4_t x) {
+  uint16_t halves[LANES];
+  vst1_u16(halves, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+  std::memcpy(to, halves, std::min(LANES, count) * sizeof(uint16_t));
+}
+
+// The nearest whole numbers.
+INLINE void store(int8_t* to, int count, float32x4_t x) {
+  const int16x4_t words = vmovn_s32(vcvtnq_s32_f32(x));
+  int8_t codes[8];
+  vst1_s8(codes, vmovn_s16(vcombine_s16(words, words)));
+  std::memcpy(to, codes, std::min(LANES, count));
+}
+
 // The first `count` of 4 lanes; all if there are more, none if there are less than one.
 INLINE uint32x4_t first(int count) {
   constexpr int32_t PLACES[LANES] = {0, 1, 2, 3};
   return vcgtq_s32(vdupq_n_s32(count), vld1q_s32(PLACES));
 }
 
+INLINE Mask between(int begin, int end) { return vbicq_u32(first(end), first(begin)); }
+INLINE Vector keep(Mask there, Vector x) { return vreinterpretq_f32_u32(vandq_u32(there, vreinterpretq_u32_f32(x))); }  // elsewhere 0
+INLINE Vector select(Mask there, Vector x, Vector other) { return vbslq_f32(there, x, other); }
+INLINE Vector load_between(const float* from, int begin, int end) {
+  float numbers[LANES] = {};
+  for (int i = 0; i < LANES; i++)
+    if (i >= begin && i < end) numbers[i] = from[i];
+  return load(numbers);
+}
+
 // Arithmetic under the names that shared code has for it.
-using Vector = float32x4_t;
-constexpr int FLOATS = LANES;
 
 INLINE Vector all(float x) { return vdupq_n_f32(x); }
 INLINE Vector add(Vector a, Vector b) { return vaddq_f32(a, b); }
@@ -84,6 +112,7 @@ INLINE Vector subtract(Vector a, Vector b) { return vsubq_f32(a, b); }
 INLINE Vector multiply(Vector a, Vector b) { return vmulq_f32(a, b); }
 INLINE Vector divide(Vector a, Vector b) { return vdivq_f32(a, b); }
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+INLINE Vector difference(Vector a, Vector b, Vector c, Vector d) { return vfmsq_f32(vmulq_f32(a, b), c, d); }
 INLINE Vector magnitude(Vector x) { return vabsq_f32(x); }
 INLINE Vector greater(Vector a, Vector b) { return vmaxq_f32(a, b); }
 INLINE Vector positive(Vector x) { return vmaxnmq_f32(x, vdupq_n_f32(0.f)); }  // of NaN 0, as everywhere
@@ -92,9 +121,22 @@ INLINE Vector by_sign(Vector x, Vector negative, Vector other) {
 }
 INLINE Vector if_less(Vector a, Vector b, Vector less, Vector other) { return vbslq_f32(vcltq_f32(a, b), less, other); }
 
+// x, and 0 where `of` is less than `bound`; NaN is not.
+INLINE Vector unless_less(Vector of, Vector bound, Vector x) {
+  return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vcltq_f32(of, bound)));
+}
+
 // Horizontal ones, each in one fixed order.
 INLINE float total(float32x4_t x) { return vaddvq_f32(x); }
 INLINE float greatest(float32x4_t x) { return vmaxvq_f32(x); }  // NaN if there is one
+
+// The greatest of vectors; NaN if there is one.
+struct Peak {
+  Vector most;
+
+  INLINE void take(Vector x) { most = vmaxq_f32(most, x); }
+  INLINE float value() const { return greatest(most); }
+};
 
 // 2^x to 2e-7 relative; far below 0 nearly 0, from 128 on infinite; NaN stays. Cephes' exp2f.
 INLINE float32x4_t exp2(float32x4_t x) {
@@ -119,6 +161,8 @@ INLINE void multiply_strip(const float* w, int inputs, const float* a, size_t st
     }
   }
 }
+
+#include "vec/activations.hpp"
 
 }  // namespace with_neon
 }  // namespace kvcast

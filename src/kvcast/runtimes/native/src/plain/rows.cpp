@@ -43,6 +43,9 @@ void gate(Activation activation, const float* gate, const float* up, int count, 
 using Vector = float;
 constexpr int FLOATS = 1;  // of a Vector
 
+using Some = int;
+
+inline Some some(int count) { return count; }
 inline float all(float x) { return x; }
 inline float load(const float* from, int = 1) { return *from; }
 inline void store(float* to, float x) { *to = x; }
@@ -51,7 +54,7 @@ inline float multiply(float a, float b) { return a * b; }
 inline float subtract(float a, float b) { return a - b; }
 inline float multiply_add(float a, float b, float c) { return a * b + c; }
 
-#include "vec/rows.hpp"
+#include "vec/states.hpp"
 
 }  // namespace
 

@@ -51,10 +51,10 @@ INLINE Vector exp2(Vector x) {
 Softmax exponentials(const float* x, const float* added, int count) {
   float sums[BLOCK];
   for (int i = 0; i < count; i++) sums[i] = x[i] + added[i];
-  const float most = greatest(sums, count);
+  const float most = greatest_of(sums, count);
   if (most < LEAST) return {most, 0};  // none takes part
   to_exponentials(sums, most, count);
-  return {most, sum(sums, count)};
+  return {most, total_of(sums, count)};
 }
 
 }  // namespace

@@ -125,3 +125,5 @@ void attend(const EncoderHead& of, int first, int last) {
   for (; s + 6 <= last; s += 6) attend_rows<6>(of, s);
   for (; s < last; s++) attend_rows<1>(of, s);
 }
+
+constexpr EncoderAttention ENCODER_ATTENTION = {head_bytes, pack_head, attend};

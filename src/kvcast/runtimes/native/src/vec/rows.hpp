@@ -1,74 +1,58 @@
-// The delta rule and the selective scan for some columns of a head's matrix. Each instruction set includes this where
-// its own instructions are allowed, so it includes nothing itself. The file that includes it has Vector and its
-// arithmetic. No guard: what it defines is in the namespace that includes it.
-//
-// The matrix is read and written once for each position: what the next position's key gets of it is summed while it is
-// written. These sums have the same order as those of a position that comes alone.
+// Norms and gates. Each instruction set includes this where its own instructions are allowed, so it includes nothing
+// but other such files. The file that includes it has Vector and its arithmetic.
+#pragma once
 
-template <bool CORRECTS, int VECTORS, bool WHOLE>
-void rewrite(const StateColumns& w, int there) {
-  const auto get = [&](const float* from) { return WHOLE ? load(from) : load(from, there); };
-  const auto put = [&](float* to, Vector x) { WHOLE ? store(to, x) : store(to, there, x); };
-  Vector known[VECTORS];  // key matrix
-  for (int z = 0; z < VECTORS; z++) known[z] = all(0);
-  if (CORRECTS)
-    for (int i = 0; i < w.key_dim; i++)
-      for (int z = 0; z < VECTORS; z++)
-        known[z] = multiply_add(all(w.key[i]), get(w.state + i * w.state_stride + z * FLOATS), known[z]);
-  for (int s = 0; s < w.positions; s++) {
-    const float* const query = w.query + s * w.stride;
-    const float* const key = w.key + s * w.stride;
-    const float* const next = s + 1 < w.positions ? key + w.stride : key;
-    const float* const value = w.value + s * w.value_stride;
-    const Vector kept = all(w.kept[s]), share = all(w.share[s]);
-    Vector added[VECTORS], mixed[VECTORS];
-    for (int z = 0; z < VECTORS; z++) {
-      const Vector x = get(value + z * FLOATS);
-      added[z] = multiply(share, CORRECTS ? subtract(x, multiply(kept, known[z])) : x);
-      mixed[z] = multiply(all(w.skip), x);
-      known[z] = all(0);
-    }
-    for (int i = 0; i < w.key_dim; i++) {
-      float* const state = w.state + i * w.state_stride;
-      const Vector k = all(key[i]), q = all(query[i]), n = all(CORRECTS ? next[i] : 0);
-      for (int z = 0; z < VECTORS; z++) {
-        const Vector x = multiply_add(k, added[z], multiply(kept, get(state + z * FLOATS)));
-        put(state + z * FLOATS, x);
-        mixed[z] = multiply_add(q, x, mixed[z]);
-        if (CORRECTS) known[z] = multiply_add(n, x, known[z]);
-      }
-    }
-    for (int z = 0; z < VECTORS; z++) put(w.out + s * w.out_stride + z * FLOATS, mixed[z]);
+// Numbers i.. of x [width], or `otherwise` where there is no x.
+INLINE Vector load_or(const float* x, int i, Some there, float otherwise) { return x ? load(x + i, there) : all(otherwise); }
+
+// term(sum, x, how many there are) of all numbers, in SUMS vectors in turn.
+template <class Term>
+INLINE float sum_of(const float* x, int width, Term&& term) {
+  Vector sums[SUMS];
+  for (Vector& sum : sums) sum = all(0);
+  int i = 0;
+  if (SUMS > 1)
+    for (; i + SUMS * FLOATS <= width; i += SUMS * FLOATS)
+      for (int z = 0; z < SUMS; z++) sums[z] = term(sums[z], load(x + i + z * FLOATS), FLOATS);
+  for (; i < width; i += FLOATS) sums[0] = term(sums[0], load(x + i, some(width - i)), width - i);
+  for (int left = SUMS / 2; left; left /= 2)
+    for (int z = 0; z < left; z++) sums[z] = add(sums[2 * z], sums[2 * z + 1]);
+  return total(sums[0]);
+}
+
+void layer_norm(const float* x, const float* gain, const float* bias, float epsilon, int width, float* out) {
+  const float sum = sum_of(x, width, [](Vector sum, Vector v, int) { return add(sum, v); });
+  const Vector mean = all(sum / width);
+  const float squares = sum_of(x, width, [&](Vector sum, Vector v, int count) {
+    const Vector d = keep(first(count), subtract(v, mean));
+    return multiply_add(d, d, sum);
+  });
+  const Vector factor = all(1 / std::sqrt(squares / width + epsilon));
+  for (int i = 0; i < width; i += FLOATS) {
+    const Some there = some(width - i);
+    const Vector d = multiply(subtract(load(x + i, there), mean), factor);
+    store(out + i, there, multiply_add(d, load_or(gain, i, there, 1), load_or(bias, i, there, 0)));
   }
 }
 
-template <bool CORRECTS>
-void rewrite_columns(const StateColumns& w) {
-  constexpr int VECTORS = FLOATS == 16 ? 2 : FLOATS == 1 ? 8 : 16 / FLOATS;  // whose sums fit into registers
-  for (int j = 0; j < w.columns;) {
-    StateColumns part = w;
-    part.value += j;
-    part.state += j;
-    part.out += j;
-    const int left = w.columns - j;
-    if (left >= VECTORS * FLOATS) {
-      rewrite<CORRECTS, VECTORS, true>(part, FLOATS);
-      j += VECTORS * FLOATS;
-    } else {
-      rewrite<CORRECTS, 1, false>(part, left);
-      j += FLOATS;
+void rms_norm(const float* x, const float* gain, float epsilon, int width, float* out) {
+  const float squares = sum_of(x, width, [](Vector sum, Vector v, int) { return multiply_add(v, v, sum); });
+  const Vector factor = all(1 / std::sqrt(squares / width + epsilon));
+  for (int i = 0; i < width; i += FLOATS) {
+    const Some there = some(width - i);
+    store(out + i, there, multiply(multiply(load(x + i, there), factor), load_or(gain, i, there, 1)));
+  }
+}
+
+void gate(Activation activation, const float* gate, const float* up, int count, float* out) {
+  with_activation(activation, [&](auto f) {
+    for (int i = 0; i < count; i += FLOATS) {
+      const Some there = some(count - i);
+      store(out + i, there, multiply(f(load(gate + i, there)), load(up + i, there)));
     }
-  }
+  });
 }
 
-void state_columns(const StateColumns& w) { w.corrects ? rewrite_columns<true>(w) : rewrite_columns<false>(w); }
+#include "vec/states.hpp"
 
-// A short convolution at one position.
-void convolve(const float* const* x, int length, const float* kernel, size_t stride, const float* bias, int count, float* out) {
-  for (int c = 0; c < count; c += FLOATS) {
-    const int left = count - c;
-    Vector sum = bias ? load(bias + c, left) : all(0);
-    for (int i = 0; i < length; i++) sum = multiply_add(load(kernel + i * stride + c, left), load(x[i] + c, left), sum);
-    store(out + c, left, sum);
-  }
-}
+constexpr Rows ROWS = {layer_norm, rms_norm, gate, state_columns, convolve};

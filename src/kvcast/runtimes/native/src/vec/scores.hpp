@@ -44,7 +44,7 @@ inline float exponential(float x) {
   return y * factor;
 }
 
-float greatest(const float* x, int count) {
+float greatest_of(const float* x, int count) {
   float lanes[LANES], most = x[0];
   for (float& lane : lanes) lane = most;
   const int whole = count / LANES * LANES;
@@ -55,7 +55,7 @@ float greatest(const float* x, int count) {
   return most;
 }
 
-float sum(const float* x, int count) {
+float total_of(const float* x, int count) {
   float lanes[LANES] = {}, total = 0;
   const int whole = count / LANES * LANES;
   for (int i = 0; i < whole; i += LANES)
@@ -77,8 +77,8 @@ void to_exponentials(float* x, float most, int count) {
 
 void softmax(const float* x, int count, float* out) {
   for (int i = 0; i < count; i++) out[i] = x[i];
-  to_exponentials(out, greatest(x, count), count);
-  const float total = sum(out, count);
+  to_exponentials(out, greatest_of(x, count), count);
+  const float total = total_of(out, count);
   for (int i = 0; i < count; i++) out[i] /= total;
 }
 
