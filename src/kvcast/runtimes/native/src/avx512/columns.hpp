@@ -2,7 +2,7 @@
 // a lane for each position.
 //
 // A query alone takes its products lane by lane of a key and adds up the lanes at the end (`totals` in
-// avx512_attention.cpp). Over columns the same sums are taken in the same order for 16 positions at once, with
+// avx512/attention.cpp). Over columns the same sums are taken in the same order for 16 positions at once, with
 // nothing to add across lanes.
 #pragma once
 #include "avx512/vec.hpp"

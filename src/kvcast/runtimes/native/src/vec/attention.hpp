@@ -50,6 +50,7 @@ template <class T, int QUERIES, int DIM>
 void score_keys(const T* key, int count, int head_dim, const float* query, float* scores) {
   constexpr int KEYS = keys_at_once(QUERIES);
   const int d = DIM ? DIM : head_dim, width = padded(d), whole = d / FLOATS * FLOATS;
+  const Some rest = FLOATS == 16 ? some(d - whole) : 0;  // a mask is made once
   for (int t = 0; t < count; t += KEYS) {
     // The last keys stand in for keys past the end.
     const T* lines[KEYS];
@@ -71,7 +72,7 @@ void score_keys(const T* key, int count, int head_dim, const float* query, float
     }
     if (whole < d)
       for (int i = 0; i < KEYS; i++) {
-        const Vector k = load(lines[i] + whole, some(d - whole));
+        const Vector k = load(lines[i] + whole, FLOATS == 16 ? rest : some(d - whole));
         for (int m = 0; m < QUERIES; m++) {
           Vector& sum = sums[slot(m * KEYS + i)];
           sum = multiply_add(k, load(query + m * width + whole), sum);
