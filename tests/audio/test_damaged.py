@@ -110,7 +110,7 @@ def test_a_float_file_with_samples_that_are_no_numbers_gets_one_line(encode, cap
     samples = np.zeros(48_000, np.float32)
     samples[40_000] = bad
     path = encode("nan.wav", samples, 44_100, subtype="FLOAT")
-    assert "is not sound" in str(one_line(path, "nan.wav", capfd))
+    assert "is not audio" in str(one_line(path, "nan.wav", capfd))
 
 
 def test_a_silent_file_is_read_with_one_notice(encode, capfd):

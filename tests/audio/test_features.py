@@ -208,7 +208,7 @@ def test_less_than_one_frame_is_an_error(length):
 def test_samples_that_are_no_sound_are_an_error(speech, bad):
     samples = speech.astype(np.float64)
     samples[200_000] = bad
-    with pytest.raises(InputOutputError, match="the array is not sound"):
+    with pytest.raises(InputOutputError, match="the array is not audio"):
         open_features(samples, 80)
 
 

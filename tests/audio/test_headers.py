@@ -77,7 +77,7 @@ def test_it_is_read_to_its_end_with_a_notice(tmp_path, sound, kind, size):
     assert len(samples) <= len(sound) + 100  # VOC ends in zeros
     if kind not in {"nist", "voc"}:  # libsndfile measures these by themselves
         [notice] = notices
-        assert f"holds more than the {size / SECOND:.2f} s that its header tells of" in notice
+        assert f"holds more than the {size / SECOND:.2f} s that its header states" in notice
 
 
 def test_a_flac_whose_header_counts_less_is_read_to_its_end(encode, sound):

@@ -144,7 +144,7 @@ def test_less_than_a_header_is_raw():
         (header(bits=12), "is a WAV of coding 1 with 12 bits"),
         (
             header(tag=3, bits=32) + b"data\0\0\0\0" + np.array([0, np.nan], "<f4").tobytes(),
-            "is not sound: it has samples of nan near 0.0 s",
+            "is not audio: it has samples of nan near 0.0 s",
         ),
     ],
 )

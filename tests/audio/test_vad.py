@@ -248,7 +248,7 @@ def test_silence_has_no_parts() -> None:
 
 def test_what_is_not_sound_is_refused() -> None:
     samples = np.full(RATE, np.nan, np.float32)
-    with pytest.raises(InputOutputError, match="is not sound"):
+    with pytest.raises(InputOutputError, match="is not audio"):
         find_speech(ArrayAudio(samples), Loudness(), VoiceParams())
 
 

@@ -141,7 +141,7 @@ def test_what_was_heard_before_sound_is_damaged_is_settled(model, pipe, capsys):
     out, err = capsys.readouterr()
     assert out.startswith("w1")
     assert out.endswith("!\n")
-    assert "is not sound: it has samples of nan" in err
+    assert "is not audio: it has samples of nan" in err
 
 
 @pytest.mark.parametrize(

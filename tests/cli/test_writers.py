@@ -30,7 +30,7 @@ TRANSCRIPT = TranscriptDocument(
     segments=SEGMENTS,
 )
 times = st.floats(min_value=0, max_value=400_000)
-# What would break a cue or a row is written otherwise: see tests/whisper/test_subtitles.py.
+# What would break a cue or a row is written otherwise: see tests/transcripts/test_subtitles.py.
 plain = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters="&<-")
 pieces = st.text(plain, max_size=5) | st.sampled_from(["-->", " ", "->"])
 texts = st.lists(pieces, max_size=5).map("".join)

@@ -124,6 +124,6 @@ def test_added_words_are_heard_and_nothing_else_that_was_added(
 def test_windows_of_another_length_are_refused_in_one_line(tmp_path: Path):
     short = replace(SMALL, source_positions=500)
     folder = hugging_face(random_whisper(short), short, tmp_path / "model")
-    with pytest.raises(KvcastError, match="this model hears 10 s at a time") as caught:
+    with pytest.raises(KvcastError, match="this model has windows of 10 s") as caught:
         kvcast.load(folder, runtime="eager", quantize="none")
     assert "\n" not in str(caught.value)

@@ -61,7 +61,7 @@ def test_a_text_that_differs_has_the_times_of_the_words_it_shares(model, recordi
 def test_another_text_is_a_notice_and_silence_or_no_text_an_error(model, recordings):
     alignment = model.align(recordings["example"], "Wholly other words\nthat nobody said")
     [notice] = alignment.notices
-    assert notice.startswith("of 6 words, 0 are heard as they are written")
+    assert notice.startswith("of 6 words, 0 were recognised as given")
     assert len(alignment.segments) == 2
     with pytest.raises(UsageError, match="no speech is heard"):
         model.align(np.zeros(32_000, np.float32), "a")

@@ -79,8 +79,8 @@ def open_audio(
     audio = ArrayAudio(samples, name=name or "the array", sampling_rate=sampling_rate)
     if sampling_rate == SAMPLE_RATE:
         audio.unheard = (
-            f"no speech was recognised in {audio.name}, which is taken as {SAMPLE_RATE} samples a "
-            "second: sampling_rate tells of another rate",
+            f"no speech was recognised in {audio.name}, which is read at {SAMPLE_RATE} samples a "
+            "second: pass sampling_rate for another rate",
         )
     return audio
 
@@ -95,7 +95,7 @@ def _array(source: Any) -> NDArray[Any]:
         try:
             return np.asarray(source)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"this is no array of sound: {error}") from error
+            raise UsageError(f"this is no array of audio: {error}") from error
     raise UsageError(
         "a recording is a path, a binary file, bytes, or an array or a list of samples, "
         f"not {type(source).__name__}"
@@ -143,7 +143,7 @@ class ArrayAudio(ChannelSource):
         """
         if samples.ndim not in {1, 2} or samples.dtype.kind not in "fiu":
             raise UsageError(
-                "an array of sound must be [samples], or [samples, channels], of floats or "
+                "an array of audio must be [samples], or [samples, channels], of floats or "
                 f"integers, not {list(samples.shape)} of {samples.dtype}"
             )
         if not LOWEST_RATE <= sampling_rate <= HIGHEST_RATE:
@@ -218,7 +218,7 @@ def _upright(samples: NDArray[Any]) -> NDArray[Any]:
         samples = samples.T
     if not 0 < samples.shape[1] <= _MOST_CHANNELS:
         raise UsageError(
-            f"an array of sound has {_MOST_CHANNELS} channels at most, and not the shape "
+            f"an array of audio has {_MOST_CHANNELS} channels at most, and not the shape "
             f"{list(samples.shape)}"
         )
     return samples

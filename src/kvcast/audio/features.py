@@ -220,7 +220,7 @@ class CheckedAudio:
             peak = float(np.abs(block).max())
             if not peak <= LOUDEST_SAMPLE:  # true of NaN as well
                 raise InputOutputError(
-                    f"{self._audio.name} is not sound: it has samples of {peak:g} "
+                    f"{self._audio.name} is not audio: it has samples of {peak:g} "
                     f"near {self.samples / SAMPLE_RATE:.1f} s, where 1 is full scale"
                 )
             self._listen(block)

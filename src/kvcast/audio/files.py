@@ -215,7 +215,7 @@ class _FilePart:
         except DamagedError as error:
             if frames == 0:
                 raise InputOutputError(
-                    f"{self._name} {error}; no sound could be decoded"
+                    f"{self._name} {error}; no audio could be decoded"
                 ) from error
             used = f"the {frames / reader.rate:.2f} s that could be decoded are used"
             self._note(f"{error}; {used}")

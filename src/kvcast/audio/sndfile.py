@@ -134,7 +134,7 @@ class SndfileReader(SoundReader):
 
     def _note_more(self, stated: float) -> None:
         self.notices.append(
-            f"holds more than the {stated:.2f} s that its header tells of: it is read to its end"
+            f"holds more than the {stated:.2f} s that its header states: it is read to its end"
         )
 
     @property

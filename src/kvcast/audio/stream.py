@@ -190,7 +190,7 @@ class SoundStream:
         peak = float(np.abs(mono).max(initial=0.0))
         if not peak <= LOUDEST_SAMPLE:  # true of NaN as well
             raise InputOutputError(
-                f"{self._name} is not sound: it has samples of {peak:g} near "
+                f"{self._name} is not audio: it has samples of {peak:g} near "
                 f"{self._seconds:.1f} s, where 1 is full scale"
             )
         self._seconds += len(mono) / self._layout.rate

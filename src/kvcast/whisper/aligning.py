@@ -250,6 +250,6 @@ def _notices(known: int, given: Sequence[_GivenWord]) -> Iterator[str]:
     words = sum(bool(_plain(each.word.text)) for each in given)
     if known < _DOUBTFUL * words:
         yield (
-            f"of {words} words, {known} are heard as they are written: does the text belong to the "
+            f"of {words} words, {known} were recognised as given: does the text belong to the "
             "recording?"
         )

@@ -57,8 +57,8 @@ class WhisperModel(TranscriptionModel):
         seconds = dimensions.source_positions / _POSITIONS_PER_SECOND
         if seconds != _WINDOW_SECONDS:
             raise KvcastError(
-                f"this model hears {seconds:g} s at a time; kvcast transcribes with models that "
-                f"hear {_WINDOW_SECONDS} s, as published Whispers do"
+                f"this model has windows of {seconds:g} s; kvcast supports windows of "
+                f"{_WINDOW_SECONDS} s, as published Whispers have"
             )
         self.runtime = runtime
         self.tokenizer = tokenizer
