@@ -62,8 +62,6 @@ D = TypeVar("D")
 
 
 class Check(Protocol):
-    """A rule that values must follow."""
-
     def problem(self, value: Any, kind: type) -> str | None:
         """Return the problem of a value of type `kind`, as in "must be 1 or more", or None."""
 
@@ -196,17 +194,14 @@ class Declared:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Spellings on the command line."""
         return self.option.flags or ("--" + self.name.replace("_", "-"),)
 
     @property
     def help(self) -> str:
-        """The help text, without the default."""
         return self.option.help if isinstance(self.option.help, str) else self.option.help()
 
     @property
     def default_in_words(self) -> str:
-        """The default as the documentation shows it."""
         if (shown := self.option.shown) is not None:
             return shown if isinstance(shown, str) else shown()
         if isinstance(self.default, bool):
@@ -261,7 +256,6 @@ class Params:
 
     @classmethod
     def declared(cls) -> tuple[Declared, ...]:
-        """Return the options, in order."""
         return _declared(cls)  # type: ignore[arg-type]  # classes can be hashed
 
     def values(self, params: "type[Params]") -> dict[str, Any]:

@@ -62,7 +62,6 @@ class Backend:
         return self.model.unfit()
 
     def takes(self, trial: Trial) -> bool:  # noqa: ARG002 - a choosy backend overrides it
-        """Tell whether it takes part in a trial."""
         return True
 
     def files(self) -> Path:
@@ -70,7 +69,6 @@ class Backend:
         return Path(self.model.folder)
 
     def load(self) -> None:
-        """Get ready for turns."""
         raise NotImplementedError
 
 
@@ -84,13 +82,11 @@ class Way:
 
     @property
     def suffix(self) -> str:
-        """The end of a backend's name."""
         marks = {f"-batch{self.batch}": self.batch, "-vad": self.vad, "-words": self.words}
         return "".join(mark for mark, is_set in marks.items() if is_set)
 
     @property
     def described(self) -> str:
-        """In words."""
         words = {
             f"{self.batch} windows at once": self.batch,
             "voice activity filter": self.vad,
@@ -100,18 +96,14 @@ class Way:
 
 
 class Transcriber(Protocol):
-    """A backend that turns speech into text."""
-
     name: str
     settings: str
     way: Way = Way()
 
     def goes(self, way: Way) -> bool:  # noqa: ARG002 - a program with more ways overrides it
-        """Tell whether it can transcribe this way."""
         return False
 
     def going(self, way: Way) -> Self:
-        """Return the same program, that transcribes this way."""
         other = copy.copy(self)
         other.name += way.suffix
         other.settings = "; ".join(filter(None, (self.settings, way.described)))
@@ -138,7 +130,6 @@ class Ticks:
     times: list[float] = field(default_factory=list)
 
     def tick(self) -> None:
-        """Take note."""
         self.times.append(time.perf_counter())
 
     def reach(self, texts: Sequence[Tokens]) -> None:
@@ -148,8 +139,6 @@ class Ticks:
 
 
 class Continuer(Protocol):
-    """A backend that continues prompts."""
-
     def generate(self, prompts: Sequence[Tokens], new: int, ticks: Ticks) -> list[Tokens]:
         """Continue prompts of equal length by `new` tokens each, the likeliest, all rows in step.
 
@@ -158,8 +147,6 @@ class Continuer(Protocol):
 
 
 class Writer(Protocol):
-    """A backend that writes targets of sources."""
-
     def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
         """Write the best target of each source, of exactly so many tokens.
 

@@ -41,16 +41,12 @@ class ServerAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingTurn:
-    """The answers to all clients of a turn."""
-
     seconds: float  # from the first request to the last answer
     processor: float  # seconds of a processor that the clients themselves used
     answers: Sequence[ServerAnswer]  # the first client's first, in its order
 
 
 class TextServer(Protocol):
-    """A backend that continues texts for many clients."""
-
     turns: int  # that it has had: prompts differ from turn to turn
 
     def serve_texts(self, prompts: Sequence[Sequence[str]], new: int) -> ServingTurn:
@@ -58,8 +54,6 @@ class TextServer(Protocol):
 
 
 class SpeechServer(Protocol):
-    """A backend that transcribes recordings for many clients."""
-
     def serve_clips(
         self, clips: Sequence[Sequence[Samples]], language: str, beam: int
     ) -> ServingTurn:
@@ -81,7 +75,6 @@ class Post:
     file: bytes | None = None  # the form's
 
     def body(self) -> Any:
-        """Return the body for aiohttp."""
         from aiohttp import FormData
 
         if self.file is None:
@@ -125,7 +118,6 @@ class _RawAnswer:
         )
 
     def _lines(self) -> Iterator[tuple[float, bytes]]:
-        """Yield each line, and when the last of it came."""
         begun = b""
         for came, piece in self.pieces:
             *whole, begun = (begun + piece).split(b"\n")

@@ -62,8 +62,6 @@ _VARIANTS = (
 
 
 class RandomModel(NamedTuple):
-    """A model and the beginning of a text."""
-
     timed: TimedModel
     programs: TorchModel
     source: Tensor | None  # stands for the encoder's output [1, t, width] behind cross caches
@@ -115,7 +113,6 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
 
 
 def _projections(cross: CacheLayers, weights: Mapping[str, Tensor]) -> TorchProgram:
-    """Return what makes cross caches of an encoder's output."""
     write = ProgramWriter([STATES])
     projected = project_cross_caches(write, Node(STATES), cross.layers, cross.heads, bias=True)
     return TorchProgram(write.program(**projected), list(projected), weights)

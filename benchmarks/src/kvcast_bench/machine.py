@@ -32,7 +32,6 @@ class Subject:
         return str(Path(kvcast.__file__).parent)
 
     def transcribe(self, beam: int) -> dict[str, Any]:
-        """Turn the recording into text."""
         start = time.perf_counter()
         segments = self._opened.transcribe(
             self._inputs["samples"],
@@ -45,7 +44,6 @@ class Subject:
         return {"transcribe": time.perf_counter() - start, "output": output}
 
     def generate(self, new: int) -> dict[str, Any]:
-        """Continue the prompt greedily."""
         text = self._opened.generate(
             self._inputs["prompt"], max_new_tokens=new, min_new_tokens=new, temperature=0.0
         )
@@ -132,8 +130,6 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class IdleGate:
-    """Surrounds turns of these processes."""
-
     pids: Sequence[int]
 
     def settle(self) -> bool:

@@ -21,8 +21,6 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchModel:
-    """A model on disk."""
-
     folder: str  # the folder or file where it lies
     threads: int  # to compute with
 
@@ -30,7 +28,6 @@ class BenchModel:
     modules: ClassVar[Sequence[str]] = ()
 
     def checkpoint(self) -> Any:
-        """Open the weights that all backends use."""
         return open_checkpoint(Path(self.folder))
 
     def made(self, kind: str, make: Callable[[Path], object], packages: Sequence[str] = ()) -> Path:
@@ -55,8 +52,6 @@ class BenchModel:
 
 
 class SpeechModel(BenchModel):
-    """A Whisper."""
-
     modules = ("kvcast.audio.features",)
 
 
@@ -77,8 +72,6 @@ class Seq2seqModel(BenchModel):
 
 
 class CausalModel(BenchModel):
-    """A decoder-only model."""
-
     modules = ("kvcast.text.model",)
 
     @override

@@ -24,7 +24,6 @@ _LIMITS = ("calls", "least ms", "measured ms", "fraction", "a call ms")
 
 
 def render(document: Document, tables: Sequence[Table]) -> str:
-    """Return lines and tables as one text."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(
         force_terminal=is_terminal,
@@ -69,7 +68,6 @@ def _parts(document: Document, tables: Sequence[Table]) -> Iterator[str | Drawn]
 
 
 def _said(value: object) -> str:
-    """Spell a setting for people."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_said(part)}" for name, part in value.items())
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -183,12 +181,10 @@ def _rates(document: Document) -> str:
 
 
 def _mark(row: Document) -> str:
-    """Mark figures that were measured while other programs were busy."""
     return " *" if row["others"] > BUSY or row["unsettled"] else ""
 
 
 def _remarks(document: Document) -> Iterator[str]:
-    """Explain the marks, if there are any."""
     rows = [row for row in (*document["rows"], *document["breakdown"]) if "failure" not in row]
     worst = max((row["others"] for row in rows), default=0.0)
     if worst > BUSY:

@@ -49,7 +49,6 @@ class Floors:
         ]
 
     def measure_rates(self) -> None:
-        """Measure the machine."""
         for of, step_bytes in self._step_bytes.items():
             if (rates := self._measure(round(step_bytes))) is not None:
                 self._measured.setdefault(of, []).append(rates)

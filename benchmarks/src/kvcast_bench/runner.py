@@ -24,8 +24,6 @@ from kvcast_bench.workload import Workload
 
 @dataclass(frozen=True)
 class Loaded:
-    """A backend that is ready for turns."""
-
     backend: Backend  # as it was before it was loaded
     facts: Mapping[str, Any]  # its packages' versions, seconds to import and to load
     remote: Remote  # holds a Worker

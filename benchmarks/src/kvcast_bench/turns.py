@@ -28,16 +28,13 @@ class BackendResult:
 
     @property
     def stands(self) -> bool:
-        """Whether there is anything to show."""
         return self.failure is None
 
     @property
     def last(self) -> TurnAnswer:
-        """Of the last turn."""
         return self.answers[-1]
 
     def series(self, name: str) -> list[float]:
-        """One figure of every answer, in order."""
         return [answer[name] for answer in self.answers]
 
     def surroundings(self) -> dict[str, Any]:
@@ -78,6 +75,5 @@ def take_turns(
 
 
 def say(message: str) -> None:
-    """Show progress at a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\x1b[K{message}", end="", file=sys.stderr, flush=True)

@@ -22,8 +22,6 @@ _PEAK = "5"
 
 
 class Worker:
-    """Prepares, loads and runs a backend."""
-
     def __init__(self, workload: "Workload", backend: "Backend") -> None:
         self._workload = workload
         self._backend = backend

@@ -98,7 +98,6 @@ class Workload(Protocol):
         return self.run(backend, trial)
 
     def counted(self, trial: Trial) -> ModelWork:  # noqa: ARG002 - of all trials, unless overridden
-        """Return the work counter of a trial's model."""
         return ModelWork(dimensions=self.dimensions)
 
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:  # noqa: ARG002 - as above

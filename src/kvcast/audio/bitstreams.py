@@ -47,14 +47,7 @@ class Frame(NamedTuple):
 
 
 class FrameCount(NamedTuple):
-    """The number of frames as the first frame tells it.
-
-    Attributes:
-        begin: where the others begin.
-        is_cut: whether the file ends before they do.
-        goes_on: whether others follow.
-
-    """
+    """The number of frames as the first frame tells it."""
 
     begin: int
     is_cut: bool
@@ -130,7 +123,6 @@ def _counts(head: bytes) -> bool:
 
 
 def _end_of(file: FileSection, begin: int, count: int) -> int:
-    """Return where so many frames end."""
     end = begin
     for number, (at, frame, _) in enumerate(_frames(file, begin)):
         if number == count:
@@ -168,7 +160,6 @@ def _frames(file: FileSection, start: int) -> Iterator[tuple[int, Frame, bytes]]
 
 
 def _is_followed(data: bytes, index: int, frame: Frame) -> bool:
-    """Tell whether frames of a frame's kind follow it."""
     for _ in range(_FOLLOWERS):
         index += frame.length
         follower = mpeg_frame(data[index : index + _HEADER])
@@ -197,7 +188,6 @@ class OggPages(NamedTuple):
 
 
 def read_pages(file: FileSection) -> OggPages:
-    """Look at all pages of a file."""
     expected: dict[int, int] = {}
     has_gaps = is_ended = False
     data, first, at = b"", 0, 0

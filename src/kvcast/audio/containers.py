@@ -170,7 +170,6 @@ class FrameClock:
 
     @property
     def time(self) -> float:
-        """The position, as the container counts."""
         return (self._origin or 0.0) + self.position
 
     def doubt(self) -> None:

@@ -116,8 +116,6 @@ _BITS = 16
 
 
 class ArrayAudio(ChannelSource):
-    """Samples that are already in memory."""
-
     def __init__(
         self,
         samples: NDArray[Any],

@@ -71,7 +71,6 @@ class RecordedAudio:
     """A recording that was read once: its length, where it is silent, and what users should know.
 
     Attributes:
-        content_frames: number of whole frames of sound.
         duration: seconds of the recording.
         timeline: maps seconds of the sound to seconds of the recording.
         skipped: parts left out as no speech; None without voice activity detection.
@@ -84,7 +83,6 @@ class RecordedAudio:
     skipped: tuple[Part, ...] | None = None
 
     def __init__(self, audio: AudioSource, checked: "CheckedAudio") -> None:
-        """Take what is known after a complete pass."""
         self._audio = audio
         self.content_frames = checked.samples // HOP
         self.duration = checked.samples / SAMPLE_RATE
@@ -148,7 +146,6 @@ class MelWindows(RecordedAudio):
         return np.ascontiguousarray(self._normalised_frames(0, WINDOW_FRAMES).T)
 
     def close(self) -> None:
-        """Release the recording."""
         self._replay = lambda: iter(())
         self._rewind()
         self._audio.close()
@@ -191,8 +188,6 @@ class MelWindows(RecordedAudio):
 
 
 class CheckedAudio:
-    """Counts and checks samples as they pass through."""
-
     samples: int
     """How many have passed."""
 
@@ -345,7 +340,6 @@ class SampledAudio(RecordedAudio):
         return self._held[: stop - start].copy()
 
     def close(self) -> None:
-        """Release the recording."""
         self._kept = []
         self._rewind()
         self._audio.close()

@@ -149,8 +149,6 @@ class AudioFile(ChannelSource):
 
 
 class _FilePart:
-    """A file, or one of those that were joined."""
-
     def __init__(
         self, file: FileSection, name: str, track: str | int | None, format_: str | None
     ) -> None:
@@ -320,7 +318,6 @@ def _opened_by_pyav(
     format_: str | None,
     refused: UnreadableError,
 ) -> SoundReader:
-    """Open what libsndfile refused."""
     try:
         from kvcast.audio.media import MediaReader
     except ModuleNotFoundError:
@@ -351,7 +348,6 @@ def _ogg_with_times(file: FileSection, track: str | int | None) -> "MediaReader 
 def _media_reader(
     file: FileSection, track: str | int | None, *, is_damaged: bool
 ) -> "MediaReader | None":
-    """Open with PyAV, if that is installed and can."""
     try:
         from kvcast.audio.media import MediaReader
     except ModuleNotFoundError:

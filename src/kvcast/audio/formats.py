@@ -197,7 +197,6 @@ def parts(file: BinaryIO) -> list[FileSection]:
 
 
 def _further_starts(file: FileSection) -> Iterator[int]:
-    """Yield where the parts after the first begin."""
     first = after_id3(file)
     head = file.at(first, _LONGEST)
     name = next((name for name, kind in _KINDS.items() if kind.beginning.match(head)), None)
@@ -226,13 +225,11 @@ def _further_starts(file: FileSection) -> Iterator[int]:
 
 
 def _declared_end(head: bytes) -> int:
-    """Return where a file of chunks says that it ends."""
     order: Literal["little", "big"] = "little" if head.startswith(b"RIFF") else "big"
     return 8 + int.from_bytes(head[4:8], order)
 
 
 def _after_beginning(file: FileSection, start: int) -> int:
-    """Return where the next part is searched for."""
     page = file.at(start, _LONGEST)
     if not _KINDS[_OGG].beginning.match(page):
         return start + 1

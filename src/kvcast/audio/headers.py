@@ -108,7 +108,6 @@ def _w64(file: FileSection) -> Understated | None:
 
 
 def _au(file: FileSection) -> Understated | None:
-    """Read Sun's AU, where all ones are an unknown size."""
     begin, size = struct.unpack(">II", file.at(4, 8))
     chunk = _Chunk(b"", 8, begin, size)
     if not _is_sound(file, chunk):

@@ -295,7 +295,6 @@ class MediaReader(SoundReader):
             left -= samples
 
     def _note(self, *, is_cut: bool) -> None:
-        """Note what was left out, and what silence stands for."""
         if (gaps := self._gaps).count:
             where = f"{gaps.count} gaps, the first at {gaps.first:.2f} s"
             if gaps.count == 1:

@@ -29,8 +29,6 @@ class DamagedError(Exception):
 
 
 class SoundReader(Protocol):
-    """One pass over one sound file."""
-
     rate: int
     """Samples per second and channel, as stored; not yet checked."""
 
@@ -97,7 +95,6 @@ class FileSection:
         return self._position
 
     def tell(self) -> int:
-        """Return the position."""
         return self._position
 
     def read(self, count: int) -> bytes:
@@ -118,7 +115,6 @@ class FileSection:
         return data
 
     def at(self, position: int, count: int) -> bytes:
-        """Return bytes at a position."""
         self.seek(position)
         return self.read(count)
 

@@ -204,7 +204,6 @@ def _reopened(sound: soundfile.SoundFile, source: FileSection) -> soundfile.Soun
 
 
 def _reason(error: soundfile.LibsndfileError) -> str:
-    """Return libsndfile's message, shortened or in plainer words."""
     if error.code in _PLAIN_WORDS:
         return _PLAIN_WORDS[error.code]
     text = re.sub(r"^Error\b[^.:]*[.:]\s*", "", error.error_string.strip()).rstrip(".")

@@ -34,9 +34,7 @@ class AudioSource(Protocol):
         """Yield the recording from its start, mono float32 [samples] at 16 kHz."""
         ...
 
-    def close(self) -> None:
-        """Close the files that this object opened."""
-        ...
+    def close(self) -> None: ...
 
 
 class ChannelSource(AudioSource, Protocol):
@@ -53,8 +51,6 @@ class ChannelSource(AudioSource, Protocol):
 
 
 class ChannelAudio(ChannelSource):
-    """One channel of a recording, which stays open."""
-
     def __init__(self, audio: ChannelSource, channel: int) -> None:
         self.name = f"{audio.name}, channel {channel + 1},"
         self._audio, self._channel = audio, channel

@@ -52,8 +52,6 @@ _CODINGS: Mapping[tuple[int, int], _Decode] = {
 
 
 class _SampleLayout(NamedTuple):
-    """How samples lie in the bytes."""
-
     rate: int
     channels: int
     bits: int
@@ -62,7 +60,6 @@ class _SampleLayout(NamedTuple):
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of one sample of every channel."""
         return self.channels * self.bits // 8
 
 
@@ -163,7 +160,6 @@ class SoundStream:
             )
 
     def _samples(self, *, last: bool) -> Samples:
-        """Take whole samples from the bytes held."""
         assert self._layout is not None
         if self._left is not None:
             self._held = self._held[: self._left]
@@ -220,7 +216,6 @@ def _wav_header(data: bytes, name: str) -> _Header | None:
 
 
 def _layout(chunk: bytes, name: str) -> _SampleLayout:
-    """Read a WAV's format chunk."""
     if len(chunk) < 16:
         raise InputOutputError(f"{name} is a WAV with a damaged header")
     tag, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", chunk)

@@ -16,7 +16,6 @@ class Part(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """How many there are."""
         return self.end - self.start
 
     @property

@@ -93,7 +93,6 @@ class Endpoints:
                 begin = end
 
     def finish(self) -> NDArray[np.float32]:
-        """Return the probabilities that were held back."""
         held, self._held = self._held, np.empty(0, np.float32)
         return held
 
@@ -159,7 +158,6 @@ class Speech:
 
     Attributes:
         parts: with speech, in order and disjoint; they may touch.
-        samples: of the whole recording.
         likeliest: the highest probability of speech anywhere in it.
 
     """
@@ -170,7 +168,6 @@ class Speech:
 
     @property
     def skipped(self) -> tuple[Part, ...]:
-        """The other parts."""
         return between(self.parts, self.samples)
 
 
@@ -313,8 +310,6 @@ def _padded(parts: Sequence[Part], pad: int, samples: int) -> tuple[Part, ...]:
 
 
 class SpeechOnly(AudioSource):
-    """The joined parts of a recording."""
-
     def __init__(self, audio: AudioSource, parts: Sequence[Part]) -> None:
         self.name = audio.name
         self.notices = audio.notices  # complete: who knows the parts has read all of it

@@ -65,7 +65,6 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Measure a file."""
         return cls(size=path.stat().st_size, sha256=file_sha256(path))
 
 
@@ -99,7 +98,6 @@ class Manifest:
 
     @property
     def precision(self) -> BundlePrecision:
-        """The bundle's precision, without its recipe."""
         own = (layers.dtype for layers in self.cache if layers.kind in ("linear", "ring"))
         return BundlePrecision(
             quantize=self.quantize,

@@ -45,7 +45,6 @@ def describe_packages(folder: Path, manifest: Manifest) -> None:
 
 
 def is_package(path: Path) -> bool:
-    """Tell whether a path names a package's file."""
     return "/".join(path.absolute().parts[-2:]) in PACKAGES and path.is_file()
 
 

@@ -44,13 +44,11 @@ class Conversation:
         return bool(self.tools) or any(turns)
 
     def mapped(self, change: Callable[[str], str]) -> "Conversation":
-        """Return it with every text changed."""
         return Conversation(
             messages=_mapped(self.messages, change), tools=_mapped(self.tools, change)
         )
 
     def texts(self) -> list[str]:
-        """Return every text of it."""
         return [*_texts(self.messages), *_texts(self.tools)]
 
     def with_short_ids(self) -> "Conversation":

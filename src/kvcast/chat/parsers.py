@@ -31,7 +31,6 @@ class ReasoningParser:
 
     @property
     def reasons(self) -> bool:
-        """Whether the text is within its reasoning."""
         return self._awaits == END
 
     def push(self, piece: str, *, last: bool = False) -> tuple[str, str]:
@@ -155,7 +154,6 @@ class ToolCallParser(TextParser):
         return [self._taken(certain)]
 
     def _certain(self, text: str) -> int:
-        """Return the length of the part that is certainly content."""
         opening = self._form.opening
         for length in range(min(len(text), len(opening) - 1), 0, -1):
             if text.endswith(opening[:length]):

@@ -35,7 +35,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012, as Jinja2 declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return the content between the tags."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
@@ -100,15 +99,12 @@ def _limit_resources(limits: Mapping[str, int]) -> None:
 
 
 class _Renderer:
-    """The template, compiled when it is first used."""
-
     def __init__(self, source: str, longest: int) -> None:
         self._source = source
         self._longest = longest
         self._compiled: Template | None = None
 
     def answer(self, line: bytes) -> dict[str, str]:
-        """Render for one request."""
         try:
             values = json.loads(line)
             if self._compiled is None:
@@ -133,7 +129,6 @@ class _Renderer:
 
 
 def main() -> None:
-    """Serve until the other side closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to deal with
     requests = sys.stdin.buffer
     beginning = json.loads(requests.readline())

@@ -69,7 +69,6 @@ class TemplateWorker:
             return self._exchange(self._process, self._beginning + b"\n" + request, seconds)
 
     def close(self) -> None:
-        """End the process, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             process.end()
@@ -122,7 +121,6 @@ class _Process:
         )
 
     def exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
-        """Send a line and return the one that comes back."""
         too_slow = threading.Event()
 
         def end_it() -> None:
@@ -179,7 +177,6 @@ class _Process:
         self._close()
 
     def leave(self) -> None:
-        """Let go of a process that is another's child."""
         self._process.returncode = 0  # as if it had been waited for
         self._close()
 
@@ -195,7 +192,6 @@ class _WorkerPool:
         self.workers: weakref.WeakSet[TemplateWorker] = weakref.WeakSet()
 
     def make_room(self) -> None:
-        """End processes until there may be one more."""
         with self.lock:
             used = [(w.last_used, w) for w in self.workers]
         waiting = sorted(((when, id(w), w) for when, w in used if when is not None))
@@ -292,7 +288,6 @@ class ChatTemplate:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether it does anything with tools."""
         return knows_tools(self._for_tools.source)
 
     @property

@@ -32,11 +32,9 @@ class ToolForm:
     """How a model writes calls.
 
     Attributes:
-        opening: the text before a call.
         closing: the text after it; empty for none.
         head: pattern for what stands between opening and JSON; a group `name` is the tool's, whose
             arguments alone are the JSON then.
-        separators: characters between calls, besides white space.
         bare: whether a call at the beginning of a text, or after another, needs no opening.
         markers: texts that a vocabulary may have as special tokens, which then count as text.
         call: the text of one call, with NAME and ARGUMENTS in it.
@@ -60,7 +58,6 @@ class ToolForm:
         return AnswerParser(self.answer, calls) if self.answer else calls
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a call."""
         before, after = self.call.split("ARGUMENTS")
         return before.replace("NAME", name) + json.dumps(arguments, ensure_ascii=False) + after
 

@@ -111,7 +111,6 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
         return len(self._parts)
 
     def only(self, names: Iterable[str]) -> Self:
-        """Return some of the tensors."""
         return type(self)({name: self._parts[name] for name in names})
 
     def beside(self, unused: Sequence[str]) -> Self:
@@ -147,10 +146,8 @@ class Checkpoint:
     """A model's files.
 
     Attributes:
-        dimensions: those of the model's family.
         tensors: canonical name to float16 or float32 array, as the family lists them.
         text: name to content of the tokenizer's files, which bundles contain unchanged.
-        source: the reader's format.
         generation: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
             ids) and `alignment_heads` (list of [layer, head]) that the files specify.
 
@@ -164,7 +161,6 @@ class Checkpoint:
 
     @property
     def family(self) -> Family:
-        """The model's family."""
         return family_with(self.dimensions)
 
     def opened_in(self, precision: BundlePrecision) -> BundlePrecision:

@@ -58,14 +58,12 @@ class Fields:
         )
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """Return true or false."""
         value = self._value(name, default)
         if type(value) is not bool:
             raise self.error(f"{name} must be true or false")
         return value
 
     def activation(self, name: str, default: str | None = None) -> str:
-        """Return kvcast's name of an activation."""
         value = str(self._value(name, default))
         if value not in ACTIVATIONS:
             supported = ", ".join(ACTIVATIONS)
@@ -88,7 +86,6 @@ class Fields:
         return Fields(values=value, label=f"{self.label}: {name}")
 
     def over(self, defaults: Mapping[str, Any]) -> "Fields":
-        """Return these fields with what they leave out."""
         given = {name: value for name, value in self.values.items() if value is not None}
         return replace(self, values={**defaults, **given})
 
@@ -105,7 +102,6 @@ class Fields:
             raise self.error(str(error)) from None
 
     def error(self, reason: str) -> KvcastError:
-        """Return an error about these fields."""
         return KvcastError(f"{self.label}: {reason}")
 
     def _value(self, name: str, default: object) -> Any:

@@ -195,7 +195,6 @@ def _missing_patterns(folder: Path) -> list[str]:
 
 
 def _one_line(error: Exception, repository: str, revision: str | None) -> KvcastError:
-    """Translate an error of huggingface_hub into the user's terms."""
     from huggingface_hub import constants, errors
 
     offline = (

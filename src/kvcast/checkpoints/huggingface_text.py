@@ -210,7 +210,6 @@ class HuggingFaceFamily:
     """A family's interpretation of config.json, tensor names and text files.
 
     Attributes:
-        family: its class of dimensions.
         model_types: values of config.json's `model_type`.
         dimensions: reads a configuration alone; takes it and a name for it in messages.
         read: takes the folder, its configuration and its tensors by name.

@@ -35,8 +35,6 @@ _MATRIX = 2  # axes
 
 
 class Change(Protocol):
-    """A change of one tensor."""
-
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Tell whether a tensor of this shape can be changed."""
 
@@ -54,9 +52,7 @@ class LowRank(Change):
     Attributes:
         lora_a: [rank, inputs], of a convolution [rank, channels, size].
         lora_b: [outputs, rank], of a convolution [outputs, rank, 1].
-        scale: of the product.
         transposed: whether the weight has its inputs first; "either": where its shape allows it.
-        label: the adapter's name for it, in messages.
 
     """
 
@@ -116,9 +112,7 @@ class Adapter:
     """Changes of a model's tensors, and their weight in it.
 
     Attributes:
-        name: as users call it.
         layout: of its files, whose names it has for tensors.
-        files: all that it was read from.
         changes: by the name of a tensor, in order.
         base: the model that it was trained for, or its architecture; empty if it does not say.
         weight: 1 for the adapter as it was trained.
@@ -133,7 +127,6 @@ class Adapter:
     weight: float = 1.0
 
     def record(self) -> dict[str, Any]:
-        """Return the adapter's entry in manifests."""
         return {"name": self.name, "sha256": self.digest(), "weight": self.weight}
 
     def digest(self) -> str:
@@ -223,11 +216,9 @@ class _Names:
         return longer[0] if len(longer) == 1 else None
 
     def original(self, head: str) -> str | None:
-        """Return the embedding that is used for a head."""
         return self._embeddings.get(head)
 
     def tied(self) -> Iterable[tuple[str, str]]:
-        """Return heads that files leave out, with their embeddings."""
         return self._embeddings.items()
 
 
@@ -317,8 +308,6 @@ def read_peft(folder: Path, name: str) -> Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class _Config:
-    """The fields of adapter_config.json."""
-
     fields: Fields
 
     def check(self) -> None:
@@ -340,7 +329,6 @@ class _Config:
 
     @property
     def base(self) -> str:
-        """Return the model that it was trained for."""
         base = self.fields.values.get("base_model_name_or_path")
         return base if isinstance(base, str) and base.isprintable() else ""
 
@@ -350,12 +338,10 @@ class _Config:
         return self.fields.flag("fan_in_fan_out", False)
 
     def rank(self, module: str) -> int:
-        """Return the rank of a module's matrices."""
         name, fields = self._of("rank_pattern", module, "r")
         return fields.whole(name, 8)
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of a module's product."""
         name, fields = self._of("alpha_pattern", module, "lora_alpha")
         root = self.fields.flag("use_rslora", False)
         return fields.positive(name, 8) / (math.sqrt(rank) if root else rank)

@@ -212,7 +212,6 @@ def _opened(word: str, on_phase: OnPhase) -> Adapter:
 
 
 def _split(word: str) -> tuple[str, float]:
-    """Return an adapter's name and its weight."""
     name, equals, text = word.rpartition("=")
     if not equals or Path(word).exists():
         return word, 1.0

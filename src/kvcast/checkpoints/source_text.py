@@ -90,7 +90,6 @@ def _files(folder: Path, kind: str | None) -> tuple[str, ...]:
 
 
 def _further(kind: str, settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what text.json says where there is no tokenizer.json."""
     if kind == "m2m100":
         codes = settings.get("language_codes")
         return {"language_codes": codes} if isinstance(codes, str) else {}
@@ -115,7 +114,6 @@ def _languages(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
 
 
 def _class(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return the name of transformers' class of a tokenizer."""
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     return str(named).removesuffix("Fast")
 
@@ -147,7 +145,6 @@ def _recommended(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _search(fields: Fields) -> dict[str, Any]:
-    """Return options of a search with beams."""
     values, told = fields.values, {}
     penalty = values.get("length_penalty")
     if penalty not in (None, 1):

@@ -96,7 +96,6 @@ def refuse_incomplete(folder: Path, missing: str = "") -> None:
 
 
 def _pickled(path: Path) -> str:
-    """Return the advice that follows a pickle's name."""
     hub_id = _HUB_IDS.get(path.stem)
     published = f"for the published model of that name give its hub id, {hub_id}; otherwise "
     return f"and kvcast never loads pickles: {published if hub_id else ''}{_CONVERT}"

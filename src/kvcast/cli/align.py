@@ -24,7 +24,6 @@ exit codes are those of kvcast transcribe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.add_argument("audio", metavar="AUDIO", help="a recording, or - for standard input")
     parser.add_argument(

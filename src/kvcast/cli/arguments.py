@@ -53,14 +53,11 @@ class Parser(argparse.ArgumentParser):
 
 
 class Heading(Protocol):
-    """A heading of the help, which takes arguments."""
-
     def add_argument(self, *flags: str, **settings: Any) -> argparse.Action:
         """Declare an argument, as argparse does."""
 
 
 def headings(parser: argparse.ArgumentParser, *titles: str) -> dict[str, Heading]:
-    """Return headings of the help, in this order."""
     return {title: parser.add_argument_group(title) for title in titles}
 
 
@@ -101,8 +98,6 @@ class _Given(argparse.Action):
 
 
 class _Switch(_Given):
-    """Stores True, and that it was given."""
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, nargs=0, default=False)
 
@@ -128,7 +123,6 @@ class _WithFiles(tuple[str, ...]):
 
 
 def _settings(option: Declared) -> dict[str, Any]:
-    """Return argparse's settings for an option, besides its spellings."""
     text = option.help.replace("%", "%%")
     if option.kind is bool and not option.default:
         return {"action": _Switch, "help": text}

@@ -75,7 +75,6 @@ def emit(text: str) -> None:
 
 
 def _drop_output() -> None:
-    """Discard buffered output, so that the interpreter's last flush succeeds."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -187,8 +186,6 @@ def _raise(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as h
 
 
 class Progress(Protocol):
-    """Progress that a command reports."""
-
     def waiting(self, message: str) -> AbstractContextManager[Callable[[str], None]]:
         """Show work of unknown length.
 
@@ -242,8 +239,6 @@ def progress(*, quiet: bool) -> Progress:
 
 
 class Silent(Progress):
-    """Progress without display."""
-
     @override
     @contextmanager
     def waiting(self, message: str) -> Iterator[Callable[[str], None]]:

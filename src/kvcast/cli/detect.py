@@ -29,7 +29,6 @@ else it may be. docs/language.schema.json describes the documents that --json pr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     inputs.add_audio(parser)
     under = headings(parser, LOADING, RECOGNITION, "output")

@@ -29,7 +29,6 @@ docs/doctor.schema.json describes the document that --json prints.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
         "model",

@@ -18,7 +18,6 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 66 model missing, 74 cannot read or 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
         "model",

@@ -122,8 +122,6 @@ def run(folder: Path, args: argparse.Namespace) -> int:
 
 
 class _ResultCollector:
-    """Collects the results of a folder's files, and reports failures."""
-
     def __init__(
         self,
         folder: Path,
@@ -152,7 +150,6 @@ class _ResultCollector:
 
     @contextmanager
     def here(self) -> "Iterator[Begin]":
-        """Load the model, to transcribe waiting recordings in this process."""
         from kvcast.transcripts.folders.workers import transcribe_all
 
         with self._watcher.waiting(f"loading {self._args.model}") as on_phase:
@@ -167,7 +164,6 @@ class _ResultCollector:
 
     @contextmanager
     def on_cluster(self) -> "Iterator[Begin]":
-        """Connect to a cluster, to transcribe waiting recordings there."""
         from kvcast.cluster.connection import connected
         from kvcast.cluster.mapping import transcribed
 
@@ -187,7 +183,6 @@ class _ResultCollector:
             )
 
     def transcribe(self, begin: "Begin") -> None:
-        """Transcribe the waiting inputs."""
         waiting = self._work.waiting
         begun = time.monotonic()
         finished = 0
@@ -213,7 +208,6 @@ class _ResultCollector:
         self._seconds = time.monotonic() - begun
 
     def summary(self) -> "Summary":
-        """Return the run's summary."""
         from kvcast.transcripts.folders.run import Summary
 
         return Summary(
@@ -283,7 +277,6 @@ def _refuse_nothing(folder: Path, work: "FolderRun", params: FolderParams) -> No
 
 
 def _notices(work: "FolderRun") -> Iterable[str]:
-    """Yield notices for the user before work begins."""
     if work.damaged:
         yield f"damaged lines of the journal: {work.damaged}; their recordings are done again"
     if work.tried_again:

@@ -51,7 +51,6 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     _add_prompts(parser)
     titles = (LOADING, CONVERSATION, TRANSLATION, SAMPLING, STRUCTURE, SEVERAL, CLUSTER, "output")
@@ -164,7 +163,6 @@ def _report(texts: "Sequence[TextGeneration]", args: argparse.Namespace) -> int:
 
 
 def _read_grammars(args: argparse.Namespace) -> None:
-    """Replace names of files by their contents."""
     if args.json_schema is not None and not args.json_schema.lstrip().startswith("{"):
         args.json_schema = prompts.read_text(args.json_schema)
     if args.lark is not None:
@@ -197,7 +195,6 @@ def _prompts(args: argparse.Namespace) -> list[PromptLine]:
 
 
 def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, str]":
-    """Return the model and the name of its runtime."""
     loaded = opened(args.model, args, on_phase, task="generate")
     assert loaded.model.task == "generate"
     args.draft = drafted_by(args, on_phase, task="generate")
@@ -207,7 +204,6 @@ def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, 
 def _stream(
     model: "TextGenerator", prompt: PromptLine, args: argparse.Namespace
 ) -> "TextGeneration":
-    """Print one text piece by piece."""
     options = _options(prompt, args)
     del options["batch"]  # is about several texts
     pieces = model.stream(prompt.text, **options)
@@ -317,7 +313,6 @@ def answering(
 def _generate(
     model: "TextGenerator", lines: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
 ) -> "Iterator[list[TextGeneration]]":
-    """Return the texts of each prompt, in order."""
     return _watched(_begun(model, lines, args), len(lines), watcher)
 
 

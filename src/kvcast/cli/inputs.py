@@ -25,7 +25,6 @@ STANDARD_INPUT = "-"
 
 
 def shown(source: str) -> str:
-    """Return the name of an input for messages."""
     return "standard input" if source == STANDARD_INPUT else source
 
 
@@ -117,14 +116,12 @@ If all of several files fail, the exit code is the one they share, or else 1.
 
 
 def add_audio(parser: argparse.ArgumentParser) -> None:
-    """Declare the inputs."""
     parser.add_argument(
         "audio", nargs="+", metavar="AUDIO", help="audio files, or - for standard input"
     )
 
 
 def add_model(group: Heading) -> None:
-    """Declare the model."""
     group.add_argument(
         "--model",
         "-m",

@@ -192,7 +192,6 @@ def _source_and_target(text: str) -> tuple[float, ...]:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of a schedule that were given."""
     return {name: getattr(args, name) for name in _EXAMPLE if hasattr(args, name)}
 
 

@@ -81,7 +81,6 @@ def run_attention(args: argparse.Namespace) -> int:
 
 
 def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[AttentionView, Any]":
-    """Return the view, and the spectrogram of a sound."""
     from kvcast.inspect.attention.looking import over_text
     from kvcast.inspect.attention.model import InspectedModel
 
@@ -167,7 +166,6 @@ def run_graph(args: argparse.Namespace) -> int:
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:
-    """Declare the page's options."""
     parser.add_argument(
         "--html",
         type=Path,

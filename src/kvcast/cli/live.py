@@ -47,7 +47,6 @@ _BEHIND = (
 
 
 def add_arguments(group: Heading) -> None:
-    """Declare the options that only live transcription takes."""
     group.add_argument(
         "--live",
         action="store_true",
@@ -165,8 +164,6 @@ class Intake:
 
 
 class Screen(Protocol):
-    """Where text goes."""
-
     def show(self, updates: "Sequence[Update]") -> None:
         """Show an update."""
 
@@ -189,8 +186,6 @@ class TextScreen(Screen):
 
 
 class JsonScreen(Screen):
-    """A JSON document for every line of text."""
-
     @override
     def show(self, updates: "Sequence[Update]") -> None:
         for update in updates:
@@ -199,8 +194,6 @@ class JsonScreen(Screen):
 
 
 class Terminal(Screen, AbstractContextManager["Terminal"]):
-    """Settled text, followed by interim text in grey."""
-
     def __init__(self) -> None:
         from rich.console import Console
         from rich.live import Live
@@ -240,7 +233,6 @@ class Terminal(Screen, AbstractContextManager["Terminal"]):
 
 
 def screen(*, as_json: bool) -> AbstractContextManager[Screen]:
-    """Return the screen for this output."""
     if as_json:
         return nullcontext(JsonScreen())
     is_terminal = sys.stdout is not None and sys.stdout.isatty() and os.getenv("TERM") != "dumb"
@@ -248,7 +240,6 @@ def screen(*, as_json: bool) -> AbstractContextManager[Screen]:
 
 
 def document(segment: "LiveSegment") -> dict[str, object]:
-    """Return the document that docs/live.schema.json describes."""
     return {
         "format": LIVE_FORMAT,
         "version": LIVE_VERSION,

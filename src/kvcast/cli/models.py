@@ -21,13 +21,11 @@ by its hub id; nothing is fetched. docs/models.schema.json describes what --json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list."""
     from kvcast.loading.catalogue import catalogue
 
     known = catalogue()

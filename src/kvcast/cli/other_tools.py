@@ -27,7 +27,6 @@ class _Translation:
     is_switch: bool = False
 
     def takes(self, word: str) -> bool:
-        """Tell whether the next word is its value."""
         return word.lower() in _SWITCHED if self.is_switch else not word.startswith("-")
 
 

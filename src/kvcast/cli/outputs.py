@@ -61,7 +61,6 @@ class Outputs:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """The extensions of the files to save."""
         return tuple(writers.EXTENSIONS[saved] for saved in self.saved)
 
     def check(self, source: str) -> None:
@@ -91,7 +90,6 @@ class Outputs:
             console.emit(writers.render("json", transcript))
 
     def _targets(self, source: str) -> dict[str, Path]:
-        """Return an input's files to save, by extension."""
         if self.folder is None:
             return {}
         name = stem(source)
@@ -106,7 +104,6 @@ def _no_pieces(segments: "Iterable[Segment]", _: SubtitleParams) -> Iterator[str
 
 
 def _printed_alone(chosen: str | None, *, json: bool, several: bool) -> str:
-    """Return the format for standard output where nothing is saved."""
     if chosen == ALL:
         raise UsageError("--format all makes several files and needs --output-dir")
     if json and chosen not in {None, "json"}:

@@ -31,7 +31,6 @@ docs/quantize.md explains the search; docs/quantize.schema.json describes what -
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
         "model",

@@ -39,7 +39,6 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
         "models",
@@ -139,7 +138,6 @@ def _serve_from_cluster(
 
 
 def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
-    """Open every model, each with an engine, under its names."""
     from kvcast.engine import Engine
     from kvcast.server.served import Models, Opener, Served, kind_of
 

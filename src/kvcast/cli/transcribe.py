@@ -42,7 +42,6 @@ AUDIO may also be one folder, which needs --output-dir; the options under "folde
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     inputs.add_audio(parser)
     groups = (LOADING, RECOGNITION, VOICE, SEARCH, FALLBACK, WORDS, SUBTITLES, LIVE, FOLDERS)

@@ -34,7 +34,6 @@ document that --json prints.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
         "model",
@@ -92,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _foreign(args: argparse.Namespace) -> "Report":
-    """Verify the folder of another exporter."""
     from kvcast.verification.foreign.verifying import verify_foreign
 
     own = ("audio", "prompts", "runtime", "quantize", "dtype", "cache", "adapter")

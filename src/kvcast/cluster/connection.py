@@ -109,7 +109,6 @@ def hush(logger: str) -> None:
 
 
 def machine() -> str:
-    """Return the name of this machine for messages."""
     return socket.gethostname()
 
 
@@ -218,13 +217,10 @@ def check_address(params: ServeParams) -> None:
 
 
 class _Owner:
-    """Lives as long as the command does that made it."""
-
     def __init__(self, whose: str) -> None:
         self._whose = whose
 
     def whose(self) -> str:
-        """Return the name of the command for messages."""
         return self._whose
 
 

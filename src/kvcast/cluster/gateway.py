@@ -38,8 +38,6 @@ _OWN_HEADERS = frozenset({b"x-request-id"})
 
 @dataclass(frozen=True, kw_only=True)
 class ProxiedRequest:
-    """A request, whole."""
-
     scope: Mapping[str, Any]
     body: bytes
 
@@ -53,8 +51,6 @@ Ask: TypeAlias = Callable[[ProxiedRequest], AsyncGenerator[list[Message]]]
 
 
 class Gateway:
-    """An application that replicas compute."""
-
     def __init__(self, ask: Ask, timeout: float) -> None:
         """Take the application to ask, and the seconds within which an answer must begin."""
         self._ask = ask
@@ -74,7 +70,6 @@ class Gateway:
         await asyncio.gather(*late, return_exceptions=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -145,7 +140,6 @@ class _ProxiedAnswer:
         self._streams = self._ended = False
 
     async def take(self, message: Message) -> None:
-        """Pass a message on."""
         if message["type"] == "http.response.start":
             headers = [pair for pair in message["headers"] if pair[0].lower() not in _OWN_HEADERS]
             kind = dict(headers).get(b"content-type", b"")

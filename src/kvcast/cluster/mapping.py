@@ -108,8 +108,6 @@ class _PreparedOnce(Generic[R]):
 
 
 class _Actor:
-    """A process of the cluster, as Ray Data has it."""
-
     def __init__(self, version: str, folder: str, make: bytes) -> None:
         self._error: Exception | None = None
         with contextlib.suppress(OSError):  # only relative paths need it

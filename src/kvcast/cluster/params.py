@@ -17,8 +17,6 @@ AUTO, LOCAL, ANY = "auto", "local", "any"
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterParams(Params):
-    """Where the work of a command is done."""
-
     ray: str | None = CLUSTER(None, check=FILLED, metavar="ADDRESS", shown="here")(
         "do the work on this Ray cluster: HOST:PORT, auto for the one of this machine, "
         "local for one of this machine alone; needs kvcast[ray]"
@@ -46,8 +44,6 @@ class _Replicas(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaParams(Params):
-    """How a server is spread over a cluster."""
-
     replicas: str = CLUSTER("1", check=_Replicas(), metavar="N|MIN-MAX")(
         "with --ray, processes that hold the models, each with --threads cores: a number, "
         "or MIN-MAX, between which the number of running requests decides"

@@ -98,7 +98,6 @@ def serve(
 
 
 def _drain(seconds: float) -> None:
-    """Let the gateway refuse new requests and finish running ones."""
     from ray import serve as ray_serve
 
     with contextlib.suppress(Exception):  # there is none, or it is late: it is removed next
@@ -178,8 +177,6 @@ class Gateways:
 
 
 class Guarded:
-    """A gateway behind the server's guard."""
-
     def __init__(self, ask: Ask, params: ServeParams) -> None:
         nothing = Models([])
         state = State(
@@ -199,7 +196,6 @@ class Guarded:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         await self._app(scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
@@ -217,7 +213,6 @@ class Replica:
         self._app = create(self._models, params)
 
     async def __call__(self, request: ProxiedRequest) -> AsyncGenerator[list[Message]]:
-        """Yield the messages of an answer."""
         async with contextlib.aclosing(answered(self._app, request)) as messages:
             async for some in messages:
                 yield some

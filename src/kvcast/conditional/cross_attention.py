@@ -42,8 +42,6 @@ _ANOTHER_SOURCE = "the keys were computed from other encoder states: reset first
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    """Names of an attention module's parts, and its further results."""
-
     query: str
     key: str
     value: str
@@ -222,8 +220,6 @@ def _of_one_source(attended_rsx: Tensor, same_r: Tensor) -> Tensor:
 
 
 class CrossCaches:
-    """The cached cross-attentions of one model."""
-
     def __init__(self, layers: Sequence[CachedCrossAttention]) -> None:
         self.layers = tuple(layers)
 

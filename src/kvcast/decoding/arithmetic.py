@@ -25,8 +25,6 @@ class Survey(NamedTuple):
     """The likeliest tokens of some rows.
 
     Attributes:
-        tokens_rk: best first, of equals the first.
-        logits_rk: of these tokens.
         log_sums_r: log(sum(exp(row))); -inf for a row of nothing but -inf. All numbers of a row
             with NaN or infinity are NaN, its tokens any.
 
@@ -42,7 +40,6 @@ class Penalties(NamedTuple):
 
     Attributes:
         repetition: divides positive logits, and multiplies negative ones, of all tokens seen.
-        presence: taken off once for each token written.
         frequency: taken off as often as the token was written.
 
     """
@@ -58,8 +55,6 @@ class TimestampTokens(NamedTuple):
     Attributes:
         begin: text is below `eot`,
         end: and, where a fine-tune has added some, from `end` on.
-        eot: ends a text.
-        no_timestamps: never comes.
 
     """
 

@@ -30,8 +30,6 @@ NO_GUESS = Guess(())
 
 
 class Drafter(Protocol):
-    """Guesses the continuation of one sequence."""
-
     @property
     def is_free(self) -> bool:
         """Whether a guess costs next to nothing beside a call of any model."""
@@ -122,12 +120,7 @@ class NgramDrafting(Drafting):
 
 
 class FormerText(Drafting):
-    """Drafts from what was written before about almost the same, such as sound that goes on since.
-
-    Attributes:
-        tokens: of that text.
-
-    """
+    """Drafts from the previous text, generated from almost the same input (such as growing audio)."""
 
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
@@ -146,7 +139,6 @@ class ModelDrafting(Drafting):
     anew.
 
     Attributes:
-        vocabulary: number of tokens that both models have.
         exclusive: lock for calls of the model, until their logits are read.
 
     """
@@ -212,7 +204,6 @@ class ModelDrafting(Drafting):
         return logits_rpv[0, -1, : self.vocabulary]
 
     def _take_over(self, prompt: Prompt, capacity: int) -> None:
-        """Let the row hold a prompt, and nothing else."""
         inputs = [] if prompt.input is None else [prompt.input]
         if self._cache is None or self._cache.capacity < capacity:
             self._cache = self._runtime.new_cache(1, capacity, len(inputs))
@@ -268,7 +259,6 @@ class _ModelDrafter(Drafter):
         return Guess(guessed)
 
     def _likeliest(self, logits_v: Float32, history: list[int]) -> int | None:
-        """Return the likeliest token if it is likely enough."""
         written = np.array(history[self._prompt.length :], np.int64)
         for logit_filter in self._filters:
             logit_filter.apply(logits_v[None], written[None])

@@ -22,8 +22,6 @@ _WEAKEST = 1e-6
 
 
 class LogitsProcessor(Protocol):
-    """A rule that changes logits."""
-
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
         """Change logits [rows, vocab], given the tokens [rows, n] that each row has written."""
 

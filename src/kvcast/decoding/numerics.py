@@ -28,7 +28,6 @@ class Likeliest(NamedTuple):
 
     Attributes:
         tokens_rk: best first, of equals the one of the lower index.
-        logprobs_rk: log-probabilities of these tokens.
         log_sums_r: logits of a row less this are log-probabilities.
 
     """
@@ -201,7 +200,6 @@ def _beside(numbers_rn: NDArray[T]) -> NDArray[T]:
 
 
 def _rows(logits_rv: Float32) -> tuple[int, int, int, int]:
-    """Return address, stride, rows and vocabulary as C takes them."""
     return (logits_rv.ctypes.data, logits_rv.strides[0] // 4, *logits_rv.shape)
 
 

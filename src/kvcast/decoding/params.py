@@ -47,7 +47,6 @@ class _Drafts(Check):
 
 
 def draft_option(group: str) -> Option:
-    """Return the option that names the drafter."""
     return Option(
         group=group,
         help="guess several tokens, which the model checks in one call; the result is the same. "
@@ -235,17 +234,14 @@ class SamplingParams(Params):
 
     @property
     def constraint(self) -> Grammar | None:
-        """The grammar that the text must keep."""
         return self.grammar
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings that end a text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def biases(self) -> dict[int, float]:
-        """Bias on the score of each token."""
         return read_biases(self.logit_bias)
 
     @property

@@ -55,7 +55,6 @@ class _Clock:
         self._last: deque[float] = deque(maxlen=9)
 
     def add(self, seconds: float) -> None:
-        """Take note of one time."""
         self._last.append(seconds)
         # Of two the shorter: the first call of its size prepares much.
         self.typical = sorted(self._last)[(len(self._last) - 1) // 2]
@@ -72,18 +71,15 @@ class _Record:
 
     @property
     def chance(self) -> float:
-        """Probability that the next token is right."""
         right, wrong = self._BEFORE
         return (self._right + right) / (self._right + self._wrong + right + wrong)
 
     def add(self, *, right: bool) -> None:
-        """Take note of a token."""
         self.fade()
         self._right += right
         self._wrong += not right
 
     def fade(self) -> None:
-        """Let older measurements count less."""
         self._right *= self._FADING
         self._wrong *= self._FADING
 
@@ -128,7 +124,6 @@ class Ledger:
         self._begun += seconds
 
     def drafted(self, tokens: int, seconds: float) -> None:
-        """Take note of a guess."""
         self._gained -= seconds
         if tokens:
             self._token.add(seconds / tokens)
@@ -176,7 +171,6 @@ class DraftCounts:
 
     @classmethod
     def total(cls, counts: Iterable[Self]) -> Self:
-        """Return the sums."""
         each = list(counts)
         return cls(
             proposed=sum(drafted.proposed for drafted in each),
@@ -188,10 +182,7 @@ class DraftCounts:
 
 
 class Speculation(Drafts):
-    """Drafts for one request."""
-
     def __init__(self, drafter: Drafter, ledger: Ledger, history: Sequence[int]) -> None:
-        """Begin after a prompt."""
         self._proposed = self._accepted = 0
         self._drafter = drafter
         self._ledger = ledger
@@ -272,11 +263,8 @@ class Paired:
     """A model as one of a pair, of which the smaller drafts.
 
     Attributes:
-        runtime: runs the model.
         family: the kind of model; models of one kind read the same prompts and inputs.
-        vocabulary: the text of its tokens.
         tokens: number of tokens to choose from; tables may be padded.
-        longest: most positions of a sequence.
         chunk: most tokens of a prompt that it reads in one call; None is all.
 
     """
@@ -290,7 +278,6 @@ class Paired:
 
     @cached_property
     def texts(self) -> Sequence[str]:
-        """The text of each token."""
         return texts_of_tokens(self.vocabulary)
 
 

@@ -31,7 +31,6 @@ class Caller(ABC):
     """A source of requests.
 
     Attributes:
-        priority: callers with a lower number go first.
         client: whose rows it shares; None if it has a share of its own.
         rows: number of rows that its requests have now; the scheduler counts them.
         began: whether a request of it was taken on; the scheduler sets it.
@@ -63,15 +62,7 @@ class Caller(ABC):
 
 @dataclass
 class Totals:
-    """Counts of an engine's work so far.
-
-    Attributes:
-        prompt_tokens: of all prompts.
-        cached_tokens: prompt tokens that a row held already.
-        generated_tokens: of all texts.
-        audio_seconds: of recordings that are over.
-
-    """
+    """Counts of an engine's work so far."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -86,7 +77,6 @@ class JobCaller(Caller):
         opens: whether something must be opened before its first request.
         job: the consumer's end; the engine sets it, and the attributes below.
         deadline: when it ends, by the clock of the engine.
-        totals: of the engine.
 
     """
 
@@ -183,7 +173,6 @@ class PolicyCaller(Caller):
             self.resume(self._running.pop(request), request.error)
 
     def resume(self, policy: Policy[Any], error: Exception | None = None) -> None:
-        """Resume a policy, up to its next yield."""
         try:
             request = next(policy) if error is None else policy.throw(error)
         except StopIteration as end:
@@ -204,13 +193,7 @@ class PolicyCaller(Caller):
 
 
 class PolicyList(PolicyCaller):
-    """Policies of the calling thread.
-
-    Attributes:
-        results: of finished policies.
-        error: the error that ended all of them.
-
-    """
+    """Policies of the calling thread."""
 
     def __init__(self, policies: Iterable[Policy[Any]]) -> None:
         super().__init__()

@@ -74,8 +74,6 @@ class Status:
 
 @dataclass(eq=False)
 class _Call:
-    """A function that is called between two steps."""
-
     function: Callable[[], Any]
     job: Job[Any, Any] = field(init=False)
     deadline: float = _NEVER

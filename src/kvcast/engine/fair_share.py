@@ -92,7 +92,6 @@ class Pace:
         self._seconds: dict[int, float] = {}
 
     def took(self, rows: int, seconds: float) -> None:
-        """Take note of a step."""
         shortest = self._seconds.get(rows, seconds)
         self._seconds[rows] = min(seconds, self._GROWTH * shortest)
 

@@ -131,12 +131,10 @@ class Job(Generic[Item, Result]):
         self._items.append(item)
 
     def finish(self, result: Result) -> None:
-        """End with a result."""
         if not self._future.done():
             self._future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """End with an error."""
         if not self._future.done():
             self._future.set_exception(error)
 

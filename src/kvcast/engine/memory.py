@@ -15,8 +15,6 @@ _LEAST = 128
 
 
 class Sizes(NamedTuple):
-    """Sizes of a cache."""
-
     rows: int
     capacity: int
     bytes: int

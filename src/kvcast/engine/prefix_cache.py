@@ -39,7 +39,6 @@ class PrefixCache:
 
     @property
     def lengths(self) -> list[int]:
-        """How many tokens each row holds."""
         return [int(length) for length in self._lengths_r]
 
     def stepped(self, tokens: Int64) -> Int64:
@@ -51,7 +50,6 @@ class PrefixCache:
         return self._tokens_rc[row, : self._lengths_r[row]].astype(np.int64)
 
     def feed(self, rows: Sequence[int], tokens: Iterable[Sequence[int] | Int64]) -> None:
-        """Append tokens to rows, a sequence to each."""
         for row, new in zip(rows, tokens, strict=True):
             end = self._lengths_r[row] + len(new)
             self._tokens_rc[row, self._lengths_r[row] : end] = new
@@ -64,7 +62,6 @@ class PrefixCache:
         self._lengths_r[places] += 1
 
     def cut(self, row: int, length: int) -> None:
-        """Leave a row only its first tokens."""
         self._lengths_r[row] = min(length, self._lengths_r[row])
 
     def copy(self, row: int, other: int, length: int) -> None:

@@ -46,7 +46,6 @@ class Prefix:
     """A computed prefix, which any number of prompts can continue.
 
     Attributes:
-        tokens: of the prefix, one or more.
         cache: its first row holds them; it stays as it is.
         logits_v: [vocab], after the last token.
 
@@ -63,7 +62,6 @@ class Prompt:
 
     Attributes:
         tokens: to feed, [S]; may be empty after a prefix.
-        prefix: a computed prefix that they continue.
         input: the encoder's input that the row reads, if the model has an encoder.
 
     """
@@ -74,19 +72,16 @@ class Prompt:
 
     @property
     def sequence(self) -> Int64:
-        """All tokens, the prefix's included."""
         if self.prefix is None:
             return self.tokens
         return np.concatenate([self.prefix.tokens, self.tokens])
 
     @property
     def length(self) -> int:
-        """Number of all tokens."""
         return len(self.tokens) + (0 if self.prefix is None else len(self.prefix.tokens))
 
     @property
     def last(self) -> int:
-        """The last token."""
         if self.prefix is None or len(self.tokens):
             return int(self.tokens[-1])
         return int(self.prefix.tokens[-1])
@@ -127,7 +122,6 @@ class Histories:
 
     @property
     def length(self) -> int:
-        """Number of tokens that each row wrote."""
         return self._end - self._begin
 
     @property
@@ -195,7 +189,6 @@ class Request(ABC):
 
     Attributes:
         prompt: precedes it. Row 0 reads it.
-        width: most rows that it ever has.
         capacity: most positions that a row will hold; the last token need not be fed.
         probe: offset into the prompt's tokens; the logits there are kept.
         probed_v: these logits [vocab], set by the scheduler when it has read so far.

@@ -15,8 +15,6 @@ from kvcast.runtimes.base import Float32, Int64
 
 
 class Admission:
-    """Free rows and slots."""
-
     def __init__(self, rows: int, slots: int, prefixes: PrefixCache | None = None) -> None:
         self._prefixes = prefixes
         self._free = list(range(rows))  # the longest free first
@@ -27,7 +25,6 @@ class Admission:
 
     @property
     def has_free_rows(self) -> bool:
-        """Whether there is a row without a request."""
         return bool(self._free)
 
     def admit(self, request: Request, sequence: Int64) -> tuple[list[int], int | None] | None:
@@ -86,10 +83,7 @@ class Running:
     """A request that has rows.
 
     Attributes:
-        request: the request.
-        caller: that it belongs to.
         rows: of the cache, by the request's own numbers, ascending.
-        owned: rows that it still has.
         live: rows that are fed; the first one alone reads the prompt.
         numbers: of live rows; None before it has chosen for the first time.
         next: tokens that live rows are fed next, once the prompt is read; before them, if drafts
@@ -198,7 +192,6 @@ class Batch:
     """Requests whose rows share calls.
 
     Attributes:
-        rows: rows that are fed, ascending.
         members: the requests, each with the places of its rows among these.
         tokens_r1: room for the rows' tokens of a step.
 

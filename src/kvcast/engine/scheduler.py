@@ -36,8 +36,6 @@ class Scheduler:
     Callers may be added, removed and taken further by several threads.
 
     Attributes:
-        rows: of the cache.
-        capacity: most positions of a row.
         cache_bytes: bytes of the full cache; 0 if they were not counted.
 
     """
@@ -95,7 +93,6 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there are no callers."""
         return not self._callers
 
     @property
@@ -105,7 +102,6 @@ class Scheduler:
 
     @property
     def busy(self) -> list[int]:
-        """Rows of requests, ascending."""
         running = (*self._admitted, *self._prefilling, *self._decoding)
         return sorted(row for each in running for row in each.owned)
 
@@ -290,7 +286,6 @@ class Scheduler:
         return not running or (self._admission.has_free_rows and running < self._most)
 
     def _drop(self, running: Running, *, began: bool) -> None:
-        """Free the rows of a request that was cancelled."""
         self._batch = None
         self._release(running, running.owned, running.slot)
         if began and self._prefixes is None:
@@ -328,7 +323,6 @@ class Scheduler:
         return began + read
 
     def _select_beginning(self) -> list[Running]:
-        """Take the admitted requests that begin in this turn."""
         new, positions = list[Running](), 0
         while self._admitted and (self._turn is None or positions < self._turn):
             new.append(self._admitted.pop(0))
@@ -337,7 +331,6 @@ class Scheduler:
         return new
 
     def _adopt(self, rows: list[int], prefix: Prefix) -> None:
-        """Copy a computed prefix into rows."""
         if self._prefixes is not None:
             for row in rows:
                 self._cut(row, 0)
@@ -383,7 +376,6 @@ class Scheduler:
         return running.request.read_at_once(self._runtime, self._cache, running.rows[0])
 
     def _encode(self, inputs: Mapping[int, Input]) -> None:
-        """Encode inputs into their slots."""
         encoder, slots = cast(EncoderDecoder, self._runtime), list(inputs)
         most = inputs[slots[0]].most_together or len(slots)
         for first in range(0, len(slots), most):
@@ -542,7 +534,6 @@ class Scheduler:
         return advanced
 
     def _change(self, changes: Sequence[tuple[Running, Continuations]]) -> None:
-        """Make rows continue their parents, or end."""
         parents = list(range(self.rows))
         emptied: list[int] = []
         for running, chosen in changes:

@@ -76,7 +76,6 @@ class AudioDecoderDimensions(DecoderDimensions):
 
 
 def tensor_shapes(dimensions: AudioDecoderDimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     return {
         **dimensions.audio.shapes(),
         **decoder_shapes.tensor_shapes(dimensions),

@@ -109,20 +109,9 @@ class AudioEncoder(SoundEncoder):
     """Everything that determines an encoder's tensor shapes and computation.
 
     Attributes:
-        n_mels: bands of a frame.
-        width: size of a hidden state.
-        inner: inner width of the feed-forward.
-        heads: number of heads.
-        layers: number of layers.
-        activation: of the feed-forward, one of ACTIVATIONS.
         chunk: frames of a chunk; 0: one convolution halves all frames.
         channels: of convolutions in chunks; 0 without chunks.
         window: frames of an attention window, a multiple of `chunk`; 0 without chunks.
-        joined: neighbouring positions that become one embedding.
-        projected: inner width of the projector.
-        projector_activation: in the projector, one of ACTIVATIONS.
-        projector_bias: whether its matrices have biases.
-        output: size of an embedding.
 
     """
 
@@ -176,7 +165,6 @@ class AudioEncoder(SoundEncoder):
 
     @property
     def bands(self) -> int:
-        """Bands that convolutions in chunks leave."""
         return _halved(self.n_mels)
 
     def layout(self, frames: int) -> ChunkLayout:

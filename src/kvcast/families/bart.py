@@ -55,23 +55,10 @@ class BartDimensions:
         architecture: the checkpoint's name for it, for people only: "bart", "marian", ...
         vocab_size: rows of the embedding; of the target's where the source has its own.
         source_vocab_size: rows of the source's own embedding; None where both share one.
-        width: size of a hidden state.
-        encoder_inner: inner width of the encoder's feed-forward.
-        decoder_inner: inner width of the decoder's.
-        encoder_heads: number of heads in the encoder.
         decoder_heads: number of heads of each attention in the decoder.
-        encoder_layers: number of layers of the encoder.
-        decoder_layers: number of layers of the decoder.
         activation: of the feed-forward; one of ACTIVATIONS.
         norm_first: whether norms precede attention and feed-forward, or follow their residuals.
-        embedding_norm: whether embeddings with positions are normed.
         late_positions: whether the decoder adds positions to embeddings that are normed already.
-        final_norm: whether each stack ends with a norm.
-        embedding_scale: factor on embeddings.
-        tied: whether the head is the embedding.
-        head_bias: whether the head has a bias.
-        start_token: the first token of a target.
-        source_positions: length of the longest source.
         target_positions: length of the longest target, including the start token.
 
     """
@@ -112,7 +99,6 @@ class BartDimensions:
 
     @property
     def head_dim(self) -> int:
-        """Size of a head in the decoder's caches."""
         return self.width // self.decoder_heads
 
     @property
@@ -121,7 +107,6 @@ class BartDimensions:
 
     @property
     def source_tokens(self) -> int:
-        """Number of tokens that a source may have."""
         return self.source_vocab_size or self.vocab_size
 
     @classmethod
@@ -134,7 +119,6 @@ class BartDimensions:
 
 
 def tensor_shapes(dimensions: BartDimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     width, vocab = dimensions.width, dimensions.vocab_size
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab, width)}
     if dimensions.source_vocab_size is not None:

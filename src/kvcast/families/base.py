@@ -83,28 +83,19 @@ class Family:
     """One family. Functions take the family's dimensions.
 
     Attributes:
-        name: as manifests and checkpoints have it.
-        title: its name in sentences.
-        task: the use of its models.
         interface: how a runtime of its models is driven.
         dimensions: the class of its dimensions, with `from_json`.
         positions: length of the longest sequence; of the longest target with an encoder.
-        caches: layout of the caches.
-        programs: signature of each program.
-        write_programs: each program, as the model is defined.
         whole: `decode` over a whole sequence at once, with the lengths of its sources as its last
             input; None where `decode` is that itself.
         constants: tensors of programs that are no checkpoint's; a function of the dimensions and of
             the checkpoint's tensors by canonical name.
         tensor_shapes: canonical names of all tensors, with their shapes.
-        precision: roles of matrices and caches.
-        probe: inputs of the proof.
         tokenizer: opens a tokenizer; a function of text files by name, and the dimensions.
         model_class: the class that users call; takes a runtime, a tokenizer and the dimensions.
         usual_prompt: tokens of a prompt, to count operations of.
         longest: sizes of the arguments of `encode` and `decode` for the longest input, or for one
             of so many positions where these vary; a function of the dimensions and the latter.
-        rotary: whether positions are rotary.
         biased: whether self-attention adds a bias that differs from head to head.
         one_by_one: whether a call of `decode` takes one new token of each row.
         calibration_problem: why codes of int4 cannot be calibrated; empty if they can.

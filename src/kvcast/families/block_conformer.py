@@ -36,12 +36,7 @@ class QueryFormer:
     """Sizes of a Q-Former.
 
     Attributes:
-        width: size of a hidden state.
-        inner: inner width of a feed-forward.
-        heads: number of heads.
-        layers: number of layers.
         crossing: every how many layers queries attend to positions, from the first on.
-        epsilon: of norms.
         activation: of feed-forwards; one of `sizes.ACTIVATIONS`.
 
     """
@@ -152,19 +147,9 @@ class BlockConformer(SoundEncoder):
 
     Attributes:
         n_mels: bands of a frame, which are those of two frames of 10 ms.
-        width: size of a hidden state.
-        inner: inner width of a feed-forward.
-        heads: number of heads.
-        head_dim: size of each.
-        layers: number of layers.
         kernel: length of a layer's convolution, an odd number.
-        channels: of a layer's convolution.
-        block: positions that see each other.
         characters: of which probabilities are brought back, after half of the layers.
         window: positions that become `queries` embeddings.
-        queries: not more than positions of a window.
-        projector: what they become them by.
-        output: size of an embedding.
 
     """
 

@@ -39,17 +39,11 @@ class CanaryDimensions:
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "canary", "cohere_asr".
-        encoder: sizes of the encoder.
-        vocab_size: rows of the embedding.
-        width: size of the decoder's hidden state.
-        inner: inner width of its feed-forward.
         decoder_heads: number of heads of each of its attentions.
-        decoder_layers: number of its layers.
         target_positions: length of the longest text, with what precedes it.
         before: tokens that precede what tells of the language.
         activation: of the feed-forward; one of `sizes.ACTIVATIONS`.
         projected: whether a matrix lies between encoder and decoder.
-        tied: whether the head is the embedding.
 
     """
 
@@ -86,7 +80,6 @@ class CanaryDimensions:
 
     @property
     def head_dim(self) -> int:
-        """Size of a head in the decoder's caches."""
         return self.width // self.decoder_heads
 
     @property
@@ -95,7 +88,6 @@ class CanaryDimensions:
 
     @property
     def source_positions(self) -> int:
-        """Length of the longest encoded source."""
         return self.encoder.positions
 
     @classmethod
@@ -116,7 +108,6 @@ _SIZES = ("vocab_size", "width", "inner", "decoder_heads", "decoder_layers", "ta
 
 
 def tensor_shapes(dimensions: CanaryDimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     width, vocab, positions = dimensions.width, dimensions.vocab_size, dimensions.target_positions
     shapes: dict[str, tuple[int, ...]] = {
         "embedding.weight": (vocab, width),
@@ -148,7 +139,6 @@ def _encode(write: ProgramWriter, dimensions: CanaryDimensions) -> Program:
 
 
 def _probe(dimensions: CanaryDimensions) -> Probe:
-    """Return two inputs of noise with prompts of four tokens."""
     generator = np.random.default_rng(0)
     source = dimensions.encoder.noise(2, generator)
     prompts_rs = generator.integers(0, dimensions.vocab_size, (2, 4))

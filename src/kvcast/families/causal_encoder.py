@@ -43,20 +43,10 @@ class CausalEncoder(SoundEncoder):
     """Everything that determines an encoder's tensor shapes and computation.
 
     Attributes:
-        n_mels: bands of a frame.
-        width: size of a hidden state.
         inner: inner width of a feed-forward, which has a gate.
-        heads: number of heads.
-        head_dim: size of each.
-        layers: number of layers.
         window: positions that one sees, its own among them.
-        rotary: angles of positions.
-        epsilon: of norms.
         activation: of gates; one of `sizes.ACTIVATIONS`.
-        joined: neighbouring positions that become one embedding.
-        projector_activation: in the projector.
         output: size of an embedding, and inner width of the projector.
-        silence: embeddings of the silence before the audio.
         delay: how many embeddings later than its audio the text comes.
 
     """
@@ -102,7 +92,6 @@ class CausalEncoder(SoundEncoder):
 
     @property
     def after(self) -> int:
-        """Embeddings of the silence after the audio."""
         return self.delay + _AFTER
 
     @property

@@ -36,15 +36,7 @@ class Conformer:
     """Sizes of such an encoder.
 
     Attributes:
-        n_mels: bands of features.
-        width: size of a hidden state.
-        inner: inner width of a feed-forward.
-        heads: number of heads.
-        layers: number of layers.
         kernel: length of a layer's convolution, an odd number.
-        channels: of the convolutions that make positions fewer.
-        halvings: how often they halve positions and bands.
-        positions: most of them, after that.
         activation: of feed-forwards and convolutions; one of `sizes.ACTIVATIONS`.
         scaled: whether the first layer's input is multiplied by the square root of its width.
 
@@ -80,7 +72,6 @@ class Conformer:
         return self.positions << self.halvings
 
     def encoded(self, frames: int) -> int:
-        """Return how many positions so many frames become."""
         return -(-frames // (1 << self.halvings))
 
     @property
@@ -89,7 +80,6 @@ class Conformer:
         return Argument(name=FEATURES.name, shape=("batch", "frames", self.n_mels), dtype="float32")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return every canonical name with its shape."""
         width, channels, bands = self.width, self.channels, self.n_mels >> self.halvings
         linears: dict[str, tuple[int, ...]] = {
             f"encoder.subsampling.{i}.mixed": (channels, channels) for i in range(1, self.halvings)

@@ -320,7 +320,6 @@ def _experts(
 
 
 def is_rotary(dimensions: DecoderDimensions) -> bool:
-    """Tell whether any layer rotates queries and keys."""
     return bool(_rotary_kinds(dimensions))
 
 

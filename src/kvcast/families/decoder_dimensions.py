@@ -36,21 +36,14 @@ class DecoderDimensions:
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "llama", "mistral", ...
-        vocab_size: rows of the embedding.
-        width: size of a hidden state.
         inner: inner width of the feed-forward (of one expert).
-        heads: number of query heads.
         kv_heads: number of key and value heads; `heads` is a multiple.
-        head_dim: size of a head, even.
         windows: how many positions a query of each layer sees, including its own; None: all.
-        max_positions: length of the longest sequence.
         rotary: for layers without a window, and for all layers unless `window_rotary` is given;
             None: no rotation (Cohere 2).
         window_rotary: for layers with a window (Gemma 3).
         unrotated: numbers of further layers without rotation (SmolLM 3).
         learned_positions: whether an embedding of each position is added to tokens' (GPT-2).
-        norm: kind of the norms, one of NORMS.
-        norm_eps: of every norm.
         norm_bias: whether layer norms have biases (all but Cohere's).
         activation: of the gate, one of `sizes.ACTIVATIONS`; of the inner layer where there is no
             gate, and then SQUARED, too.
@@ -61,7 +54,6 @@ class DecoderDimensions:
             none.
         qkv_bias: whether query, key and value have biases (Qwen 2).
         out_bias: whether attention's output projection has a bias (some Llamas).
-        feed_forward_bias: whether the feed-forward's matrices have biases.
         head_bias: whether the head has a bias (Phi).
         query_key_norm: norm of each head of queries and keys before rotation (Qwen 3, Gemma 3).
         whole_query_key_norm: whether that norm is of all heads together (OLMo 2).
@@ -74,15 +66,12 @@ class DecoderDimensions:
         attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
         logit_softcap: the same, on the model's logits; 0: none.
         logit_scale: factor on the head's input (Cohere's and Granite's on logits).
-        tied: whether the head is the embedding.
         experts: number of experts in each feed-forward; 0: no mixture.
-        experts_per_token: how many of them each token uses.
         experts_normalised: whether the shares of a token's experts sum to 1 (Mixtral), and not
             those of all (Qwen 2).
         shared_inner: inner width of an expert that all tokens go through (Qwen 2); 0: none.
         shared_gated: whether each token has a share of it (not Granite 4).
         dense_layers: numbers of layers that have one feed-forward instead of experts.
-        dense_inner: inner width of their feed-forward.
         expert_bias: whether the router and the experts' matrices have biases (GPT-OSS).
         expert_inner: inner width of an expert, where layers have experts beside a feed-forward
             (Gemma 4); 0: experts are in its place.
@@ -93,7 +82,6 @@ class DecoderDimensions:
             nothing (GPT-OSS).
         mixers: of each layer one of `convolutions.MIXERS`; empty: all are attention.
         convolution: length of a convolution, its own position included; 0: there is none.
-        convolution_bias: whether convolutions and their projections have biases.
         delta: sizes of layers with delta nets (Qwen 3.5).
         state_space: sizes of layers with state spaces (Granite 4).
         attention_gate: whether attention is multiplied by the sigmoid of a projection (Qwen 3.5).
@@ -278,7 +266,6 @@ class DecoderDimensions:
         return self.layer_inners[layer] if self.layer_inners else self.dense_inner or self.inner
 
     def keys_and_values(self, layer: int) -> KeysAndValues:
-        """Return what a layer's attention reads."""
         source = self.sources[layer] if self.sources else layer
         return KeysAndValues(
             heads=self.kv_heads_of(layer),
@@ -332,7 +319,6 @@ class DecoderDimensions:
             raise KvcastError(f"not the dimensions of a decoder-only model: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as in the manifest."""
         return asdict(self)
 
 

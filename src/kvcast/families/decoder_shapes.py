@@ -17,7 +17,6 @@ from kvcast.families.mixers import ATTENTION, convolution_shapes
 
 
 def tensor_shapes(dimensions: DecoderDimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     shapes = {
         "embedding.weight": (dimensions.vocab_size, dimensions.width),
         **_norm_shapes(dimensions, "norm", dimensions.width),
@@ -127,5 +126,4 @@ def _feed_forward_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tup
 
 
 def up_of(dimensions: DecoderDimensions) -> str:
-    """Return the name of the feed-forward's first matrix."""
     return "gate_up" if dimensions.gated else "up"

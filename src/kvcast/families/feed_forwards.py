@@ -20,8 +20,6 @@ from kvcast.spec.sizes import require_positive
 
 
 class MixtureSizes(Protocol):
-    """The dimensions that determine a model's mixtures."""
-
     @property
     def layers(self) -> int:
         """Number of layers."""
@@ -203,7 +201,6 @@ def layer_embedding_shapes(
 
 
 def layer_shapes(width: int, *, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of one layer."""
     return {
         "layer_input.gate.weight": (width, hidden),
         "layer_input.out.weight": (hidden, width),

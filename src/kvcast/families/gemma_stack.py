@@ -27,22 +27,13 @@ class GemmaStack:
     """The encoder or the decoder.
 
     Attributes:
-        width: size of a hidden state.
-        inner: inner width of the feed-forward.
-        heads: number of heads of queries.
         kv_heads: number of heads of keys and values; `heads` is a multiple.
-        head_dim: size of a head, even.
         windows: of each layer how many positions a query sees, its own included: of the decoder the
             last ones, of the encoder half of the others before it and half after it, where the odd
             one is; None: all.
-        positions: length of the longest sequence.
-        rotary: angles of layers.
         window_rotary: angles of layers with windows; None: those of the others.
-        norm_eps: of every norm.
-        activation: of the gate, one of ACTIVATIONS.
         attention_scale: factor on the products of queries and keys.
         attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
-        attention_bias: whether attention's projections have biases.
         query_key_norm: norm of each head of queries and keys before rotation (Gemma 3).
 
     """
@@ -93,7 +84,6 @@ class GemmaStack:
         return self.kv_heads * self.head_dim
 
     def rotary_of(self, layer: int) -> Rotary:
-        """Return the angles of a layer."""
         return self.rotary if self.windows[layer] is None else self.window_rotary or self.rotary
 
 
@@ -137,8 +127,6 @@ class StackWriter:
     """Writes the parts that layers of a stack have.
 
     Attributes:
-        write: adds operations.
-        stack: the sizes.
         name: what the names of its tensors begin with.
         tables: of each kind of angles, the names of its cosines and sines.
 
@@ -159,23 +147,19 @@ class StackWriter:
         return self.write.rms_norm(x, f"{name}_norm", self.stack.norm_eps)
 
     def qkv(self, normed: Node, name: str) -> Sequence[Node]:
-        """Return queries, keys and values of one matrix."""
         stack = self.stack
         projected = self.project(normed, f"{name}.qkv")
         query, key, value = self.write.split(projected, [stack.mixed, stack.keys, stack.keys])
         return self._normed(query, f"{name}.query"), self._normed(key, f"{name}.key"), value
 
     def query(self, normed: Node, name: str) -> Node:
-        """Return queries."""
         return self._normed(self.project(normed, f"{name}.query"), f"{name}.query")
 
     def key_value(self, normed: Node, name: str) -> Sequence[Node]:
-        """Return keys and values."""
         key, value = self.write.chunk(self.project(normed, f"{name}.key_value"), 2)
         return self._normed(key, f"{name}.key"), value
 
     def project(self, x: Node, name: str) -> Node:
-        """Multiply by one of attention's matrices."""
         return self.write.linear(x, name, bias=self.stack.attention_bias)
 
     def _normed(self, x: Node, name: str) -> Node:
@@ -187,11 +171,9 @@ class StackWriter:
         return self.write.step("flatten", normed, -2)
 
     def added(self, x: Node, mixed: Node, name: str) -> Node:
-        """Add attention's projected result, normed, to its input."""
         return self._normed_sum(x, self.project(mixed, f"{name}.out"), name)
 
     def fed(self, x: Node, layer: int) -> Node:
-        """Add a layer's feed-forward."""
         name = f"{self.name}.layers.{layer}.feed_forward"
         activation = self.stack.activation
         inner = self.write.linear(self.before(x, name), f"{name}.gate_up", gate=activation)

@@ -28,10 +28,8 @@ class StateSizes:
     """Sizes of such layers.
 
     Attributes:
-        key_heads: number of heads of queries and keys.
         value_heads: number of heads of values, and of matrices; a multiple.
         key_dim: size of a head of queries and keys.
-        value_dim: size of a head of values.
         convolution: length of the convolution, its own position included.
 
     """
@@ -69,7 +67,6 @@ class StateSizes:
         return 2 * self.keys + self.values
 
     def cache(self) -> CacheLayers:
-        """Describe the cache of a layer."""
         return CacheLayers(
             kind="state",
             layers=1,
@@ -83,8 +80,6 @@ class StateSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNet(StateSizes):
-    """Sizes of such layers."""
-
     products: ClassVar[int] = 3
     """Products of a position with each number of a matrix."""
 
@@ -130,7 +125,6 @@ class StateSpace(StateSizes):
     Attributes:
         norm_eps: of the norm of results, of which each head of keys has a part of its own.
         bias: whether the first and the last projection have biases.
-        convolution_bias: whether convolutions have biases.
 
     """
 
@@ -153,7 +147,6 @@ class StateSpace(StateSizes):
 
     @property
     def normed(self) -> int:
-        """Size of a part that is normed alone."""
         return self.values // self.key_heads
 
     def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
@@ -223,8 +216,6 @@ ATTENTION, CONVOLUTION, DELTA, STATE_SPACE = MIXERS = (
 
 
 class ConvolvingSizes(Protocol):
-    """The dimensions that determine convolutions."""
-
     @property
     def width(self) -> int:
         """Number of channels."""

@@ -79,26 +79,13 @@ class MoonshineDimensions:
     """Everything that determines a model's tensor shapes and computation.
 
     Attributes:
-        vocab_size: rows of the embedding.
         width: size of a hidden state of the decoder.
         inner: inner width of its feed-forward, which has a gate.
-        heads: number of heads of its attentions.
-        head_dim: size of each.
-        decoder_layers: number of its layers.
         encoder_width: size of a hidden state of the encoder.
-        encoder_inner: inner width of its feed-forward.
-        encoder_heads: number of heads of its attention.
-        encoder_head_dim: size of each.
-        encoder_layers: number of its layers.
         rotary: angles of positions, in the encoder over samples too.
-        start_token: the first token of a target.
-        source_positions: positions of the longest encoded recording.
         target_positions: length of the longest target, including the start token.
-        activation: of the decoder's gates.
-        encoder_activation: of the encoder's feed-forward.
         attention_bias: whether queries, keys and values have biases in the decoder.
         encoder_attention_bias: the same of the encoder; over frames, outputs have them as well.
-        tied: whether the head is the embedding.
         frame: samples of a frame; 0: the encoder has convolutions over samples.
         windows: for each layer over frames, how many positions before and after its own a position
             sees.
@@ -165,7 +152,6 @@ class MoonshineDimensions:
 
     @property
     def decoder_heads(self) -> int:
-        """Number of heads in the decoder's caches."""
         return self.heads
 
     @property
@@ -174,7 +160,6 @@ class MoonshineDimensions:
 
     @property
     def position_samples(self) -> int:
-        """Samples from one encoded position to the next."""
         return FRAMES_EACH * self.frame if self.frame else STRIDE
 
     @property
@@ -209,7 +194,6 @@ def positions_over_samples(samples: int) -> int:
 
 
 def tensor_shapes(dimensions: MoonshineDimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     width, vocab = dimensions.width, dimensions.vocab_size
     shapes: dict[str, tuple[int, ...]] = {
         **encoder_shapes(dimensions),

@@ -205,7 +205,6 @@ def _continued(
 def _mixed(
     write: ProgramWriter, x: Node, mixed: Node, layer: int, dimensions: "MoonshineDimensions"
 ) -> Node:
-    """Add a layer's attention and feed-forward to the hidden states."""
     name, activation = f"encoder.layers.{layer}", dimensions.encoder_activation
     bias = dimensions.encoder_attention_bias and bool(dimensions.frame)
     x = write.linear(mixed, f"{name}.attention.out", bias=bias, residual=x)
@@ -228,7 +227,6 @@ def _crossed(
 
 
 def normed_by(write: ProgramWriter, x: Node, name: str) -> Node:
-    """Write a layer norm without a bias."""
     bias = Constant(f"{name.partition('.')[0]}_no_bias")
     return write.step("layer_norm", x, Constant(f"{name}.weight"), bias, _EPSILON)
 

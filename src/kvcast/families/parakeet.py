@@ -55,15 +55,10 @@ class ParakeetDimensions:
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "parakeet_tdt", ...
-        encoder: sizes of the encoder.
-        tokens: number of tokens, the blank one included.
-        blank: the token that means "nothing here".
-        width: size of an encoded position.
         prediction_layers: number of LSTMs over the tokens so far; 0: CTC.
         activation: of the sum of both networks; one of `sizes.ACTIVATIONS`.
         durations: how many positions a token may take, which logits after those of tokens choose
             from; empty: a blank takes one position and others none.
-        most_symbols: tokens at one position, on average.
 
     """
 
@@ -104,7 +99,6 @@ class ParakeetDimensions:
 
     @property
     def positions(self) -> int:
-        """Length of the longest sequence of steps."""
         return self.encoder.positions * self.most_symbols
 
     @classmethod
@@ -122,7 +116,6 @@ class ParakeetDimensions:
 
 
 def tensor_shapes(dimensions: ParakeetDimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     width = dimensions.width
     linears = {"head": (dimensions.vocab_size, width)}
     shapes = dimensions.encoder.shapes()
@@ -216,7 +209,6 @@ def _remembered(
 
 
 def _probe(dimensions: ParakeetDimensions) -> Probe:
-    """Return two inputs of noise, whose first positions are read."""
     source = dimensions.encoder.noise(2, np.random.default_rng(0))
     return Probe(prompts=[np.array([dimensions.blank])] * 2, source=source)
 

@@ -63,7 +63,6 @@ class CacheArgument:
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors, in order."""
         return _part_names(self.name, self._parts)
 
     @property
@@ -89,7 +88,6 @@ class ProgramSignature:
 
     @property
     def sizes(self) -> set[str]:
-        """Names of the sizes that callers vary."""
         shapes = [shape for argument in self.arguments for shape in argument.shapes]
         return {size for shape in shapes for size in shape if isinstance(size, str)}
 
@@ -106,7 +104,6 @@ def _names(argument: Argument | CacheArgument) -> Sequence[str]:
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
-    """Name every layer's key and value."""
     return _part_names(prefix, (KEY_VALUE,) * layers)
 
 
@@ -272,8 +269,6 @@ class KeysAndValues:
     """Keys and values of a layer.
 
     Attributes:
-        heads: number of their heads.
-        head_dim: size of a head.
         window: how many positions a query sees, its own included; None: all.
         source: number of an earlier layer whose cache is read instead; None: the layer has its own.
 

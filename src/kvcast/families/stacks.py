@@ -38,8 +38,6 @@ _EPSILON = 1e-5  # of layer norms
 
 
 class StackSizes(Protocol):
-    """The dimensions that determine a stack."""
-
     @property
     def width(self) -> int:
         """Size of a hidden state."""
@@ -70,8 +68,6 @@ class StackSizes(Protocol):
 
 
 class DecoderSizes(StackSizes, Protocol):
-    """The dimensions that determine a decoder."""
-
     @property
     def decoder_layers(self) -> int:
         """Number of layers."""
@@ -160,7 +156,6 @@ class Block:
     dimensions: StackSizes
 
     def embedded(self, table: str, tokens: Node, positions: Node, stack: str) -> Node:
-        """Embed tokens and their positions."""
         write, x = self.write, self.write.embedding(table, tokens)
         if self.dimensions.embedding_scale != 1:
             x = write.step("mul", x, self.dimensions.embedding_scale)
@@ -181,7 +176,6 @@ class Block:
         return x if self.dimensions.norm_first else self._normed(x, name)
 
     def fed(self, x: Node, layer: str) -> Node:
-        """Write a layer's feed-forward."""
         name, activation = f"{layer}.feed_forward", self.dimensions.activation
         inner = self.write.linear(
             self.before(x, name), f"{name}.up", bias=True, activation=activation
@@ -189,7 +183,6 @@ class Block:
         return self.after(self.write.linear(inner, f"{name}.down", bias=True, residual=x), name)
 
     def ended(self, x: Node, stack: str) -> Node:
-        """Return a stack's result."""
         if not self.dimensions.final_norm:
             return x
         return self.write.layer_norm(x, f"{stack}.norm", _EPSILON)

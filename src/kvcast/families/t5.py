@@ -69,24 +69,15 @@ class T5Dimensions:
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "t5", "mt5", ...
-        vocab_size: rows of the embedding.
-        width: size of a hidden state.
-        inner: inner width of the feed-forward.
         heads: number of heads of every attention; heads * head_dim may differ from the width.
-        head_dim: size of a head.
-        encoder_layers: number of layers of the encoder.
-        decoder_layers: number of layers of the decoder.
         buckets: number of buckets of relative positions; the encoder has half per direction.
         max_distance: from this distance on, all share a bucket.
         activation: of the feed-forward, or of its gate; one of ACTIVATIONS.
         gated: whether the feed-forward has a gate (1.1 and later).
         tied: whether the head is the embedding (1.0).
         logit_scale: factor on the head's input (1.0: width ** -0.5).
-        norm_eps: of every RMS norm.
         layer_bias: whether each layer has a table of relative positions of its own (UMT5).
         cross_bias: whether cross-attention has the decoder's position bias too (bert4keras).
-        start_token: the first token of a target.
-        source_positions: length of the longest source.
         target_positions: length of the longest target, including the start token.
 
     """
@@ -131,7 +122,6 @@ class T5Dimensions:
 
     @property
     def decoder_heads(self) -> int:
-        """Number of heads in the decoder's caches."""
         return self.heads
 
     @classmethod
@@ -144,7 +134,6 @@ class T5Dimensions:
 
 
 def tensor_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     width, vocab = dimensions.width, dimensions.vocab_size
     mixed = dimensions.heads * dimensions.head_dim
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab, width)}
@@ -295,7 +284,6 @@ def _bias(
 
 
 def _farthest(dimensions: T5Dimensions) -> int:
-    """Return the distance from which on all share a bucket."""
     return dimensions.max_distance + 1
 
 

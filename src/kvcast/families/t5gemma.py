@@ -60,15 +60,8 @@ class T5GemmaDimensions:
 
     Attributes:
         architecture: the checkpoint's name for it, for people only.
-        vocab_size: rows of the decoder's embedding.
-        source_vocab_size: rows of the encoder's.
-        encoder: sizes of the encoder.
-        decoder: sizes of the decoder.
         logit_softcap: c in c tanh(x / c), on the model's logits; 0: none.
-        tied: whether the head is the decoder's embedding.
-        start_token: the first token of a target.
         merged: whether a layer of the decoder attends to target and source at once (T5Gemma 2).
-        one_embedding: whether the encoder's embedding is the decoder's.
         eoi_token: the end of an image, whose embedding is a tensor of its own, not scaled; None:
             there is no such tensor.
 
@@ -101,22 +94,18 @@ class T5GemmaDimensions:
 
     @property
     def encoder_layers(self) -> int:
-        """Number of layers of the encoder."""
         return self.encoder.layers
 
     @property
     def decoder_layers(self) -> int:
-        """Number of layers of the decoder."""
         return self.decoder.layers
 
     @property
     def decoder_heads(self) -> int:
-        """Number of heads in the decoder's caches."""
         return self.decoder.kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Size of a head in the decoder's caches."""
         return self.decoder.head_dim
 
     @property
@@ -155,7 +144,6 @@ def _stack(fields: Mapping[str, Any]) -> GemmaStack:
 
 
 def tensor_shapes(dimensions: T5GemmaDimensions) -> Shapes:
-    """Return every canonical name with its shape."""
     shapes: Shapes = {}
     if not dimensions.tied:
         shapes["head.weight"] = (dimensions.vocab_size, dimensions.decoder.width)
@@ -255,7 +243,6 @@ def _attends_to_both(block: StackWriter, x: Node, i: int) -> Node:
 
 
 def _own_cache(block: StackWriter, i: int) -> dict[str, Any]:
-    """Return the options of attention over a layer's own cache."""
     window, softcap = block.stack.windows[i] or 0, block.stack.attention_softcap
     return {"window": window, "softcap": softcap, **block.angles(i)}
 

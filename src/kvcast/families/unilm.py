@@ -66,17 +66,11 @@ class UnilmDimensions:
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "roformer", "bert", ...
-        vocab_size: rows of the embedding.
         segments: number of segments, 2 or more: 0 is the source, 1 the target.
-        width: size of a hidden state.
         embedding_width: size of an embedding; if it is not the width, it is projected.
-        inner: inner width of the feed-forward.
-        heads: number of heads of every attention.
-        layers: number of layers.
         max_positions: length of the longest sequence, source and target together.
         rotary: for queries and keys (RoFormer); None: learned positions (BERT, SimBERT).
         activation: of the feed-forward and the head, one of ACTIVATIONS.
-        norm_eps: of every layer norm.
         pooled: whether there is a pooler, a matrix over the first token's hidden state.
 
     """
@@ -112,7 +106,6 @@ class UnilmDimensions:
 
     @property
     def kv_heads(self) -> int:
-        """Number of heads in the caches."""
         return self.heads
 
     @property
@@ -131,7 +124,6 @@ class UnilmDimensions:
 
 
 def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     width, embedded = dimensions.width, dimensions.embedding_width
     linears = {"head.transform": (embedded, width)}
     norms = {"embedding_norm": (embedded,), "head.norm": (embedded,)}

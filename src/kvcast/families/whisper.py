@@ -125,7 +125,6 @@ def head_pairs(listed: object) -> Heads:
 
 
 def tensor_shapes(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape."""
     return {
         template.format(i=i): shape
         for template, shape in shape_templates(dimensions).items()
@@ -142,7 +141,6 @@ def layers_of(template: str, dimensions: WhisperDimensions) -> range:
 
 
 def shape_templates(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
-    """Return shapes by template."""
     d = dimensions.d_model
     linears: dict[str, tuple[int, ...]] = {
         "encoder.layers.{i}.attention.qkv": (3 * d, d),
@@ -263,7 +261,6 @@ def _constants(
 
 
 def _probe(dimensions: WhisperDimensions) -> Probe:
-    """Return two inputs of noise with prompts of four tokens."""
     generator = np.random.default_rng(0)
     frames = 2 * dimensions.source_positions
     features_bmt = generator.uniform(-1, 1, (2, dimensions.n_mels, frames))

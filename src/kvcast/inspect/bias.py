@@ -25,7 +25,6 @@ class Bias:
     """The text to show for each bucket of both stacks.
 
     Attributes:
-        title: names the model, or the buckets.
         max_distance: from this distance on, all share a bucket.
         encoder: texts [buckets].
         decoder: texts [buckets].

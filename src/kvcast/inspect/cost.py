@@ -44,7 +44,6 @@ class CostQuery:
 
     @property
     def positions(self) -> int:
-        """Length of the cache at the end."""
         return self.prompt + self.new - 1
 
     def check(self, model: ModelWork) -> None:
@@ -57,7 +56,6 @@ class CostQuery:
             )
 
     def step_bytes(self, model: ModelWork) -> float:
-        """Return the bytes that the last step reads."""
         return self.read(model.call(self.positions - 1, 1))
 
     def read(self, work: Work) -> float:
@@ -104,7 +102,6 @@ def document(
 
 
 def render(cost: Mapping[str, Any]) -> str:
-    """Return a document as text."""
     return "\n".join([*_introduction(cost), "", *_caches(cost), "", *_calls(cost)]) + "\n"
 
 

@@ -48,7 +48,6 @@ def document(name: str, model: ModelTraffic) -> dict[str, Any]:
 
 
 def render(name: str, model: ModelTraffic) -> str:
-    """Return tables, one for each program."""
     lines = [*_introduction(name, model)]
     for program in model.programs:
         lines += ["", program.name, *table(_COLUMNS, [*_rows(program)], right=_NUMBERS)]

@@ -48,11 +48,6 @@ class Mask:
     """One call's mask.
 
     Attributes:
-        call: the call that has this mask.
-        queries: row and position of each query.
-        keys: row and position of each key.
-        query_labels: label of each query.
-        key_labels: label of each key.
         seen: [queries, keys].
         beside: rows that read their old contents and the new positions side by side; others read
             only the cache, after writing it.
@@ -69,13 +64,11 @@ class Mask:
 
 
 def masks(drawn: MaskedCalls) -> Iterator[Mask]:
-    """Yield the mask of every call."""
     for call in drawn.calls():
         yield _mask(call, drawn)
 
 
 def render(drawn: MaskedCalls) -> str:
-    """Return all masks as text."""
     every = list(masks(drawn))
     signs = f"{SEEN} sees, {HIDDEN} does not"
     if any(len(mask.call.counts) > 1 for mask in every):
@@ -163,11 +156,9 @@ class SourceAndTarget:
 
     @property
     def capacity(self) -> int:
-        """Number of slots, one per position."""
         return self.source + self.target
 
     def title(self) -> str:
-        """Return a one-line title."""
         return (
             f"a source of {plural(self.source, 'token')} (s), then a target of {self.target:,} "
             f"(t); one cache of {plural(self.capacity, 'slot')}"

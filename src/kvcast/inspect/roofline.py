@@ -55,8 +55,6 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """In which numbers work is done."""
-
     precision: str  # fp32, bf16, int8 or int4
     # whether what is not quantised is multiplied in bf16. Nobody measures its rate: int8's is no
     # lower, and a floor must not be too high
@@ -110,7 +108,6 @@ def fastest_read(rates: Mapping[str, float]) -> float:
 
 
 def best_of(measurements: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the best of each measured rate."""
     return {name: max(measured[name] for measured in measurements) for name in measurements[0]}
 
 

@@ -80,7 +80,6 @@ class Schedule:
         )
 
     def calls(self) -> Iterator[ModelCall]:
-        """Yield every chunk, then every step."""
         held = (0,) * len(self.lengths)
         for name, counts in self._named_counts():
             yield ModelCall(name=name, lengths=held, counts=counts)
@@ -93,7 +92,6 @@ class Schedule:
             yield f"step {i}", (1,) * len(self.lengths)
 
     def title(self) -> str:
-        """Return a one-line title."""
         prompts = f"prompt{'s' * (len(self.lengths) > 1)} of {_listed(self.lengths)}"
         sees = f"a window of {self.window}" if self.window else "no window"
         return (
@@ -106,12 +104,10 @@ class Schedule:
         return visible(queries, keys, self.window)
 
     def label(self, row: int, position: int) -> str:
-        """Return the label of a position."""
         return label(row, position)
 
 
 def row_name(row: int) -> str:
-    """Return a, b, ... z, aa, ab, ..."""
     name = ""
     row += 1
     while row:
@@ -180,7 +176,6 @@ def cells(schedule: Schedule, call: ModelCall, row: int, texts: Texts) -> Iterat
 
 
 def token_label(row: int, position: int, texts: Texts) -> str:
-    """Return what a slot shows of a position."""
     if not texts:
         return label(row, position)
     words = texts[row]

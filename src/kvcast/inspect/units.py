@@ -15,7 +15,6 @@ def prefixed(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return bytes, in decimal units."""
     return f"{prefixed(count)}B"
 
 

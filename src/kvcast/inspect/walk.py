@@ -121,7 +121,6 @@ class _Attention:
         return cls(width, keys, op.is_asked, call.window or None, causal)
 
     def held(self, length: int) -> int:
-        """Return how many earlier positions are read."""
         return min(length, self.window - 1 if self.window else length)
 
     def seen(self, length: int, new: int, asked: int) -> int:
@@ -239,7 +238,6 @@ def _all_pairs(op: Op) -> int:
 
 
 def _within(op: Op, before: int, after: int) -> int:
-    """Count attention from each position to a window around it."""
     rows, positions, width = op.shape(0)
     own = pairs(positions, before + 1) + pairs(positions, after + 1) - positions
     return 2 * rows * own * width

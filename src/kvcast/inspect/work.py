@@ -99,7 +99,6 @@ class ModelWork:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Shapes of the weights by name."""
         return self.family.tensor_shapes(self.dimensions)
 
     @cached_property

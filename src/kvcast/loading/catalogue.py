@@ -19,7 +19,6 @@ class KnownType:
 
     Attributes:
         name: the model type of a configuration, or an architecture of GGUF files.
-        formats: of files in which it is read.
         example: the hub id of a published model; empty if none is listed.
 
     """
@@ -45,11 +44,7 @@ class KnownRuntime:
 
     Attributes:
         name: as `--runtime` takes it.
-        title: its name in sentences.
         exports: whether models are exported to bundles for it.
-        opens: whether it opens checkpoints as they are.
-        quantize: quantisation schemes of matrices.
-        dtypes: of everything that is not quantised.
         caches: dtypes of self caches; empty if they follow `dtypes`.
 
     """
@@ -65,14 +60,11 @@ class KnownRuntime:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """All families and all runtimes."""
-
     families: Sequence[KnownFamily]
     runtimes: Sequence[KnownRuntime]
 
 
 def catalogue() -> Catalogue:
-    """Return what is known."""
     types = known_types()
     return Catalogue(
         families=[

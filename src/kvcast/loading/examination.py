@@ -174,8 +174,6 @@ class RuntimeFinding:
 
     Attributes:
         name: as `--runtime` takes it.
-        usable: whether it passed its self-test.
-        versions: versions of its packages, by name.
         problem: why it is not usable, or a caveat; empty if there is none.
         no_export: why nothing can be exported to it here; empty if exporting works, None if the
             runtime is not usable or has no bundles.
@@ -219,7 +217,6 @@ class NativeLibrary:
         path: where it is; empty if it is not there.
         instructions: sets of its kernels that run on this processor; it uses the first, unless
             there is a problem. The rest follow, fastest first.
-        kernels: what computes what with the first.
         threads: its default number of threads.
         problem: why it cannot be compiled or loaded, or is refused by the environment's setting.
 
@@ -269,15 +266,11 @@ class Examined:
     """A model on kvcast's own kernels.
 
     Attributes:
-        path: as it was named.
         family: of the model; empty if it cannot be opened.
-        quantize: the precision of its matrices.
-        seconds: until it was opened.
         weights: records of `kvcast.runtimes.native.inventory.Holding`.
         unused: names of tensors in its files that are no part of it.
         proof: tokens and logits beside those of the plain kernels, all at once; None if nobody
             asked.
-        problem: why it cannot be opened.
 
     """
 

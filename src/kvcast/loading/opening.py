@@ -71,11 +71,9 @@ class OpenedModel:
     """A model and where it came from.
 
     Attributes:
-        model: the model.
         runtime: the runtime that runs it, by the name that `load` takes.
         bundle: the folder of the bundle that was opened; None where a checkpoint was, or a package.
         on_trust: the package it was opened from, if no manifest vouches for that package.
-        notices: lines for users about the model's files.
 
     """
 
@@ -303,7 +301,6 @@ def _eager(checkpoint: Checkpoint, precision: BundlePrecision, threads: int) -> 
 
 
 def _quantize(manifest: Manifest) -> str:
-    """Return the quantisation of an export."""
     return CALIBRATED if manifest.calibration else manifest.quantize
 
 

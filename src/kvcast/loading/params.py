@@ -33,7 +33,6 @@ def _by_runtime(names: Sequence[str], attribute: str) -> str:
 
 
 def _described(names: Sequence[str]) -> str:
-    """Describe each of these runtimes and its needs."""
     described = []
     for name in names:
         runtime = RUNTIMES[name]
@@ -43,7 +42,6 @@ def _described(names: Sequence[str]) -> str:
 
 
 def _offering(names: Sequence[str], attribute: str) -> str:
-    """Name the runtimes that have several values to choose from."""
     return " and ".join(name for name in names if len(getattr(RUNTIMES[name], attribute)) > 1)
 
 
@@ -102,8 +100,6 @@ _THE_BUNDLES = "the bundle's; else "
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterParams(Params):
-    """Adapters of a model."""
-
     adapter: Sequence[str] | str = LOADING((), metavar="ADAPTER")(
         "a LoRA to merge into the weights: a folder in PEFT's layout, a GGUF file for a "
         "GGUF model, or a hub id; ADAPTER=0.5 takes half of it; may be repeated"
@@ -112,8 +108,6 @@ class AdapterParams(Params):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadParams(AdapterParams):
-    """How a model is opened."""
-
     runtime: str | None = _runtime(_all, "the runtime", f"{_THE_BUNDLES}{THE_DEFAULT}")(None)
     quantize: str | None = _quantize(_all, "default_opening", _THE_BUNDLES)(None)
     dtype: str | None = _dtype(_all, _THE_BUNDLES)(None)
@@ -134,14 +128,11 @@ class LoadParams(AdapterParams):
 
     @property
     def precision(self) -> PrecisionRequest:
-        """The precision that is asked of the runtime."""
         return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportParams(AdapterParams):
-    """Options of an export."""
-
     runtime: str | None = _runtime(exported, "the runtime to export for", THE_DEFAULT)(None)
     quantize: str | None = _quantize(exported)(None)
     dtype: str | None = _dtype(exported)(None)
@@ -161,7 +152,6 @@ class ExportParams(AdapterParams):
 
     @property
     def precision(self) -> PrecisionRequest:
-        """The precision that is asked of the runtime."""
         return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
 
 

@@ -146,10 +146,8 @@ class RecordedOutputs:
     """Tokens [r, s] that a bundle wrote after its family's probe, and logits before each.
 
     Attributes:
-        written_rs: the tokens.
         reference: of the model in fp32, all tokens at once.
         exported: of the bundle, one token after the other.
-        deviation: of the reference's logits, a standard deviation.
 
     """
 
@@ -247,7 +245,6 @@ def steps_of(family: Family, dimensions: Any, probe: Probe) -> int:
 
 
 def longest_prompt(probe: Probe) -> int:
-    """Return the length of the longest prompt."""
     return max(map(len, probe.prompts))
 
 

@@ -137,7 +137,6 @@ class Remote(AbstractContextManager["Remote"]):
         return self._exchange((method, arguments))
 
     def close(self) -> None:
-        """End the process."""
         try:
             self._process.communicate(timeout=5)
         except subprocess.TimeoutExpired:

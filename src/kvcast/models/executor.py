@@ -179,12 +179,7 @@ _PRODUCTS = frozenset({"linear", "conv1d", "conv2d"})
 
 
 class TorchProgram(nn.Module):
-    """A program over weights, which other programs may share.
-
-    Attributes:
-        program: as its family writes it.
-
-    """
+    """A program over weights, which other programs may share."""
 
     def __init__(
         self, program: Program, outputs: Sequence[str], weights: Mapping[str, Tensor]
@@ -232,11 +227,9 @@ class TorchProgram(nn.Module):
         self._places[name] = owner, leaf
 
     def matrix(self, name: str) -> nn.Module:
-        """Return the layer that multiplies by a matrix."""
         return self._places[name][0]
 
     def replace_matrix(self, name: str, layer: nn.Module) -> None:
-        """Multiply by another layer instead of a matrix."""
         path, _, leaf = name.rpartition(".")
         self.set_submodule(path, layer)
         self._places[name] = layer, leaf
@@ -376,14 +369,9 @@ class _Call(NamedTuple):
     """A step, taken apart once: a model of small matrices spends its time on doing so.
 
     Attributes:
-        name: of the step.
-        operation: of the step.
         arguments: of the step; nodes and constants have to be put into a copy.
         nodes: places of the nodes among them, and their names.
-        constants: places of the constants, and their names.
         lists: places of the lists, which nodes may be in.
-        keywords: of the step.
-        unread: values that nothing reads after it.
 
     """
 
@@ -423,9 +411,7 @@ class TorchModel:
     """A model's programs over one set of weights.
 
     Attributes:
-        dimensions: the family's.
         weights: parameters by the names of the checkpoint's tensors, and programs' other constants.
-        programs: by name.
 
     """
 

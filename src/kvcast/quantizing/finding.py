@@ -43,7 +43,6 @@ class Measured:
     """A precision of the whole model.
 
     Attributes:
-        name: in words.
         recipe: None where it is no recipe, but a quantisation of that name.
         flips: the share of positions whose likeliest token is not fp32's.
         size: bytes of weights, and of the caches of the longest passage.
@@ -63,9 +62,7 @@ class Found:
     """What was found.
 
     Attributes:
-        recipe: the smallest and fastest under the budget.
         points: fp32, int8 and int4, the frontier, and the recipe, the largest first.
-        positions: that flips are a share of.
         alone: of each matrix, and of caches, its precisions beside fp32, each tried alone.
         seconds: of a token, of each matrix in each precision; matrices of products alone.
 
@@ -113,15 +110,12 @@ def find_recipe(model: str, params: QuantizeParams) -> Found:
 
 
 class _Finding:
-    """The parts of a search for one model."""
-
     def __init__(self, trials: Trials, start: Recipe, params: QuantizeParams) -> None:
         self._trials, self._start, self._params = trials, start, params
         self._positions = sum(passage.positions for passage in trials.passages)
         self._known: dict[Recipe, float] = {}
 
     def found(self) -> Found:
-        """Try parts alone, search, and measure what was found."""
         self._params.on_phase("timing matrices")
         seconds = product_seconds(self._trials)
         alone = self._alone(seconds)

@@ -41,12 +41,10 @@ class Passage:
 
     @property
     def positions(self) -> int:
-        """How often the model is asked."""
         return 1 + len(self.target)
 
     @property
     def length(self) -> int:
-        """How many tokens it has."""
         return len(self.prompt) + len(self.target)
 
 
@@ -96,7 +94,6 @@ def _text(path: str) -> str:
 
 
 def _read(tokens_s: Int64, positions: int, most: int) -> list[Passage]:
-    """Cut a text's tokens into passages, which begin anywhere."""
     tokens_s, each = tokens_s[:positions], min(LONGEST, most)
     pieces = [tokens_s[i : i + each] for i in range(0, len(tokens_s), each)]
     return [Passage(prompt=piece[:1], target=piece[1:]) for piece in pieces if len(piece) > 1]
@@ -174,7 +171,6 @@ class _Notes:
 
 @contextmanager
 def _noting(runtime: Any) -> Iterator[_Notes]:
-    """Note what a runtime is fed with."""
     notes = _Notes()
     for name in _NOTED:
         if (method := getattr(runtime, name, None)) is not None:

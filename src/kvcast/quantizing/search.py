@@ -35,9 +35,7 @@ class Level:
     """A precision of a matrix or of caches, compared with fp32 while all else is fp32.
 
     Attributes:
-        precision: as recipes call it.
         saving: as a share of what all take in fp32.
-        cost: the divergence.
 
     """
 
@@ -91,12 +89,8 @@ class Search:
     """A search among moves.
 
     Attributes:
-        start: the recipe without any move.
-        moves: the worthiest first.
-        budget: the largest share of flips.
         apply: returns a recipe with another precision of a target.
         measure: returns the share of flips of a recipe; each is measured once.
-        points: every recipe that was measured.
 
     """
 
@@ -177,7 +171,6 @@ class Timed:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Timed":
-        """Return what several turns took."""
         return cls(median=median(seconds), least=min(seconds), most=max(seconds))
 
 

@@ -41,8 +41,6 @@ class Difference:
     """How a precision's predictions differ from fp32's.
 
     Attributes:
-        flips: positions whose likeliest token is another one.
-        positions: that were compared.
         divergence: Kullback-Leibler divergence from fp32 over its 64 likeliest tokens, in nats,
             the mean of all positions.
 
@@ -54,7 +52,6 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """The flips as a share of all positions."""
         return self.flips / self.positions
 
 
@@ -72,10 +69,6 @@ class Trials:
 
     Attributes:
         choices: the precisions that a recipe may give to each matrix.
-        family: the model's.
-        passages: to compare on.
-        programs: the model's, by name.
-        machine: which runs them.
         packed: what programs read in place of their constants, in each precision of matrices.
 
     """
@@ -286,7 +279,6 @@ def _expected(logits_nv: Float32) -> _Expected:
 
 
 def _scores(logits_nv: Float32, tokens_nk: Int64) -> NDArray[np.float64]:
-    """Return log-probabilities among these tokens alone."""
     logits_nk = np.take_along_axis(logits_nv, tokens_nk, axis=-1).astype(np.float64)
     logits_nk = logits_nk - logits_nk.max(axis=-1, keepdims=True)
     sums_n1 = np.exp(logits_nk).sum(axis=-1, keepdims=True)

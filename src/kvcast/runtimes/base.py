@@ -27,8 +27,6 @@ Tokens: TypeAlias = Sequence[Int64] | Int64
 
 
 class TokenProbabilityQuery(NamedTuple):
-    """A request for the probabilities of tokens."""
-
     positions: Sequence[int]
     """[p]: offsets of the tokens that come before them, as in `RuntimeOf.decode`."""
     tokens_p: Int64
@@ -53,7 +51,6 @@ class InputStream(ABC):
     """An input whose sound is still arriving, in a slot of a cache.
 
     Attributes:
-        done: encoded positions that no later sound changes.
         held: positions in the slot: also those that `finish` gave, until more sound is heard.
 
     """

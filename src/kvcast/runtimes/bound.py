@@ -38,7 +38,6 @@ class StepArrays:
 
     @property
     def given(self) -> Sequence[NDArray[Any]]:
-        """The inputs of the call, but for caches."""
         return self.tokens_rs, self.lengths, self.offsets
 
 
@@ -47,7 +46,6 @@ class Chunk(NamedTuple):
 
     Attributes:
         calls: bound; in any order.
-        logits: filled by them.
         kept: whether the next such chunk has the same logits, so that they must be copied.
 
     """

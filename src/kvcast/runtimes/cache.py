@@ -43,7 +43,6 @@ class CacheHandle:
 
     @property
     def capacity(self) -> int:
-        """Longest sequence that a row can hold."""
         return self.history.capacity
 
     def revocable(self, row: int, kept: int, most: int) -> int:
@@ -56,7 +55,6 @@ class CacheHandle:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether rows are truncated to snapshots."""
         return self.memory.has_snapshots
 
     def reachable(self, row: int, most: int) -> int:
@@ -203,7 +201,6 @@ class CacheHandle:
         return [replace(run, slots=range(0)) for run in runs]
 
     def _fewest(self, rows: Sequence[int], new: Sequence[int]) -> int:
-        """Return the number of runs if places were ideal."""
         if not self.memory.slots.parts:
             return len(set(new))
         readers = Counter((self.reads[row], count) for row, count in zip(rows, new, strict=True))
@@ -262,7 +259,6 @@ class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
         """
 
     def slots(self, count: int) -> Slots:
-        """Return memory for encoded inputs."""
         return Slots(count, self.make)
 
     @override

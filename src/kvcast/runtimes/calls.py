@@ -21,7 +21,6 @@ class Run:
 
     @property
     def rows_each(self) -> int:
-        """Number of rows that read one input."""
         return len(self.places) // max(len(self.slots), 1)
 
     def split(self, size: int) -> Iterator["Run"]:
@@ -35,8 +34,6 @@ class Run:
 
 @dataclass
 class CallPlan:
-    """The calls that serve some rows."""
-
     rows: Sequence[int]
     is_step: bool  # one token per row, not of a prompt
     runs: list[Run]  # one for each call

@@ -33,7 +33,6 @@ class History:
     """How much rows hold.
 
     Attributes:
-        capacity: longest sequence.
         lengths: [rows], positions that each row has seen.
         shortest: [rows], the least length that each row can be cut to: rings have let go of what a
             shorter one would need.
@@ -49,7 +48,6 @@ class History:
 
     @classmethod
     def empty(cls, rows: int, capacity: int) -> Self:
-        """Describe a cache that holds nothing."""
         none = np.zeros(rows, np.int32)
         return cls(capacity, none, none, np.zeros((rows, rows), np.int32))
 

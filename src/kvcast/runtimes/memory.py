@@ -95,10 +95,8 @@ class Layer:
 
     Attributes:
         shape: of one row, with positions on axis 1.
-        dtype: as the runtime's arrays name it.
         ring: how positions leave it; None where they stay. A ring that has another number of slots
             for another capacity is a `TurningRing`.
-        has_snapshots: whether it is small enough for snapshots.
 
     """
 
@@ -247,10 +245,7 @@ class Memory:
 
     Attributes:
         cells: tensors of each layer in the program's order, each [rows, ., c, ...].
-        slots: the encoded inputs.
-        places: of each row.
         bound: views and bindings of these arrays; cleared when the arrays are replaced.
-        version: increases whenever rows change places.
         has_snapshots: whether rows can be truncated to snapshots; not where a ring holds keys and
             values of a long window.
 
@@ -306,7 +301,6 @@ class Memory:
 
     @property
     def has_rings(self) -> bool:
-        """Whether positions of a row may leave it."""
         return bool(self._rings)
 
     def shortest(self, reached: int) -> int:
@@ -319,7 +313,6 @@ class Memory:
         return Snapshot(length, self.shortest(length), [cell[[place]] for cell in self._turning])
 
     def restore(self, row: int, snapshot: Snapshot) -> None:
-        """Copy a snapshot back into a row."""
         place = self.places[row]
         for cell, kept in zip(self._turning, snapshot.cells, strict=True):
             cell[place] = kept[0]
@@ -329,12 +322,10 @@ class Memory:
         return [cell for cell, ring in zip(self.cells, self._is_ring, strict=True) if ring]
 
     def vacate(self, slots: Sequence[int]) -> None:
-        """Drop the encoded inputs in slots."""
         if self.slots.vacate(slots):
             self.bound.clear()
 
     def fill(self, slots: Sequence[int], parts: Sequence[Array]) -> None:
-        """Put encoded inputs into empty slots."""
         if self.slots.fill(slots, parts):
             self.bound.clear()
 
@@ -354,7 +345,6 @@ class Memory:
     def adopt(
         self, rows: Sequence[int], other: Self, parents: Sequence[int], lengths: Int32
     ) -> None:
-        """Copy rows of these lengths from another memory."""
         targets = [self.places[row] for row in rows]
         sources = [other.places[parent] for parent in parents]
         held = int(lengths.max(initial=0))

@@ -12,13 +12,7 @@ from kvcast.runtimes.history import check_sources
 
 
 class EmbeddingRuntime(CachedRuntime, PrefixRuntimeOf[CacheHandle]):
-    """The first call of an empty row is its source; subclasses run the programs.
-
-    Attributes:
-        width: of a vector.
-        max_positions: tokens of the longest source.
-
-    """
+    """The first call of an empty row is its source; subclasses run the programs."""
 
     width: int
     max_positions: int

@@ -92,13 +92,10 @@ def check_reference() -> None:
 
 
 def has_torch() -> bool:
-    """Tell whether PyTorch is installed."""
     return find_spec("torch") is not None
 
 
 class NativeReference(Reference):
-    """Executed by kvcast's own kernels."""
-
     def __init__(self, checkpoint: Checkpoint, instructions: str | None) -> None:
         from kvcast.runtimes.native.library import chosen_isa
         from kvcast.runtimes.native.opening import open_checkpoint

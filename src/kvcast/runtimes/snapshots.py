@@ -16,8 +16,6 @@ MOST_SNAPSHOTS = 4  # of a row
 
 @dataclass(frozen=True)
 class Snapshots:
-    """The snapshots of all rows."""
-
     kept: tuple[tuple[Snapshot, ...], ...]  # of each row, ascending by length
     # What rows were truncated to: restored before they go on.
     pending: Mapping[int, Snapshot] = field(default_factory=dict)
@@ -49,7 +47,6 @@ class Snapshots:
         return self._replace_kept(new)
 
     def reset(self, rows: Sequence[int]) -> Self:
-        """Drop all snapshots of rows."""
         return self._drop_pending(rows)._replace_kept(dict.fromkeys(rows, ()))
 
     def truncate(self, lengths: Mapping[int, int], shortest: Sequence[int]) -> Self:

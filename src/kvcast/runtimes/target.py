@@ -51,11 +51,8 @@ class LoweringJob:
     """A checkpoint to lower, and how.
 
     Attributes:
-        checkpoint: the model's dimensions and tensors.
         programs: gives the same programs, in fp32, each time, as PyTorch executes them. Whoever
             calls it needs PyTorch.
-        precision: the precision to lower them to.
-        build: options for compiling native code.
         special_tokens: tokens that start, steer and end a text, for callers that read only the
             graphs' files.
         on_phase: called with each phase of lowering as it begins.
@@ -73,20 +70,16 @@ class LoweringJob:
 
     @property
     def family(self) -> Family:
-        """The model's family."""
         return self.checkpoint.family
 
     @property
     def dimensions(self) -> Any:
-        """The dimensions of the model."""
         return self.checkpoint.dimensions
 
     def written(self) -> Mapping[str, Program]:
-        """Return the programs as their family writes them."""
         return self.family.write_programs(self.dimensions)
 
     def described(self) -> Mapping[str, ProgramSignature]:
-        """Return the programs' arguments and results."""
         return self.family.programs(self.dimensions)
 
     def constants(self) -> dict[str, NDArray[Any]]:
@@ -145,7 +138,6 @@ class Target(Protocol):
 
     Attributes:
         needs: modules that exporting imports, which the runtime's extra brings.
-        tools: packages whose versions the manifest records.
 
     """
 
@@ -189,7 +181,6 @@ class Target(Protocol):
         """Import the classes that open bundles; return them by the interface of a family."""
 
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
-        """Open a bundle whose checksums have been verified."""
         return self.runtimes()[family_of(family).interface](folder, manifest, threads)
 
     def read_stored(

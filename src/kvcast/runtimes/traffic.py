@@ -55,8 +55,6 @@ class CallSizes:
 
     Attributes:
         rows: rows of the call, each with an encoded input of its own.
-        length: positions before the call.
-        new: tokens of each row.
         source: positions of an encoded input; None: as many as is usual.
 
     """
@@ -89,13 +87,8 @@ class CacheTraffic:
     """What a call does to one tensor of a cache.
 
     Attributes:
-        name: the program's name for it.
         kind: of its layer, as in `CacheLayers`.
-        how: COPIED, IN_PLACE, REWRITTEN, FILLED or READ.
-        read: bytes.
-        written: bytes.
         copied: bytes of whole copies, which `read` and `written` include.
-        by: operators that read or write it.
 
     """
 
@@ -119,30 +112,24 @@ class LayerTraffic:
 
     @property
     def read(self) -> int:
-        """Bytes of caches read."""
         return sum(cache.read for cache in self.caches)
 
     @property
     def written(self) -> int:
-        """Bytes of caches written."""
         return sum(cache.written for cache in self.caches)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramTraffic:
-    """What a call of a program does."""
-
     name: str
     layers: tuple[LayerTraffic, ...]
 
     @property
     def weights(self) -> int:
-        """Bytes of weights read."""
         return sum(layer.weights for layer in self.layers)
 
     @property
     def caches(self) -> tuple[CacheTraffic, ...]:
-        """The caches of all layers."""
         return tuple(cache for layer in self.layers for cache in layer.caches)
 
 
@@ -192,7 +179,6 @@ class _Cache:
     by: dict[str, None] = field(default_factory=dict)
 
     def traffic(self, name: str, kind: str, *, filled: bool) -> CacheTraffic:
-        """Return what was counted."""
         if filled:
             how = FILLED
         elif kind in FIXED_SIZE and (self.copied or self.written >= self.size):
@@ -288,7 +274,6 @@ class Tally:
         cache.by[by] = None
 
     def traffic(self) -> ProgramTraffic:
-        """Return what was counted."""
         for name, cache in self._elsewhere.items():
             self._numbered(name).caches[name] = cache
         return ProgramTraffic(

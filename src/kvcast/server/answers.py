@@ -59,7 +59,6 @@ class CalledTool:
 
     @property
     def document(self) -> dict[str, Any]:
-        """As chat completions have it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -156,7 +155,6 @@ class Answer(ABC):
         """Return the last events."""
 
     def failed(self, error: ApiError) -> str:
-        """Return the event of a failure."""
         return event(error.document)
 
     async def send(
@@ -208,7 +206,6 @@ class Answer(ABC):
 
 
 def head(prefix: str, kind: str, served: Served) -> dict[str, Any]:
-    """Return the fields with which OpenAI's answers begin."""
     return {
         "id": f"{prefix}-{secrets.token_hex(14)}",
         "object": kind,

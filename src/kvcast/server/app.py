@@ -145,7 +145,6 @@ def _as_api_error(error: Exception, cause: BaseException | None) -> ApiError:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Return the first thing that is wrong with a body."""
     first = error.errors()[0]
     parts = (str(part) for part in first["loc"][1:])
     place = ".".join(part for part in parts if part not in KINDS and part != "[key]")
@@ -164,7 +163,6 @@ def _add_writing(app: FastAPI, state: State) -> None:
 
     @routes.post("/v1/completions", tags=["texts"], responses=_ERRORS)
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
-        """Continue a prompt, or several."""
         await state.enter(request, body)
         return await completions(state, request, body)
 
@@ -176,13 +174,11 @@ def _add_writing(app: FastAPI, state: State) -> None:
 
     @routes.post(MESSAGES, tags=["texts"], responses=_ERRORS)
     async def create_message(request: Request, body: MessagesRequest) -> Response:
-        """Answer a conversation, as Anthropic's interface has it."""
         await state.enter(request, body)
         return await messages(state, request, body)
 
     @routes.post(f"{MESSAGES}/count_tokens", tags=["texts"], responses=_ERRORS)
     async def count_message_tokens(body: CountTokensRequest) -> Response:
-        """Count the tokens of a conversation, tools included."""
         await state.load(body.model)
         return await count_tokens(state, body)
 
@@ -194,7 +190,6 @@ def _add_writing(app: FastAPI, state: State) -> None:
 
     @routes.post("/v1/embeddings", tags=["texts"], responses=_ERRORS)
     async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
-        """Return the vectors of texts, by UniLM models."""
         await state.enter(request, body)
         return await embeddings(state, request, body)
 
@@ -209,13 +204,11 @@ def _add_speech(app: FastAPI, state: State) -> None:
     async def create_transcription(
         request: Request, form: Annotated[TranscriptionForm, _FORM]
     ) -> Response:
-        """Turn a recording into text."""
         await state.enter(request, form)
         return await speech(state, recordings, request, form, "transcribe")
 
     @routes.post("/v1/audio/translations", tags=["speech"], responses=_ERRORS)
     async def create_translation(request: Request, form: Annotated[SpeechForm, _FORM]) -> Response:
-        """Turn a recording into English text."""
         await state.enter(request, form)
         return await speech(state, recordings, request, form, "translate")
 
@@ -226,12 +219,10 @@ def _add_speech(app: FastAPI, state: State) -> None:
 def _add_models(app: FastAPI, state: State) -> None:
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> dict[str, Any]:
-        """List the models."""
         return {"object": "list", "data": state.models.documents}
 
     @app.get("/v1/models/{model:path}", tags=["models"], responses=_ERRORS)
     async def retrieve_model(model: str) -> dict[str, Any]:
-        """Describe a model."""
         return state.models.document(model)
 
     @app.post("/v1/models/load", tags=["models"], responses=_ERRORS)
@@ -260,13 +251,11 @@ def _add_status(app: FastAPI, state: State, draining: Callable[[], bool]) -> Non
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", tags=["status"], responses={503: {"description": "The server stops."}})
     async def ready() -> Response:
-        """Whether new requests are taken."""
         status = "stopping" if draining() else "ready" if state.models.alive else "failed"
         return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
     @app.get("/metrics", tags=["status"])
     async def metrics() -> Response:
-        """Return metrics in Prometheus's format."""
         return Response(state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/engine", tags=["status"])

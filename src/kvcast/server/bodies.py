@@ -62,7 +62,6 @@ class _JsonRequest(Request):
             raise ApiError(400, f"the body {error}") from None
 
     def forget(self) -> None:
-        """Let go of the body."""
         if self._spooled is not None:
             self._spooled.close()
 
@@ -241,7 +240,6 @@ def encoded(document: Any) -> str:
 
 
 def pieces(document: Any) -> Iterator[str]:
-    """Yield the parts of a document's JSON."""
     if count_of(document) <= _AT_ONCE:
         yield _encode(document)
     elif isinstance(document, dict):

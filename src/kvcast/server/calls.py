@@ -42,8 +42,6 @@ _RECORDINGS = 2
 
 
 class Calls:
-    """Hands requests to engines."""
-
     def __init__(self, timeout: float) -> None:
         """Take the seconds that a request may take, once its body is there."""
         self._timeout = timeout

@@ -43,7 +43,6 @@ from kvcast.text.texts import TextGeneration
 
 
 async def chat_completions(state: State, request: Request, body: ChatRequest) -> Response:
-    """Answer a conversation."""
     served = state.models.of_kind(body.model, NOT_WRITING)
     check_converses(served, body.tools, body.tool_choice)
     state.check_texts(served, body.n)
@@ -71,7 +70,6 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
 
 
 async def completions(state: State, request: Request, body: CompletionRequest) -> Response:
-    """Continue a prompt, or several."""
     served = state.models.of_kind(body.model, NOT_WRITING)
     state.check_texts(served, body.n)
     state.check_texts(served, body.best_of, "best_of")
@@ -212,7 +210,6 @@ class _CompletionAnswer(_OpenAIAnswer):
 
 
 def _offsets(tokenizer: Any, tokens: Sequence[int], before: int) -> list[int]:
-    """Return each token's offset in the text, in characters."""
     whole = codecs.getincrementaldecoder("utf-8")(errors="ignore")
     lengths = [len(whole.decode(spelling(tokenizer, token).spelled)) for token in tokens]
     return [*accumulate(lengths[:-1], initial=before)][: len(tokens)]

@@ -24,9 +24,6 @@ class ApiError(Exception):
     """A request that is refused.
 
     Attributes:
-        status: of HTTP.
-        message: one line for the client.
-        kind: OpenAI's type of the error.
         code: OpenAI's code, or None.
         param: the field at fault, or None.
 
@@ -50,7 +47,6 @@ class ApiError(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The body of the answer."""
         return {
             "error": {
                 "message": self.message,
@@ -62,7 +58,6 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of the answer, besides its type."""
         if self.status in {429, 503}:
             return {"retry-after": str(RETRY_SECONDS)}
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
@@ -167,7 +162,6 @@ def url_too_long() -> ApiError:
 
 
 def headers_too_large() -> ApiError:
-    """Return the refusal of large headers."""
     return ApiError(
         431, f"the headers are larger than {MOST_HEADERS >> 10} KiB", code="headers_too_large"
     )

@@ -62,8 +62,6 @@ class _RunningRequest:
 
 
 class Guard:
-    """Lets requests in, or answers them itself."""
-
     def __init__(
         self,
         app: ASGIApp,
@@ -127,7 +125,6 @@ class Guard:
             self._length(scope, running)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let in a WebSocket, or answer that it is refused."""
         running = _RunningRequest()
 
         async def sending(message: Message) -> None:
@@ -310,13 +307,7 @@ def _check_head(scope: Scope) -> None:
 
 
 class _Body:
-    """A body that must not be too large, must keep coming, and must end.
-
-    Attributes:
-        whole: whether all of it came.
-        answered: bytes of the answer so far.
-
-    """
+    """A body that must not be too large, must keep coming, and must end."""
 
     def __init__(
         self, receive: Receive, most: int, seconds: float, scope: Scope, bodies: "Bodies"

@@ -35,7 +35,6 @@ _THOUGHT = frozenset({"thinking", "redacted_thinking"})
 
 
 async def messages(state: State, request: Request, body: MessagesRequest) -> Response:
-    """Answer a conversation."""
     served, tools, prompt = await _asked_beside(state, body)
     counted = MadePrompt(prompt)
     options = keywords(body, served, body.max_tokens) | {"n": 1} | _thinking(body)
@@ -49,7 +48,6 @@ async def messages(state: State, request: Request, body: MessagesRequest) -> Res
 
 
 async def count_tokens(state: State, body: CountTokensRequest) -> Response:
-    """Count the tokens of a conversation, tools included."""
     _, _, prompt = await _asked_beside(state, body)
     counted = MadePrompt(prompt)
     await state.calls.in_thread(counted)

@@ -27,8 +27,6 @@ _LOG = logging.getLogger("kvcast.server")
 
 
 class RequestLog:
-    """Writes a line for each request."""
-
     def __init__(self, *, with_content: bool) -> None:
         self._with_content = with_content
 
@@ -100,7 +98,6 @@ def _plain(value: object) -> str:
 
 
 def note(message: str) -> None:
-    """Log a message that is no request."""
     _LOG.info(message)
 
 
@@ -153,8 +150,6 @@ _COUNTERS = {
 
 
 class _Engines(Collector):
-    """Asks engines for their status when the metrics are read."""
-
     def __init__(self, models: Models) -> None:
         self._models = models
 
@@ -187,8 +182,6 @@ def _filled(family: Any, statuses: list[tuple[str, Status]], value: Any) -> Any:
 
 
 class Metrics:
-    """Counts requests, and measures how long texts take."""
-
     def __init__(self, models: Models) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Engines(models))
@@ -260,7 +253,6 @@ class Metrics:
             self._errors.labels(kind).inc()
 
     def text(self) -> bytes:
-        """Return everything in Prometheus's text format."""
         return generate_latest(self.registry)
 
 

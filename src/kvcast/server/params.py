@@ -108,7 +108,6 @@ class ServeParams(EngineParams):
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Origins of pages that may use the server."""
         return _several(self.cors_origin)
 
     @property

@@ -157,11 +157,7 @@ class PromptLimit:
     """How long a prompt may be.
 
     Attributes:
-        served: the model.
-        longest: as many tokens as it takes.
         most: as many as this server takes; None for no other limit.
-        label: names the prompt in errors.
-        param: the field that has it.
 
     """
 
@@ -231,7 +227,6 @@ class Tools:
         offered: the tools that the model may call, as OpenAI's chat completions describe them.
         form: how the model writes calls; None without tools.
         shape: keywords that hold the text to a form, if it must be a call, or answers have a form.
-        parallel: whether it may call several.
 
     """
 
@@ -241,7 +236,6 @@ class Tools:
     parallel: bool = True
 
     def parser(self) -> TextParser | None:
-        """Return a parser of calls in one text."""
         return None if self.form is None else self.form.parser(list(map(_name, self.offered)))
 
 

@@ -41,7 +41,6 @@ def _within(bounds: Bounds, kind: type, *, least: float | None = None, most: flo
 
 
 def _number(name: str, *, least: float | None = None, most: float | None = None) -> Any:
-    """Return the bounds of an option, a number."""
     option = _OPTIONS[name]
     if not isinstance(option.option.check, Bounds):
         raise TypeError(f"{name} is no number within bounds")
@@ -124,14 +123,10 @@ class Body(BaseModel):
 
 
 class ModelRequest(BaseModel):
-    """A model to load or unload."""
-
     model: str = Field(description="a model's name, as GET /v1/models lists it")
 
 
 class Sampled(Body):
-    """How texts are sampled."""
-
     temperature: Annotated[float, _number("temperature", most=2)] | None = None
     top_p: Annotated[float, _number("top_p")] | None = None
     top_k: Annotated[int, _number("top_k", most=2**31 - 1)] | None = None
@@ -161,14 +156,10 @@ class Sampled(Body):
 
 
 class StreamOptions(BaseModel):
-    """Further contents of a stream."""
-
     include_usage: bool | None = None
 
 
 class JsonSchema(BaseModel):
-    """A schema that the text must meet."""
-
     name: str = ""
     description: str | None = None
     schema_: Annotated[_Object | None, Field(alias="schema")] = None
@@ -176,15 +167,11 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """The format of the text."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class Shaped(Sampled):
-    """Texts that may have to have a form."""
-
     response_format: ResponseFormat | None = None
     regex: Annotated[str, _text("regex", most=10_000)] | None = None
 
@@ -247,8 +234,6 @@ class Text2TextRequest(Sampled):
 
 
 class EmbeddingsRequest(Body):
-    """OpenAI's embeddings."""
-
     input: Annotated[
         Annotated[str, Tag(_TEXT)]
         | Annotated[_Tokens, Tag(_TOKENS)]
@@ -263,8 +248,6 @@ class EmbeddingsRequest(Body):
 
 
 class TextFormat(BaseModel):
-    """The format of a response's text."""
-
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = ""
     schema_: Annotated[_Object | None, Field(alias="schema")] = None
@@ -272,8 +255,6 @@ class TextFormat(BaseModel):
 
 
 class TextOptions(BaseModel):
-    """The form of a response's text."""
-
     format: TextFormat | None = None
 
 

@@ -37,7 +37,6 @@ _INCLUDED = {_LOGPROBS, "reasoning.encrypted_content"}
 
 
 async def responses(state: State, request: Request, body: ResponsesRequest) -> Response:
-    """Answer an input."""
     served = state.models.of_kind(body.model, NOT_WRITING)
     for name in _STORED:
         if getattr(body, name):

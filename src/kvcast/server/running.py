@@ -138,7 +138,6 @@ def _unavailable(host: str, port: int, reason: str | None) -> InputOutputError:
 
 
 def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
-    """Return how an application is served."""
     return uvicorn.Config(
         app,
         http=protocol(params),

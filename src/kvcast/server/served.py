@@ -25,8 +25,6 @@ class Served:
     """A model under a name.
 
     Attributes:
-        name: by which clients ask for it.
-        engine: runs it.
         kind: "speech", "chat" (it has a chat template), "completion" or "text2text".
         created: when it was opened, in seconds since 1970.
 
@@ -44,7 +42,6 @@ class Served:
 
     @property
     def embeds(self) -> bool:
-        """Whether it gives embeddings."""
         return hasattr(self.model, "embed")
 
     @property
@@ -119,7 +116,6 @@ class _Unloaded:
 
     Attributes:
         served: by its names, with their entries of a list.
-        opener: opens it again.
 
     """
 
@@ -232,7 +228,6 @@ class Models:
 
     @property
     def documents(self) -> list[dict[str, Any]]:
-        """The entries of all models, in order."""
         return [self.document(name) for name in self._names]
 
     def document(self, name: str) -> dict[str, Any]:
@@ -261,12 +256,10 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        """All names, in order."""
         return list(self._names)
 
     @property
     def alive(self) -> bool:
-        """Whether all engines take requests."""
         return all(engine.alive for engine in self.engines)
 
     @property

@@ -91,8 +91,6 @@ class Recordings:
 
 
 class UploadedRecording:
-    """A recording, as samples in memory."""
-
     audio: ArrayAudio
 
     def __init__(self, room: Recordings) -> None:
@@ -100,7 +98,6 @@ class UploadedRecording:
         self._room = room
 
     def take(self, samples: int) -> None:
-        """Make room for more samples."""
         self._room.take(samples)
         self.length += samples
 
@@ -174,8 +171,6 @@ class SpeechForm(BaseModel):
 
 
 class TranscriptionForm(SpeechForm):
-    """Of transcriptions."""
-
     language: str | None = None
     timestamp_granularities: Annotated[
         list[Granularity], Field(alias="timestamp_granularities[]", default_factory=list)
@@ -282,7 +277,6 @@ class _TranscriptAnswer:
         self._begun = False
 
     def whole(self, transcript: Transcript) -> Response:
-        """Return the answer that has everything."""
         match self._form.response_format:
             case "text":
                 return PlainTextResponse(_text(transcript.segments) + "\n")
@@ -297,7 +291,6 @@ class _TranscriptAnswer:
         return JSONResponse({"text": _text(transcript.segments), "usage": _usage(transcript)})
 
     def events(self, segment: Segment) -> list[str]:
-        """Return the events of a segment."""
         text = segment.text if self._begun else segment.text.lstrip()
         self._begun = self._begun or bool(text)
         events = []
@@ -307,7 +300,6 @@ class _TranscriptAnswer:
         return [*events, event({"type": "transcript.text.delta", "delta": text})]
 
     def ended(self, transcript: Transcript) -> list[str]:
-        """Return the last event."""
         document = {
             "type": "transcript.text.done",
             "text": _text(transcript.segments),

@@ -98,7 +98,6 @@ class _SourceAnswer(Answer):
 
 
 async def embeddings(state: State, request: Request, body: EmbeddingsRequest) -> Response:
-    """Return the vectors of texts."""
     served = state.models.named(body.model)
     if not served.embeds:
         raise ApiError(400, f"the model {body.model!r} gives no embeddings", param="model")

@@ -28,7 +28,6 @@ class Rotary:
     Attributes:
         base: the slowest pair turns by base ** -(1 - 2 / head_dim) radians per position.
         scaling: one of SCALINGS, which decides on the attributes below.
-        factor: how many times longer than in training.
         low_frequency: "llama3": pairs with fewer turns over `trained_positions` are scaled fully;
             "yarn": its beta_slow.
         high_frequency: "llama3": pairs with more turns are not scaled; "yarn": its beta_fast.

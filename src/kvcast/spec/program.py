@@ -94,7 +94,6 @@ class Program:
         return kept[::-1]
 
     def write(self, path: Path) -> None:
-        """Write a file."""
         fields = {
             "version": _VERSION,
             "inputs": list(self.inputs),
@@ -229,8 +228,6 @@ class SharedAttention(NamedTuple, Generic[T]):
         offsets: int64 [a], the new positions that queries are of, of every row.
         scale: as of `SelfAttention`, and so are the others.
         window: positions that a query sees; 0: all.
-        softcap: of the scaled products.
-        cosines: for rotary embeddings of queries.
         sines: like `cosines`.
         sinks: [h].
 
@@ -255,10 +252,6 @@ class ProgramWriter:
     Each method adds an operation and returns its result. Matrices, norms and tables are named by
     their module in the checkpoint, without `.weight` and `.bias`. Steps' names are numbered, from
     `first` on.
-
-    Attributes:
-        steps: in order.
-
     """
 
     def __init__(self, inputs: Sequence[str], first: int = 0) -> None:
@@ -267,13 +260,11 @@ class ProgramWriter:
         self.steps: list[Step] = []
 
     def step(self, operation: str, *arguments: Any, **keywords: Any) -> Node:
-        """Add any operation."""
         node = Node(f"{operation}_{self._first + len(self.steps)}")
         self.steps.append(Step(node.name, operation, list(arguments), keywords))
         return node
 
     def program(self, **outputs: Node) -> Program:
-        """Return the program that gives these results."""
         names = {name: node.name for name, node in outputs.items()}
         return Program(inputs=self._inputs, outputs=names, steps=self.steps)
 
@@ -328,17 +319,14 @@ class ProgramWriter:
         return self.step("embedding", Constant(table), ids)
 
     def chunk(self, x: Node, count: int) -> list[Node]:
-        """Parts of the last axis, equally wide."""
         whole = self.step("chunk", x, count, -1)
         return [self.step("getitem", whole, i) for i in range(count)]
 
     def split(self, x: Node, widths: Sequence[int]) -> list[Node]:
-        """Parts of the last axis, of these widths."""
         whole = self.step("split", x, list(widths), -1)
         return [self.step("getitem", whole, i) for i in range(len(widths))]
 
     def size(self, x: Node, axis: int) -> Node:
-        """Return the size of an axis, a number."""
         return self.step("size", x, axis)
 
     def self_attention(self, call: SelfAttention[Any]) -> Node:

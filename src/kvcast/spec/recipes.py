@@ -34,11 +34,9 @@ class Recipe:
     """A choice of precisions for one model.
 
     Attributes:
-        model: the model's name, as it was given.
         sha256: of its files, and of adapters that are merged into it.
         matrices: "fp32", "int8" or "int4" of each, by the names that programs have.
         self_cache: "fp32", "fp16" or "int8", of caches that tokens are appended to.
-        cross_cache: likewise, of those that an encoder fills.
         measured: numbers and words on how it was found; nothing depends on them.
 
     """
@@ -66,7 +64,6 @@ class Recipe:
         }
 
     def text(self) -> str:
-        """Return the text of a file."""
         return json.dumps(self.fields(), indent=1, ensure_ascii=False) + "\n"
 
     @classmethod

@@ -42,7 +42,6 @@ EMPTY = -1
 
 
 def slots(positions: Positions, capacity: int) -> Positions:
-    """Return the slot of each position."""
     return positions % capacity
 
 

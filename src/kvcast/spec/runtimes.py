@@ -69,7 +69,6 @@ class RuntimeInfo:
     """One runtime.
 
     Attributes:
-        title: its name in sentences.
         summary: what sets it apart, in a few words.
         extra: the extra to install for exporting and opening models, as in `kvcast[extra]`; None:
             nothing to install would help.
@@ -82,10 +81,7 @@ class RuntimeInfo:
         recipes: whether each matrix may have a precision of its own.
         compiles: whether exporting compiles native code, so that build options apply.
         package: the file of its bundles that can contain native code; empty if none can.
-        quantize: quantisation schemes for weight matrices.
-        default_quantize: the default scheme.
         dtypes: dtypes of everything that is not quantised; the first is the default with "none".
-        quantized_dtype: the default dtype if matrices are quantised.
         caches: dtypes of self caches, the default first; empty if they follow `dtypes`.
         quantized_cache: the default dtype of caches if matrices are quantised; empty: the same.
         other_layers: whether layers may be other than attention, such as convolutions, or have
@@ -116,7 +112,6 @@ class RuntimeInfo:
 
     @property
     def exports(self) -> bool:
-        """Whether models are exported to bundles for it."""
         return bool(self.target)
 
     @property
@@ -169,7 +164,6 @@ class RuntimeInfo:
         return precision
 
     def offers(self, request: PrecisionRequest) -> bool:
-        """Return whether the runtime has the requested precision."""
         try:
             self.choose_precision(request)
         except UsageError:

@@ -36,7 +36,6 @@ class CodedMatrix:
         return self.codes.shape
 
     def numbers(self) -> NDArray[np.float32]:
-        """Return the numbers of the codes."""
         inside = self.codes.reshape(*self.scales.shape, BLOCK).astype(np.float32)
         numbers = inside * self.scales[..., None].astype(np.float32)
         if self.least is not None:
@@ -140,7 +139,6 @@ class FileRows:
     Attributes:
         addresses: int64 [rows].
         encodings: int32 [rows], of `Encoding`.
-        width: numbers of a row.
         owners: arrays in whose memory the rows lie, which this keeps alive.
 
     """
@@ -185,7 +183,6 @@ class FileRows:
         return self.part(move(np.arange(len(self))))
 
     def part(self, index: Any) -> Self:
-        """Return some of the rows."""
         return type(self)(
             addresses=np.ascontiguousarray(self.addresses[index]),
             encodings=np.ascontiguousarray(self.encodings[index]),
@@ -220,12 +217,10 @@ class FileRows:
                 mapped.madvise(mmap.MADV_DONTNEED, first, size)
 
     def runs(self) -> list[slice]:
-        """Return the runs of rows of one encoding."""
         ends = [*(np.flatnonzero(np.diff(self.encodings)) + 1).tolist(), len(self)]
         return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
     def kinds(self) -> set[Encoding]:
-        """Return the encodings that there are."""
         # `np.unique` imports masked arrays.
         return set(map(Encoding, np.flatnonzero(np.bincount(self.encodings)).tolist()))
 

@@ -12,8 +12,6 @@ from kvcast.speech.languages import LANGUAGES
 
 
 class LanguageSource(StrEnum):
-    """How a model knows the language of speech."""
-
     DETECTED = "detected"
     """It tells the language, unless it is told."""
     HEARD = "heard"
@@ -29,11 +27,8 @@ class Abilities:
     """What a model can do.
 
     Attributes:
-        languages: their names, by code.
-        language: how it knows which one is spoken.
         hints: whether it reads names and terms before the speech.
         translates: whether it can write English of other languages.
-        words: whether it tells when words are said.
         live: whether it hears sound that is still arriving.
 
     """
@@ -47,7 +42,6 @@ class Abilities:
 
     @property
     def follows_languages(self) -> bool:
-        """Whether the language may change in a recording."""
         heard = self.language in (LanguageSource.DETECTED, LanguageSource.HEARD)
         return heard and len(self.languages) > 1
 

@@ -198,8 +198,6 @@ RECOGNITIONS: Mapping[str, Callable[[TextTokenizer, Any, int], Recognition]] = {
 
 
 class AudioDecoderModel(SpeechModel):
-    """A decoder that hears."""
-
     def __init__(
         self,
         runtime: EncoderDecoder,

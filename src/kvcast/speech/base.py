@@ -33,8 +33,6 @@ Answer: TypeAlias = Callable[[Policy[Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How the recordings of one call are decoded."""
-
     params: TranscribeParams
     plan: Callable[[], Plan[Any]]  # makes one for each recording
     widths: Sequence[int]  # rows of a window in each attempt
@@ -43,8 +41,6 @@ class Decoding:
 
 
 class TranscriptionModel(ABC):
-    """A model that transcribes."""
-
     task: ClassVar[Literal["transcribe"]] = "transcribe"
     runtime: EncoderDecoder
     dimensions: Any
@@ -56,12 +52,10 @@ class TranscriptionModel(ABC):
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Codes of the languages that it knows."""
         return tuple(self.abilities.languages)
 
     @property
     def is_multilingual(self) -> bool:
-        """Whether it knows languages besides English."""
         return self.languages != ("en",)
 
     def detect_language(self, *_: Any, **__: Any) -> Any:

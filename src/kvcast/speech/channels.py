@@ -116,7 +116,6 @@ class ChannelTranscription(Iterator[Segment]):
 
     @override
     def __next__(self) -> Segment:
-        """Decode as far as the next segment takes."""
         if self._segments is None:
             self.open()
         assert self._segments is not None
@@ -128,7 +127,6 @@ class ChannelTranscription(Iterator[Segment]):
         return replace(segment, id=self._taken - 1, words=words)
 
     def close(self) -> None:
-        """Stop, and release the recording."""
         self._close.close()
 
     def __enter__(self) -> Self:

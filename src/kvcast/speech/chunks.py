@@ -35,13 +35,7 @@ class ChunkOptions:
     """How chunks are decoded.
 
     Attributes:
-        recognition: the model's.
-        hints: about the speech.
         strategy: makes a search; takes a number that separates chunks' random numbers.
-        temperature: as segments tell it.
-        room: most tokens of a text.
-        positions: of the longest sequence, prompt and text.
-        params: other options.
 
     """
 
@@ -68,8 +62,6 @@ class EndsAsOne(LogitsProcessor):
 
 
 class Chunk(RecordingPart):
-    """A chunk, which is one request."""
-
     def __init__(
         self,
         options: ChunkOptions,

@@ -30,8 +30,6 @@ from kvcast.transcripts.segments import Word
 
 
 class TransducerSizes(Protocol):
-    """The dimensions that determine what follows from logits."""
-
     @property
     def tokens(self) -> int:
         """Number of tokens; logits of durations follow theirs."""
@@ -55,15 +53,7 @@ class TransducerSizes(Protocol):
 
 @dataclass(frozen=True)
 class Emission:
-    """A token, and the positions that it was heard at.
-
-    Attributes:
-        token: not blank.
-        first: its first position.
-        end: the one after its last.
-        logprob: its log-probability, among tokens.
-
-    """
+    """A token, and the positions that it was heard at."""
 
     token: int
     first: int
@@ -72,12 +62,7 @@ class Emission:
 
 
 class TransducerRequest(Request):
-    """Writes the tokens of a sound, the likeliest of each step.
-
-    Attributes:
-        emissions: so far.
-
-    """
+    """Writes the tokens of a sound, the likeliest of each step."""
 
     def __init__(self, sound: Input, sizes: TransducerSizes) -> None:
         self._sizes, self._positions = sizes, sound.positions
@@ -110,7 +95,6 @@ class TransducerRequest(Request):
         return Continuations([0], [0], [token + sizes.tokens * self._position])
 
     def _taken(self, token: int, of_durations: Float32) -> int:
-        """Return how many positions a token takes."""
         sizes, is_blank = self._sizes, token == self._sizes.blank
         if not sizes.prediction_layers:
             return 1

@@ -28,10 +28,7 @@ class GrowingSizes:
     """Sizes of a model that encodes sound as it comes.
 
     Attributes:
-        samples: of a position.
         ahead: positions after its own that an encoded position depends on.
-        positions: of the longest sound.
-        tokens: of the longest text, with the start.
 
     """
 
@@ -42,12 +39,7 @@ class GrowingSizes:
 
 
 class GrowingText:
-    """One utterance.
-
-    Attributes:
-        settled: tokens that stay as they are.
-
-    """
+    """One utterance."""
 
     def __init__(
         self,
@@ -65,7 +57,6 @@ class GrowingText:
         self.begin()
 
     def begin(self) -> None:
-        """Begin another utterance."""
         self._waiting = np.empty(0, np.float32)
         self._samples = 0
         self.settled: list[int] = []
@@ -75,7 +66,6 @@ class GrowingText:
 
     @property
     def room(self) -> int:
-        """Samples that it can still hear."""
         # The rest of a position may follow, as one more.
         return (self._sizes.positions - 1) * self._sizes.samples - self._samples
 
@@ -272,7 +262,6 @@ class GrowingWindow(Utterances):
 
 
 def _agreed(hypotheses: Sequence[Sequence[int]]) -> int:
-    """Return the number of tokens with which all hypotheses begin."""
     count = 0
     for first, *others in zip(*hypotheses, strict=False):
         if any(other != first for other in others):

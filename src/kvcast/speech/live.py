@@ -36,7 +36,6 @@ class LiveSegment:
         id: counts from 0.
         start, end: seconds from the beginning of the sound.
         text: as decoded; usually starts with a space.
-        tokens: ids of the text.
         delay: seconds from the arrival of a word's end to its being settled; the mean of its words.
 
     """
@@ -74,7 +73,6 @@ class Delays:
     """Delays of settled words, in buckets, so that a day takes no more memory than a minute.
 
     Attributes:
-        count: words.
         longest: seconds.
 
     """
@@ -88,7 +86,6 @@ class Delays:
         self._counts = np.zeros(self._BUCKETS, np.int64)
 
     def add(self, seconds: float) -> None:
-        """Count a word."""
         self.count += 1
         self.longest = max(self.longest, seconds)
         self._counts[min(int(seconds / self._STEP), self._BUCKETS - 1)] += 1
@@ -244,19 +241,13 @@ class LiveTranscription:
 
 
 class _Arrivals:
-    """Arrival times of sound, as far back as a line may begin.
-
-    Attributes:
-        samples: number of samples that have arrived.
-
-    """
+    """Arrival times of sound, as far back as a line may begin."""
 
     def __init__(self) -> None:
         self.samples = 0
         self._times: deque[tuple[int, float]] = deque()
 
     def add(self, samples: int, time: float) -> None:
-        """Note the arrival of so many more samples."""
         self.samples += samples
         self._times.append((self.samples, time))
         while self._times[0][0] < self.samples - _REMEMBERED:
@@ -269,8 +260,6 @@ class _Arrivals:
 
 
 class _Lines:
-    """Collects settled words into lines."""
-
     def __init__(self, arrivals: _Arrivals, delays: Delays) -> None:
         self._arrivals = arrivals
         self._delays = delays
@@ -284,7 +273,6 @@ class _Lines:
         return self._start + _LONGEST_LINE if self._words else np.inf
 
     def add(self, word: Settled, now: float) -> None:
-        """Add a word that is settled now."""
         self._words.append((word, now))
 
     def close(self, end: float) -> LiveSegment | None:

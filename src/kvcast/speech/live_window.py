@@ -16,7 +16,6 @@ class Settled:
 
     Attributes:
         text: with its space; empty if only times were settled.
-        tokens: of the text.
         ended: when the segment before it ended, if one did.
         started: when its own segment starts, if it is the first word.
         spoken: when it ends, as far as that is known.

@@ -91,8 +91,6 @@ class MoonshineRecognition(Recognition):
 
 
 class MoonshineModel(SpeechModel):
-    """A Moonshine, over samples or over frames."""
-
     def __init__(
         self,
         runtime: EncoderDecoder,

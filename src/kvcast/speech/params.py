@@ -289,12 +289,10 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         return tuple(zip_longest(bounds[::2], bounds[1::2]))
 
     def unclipped(self) -> Self:
-        """Return these options for the whole recording."""
         return replace(self, clip_start=0.0, clip_end=None, clip_timestamps=None)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """Temperatures to try, in order."""
         given = self.temperature
         return (given,) if isinstance(given, int | float) else tuple(given)
 
@@ -311,8 +309,6 @@ _OF_RECORDINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LiveParams(TranscribeParams):
-    """How sound that is still arriving is transcribed."""
-
     step: float | None = LIVE(
         None,
         least=0.03,

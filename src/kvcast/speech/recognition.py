@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """What users tell of the speech.
-
-    Attributes:
-        language: code of its language.
-        context: text that names and terms are in.
-        translates: whether the text is to be English.
-
-    """
+    """What users tell of the speech."""
 
     language: str | None = None
     context: str = ""
@@ -43,10 +36,8 @@ class Recognized:
     """The text of a chunk.
 
     Attributes:
-        text: without surrounding space.
         language: code of the language, if the model or the user told it.
         words: with times in seconds from the chunk's start, from models that give them.
-        counts: tokens of each word.
 
     """
 
@@ -69,11 +60,9 @@ class Recognition(ABC):
     """How a model hears.
 
     Attributes:
-        abilities: languages, and what else it can do.
         refused: names of options of `kvcast.speech.model.TAKEN` that it does not take.
         paced: whether text and sound advance together, so that `tokens_of` is exact.
         longest: frames of 10 ms in a chunk, at most.
-        most_positions: of an encoded chunk.
         most_tokens: of the longest chunk's text, unless the user says otherwise.
         ends: tokens that end a text, one or more.
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Recording(Protocol):
-    """A recording that was opened."""
-
     @property
     def content_frames(self) -> int:
         """Frames of sound."""

@@ -33,8 +33,6 @@ class Candidate:
 
 
 class Search(Protocol):
-    """One request's search."""
-
     @property
     def written_rn(self) -> Int64:
         """[rows, n]: the tokens of each live row."""
@@ -47,8 +45,6 @@ class Search(Protocol):
 
 
 class Strategy(Protocol):
-    """How to search."""
-
     @property
     def width(self) -> int:
         """Most rows of a search."""
@@ -109,7 +105,6 @@ class BeamSearch(Strategy):
 
     @property
     def finished_wanted(self) -> int:
-        """Finished sequences that end the search."""
         return round(self.beams * self.patience)
 
     @property
@@ -147,13 +142,7 @@ _ASKED_EVERY = 8
 
 
 class SearchRequest(Request):
-    """A search after a prompt.
-
-    Attributes:
-        search: the state of the search.
-        max_new_tokens: steps after which it ends.
-
-    """
+    """A search after a prompt."""
 
     def __init__(
         self,
@@ -199,8 +188,6 @@ class SearchRequest(Request):
 
 
 class _Sampler(Protocol):
-    """Chooses the tokens of independent rows."""
-
     def __call__(
         self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]
     ) -> tuple[list[int], Float32]:
@@ -297,8 +284,6 @@ class _IndependentRows(Search):
 
 
 class _Beams(Search):
-    """The live beams, and the finished sequences."""
-
     def __init__(self, strategy: BeamSearch, eot: int, room: int) -> None:
         self._beams = strategy.beams
         self._rows = list(range(strategy.beams))

@@ -50,10 +50,7 @@ class RecordingPart(Protocol):
     """A part of a recording that is decoded by itself.
 
     Attributes:
-        drafts: counts of drafted tokens.
         notices: for the user: a second of the recording, and the text.
-        segments: finished ones that were not taken yet.
-        over: whether everything was decoded.
 
     """
 
@@ -137,7 +134,6 @@ class RecordingCaller(PolicyCaller):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Notices for the user, one line each."""
         frames = self._recording.content_frames
         clips = clipped_frames(self._params, frames)
         empty = [
@@ -318,10 +314,7 @@ class Transcript:
     """The complete transcription of a recording.
 
     Attributes:
-        segments: in order.
-        language: its code.
         duration: seconds of the whole recording.
-        notices: for the user, one line each.
         skipped: parts that were left out because they are no speech; None without `vad`.
 
     """
@@ -334,8 +327,6 @@ class Transcript:
 
 
 class ServedRecording(RecordingCaller, JobCaller):
-    """A recording in an engine."""
-
     opens: ClassVar[bool] = True
     job: Job[Segment, Transcript]
 
@@ -406,5 +397,4 @@ class ServedRecording(RecordingCaller, JobCaller):
             )
 
     def _note(self) -> None:
-        """Tell the job the recording's language and duration."""
         self.job.language, self.job.duration = self._plan.language, self.duration

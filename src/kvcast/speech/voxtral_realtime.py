@@ -29,16 +29,9 @@ class Pacing:
     """How a model's sound and text advance.
 
     Attributes:
-        source: encodes pieces as they come.
         features: gives those of pieces [n, numbers of one], for their samples and `overlap` more.
-        samples: of a piece.
-        lead: samples of silence before the first piece.
         overlap: samples that a piece needs after its own, counted from the lead on.
-        silence: pieces of silence before a sound.
-        after: pieces of silence after it.
         most: pieces of the longest sound, those of silence among them.
-        prompt: the tokens before all text.
-        ends: tokens that end a text.
 
     """
 
@@ -55,8 +48,6 @@ class Pacing:
 
 
 class PacedWindow(Utterances):
-    """One utterance after another, each decoded greedily."""
-
     def __init__(
         self,
         runtime: EncoderDecoder,
@@ -73,7 +64,6 @@ class PacedWindow(Utterances):
         self._begin()
 
     def _begin(self) -> None:
-        """Begin another utterance."""
         pacing = self._pacing
         self._begun, self._over, self._heard = False, False, 0
         silence = pacing.silence * pacing.samples
@@ -122,7 +112,6 @@ class PacedWindow(Utterances):
         return settled
 
     def _encode(self, samples: Float32) -> None:
-        """Encode the pieces that are whole with more sound."""
         pacing = self._pacing
         self._waiting = np.concatenate([self._waiting, samples])
         whole = (len(self._waiting) - pacing.overlap) // pacing.samples
@@ -141,7 +130,6 @@ class PacedWindow(Utterances):
             self._add(piece)
 
     def _written(self, most: int) -> Iterator[int]:
-        """Yield further tokens of the text."""
         while not self._over and self._fed + len(self._given) <= most:
             with exclusive(self._runtime):
                 given = [np.array(self._given, np.int64)]
@@ -160,7 +148,6 @@ class PacedWindow(Utterances):
             self._spoken = self._fed - len(self._pacing.prompt) + 1
 
     def _settle(self) -> list[Settled]:
-        """Settle what there is of a word."""
         if not self._word:
             return []
         start, tokens = self.start / SAMPLE_RATE, tuple(self._tokens)
@@ -191,7 +178,6 @@ class VoxtralRealtimeRecognition(AudioTokenRecognition):
 
     @property
     def _each(self) -> int:
-        """Samples of a token."""
         return HOP * self.audio.each
 
     @override
@@ -208,7 +194,6 @@ class VoxtralRealtimeRecognition(AudioTokenRecognition):
 
     @property
     def pacing(self) -> Pacing:
-        """How sound is heard live."""
         return Pacing(
             source=streamed(self.audio),
             features=lambda samples: self._features(samples).reshape(

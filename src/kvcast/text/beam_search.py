@@ -32,7 +32,6 @@ class BeamHypothesis:
     """A finished sequence, with the token that ended it.
 
     Attributes:
-        tokens: chosen.
         logprobs: of each token, as the model gave it; None unless requested.
         tops: the likeliest alternatives to each token; none unless requested.
         score: sum of the tokens' scores, over length ** length_penalty.

@@ -49,7 +49,6 @@ class Limits:
     Attributes:
         prompt: most tokens of a prompt, or of a source.
         sequence: most tokens of a text and its prompt, where they are one sequence.
-        vocabulary: number of tokens to choose from.
 
     """
 
@@ -123,18 +122,11 @@ class GenerationTask:
     """Writes texts after prompts of token ids.
 
     Attributes:
-        runtime: runs the model.
-        tokenizer: of the model.
-        limits: of the model.
         family: the kind of model; models of one kind read prompts alike.
         read: returns the content of a row before the text, for the tokens of a prompt.
-        grammars: compiles grammars for its texts.
-        held: how many tokens precede every prompt.
-        encodes: whether an encoder reads the prompt.
         continues: whether a text continues its prompt in one sequence, so that prompts may share a
             cached prefix.
         chunk: most tokens of a prompt in one call, where none is given; None reads it whole.
-        defaults: values that the model's files recommend.
 
     Raises:
         KvcastError: for a token that ends texts and that the model does not have.

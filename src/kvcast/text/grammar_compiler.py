@@ -51,9 +51,7 @@ class _Trial:
     """A grammar that waits or is tried; the first in order is next.
 
     Attributes:
-        long: whether it has had its short trial.
         size: of its text in kilobytes; a schema that a person wrote has one or two.
-        number: of its arrival.
 
     """
 
@@ -111,7 +109,6 @@ class Trials:
                 worker.give_way()
 
     def next(self, worker: "_Worker") -> _Trial:
-        """Wait for the next trial of a worker."""
         with self._changed:
             worker.begin(None)
             self._changed.wait_for(lambda: self._waiting)
@@ -120,7 +117,6 @@ class Trials:
             return trial
 
     def again(self, trial: _Trial) -> None:
-        """Let a trial wait for a long one."""
         with self._changed:
             if self._closed:
                 trial.outcome.set_exception(_over())
@@ -175,7 +171,6 @@ class _Worker:
                 self._process.kill()
 
     def begin(self, trial: _Trial | None) -> None:
-        """Take the next trial, or none."""
         with self._lock:
             self.trial, self._gives_way = trial, False
 

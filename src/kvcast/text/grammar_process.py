@@ -101,7 +101,6 @@ def _problem(library: "LLTokenizer", kind: str, text: str) -> str:
 
 
 def main() -> None:
-    """Serve until the other side closes the pipe."""
     from llguidance import LLTokenizer
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to deal with

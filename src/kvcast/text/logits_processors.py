@@ -56,7 +56,6 @@ class LogitsProcessors:
         return Histories(room, prompt.sequence if self._of_all else ())
 
     def matter(self, seen: Histories) -> bool:
-        """Whether any applies to the next token."""
         return (
             bool(self._bias or self._of_all or self._of_written) or self._forced(seen) is not None
         )
@@ -73,7 +72,6 @@ class LogitsProcessors:
             of_written.apply(scores_rv, seen.written_rn)
 
     def _forced(self, seen: Histories) -> int | None:
-        """Return the token that must come next, if one must."""
         if self._last is not None and seen.length == self._room - 1:
             return self._last
         return self._first if seen.length == 0 else None
@@ -87,7 +85,6 @@ class ReasoningBudget:
     """The tokens that one text's reasoning may still take."""
 
     def __init__(self, most: int, tokenizer: TextTokenizer, prompt_s: Int64) -> None:
-        """Begin after a prompt, with so many tokens."""
         self._left = most
         self._parser = ReasoningParser(begun=has_begun(tokenizer, prompt_s))
         self._ending = _tokens_of_end(tokenizer)

@@ -61,7 +61,6 @@ class TextGenerator(ABC):
 
     @property
     def defaults(self) -> GenerationDefaults:
-        """Values of options that the model's generation_config.json recommends."""
         return self.generation.defaults
 
     def recommend(self, defaults: GenerationDefaults) -> None:
@@ -75,7 +74,6 @@ class TextGenerator(ABC):
 
     @property
     def notices(self) -> Sequence[str]:
-        """Lines for users about the model's files."""
         return self.tokenizer.notices
 
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
@@ -244,7 +242,6 @@ def _joined(parts: Sequence[Part], texts: Sequence[list[TextGeneration]]) -> lis
 
 
 def is_one_prompt(prompt: TextPrompt | Sequence[TextPrompt]) -> bool:
-    """Tell one prompt from several."""
     return isinstance(prompt, str) or (
         len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
     )

@@ -122,8 +122,6 @@ _STRUCTURE = ("grammar", "json_schema", "json_object", "regex", "lark")
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Recommended values by the names of their options."""
-
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:

@@ -39,12 +39,6 @@ class TextSpec:
     """The specification of a text.
 
     Attributes:
-        prompt: precedes the text.
-        prompt_tokens: how many tokens users count in it.
-        params: how tokens are chosen.
-        criteria: when the text is over.
-        tokenizer: of the model.
-        watch: runs since the call.
         speculations: drafts tokens; None for no drafts.
         grammar: a text's first place in its grammar; None for any text.
 
@@ -65,7 +59,6 @@ class TextSpec:
         return self.prompt.length + self.criteria.max_new_tokens - 1
 
     def begin(self) -> GeneratedText:
-        """Return a text of no tokens yet."""
         return GeneratedText(self.criteria, self.tokenizer, after=self.prompt.last)
 
     def constraint(self) -> GrammarProcessor | None:
@@ -80,7 +73,6 @@ class TextSpec:
         return ReasoningBudget(most, self.tokenizer, self.prompt.sequence)
 
     def speculate(self) -> Speculation | None:
-        """Return drafts for a text."""
         if self.speculations is None:
             return None
         return self.speculations.begin(self.prompt, self.capacity)
@@ -110,8 +102,6 @@ class TextSpec:
 
 
 class TextRequest(Request):
-    """One or more texts after a prompt."""
-
     def __init__(self, spec: TextSpec, width: int) -> None:
         super().__init__(spec.prompt, capacity=spec.capacity, width=width)
         self.spec = spec
@@ -189,9 +179,7 @@ class TextDelta:
     """The new part of a text after a step.
 
     Attributes:
-        index: of the text among the prompt's n.
         text: that became certain, possibly empty.
-        tokens: that were chosen, possibly none.
         logprobs: of these tokens; None unless requested.
         top_logprobs: likeliest alternatives in their places; None unless requested.
         finish_reason: "stop" or "length" with the last of a text; None before.
@@ -210,8 +198,6 @@ TextJob = Job[TextDelta, "TextGeneration | list[TextGeneration]"]
 
 
 class TextCaller(JobCaller):
-    """The texts of a prompt, each a request."""
-
     job: TextJob
 
     def __init__(
@@ -283,7 +269,6 @@ class TextCaller(JobCaller):
             self.job.finish(self._result)
 
     def _put_delta(self, request: SampledText) -> None:
-        """Put the new part of a text into the job."""
         index = self._requests.index(request)
         text, (pieces, tokens) = request.text, self._shown[index]
         params = self._params

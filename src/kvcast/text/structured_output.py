@@ -67,7 +67,6 @@ class GrammarPlace:
 
     Attributes:
         matcher: the library's state, which no other place shares.
-        end_tokens: of the model.
         barred_v: whether a token must not come next, [vocab].
         ending: STOP where only an end token may come, LENGTH where no token may; None elsewhere.
 
@@ -91,7 +90,6 @@ class GrammarPlace:
         return cls(matcher=matcher, end_tokens=end_tokens, barred_v=barred_v, ending=ending)
 
     def copy(self) -> "GrammarPlace":
-        """Return an independent copy."""
         return replace(self, matcher=self.matcher.deep_copy())
 
     def after(self, token: int) -> "GrammarPlace":
@@ -103,8 +101,6 @@ class GrammarPlace:
 
 
 class Tokens:
-    """A model's tokens, as llguidance takes them."""
-
     bos_token_id = None
 
     def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
@@ -193,8 +189,6 @@ MOST_KEPT = 32
 
 
 class Grammars:
-    """Compiles and keeps the grammars of a model."""
-
     def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
         """Take a model's tokenizer, and how many tokens it chooses from."""
         self._tokenizer, self._size = tokenizer, size

@@ -134,8 +134,6 @@ class Source(Input):
 
 
 class EncodedSourceModel(SourceTextModel):
-    """A model whose encoder reads the source."""
-
     def __init__(
         self,
         runtime: EncoderDecoder,

@@ -27,7 +27,6 @@ class StopStrings:
             raise UsageError("a stop string is empty: give at least one character, or leave it out")
 
     def matcher(self) -> "StopMatcher":
-        """Return a matcher for one text."""
         return StopMatcher(self.strings)
 
 
@@ -89,7 +88,6 @@ class Timings:
 
     Attributes:
         first_token: until the first token was chosen (with beams: the first of each beam).
-        seconds: until the last.
         per_token: mean of the tokens after the first; 0 where there are none.
         tokens_per_second: of all tokens, the end token among them.
 
@@ -102,15 +100,12 @@ class Timings:
 
 
 class Stopwatch:
-    """Measures times of tokens from the call on."""
-
     def __init__(self, began: float | None = None) -> None:
         self._began = time.perf_counter() if began is None else began
         self._first = self._last = self._began
         self._ticks = 0
 
     def tick(self) -> None:
-        """Take note of a token."""
         self._last = time.perf_counter()
         if not self._ticks:
             self._first = self._last
@@ -121,7 +116,6 @@ class Stopwatch:
         return Stopwatch(self._began)
 
     def timings(self) -> Timings:
-        """Return the times up to the last token."""
         seconds = self._last - self._began
         return Timings(
             first_token=self._first - self._began,
@@ -175,10 +169,8 @@ class StoppingCriteria:
     Attributes:
         end_tokens: any of them ends it and is no part of it.
         stops: texts that end it and are no part of it.
-        max_new_tokens: most tokens.
         min_new_tokens: before a text has so many, no end token can be chosen; a stop string may
             still end it.
-        suppressed: tokens that are never chosen.
 
     """
 
@@ -229,10 +221,7 @@ class GeneratedText:
 
     Attributes:
         tokens: without the end token, but with a stop string's.
-        logprobs: of each token, where they are wanted.
         top_logprobs: of the likeliest tokens in the place of each, where they are wanted.
-        pieces: of the text, as they became certain.
-        finish_reason: STOP or LENGTH once it is over.
 
     """
 
@@ -272,11 +261,9 @@ class GeneratedText:
             self._finish(LENGTH)
 
     def cut(self) -> None:
-        """End the text here."""
         self._finish(LENGTH)
 
     def _finish(self, reason: str) -> None:
-        """End, and release the text that was held back."""
         if self._says(self._stream.finish()):
             self.finish_reason = STOP
             return

@@ -13,8 +13,6 @@ from kvcast.tokenizers.stream import TextStream
 
 
 class TextTokenizer(Protocol):
-    """Text to tokens and back."""
-
     end_tokens: tuple[int, ...]
     """Tokens that end a generation: one or more."""
 

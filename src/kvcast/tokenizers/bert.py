@@ -28,8 +28,6 @@ _BEGIN, _END, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
 
 
 class BertTokenizer(PlainTokenizer):
-    """A vocabulary of word pieces."""
-
     decoder = None
 
     def __init__(
@@ -80,8 +78,6 @@ class BertTokenizer(PlainTokenizer):
 
 
 class ChineseWordTokenizer(BertTokenizer):
-    """Chinese words first, then word pieces."""
-
     def __init__(
         self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
     ) -> None:

@@ -25,8 +25,6 @@ _WORD = re.compile(r"\S+\n?")
 
 
 class BlenderbotSmallTokenizer(PlainTokenizer):
-    """Pieces of words with the vocabulary's numbers."""
-
     decoder = None
 
     def __init__(
@@ -64,7 +62,6 @@ class BlenderbotSmallTokenizer(PlainTokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return a source's tokens."""
         words = [part for word in _WORD.findall(whole_characters(text)) for part in _parts(word)]
         if not words:
             return []

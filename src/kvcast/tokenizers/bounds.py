@@ -56,7 +56,6 @@ def steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _texts(step: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a step's pattern and the text that replaces it."""
     pattern = step.get("pattern")
     values = (*pattern.values(),) if isinstance(pattern, Mapping) else ()
     for value in (*values, step.get("content"), step.get("prepend")):

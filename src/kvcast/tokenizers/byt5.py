@@ -22,8 +22,6 @@ _SENTINELS = 125
 
 
 class ByteTokenizer(PlainTokenizer):
-    """Bytes as tokens."""
-
     def __init__(self, end_tokens: Sequence[int]) -> None:
         """Raise KvcastError for an end token outside the vocabulary."""
         self.end_tokens = tuple(end_tokens)
@@ -36,7 +34,6 @@ class ByteTokenizer(PlainTokenizer):
     @property
     @override
     def vocab_size(self) -> int:
-        """Number of tokens, including sentinels."""
         return _FIRST_SENTINEL + _SENTINELS
 
     @override

@@ -54,5 +54,4 @@ def _values(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _offset(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the offsets from units to their children."""
     return (units >> np.uint32(10)) << ((units & np.uint32(1 << 9)) >> np.uint32(6))

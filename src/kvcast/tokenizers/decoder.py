@@ -47,13 +47,10 @@ class TokenDecoder:
         return 0 if said.strip(b" ") else max(0, self.leading_spaces - len(said))
 
     def stream(self) -> "DecoderStream":
-        """Start decoding a text token by token."""
         return DecoderStream(self.token_bytes, self.leading_spaces)
 
 
 class DecoderStream(TextStream):
-    """One text that is being decoded."""
-
     def __init__(self, token_bytes: Callable[[int], bytes], leading_spaces: int) -> None:
         self._token_bytes = token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -68,7 +65,6 @@ class DecoderStream(TextStream):
         return self._begun(self._utf8.decode(b"", final=True))
 
     def _begun(self, text: str) -> str:
-        """Remove the leading spaces that the tokenizer adds."""
         while self._leading_spaces and text:
             if text[0] != " ":
                 self._leading_spaces = 0

@@ -51,13 +51,7 @@ WMT_21 = ("en", "ha", "is", "ja", "cs", "ru", "zh", "de")
 
 @dataclass(frozen=True, kw_only=True)
 class Languages:
-    """A model's languages.
-
-    Attributes:
-        tokens: by code.
-        place: of a language's token.
-
-    """
+    """A model's languages."""
 
     tokens: Mapping[str, int]
     place: Place
@@ -169,7 +163,6 @@ def _special(token: str) -> dict[str, Any]:
 
 
 def _added(description: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers of a tokenizer.json's added tokens."""
     added = description.get("added_tokens") or []
     return {token["content"]: token["id"] for token in added}
 

@@ -28,8 +28,6 @@ _USUAL_LANGUAGE = "en"
 
 
 class MarianTokenizer(PlainTokenizer):
-    """Pieces of SentencePiece with numbers of their own."""
-
     translates = True
 
     def __init__(
@@ -83,7 +81,6 @@ class MarianTokenizer(PlainTokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a source and </s>."""
         whole = whole_characters(text)
         begun = _LANGUAGE.match(whole)
         language = [] if begun is None or begun[0] not in self._vocabulary else [begun[0]]

@@ -34,8 +34,6 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 class MistralTokenizer(TextTokenizer):
-    """A tokenizer with its version's format for conversations."""
-
     def __init__(self, name: str, content: bytes) -> None:
         """Read a file, whose name gives its version.
 

@@ -48,8 +48,6 @@ class Numbering:
 
     Attributes:
         first: special tokens, which take the place of the model's first pieces.
-        replaced: how many pieces these are.
-        last: special tokens after all pieces.
 
     """
 
@@ -144,7 +142,6 @@ class _SentencePieceModel:
         )
 
     def description(self, extra_ids: int | None) -> dict[str, Any]:
-        """Return the content of tokenizer.json."""
         if extra_ids is None:
             own = any(SENTINEL.fullmatch(text.lstrip(SPACE_MARK)) for text, _, _ in self.pieces)
             extra_ids = 0 if own else _SENTINELS
@@ -209,7 +206,6 @@ class _SentencePieceModel:
         }
 
     def _normalizers(self) -> list[dict[str, Any]]:
-        """Return the steps of SentencePiece's normalizer.cc."""
         steps = []
         if self.charsmap:
             rules = base64.b64encode(self.charsmap).decode()

@@ -10,5 +10,4 @@ SENTINEL = re.compile(r"<extra_id_(\d{1,4})>")
 
 
 def sentinel(number: int) -> str:
-    """Return the text of a sentinel."""
     return f"<extra_id_{number}>"

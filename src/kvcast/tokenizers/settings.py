@@ -43,7 +43,6 @@ class TextSettings:
 
     @property
     def end_tokens(self) -> list[int]:
-        """One or more ids that end a text."""
         match self.fields.get("end_tokens"):
             case [_, *_] as tokens if all(type(t) is int and 0 <= t < _MOST for t in tokens):
                 return list(tokens)
@@ -88,7 +87,6 @@ class TextSettings:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Lines for users about the files."""
         match self.fields.get("notices", []):
             case [*lines] if all(type(line) is str for line in lines):
                 return tuple(lines)
@@ -97,7 +95,6 @@ class TextSettings:
 
     @property
     def translates(self) -> bool:
-        """Whether the tokenizer's file has tokens of languages."""
         return self.fields.get("translates") is True
 
     @property
@@ -107,7 +104,6 @@ class TextSettings:
 
     @property
     def language_codes(self) -> str | None:
-        """The name of a list of languages."""
         return self._text("language_codes")
 
     @property
@@ -120,7 +116,6 @@ class TextSettings:
                 raise _damaged("language_place is neither first nor last")
 
     def flag(self, name: str) -> bool:
-        """Return true or false."""
         value = self.fields.get(name)
         if type(value) is not bool:
             raise _damaged(f"{name} is not true or false")

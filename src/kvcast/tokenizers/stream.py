@@ -4,8 +4,6 @@ from typing import Protocol
 
 
 class TextStream(Protocol):
-    """Turns tokens into text, one at a time."""
-
     def push(self, token: int) -> str:
         """Take one token; return the text that is now complete, possibly none.
 

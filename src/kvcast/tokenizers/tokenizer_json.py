@@ -229,7 +229,6 @@ class JsonTokenizer(TextTokenizer):
 
     @cached_property
     def _stand_ins(self) -> dict[str, str]:
-        """First characters of special tokens, with the stand-in for each."""
         firsts = sorted({text[0] for text in self._special_texts})
         return {first: chr(_FIRST_STAND_IN + i) for i, first in enumerate(firsts)}
 
@@ -259,7 +258,6 @@ class JsonTokenizer(TextTokenizer):
 
     @cached_property
     def _recognised_late(self) -> bool:
-        """Whether special tokens are also recognised in the normalised text."""
         normalized = (added.normalized for t, added in self._added.items() if self._is_special(t))
         return self._unigram or any(normalized)
 

@@ -58,8 +58,6 @@ def is_special(piece: str) -> bool:
 
 
 class WordPieceStream(TextStream):
-    """One text that is being decoded."""
-
     def __init__(self, pieces: Mapping[int, str]) -> None:
         """Start a text; `pieces`: id to the token as the vocabulary spells it."""
         self._pieces = pieces

@@ -59,11 +59,9 @@ class _Room:
     lines: int
 
     def holds(self, words: Sequence[CueWord]) -> bool:
-        """Tell whether words fit into a cue."""
         return len(self._filled(words)) <= self.lines
 
     def cues(self, words: Sequence[CueWord]) -> int:
-        """Return how many cues words take at least."""
         by_lines = math.ceil(len(self._filled(words)) / self.lines)
         return max(by_lines, math.ceil((words[-1].end - words[0].start) / _LONGEST))
 
@@ -141,7 +139,6 @@ def _joined(sentences: Iterable[list[CueWord]], room: _Room) -> Iterator[list[Cu
 
 
 def _parts(words: list[CueWord], room: _Room) -> Iterator[list[CueWord]]:
-    """Cut a sentence into as few parts as fit."""
     while (parts := room.cues(words)) > 1 and len(words) >= 2 * _LEAST:
         cut = _cut(words, parts, room)
         yield words[:cut]

@@ -150,7 +150,6 @@ def channel_label(channel: int | None) -> str:
 
 
 def _grouped(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[CueWord]]:
-    """Yield the words of each cue."""
     if params.cues == SENTENCE:
         words = chain.from_iterable(map(_words, segments))
         narrow = _narrow(words, params.max_line_width)
@@ -205,8 +204,6 @@ def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator
 
 @dataclass
 class _CueLayout:
-    """The cue being filled."""
-
     width: float
     lines: float
     _pieces: list[CueWord] = field(default_factory=list)
@@ -267,7 +264,6 @@ def _narrow(words: Iterable[CueWord], width: int | None) -> Iterator[CueWord]:
 
 
 def _spread(texts: Sequence[str], start: float, end: float) -> Iterator[CueWord]:
-    """Yield texts that share a time by their lengths."""
     total, done = sum(map(len, texts)), 0
     for text in texts:
         begin, done = start + (end - start) * done / total, done + len(text)
@@ -299,7 +295,6 @@ def _untimed(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape markup for WebVTT."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 

@@ -69,7 +69,6 @@ class TranscriptDocument:
 
 
 def write_text(segments: "Iterable[Segment]") -> Iterator[str]:
-    """Yield one line of text per segment."""
     for segment in segments:
         yield f"{channel_label(segment.channel)}{segment.text.strip()}\n"
 

@@ -47,7 +47,6 @@ class Text:
 
     @property
     def tokens(self) -> Int64:
-        """All tokens, the prompt's included."""
         return np.concatenate([self.case.prompt_s, self.written_n])
 
     @property
@@ -59,7 +58,6 @@ class Text:
         return len(self.case.prompt_s) + len(self.written_n)
 
     def with_tokens(self, written_n: Sequence[int] | Int64) -> "Text":
-        """Return the case with other tokens."""
         return Text(self.case, np.asarray(written_n, np.int64))
 
 
@@ -78,21 +76,12 @@ def columns_of(vocab: int) -> Columns:
 
 
 def one_each(tokens: Sequence[int] | Int64) -> list[Int64]:
-    """Return a step's tokens, one for each row."""
     return [np.array([token], np.int64) for token in tokens]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """A runtime, driven as the models of a family are.
-
-    Attributes:
-        runtime: of any kind.
-        family: of its model.
-        vocab: logits of a position.
-        positions: of the longest sequence.
-
-    """
+    """A runtime, driven as the models of a family are."""
 
     runtime: Any = field(repr=False)
     family: Family = field(repr=False)

@@ -18,8 +18,6 @@ class Place:
     """A part of a cache.
 
     Attributes:
-        tensor: such as "key" or "cross value".
-        layer: number of the layer that has it.
         position: the first that differs; None where tensors have none.
 
     """

@@ -1,4 +1,4 @@
-"""Options of a verification. Knows no check."""
+"""Options of a verification."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,6 @@ VERIFYING = Group("verification")
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyParams(Params):
-    """What is compared, and how far."""
-
     against: str | None = VERIFYING(
         None, metavar="CHECKPOINT", shown="the model itself; of a bundle what its export recorded"
     )(

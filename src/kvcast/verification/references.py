@@ -43,13 +43,10 @@ class Errors:
 
     @property
     def mean(self) -> float:
-        """The mean over all positions."""
         return float(self.mean_n.mean()) if len(self.mean_n) else 0.0
 
 
 class Expected(ABC):
-    """The expected logits of consecutive positions."""
-
     deviation: float
 
     @abstractmethod
@@ -73,7 +70,6 @@ class WholeLogits(Expected):
     """All logits [n, v], or the same columns of all of them as what they are compared with."""
 
     def __init__(self, logits_nv: Float32) -> None:
-        """Take logits, which are finite."""
         self.logits_nv = logits_nv
         self.deviation = max(float(logits_nv.std(axis=-1).mean()), _LEAST_DEVIATION)
 
@@ -149,7 +145,6 @@ class Oracle(Protocol):
     """A model that computes what is right.
 
     Attributes:
-        name: in words.
         whole: whether it computes any text; else it knows those that were recorded.
         runtime: runs it; None where it only remembers.
 
@@ -265,8 +260,6 @@ class Files:
     """A bundle's files, and what they should hold.
 
     Attributes:
-        stored: what they hold.
-        expected: constants by name, read on lookup.
         written: programs as the family writes them from the manifest's dimensions.
         checkpoint: the checkpoint's dimensions; None without one.
         calibrated: whether int4's codes were calibrated, so that they are not the nearest.

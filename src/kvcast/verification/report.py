@@ -1,7 +1,4 @@
-"""The result of a verification: checks with what they measured, as text, JSON and JUnit XML.
-
-Knows no check, no model and no runtime.
-"""
+"""The result of a verification: checks with what they measured, as text, JSON and JUnit XML."""
 
 import json
 import math
@@ -32,7 +29,6 @@ class Check:
     """One question about a model, and its answer.
 
     Attributes:
-        name: a stable identifier, such as "second-input".
         outcome: "skipped" where the question does not arise, or could not be asked; "noted" where
             it has an answer that is neither right nor wrong.
         detail: in one line: what was compared and how it agrees; for a failure what is wrong and
@@ -70,12 +66,10 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared, and no check failed."""
         outcomes = {check.outcome for check in self.checks}
         return "passed" in outcomes and "failed" not in outcomes
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON object that docs/verification.schema.json describes."""
         return {
             "format": JSON_FORMAT,
             "version": JSON_VERSION,

@@ -41,18 +41,11 @@ class Subject:
     """A model under verification.
 
     Attributes:
-        name: as its user named it.
-        runtime_name: of kvcast's.
-        precision: of its weights and caches.
-        runtime: runs it.
-        dimensions: its family's.
-        layers: of its caches.
         cases: what rows begin with, instead of the family's probe; empty: that.
         reference: the checkpoint in fp32; None where there is none.
         recorded: what the export recorded; None if nothing.
         files: what the bundle's files hold beside the checkpoint; None without a bundle.
         bundle: its folder and manifest; None for a checkpoint that was opened as it is.
-        tools: versions of libraries by name.
 
     """
 
@@ -71,12 +64,10 @@ class Subject:
 
     @property
     def family(self) -> Family:
-        """The model's family."""
         return family_with(self.dimensions)
 
     @property
     def precision_words(self) -> str:
-        """The precision in words."""
         weights = "" if self.precision.quantize == "none" else f"{self.precision.quantize} weights"
         parts = [weights, self.precision.dtype]
         if self.precision.cache != self.precision.dtype:
@@ -84,7 +75,6 @@ class Subject:
         return ", ".join(filter(None, parts))
 
     def trial(self, *, positions: int, seed: int) -> Trial:
-        """Return what checks need."""
         probed = cases_of(self.family.probe(self.dimensions))
         recorded = None if self.recorded is None else RecordedOracle(self.recorded, probed)
         cases = self.cases or probed

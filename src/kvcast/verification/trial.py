@@ -44,7 +44,6 @@ class Allowed:
     """Errors.
 
     Attributes:
-        largest: of a logit.
         mean: of all logits that are compared at a time.
         pooled: whether the mean is of all comparisons of a check, since those of single positions
             are too noisy to tell rounding from mistakes.
@@ -121,7 +120,6 @@ class Baseline:
     """A text, and the model's own logits of it.
 
     Attributes:
-        text: the tokens.
         at_once: of all tokens at once, on an empty cache.
         stepped: of one token after the other, alone in a fresh cache.
 
@@ -137,16 +135,10 @@ class Trial:
     """A model under verification.
 
     Attributes:
-        driver: of the model's runtime.
-        dimensions: the model's.
-        layers: of its caches.
         cases: what rows begin with; one or more.
-        tolerance: of its precision.
         positions: how many positions texts have where every one is looked at, if the model has so
             many.
-        seed: of sampled texts.
         oracle: what is right; None where nobody knows.
-        recorded: what the export recorded.
         files: what a bundle's files hold; None without a bundle.
         bundle: its folder and manifest; None for a model that was opened as it is.
 
@@ -165,7 +157,6 @@ class Trial:
     bundle: tuple[Path, Manifest] | None = None
 
     def generator(self) -> np.random.Generator:
-        """Return random numbers, the same each time."""
         return np.random.default_rng(self.seed)
 
     def steps(self, case: Case) -> int:
@@ -238,8 +229,6 @@ class Comparison:
     """Logits that should be equal, compared one after the other; the first that are not stay.
 
     Attributes:
-        allowed: errors.
-        compared: how many positions.
         problem: the first that is wrong, in words; empty if none is.
         place: tells where, if that is asked for and known; called for the first problem alone.
 

@@ -1,4 +1,4 @@
-"""Verifies a model: makes all checks, in order. Knows no check by name, and no runtime."""
+"""Verifies a model: makes all checks, in order."""
 
 from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
@@ -60,5 +60,4 @@ def made(name: str, check: Callable[[TrialT], Check], trial: TrialT) -> Check:
 
 
 def tools_with(recorded: Mapping[str, str]) -> dict[str, str]:
-    """Return versions of libraries, with kvcast's own."""
     return {"kvcast": version("kvcast"), **recorded}

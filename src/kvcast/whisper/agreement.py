@@ -26,8 +26,6 @@ class Place(NamedTuple):
     """Where a word lies, in steps of 20 ms, and how probable it is in this sound.
 
     Attributes:
-        end: of the word.
-        probability: of its least probable token.
         attended: the latest step to which one of its tokens attends most.
 
     """
@@ -49,8 +47,6 @@ class Unit:
         stamps: in steps of 20 ms from the beginning of the window: the end of the segment before
             it, if that is known, and the start of its own; none within a segment.
         tokens: of the word; none after the last one.
-        text: of the word, with its space.
-        place: in the sound, if it is known.
 
     """
 
@@ -61,7 +57,6 @@ class Unit:
 
     @property
     def begins_segment(self) -> bool:
-        """Whether another segment ends before it."""
         return len(self.stamps) > 1
 
     @property
@@ -76,7 +71,6 @@ class Unit:
         return replace(self, stamps=own, place=place)
 
     def spelled(self, timestamp_begin: int) -> tuple[int, ...]:
-        """Return all of its tokens."""
         return (*(timestamp_begin + stamp for stamp in self.stamps), *self.tokens)
 
 

@@ -38,9 +38,7 @@ class Alignment:
 
     Attributes:
         segments: one for each line of the text, with words.
-        language: its code.
         duration: seconds of the recording.
-        notices: for the user, one line each.
 
     """
 
@@ -60,8 +58,6 @@ class _GivenWord:
 
 @dataclass(frozen=True)
 class _HeardWindow:
-    """A window, and the words that are heard in it."""
-
     window: Window
     words: tuple[str, ...]
 
@@ -178,7 +174,6 @@ def _placed(
     language: str,
     params: TranscribeParams,
 ) -> Policy[list[tuple[int, Word]]]:
-    """Return the words of a window's part with their lines."""
     numbers = sorted({each.line for each in part})
     spans = [
         Span(window.start, window.end, tuple(_tokens(each for each in part if each.line == number)))
@@ -218,7 +213,6 @@ def _lines(
     heard: Sequence[_HeardWindow],
     language: str,
 ) -> Iterator[Segment]:
-    """Yield a segment for each line, in order."""
     latest = 0.0
     for number, text in enumerate(lines):
         words = tuple(word for line, word in placed if line == number)

@@ -116,12 +116,7 @@ class DecodingResult:
     """The text of a window.
 
     Attributes:
-        language: code.
-        tokens: ids with timestamps, without prompt and end.
-        text: decoded and stripped.
         avg_logprob: mean log-probability of the tokens and the end.
-        no_speech_prob: probability that the window holds no speech.
-        temperature: at which it was decoded.
         compression_ratio: bytes of text over bytes compressed; high if it repeats itself.
         complete: whether the model ended the text, and not the limit of tokens.
         draft: counts of drafted tokens; None without drafts.
@@ -227,7 +222,6 @@ class WindowPrompt:
     Attributes:
         before: hotwords and the end of the text before, behind the token that announces them; may
             be empty.
-        task: from the start of the transcript on.
         written: known tokens at the transcript's beginning, the prefix first.
 
     """
@@ -272,7 +266,6 @@ class WindowPrompt:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All of it."""
         return (*self.before, *self.task, *self.written)
 
 

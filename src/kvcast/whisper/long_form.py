@@ -41,7 +41,6 @@ class OpenEnd:
     """The end of a window in running speech: a text may go on in the next one."""
 
     def options(self, options: DecodingOptions, window: Window) -> DecodingOptions:
-        """Return the options to decode a window with."""
         del window
         return options
 
@@ -103,7 +102,6 @@ def rejection(result: DecodingResult, params: TranscribeParams) -> str | None:
 
 
 def is_silence(result: DecodingResult, params: TranscribeParams) -> bool:
-    """Tell whether a window is to be skipped."""
     limit = params.logprob_threshold
     confident = limit is not None and result.avg_logprob > limit
     return _has_no_speech(result, params) and not confident
@@ -131,7 +129,6 @@ class LongForm:
         notices: for the user: a second of the recording, and the text.
         segments: finished ones that were not taken yet. Segments that are empty or take no time
             are left out. Ids count from 0 within the clips.
-        over: whether everything was decoded.
 
     """
 
@@ -178,7 +175,6 @@ class LongForm:
         self.over = False
 
     def decode(self) -> Policy[None]:
-        """Decode everything."""
         while self._clips:
             (_, end), spans = self._clips[0]
             span = None if spans is None else (yield from spans.at(self._seek))
@@ -191,7 +187,6 @@ class LongForm:
         self.over = True
 
     def _decode_window(self, window: Window, span: LanguageSpan | None) -> Policy[None]:
-        """Find a window's segments, and advance past it."""
         if self._sound.is_silent(window.seek, window.seek + window.frames):
             self._advance(window.frames)
             return
@@ -263,14 +258,12 @@ class LongForm:
             self._prompt.clear()
 
     def _advance(self, frames: int) -> None:
-        """Advance by so many frames, or to the next clip."""
         self._seek += frames
         if self._seek >= self._clips[0][0][1]:
             self._clips.popleft()
             self._seek = self._clips[0][0][0] if self._clips else self._seek
 
     def _conditions_next(self, result: DecodingResult) -> bool:
-        """Tell whether a window's text prompts the next window."""
         certain = result.temperature <= PROMPT_RESET_TEMPERATURE and result.repetition is None
         return self._params.condition_on_previous_text and certain
 
@@ -280,7 +273,6 @@ class LongForm:
 
 
 def initial_tokens(params: TranscribeParams, tokenizer: WhisperTokenizer) -> list[int]:
-    """Return the prompt of the first window."""
     if params.initial_prompt is None:
         return []
     return tokenizer.encode(" " + params.initial_prompt.strip())

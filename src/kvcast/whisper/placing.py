@@ -76,15 +76,12 @@ def without_hallucinations(
 
 @dataclass(frozen=True)
 class _Silence:
-    """Finds the silences of a window."""
-
     window: Window
     threshold: float
     last_speech: float
 
     @property
     def _end(self) -> float:
-        """Of a full window, however much of it is sound."""
         return (self.window.seek + WINDOW_FRAMES) / FRAMES_PER_SECOND
 
     def after_last_word(self, kept: KeptSegments) -> int:
@@ -149,11 +146,6 @@ class WindowText:
     """The text of a window.
 
     Attributes:
-        window: where it lies.
-        features: its sound.
-        result: of the decoding.
-        rejections: reasons why earlier results were rejected.
-        spans: of the result, in order.
         complete: whether the window ends with a lone timestamp: no speech follows it.
         seek: frame at which the next window begins, by the timestamps.
 
@@ -169,8 +161,6 @@ class WindowText:
 
 
 class WordPlacing:
-    """Gives windows that follow one another their words."""
-
     def __init__(
         self,
         params: TranscribeParams,

@@ -32,8 +32,6 @@ class _WindowInput(NamedTuple):
 
 
 class WhisperRecognizer(Recognizer):
-    """Decodes the window anew for every hypothesis."""
-
     def __init__(
         self,
         answer: Callable[[Policy[Any]], Any],

@@ -26,8 +26,6 @@ Begin = Callable[[RecordingPart], None]
 
 
 class WhisperPlan(Plan[Windows]):
-    """Cuts a recording into parts of windows."""
-
     def __init__(
         self,
         requests: WindowRequests,

@@ -33,7 +33,6 @@ class Repetition:
 
     Attributes:
         begin, end: the first copy is `tokens[begin:end]`; there may be timestamps among them.
-        copies: how many whole ones there are.
 
     """
 
@@ -198,7 +197,6 @@ class WindowRequest(SearchRequest):
         self._ranking = ranking
 
     def result(self) -> DecodingResult:
-        """Return the text of the window."""
         tokenizer = self._tokenizer
         best = self._ranking.best(self.search.candidates())
         tokens = (*self._prefix, *best.tokens)

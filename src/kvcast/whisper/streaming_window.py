@@ -45,9 +45,7 @@ class Hypothesis:
     """A hypothesis: the text of the streaming window, as of one decoding.
 
     Attributes:
-        units: words and timestamps, after the given ones.
         doubtful: whether it looks like a failure, so that no word may settle by it.
-        conditions_next: whether it may prompt later text.
 
     """
 
@@ -134,7 +132,6 @@ class StreamingWindow:
 
     @property
     def end(self) -> int:
-        """Sample after the last one."""
         return self.start + self._length
 
     @property
@@ -144,7 +141,6 @@ class StreamingWindow:
 
     @property
     def language(self) -> str:
-        """Code of the language."""
         return self._recognizer.language
 
     @property

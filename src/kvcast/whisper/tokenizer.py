@@ -100,7 +100,6 @@ class WhisperTokenizer:
         self._spelled: dict[int, bytes] = {}  # a window's tokens are spelled several times
 
     def is_text(self, token: int) -> bool:
-        """Tell whether a token is spoken text."""
         return token < self.eot or token in self._added_text
 
     @cached_property

@@ -25,12 +25,7 @@ from kvcast.whisper.words import TokenTimes
 
 
 class WindowRequests:
-    """Makes the requests of windows, for a model of this tokenizer.
-
-    Attributes:
-        tokenizer: of the model.
-
-    """
+    """Makes the requests of windows, for a model of this tokenizer."""
 
     def __init__(
         self,
@@ -161,11 +156,6 @@ class WindowDecoder:
 
     Windows do not depend on each other. A window stays encoded, and can be decoded again, until
     other windows need its slot.
-
-    Attributes:
-        requests: makes requests.
-        scheduler: runs them.
-
     """
 
     def __init__(
@@ -195,7 +185,6 @@ class WindowDecoder:
         )
 
     def answer(self, policy: Policy[Result]) -> Result:
-        """Run a policy to its end."""
         [result] = self.scheduler.results(policy)
         return result
 

@@ -38,7 +38,6 @@ def split_words(
 
 
 def _characters(tokenizer: WhisperTokenizer, tokens: Sequence[int]) -> Iterator[TokenWord]:
-    """Yield the shortest runs of tokens that are whole characters."""
     text = tokenizer.decode(tokens)
     done, run, spelled = 0, list[int](), b""
     for token in tokens:
@@ -220,7 +219,6 @@ def _shorten_at_sentence_ends(timed: Sequence[_Timed], usual: _TypicalDuration) 
 
 
 def _merged(timed: Sequence[_Timed], punctuation: Punctuation) -> list[_Timed]:
-    """Join marks to their words, which keep their times."""
     backwards: list[_Timed] = []
     for word in reversed(timed):
         opens = word.text.startswith(" ") and word.text.strip() in punctuation.prepended

@@ -15,7 +15,6 @@ from kvcast_bench.workloads.gpu import BYTES, PUBLISHED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "--model",
         nargs="+",

@@ -25,7 +25,6 @@ _PEERS = {"llama.cpp": LlamaOpener}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     add_common(parser, "demo-chat", "a checkpoint folder, GGUF file, hub id or packaged model", {})
     parser.add_argument("--audio", help="a recording, which a Whisper needs")
     parser.add_argument("--prompt", default="Once upon a time", help="(default: %(default)s)")

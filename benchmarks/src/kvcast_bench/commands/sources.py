@@ -24,7 +24,6 @@ CLAIMS = ("cross", "conditional", "reset", "ring", "flops", "recomputed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     add_some(parser, "--claims", CLAIMS, "those to work")
     add_numbers(parser, {"threads": (2, "of PyTorch"), "runs": (5, "after one to warm up")})
     parser.add_argument(
@@ -46,7 +45,6 @@ def run(args: argparse.Namespace) -> str:
 
 
 def worked(claim: str, clock: "Clock") -> Sequence[Figures]:
-    """Return a claim's tables."""
     measure: Callable[..., Sequence[Figures]]
     measure = import_module(f"kvcast_bench.sources.{claim}").measure
     if claim not in _TIMED:

@@ -33,7 +33,6 @@ _KINDS: Kinds = {WhisperDimensions: SpeechWorkload}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "audio",
         metavar="AUDIO",

@@ -90,8 +90,6 @@ class CausalCTranslate2(_CTranslate2, Continuer):
 
 
 class Seq2seqCTranslate2(_CTranslate2, Writer):
-    """Writes targets of sources."""
-
     settings = "min_decoding_length = max_decoding_length, one hypothesis"
     runner = "Translator"
     vocabulary = "shared_vocabulary.json"

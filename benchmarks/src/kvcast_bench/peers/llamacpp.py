@@ -46,7 +46,6 @@ class LlamaCpp(Backend, Continuer):
         )
 
     def path(self) -> Path:
-        """Return the GGUF file."""
         return self.files() / FILE
 
     @override
@@ -82,8 +81,6 @@ class LlamaCpp(Backend, Continuer):
 
 
 class LlamaCppOwn(LlamaCpp):
-    """The model's own file."""
-
     @override
     def unfit(self) -> str | None:
         return None if Path(self.model.folder).suffix == ".gguf" else "reads GGUF files"
@@ -94,8 +91,6 @@ class LlamaCppOwn(LlamaCpp):
 
 
 class _Context:
-    """Caches of some rows of so many positions."""
-
     def __init__(self, model: Any, sizes: tuple[int, int], threads: int) -> None:
         import llama_cpp
 
@@ -115,12 +110,10 @@ class _Context:
         self._batch: Any = llama_cpp.llama_batch_init(_BATCH, 0, 1)
 
     def close(self) -> None:
-        """Give the memory back."""
         self._library.llama_batch_free(self._batch)
         self._library.llama_free(self._context)
 
     def clear(self) -> None:
-        """Forget all texts."""
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), False)
 
     def append(self, texts: Sequence[tuple[int, Tokens]], position: int) -> list[int]:

@@ -113,8 +113,6 @@ class CausalOpenVINO(_OpenVINO, Continuer):
 
 
 class WhisperOpenVINO(_OpenVINO, Transcriber):
-    """Its pipeline for Whispers."""
-
     settings = _PROPERTIES
     task = "automatic-speech-recognition-with-past"
 

@@ -6,7 +6,6 @@ from kvcast.whisper.tokenizer import WhisperTokenizer
 
 
 def generation_rules(tokenizer: WhisperTokenizer) -> dict[str, Any]:
-    """Return the tokens of a published Whisper's generation_config.json."""
     rules = {
         **{f"{role}_token_id": tokenizer.eot for role in ("bos", "eos", "pad")},
         "decoder_start_token_id": tokenizer.sot,

@@ -40,17 +40,13 @@ _HELD_BACK = -100
 
 
 class _ServerProcess(Backend, TextServer, SpeechServer):
-    """A process that speaks OpenAI's protocol."""
-
     turns = 0
     _process: subprocess.Popen[bytes]
 
     def command(self, port: int) -> list[str]:
-        """Return the command that starts it, listening on this port."""
         raise NotImplementedError
 
     def given(self) -> bytes:
-        """Return its standard input."""
         return b""
 
     @override
@@ -75,7 +71,6 @@ class _ServerProcess(Backend, TextServer, SpeechServer):
         self._model = self._read("/v1/models")["data"][0]["id"]
 
     def close(self) -> None:
-        """End it."""
         self._process.terminate()
         try:
             self._process.wait(timeout=3)
@@ -294,7 +289,6 @@ class WrappedFasterWhisper(_ServerProcess):
 
 
 def end_tokens(model: BenchModel) -> Sequence[int]:
-    """Return the tokens that end a text."""
     return open_text(model.checkpoint().text).end_tokens
 
 

@@ -74,7 +74,6 @@ def recomputing(cached: TorchModel, runtime: str) -> TorchModel:
 
 
 def written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
-    """Return the recomputing programs."""
     cached = family_with(dimensions).write_programs(dimensions)
     encode, decode = cached["encode"], cached["decode"]
     write = ProgramWriter([], first=len(decode.steps))
@@ -102,8 +101,6 @@ def encoded_states(encode: Program) -> Program:
 
 
 class RecomputingJob(LoweringJob):
-    """A lowering job of recomputing programs."""
-
     @override
     def written(self) -> Mapping[str, Program]:
         return written(self.dimensions)

@@ -26,15 +26,12 @@ from kvcast_bench.sources.models import published
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a cross-attention."""
-
     width: int
     heads: int
     source: int
 
     @property
     def cache(self) -> int:
-        """Numbers of the keys of one source."""
         return self.width * self.source
 
 
@@ -205,8 +202,6 @@ def exported_flags(device: str) -> list[str]:
 
 
 class _OnCuda(nn.Module):
-    """The conditionals of two layers on a CUDA device."""
-
     def __init__(self, flag: str) -> None:
         super().__init__()
         for layer in range(2):
@@ -234,7 +229,6 @@ class _OnCuda(nn.Module):
 
 
 def measure(clock: Clock) -> Sequence[Figures]:
-    """Return counts and times at turbo's shape."""
     turbo = published("whisper-large-v3-turbo")
     of = Sizes(turbo.d_model, turbo.decoder_heads, turbo.source_positions)
     with TemporaryDirectory() as folder:

@@ -27,14 +27,12 @@ class Figures:
     note: str = ""
 
     def markdown(self) -> str:
-        """Return the table, and the note below it."""
         lines = [self.head, ["---"] * len(self.head), *self.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{table}\n\n{self.note}\n" if self.note else f"{table}\n"
 
 
 def markdown(tables: Sequence[Figures]) -> str:
-    """Return tables as a page has them."""
     return "\n".join(table.markdown() for table in tables)
 
 
@@ -61,12 +59,10 @@ def spread(seconds: Sequence[float]) -> str:
 
 
 def _places(number: float) -> int:
-    """Return how many decimals give a number three digits."""
     return 0 if number >= 100 else 1 if number >= 10 else 2
 
 
 def times(seconds: Sequence[float], baseline: Sequence[float]) -> str:
-    """Return the ratio of two medians."""
     return f"{median(seconds) / median(baseline):.2f}"
 
 
@@ -102,6 +98,5 @@ class Clock:
 
     @property
     def words(self) -> str:
-        """What a table says of it."""
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
         return f"{threads}, medians of {self.runs} runs in turns (least to most)"

@@ -18,7 +18,6 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def published(name: str) -> Any:
-    """Return the dimensions of a published model."""
     return read_dimensions(CONFIGS / name)
 
 

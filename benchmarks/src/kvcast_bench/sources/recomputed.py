@@ -41,8 +41,6 @@ class Writer(Protocol):
 
 
 class T5Writer(Writer):
-    """An encoder-decoder model, whose source is encoded before."""
-
     def __init__(self, model: TorchModel, source: Sequence[int], new: int) -> None:
         self._decode, self.new = model["decode"], new
         self._start = model.dimensions.start_token
@@ -109,15 +107,12 @@ class UnilmWriter(Writer):
 
 @dataclass(frozen=True)
 class Case:
-    """A shape and the lengths of a text."""
-
     shape: str
     writer: type[Any]
     source: int
     new: int
 
     def make(self, dimensions: Any) -> Writer:
-        """Return a writer after a random source."""
         rng = np.random.default_rng(0)
         source = rng.integers(5, dimensions.vocab_size, self.source).tolist()
         writer: Writer = self.writer(random_model(dimensions), source, self.new)

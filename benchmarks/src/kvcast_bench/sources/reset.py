@@ -83,8 +83,6 @@ class Published(nn.Module):
 
 
 class WithReset(nn.Module):
-    """kvcast's conditional, reset by the program's last argument."""
-
     def __init__(self, model: TorchModel) -> None:
         super().__init__()
         self.decoder = Conditional(model, model.dimensions.source_positions)
@@ -163,7 +161,6 @@ def texts() -> dict[str, list[str]]:
 
 
 def measure() -> Sequence[Figures]:
-    """Return the texts."""
     return [
         Figures(
             head=["", "clip 1", "then clip 2"],

@@ -81,7 +81,6 @@ def _whole(runtime: Any, text: np.ndarray) -> np.ndarray:
 
 
 def _positions(held_hsd: Tensor, keys_hpd: Tensor) -> list[int | None]:
-    """Return the position whose key each slot holds."""
     found: list[int | None] = []
     for slot in range(held_hsd.shape[1]):
         key = held_hsd[:, slot]
@@ -92,7 +91,6 @@ def _positions(held_hsd: Tensor, keys_hpd: Tensor) -> list[int | None]:
 
 
 def measure() -> Sequence[Figures]:
-    """Return a row for each call."""
     return [_table(example()), _memory()]
 
 

@@ -28,8 +28,6 @@ _TYPICAL = {TEXT: mean, REPEATED: mean, POSITION: median}
 
 @dataclass(frozen=True, kw_only=True)
 class Causal(Workload):
-    """Prompts of equal length, continued greedily."""
-
     dimensions: DecoderDimensions
     prompt: int
     new: int  # tokens of each row after the first, which comes of the prompt

@@ -42,8 +42,6 @@ PUBLISHED: Mapping[str, TimedModel] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSteps(Workload):
-    """A text of each model."""
-
     models: Mapping[str, TimedModel]  # by name
     dtype: str  # of weights and caches, one of BYTES
     device: Mapping[str, Any]  # facts, for the JSON object

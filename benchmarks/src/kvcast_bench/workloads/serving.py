@@ -43,8 +43,6 @@ _SHORTEST = 1.0  # of a last clip, in seconds
 
 @dataclass(frozen=True, kw_only=True)
 class _Serving(Workload):
-    """Some clients, each with so many requests in a turn."""
-
     clients: Sequence[int]
     requests: int
 
@@ -54,7 +52,6 @@ class _Serving(Workload):
         raise NotImplementedError  # a server's work has no floor
 
     def _facts(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the facts about a server, of all runs together."""
         return {
             **_percentiles("first", [first for answer in answers for first in answer["firsts"]]),
             "clients_share": sum(answer["processor"] for answer in answers)

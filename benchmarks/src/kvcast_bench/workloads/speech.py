@@ -24,8 +24,6 @@ TRANSCRIBE = "transcribe"
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechWorkload(Workload):
-    """One or more recordings for a Whisper."""
-
     dimensions: WhisperDimensions
     language: str  # code of the spoken language
     recordings: Sequence[Samples]  # each mono, 16 kHz

@@ -34,7 +34,6 @@ def llama(fields: Fields) -> dict[str, Any]:
 
 
 def configured_biases(fields: Fields) -> dict[str, Any]:
-    """Return the biases of attention, all or none."""
     biases = fields.flag("attention_bias")
     return {"qkv_bias": biases, "out_bias": biases}
 
@@ -223,7 +222,6 @@ def gpt_oss(fields: Fields) -> dict[str, Any]:
 
 
 def qwen_experts(fields: Fields) -> dict[str, Any]:
-    """Return what all Qwens with experts have."""
     layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
     alone, every = fields.values.get("mlp_only_layers"), fields.whole("decoder_sparse_step")
     if not isinstance(alone, list) or not all(type(layer) is int for layer in alone):
@@ -317,7 +315,6 @@ def shared_experts(fields: Fields) -> dict[str, Any]:
 
 
 def always_windowed(fields: Fields, _layer: int) -> bool:
-    """All layers have one, if there is one."""
     return fields.values.get("sliding_window") is not None
 
 
@@ -328,7 +325,6 @@ def windowed_from_a_layer_on(fields: Fields, layer: int) -> bool:
 
 
 def windowed_if_used(fields: Fields, _layer: int) -> bool:
-    """All layers have one, if it is used."""
     return fields.flag("use_sliding_window") and always_windowed(fields, _layer)
 
 
@@ -339,5 +335,4 @@ def windowed_in_turns_up_to_a_layer(fields: Fields, layer: int) -> bool:
 
 
 def windowed_but_every_nth(fields: Fields, layer: int) -> bool:
-    """All but each n-th layer have one."""
     return (layer + 1) % fields.whole("sliding_window_pattern") != 0

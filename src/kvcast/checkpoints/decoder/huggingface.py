@@ -242,7 +242,6 @@ def _mixers(kinds: Sequence[str], kind: DecoderType) -> tuple[str, ...]:
 
 
 def _layer_types(fields: Fields, kind: DecoderType) -> list[str]:
-    """Return each layer's type."""
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:

@@ -69,7 +69,6 @@ def lfm2(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3_5_restated(fields: Fields) -> dict[str, Any]:
-    """Return layer types, if there are none."""
     if fields.values.get("layer_types") is not None:
         return {}
     interval = fields.whole("full_attention_interval")

@@ -181,7 +181,6 @@ def nemotron(fields: Fields) -> dict[str, Any]:
 
 
 def olmo(fields: Fields) -> dict[str, Any]:
-    """Return OLMo's, whose norms have no biases."""
     return configured_biases(fields) | limited(fields) | {"norm": "layer"}
 
 

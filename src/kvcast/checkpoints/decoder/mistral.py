@@ -162,7 +162,6 @@ def _tokenizer(folder: Path) -> Path:
 
 
 def read_dimensions(params_path: Path) -> DecoderDimensions:
-    """Read a params.json alone."""
     return _dimensions(Fields(values=read_json_object(params_path), label=str(params_path)))
 
 

@@ -239,7 +239,6 @@ def _of_codes(blocks: StoredTensor, scales: StoredTensor, name: str) -> StoredTe
 
 
 def _apart(rows: NDArray[np.generic], name: str) -> NDArray[np.generic]:
-    """Put gates above up, along the second axis."""
     if _IN_TURNS not in name:
         return rows
     return np.concatenate([rows[:, 0::2], rows[:, 1::2]], 1)

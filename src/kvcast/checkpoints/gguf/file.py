@@ -78,7 +78,6 @@ class GgufTensor:
         return FileRows.of(self.raw, self.shape[0], self.shape[1], self.type)
 
     def slices(self) -> list["GgufTensor"]:
-        """Cut along the first axis."""
         rest = self.shape[1:]
         return [
             GgufTensor(label=self.label, type=self.type, shape=rest, raw=raw)
@@ -246,7 +245,6 @@ class _GgufCursor:
 def _tensors(
     cursor: _GgufCursor, count: int, values: Mapping[str, Any], path: Path
 ) -> dict[str, GgufTensor]:
-    """Parse the tensors' descriptions and find their bytes."""
     alignment = values.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise cursor.damaged("general.alignment is not a power of two")

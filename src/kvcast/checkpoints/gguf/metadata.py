@@ -27,20 +27,16 @@ class Values:
 
     @property
     def head_dim(self) -> int:
-        """Size of a head of queries and keys."""
         width, heads = self.whole("embedding_length"), self.same_whole("attention.head_count")
         return self.whole("attention.key_length", max(width // heads, 1))
 
     def has_tensor(self, ending: str) -> bool:
-        """Tell whether any tensor's name ends so."""
         return any(name.endswith(ending) for name in self.tensors)
 
     def has(self, name: str) -> bool:
-        """Tell whether the file has a value."""
         return self.plain(name) is not None
 
     def whole(self, name: str, default: int | None = None, **limits: int) -> int:
-        """Return a whole number."""
         return self.fields.whole(self._full(name), default, **limits)
 
     def count(self, name: str) -> int:
@@ -89,11 +85,9 @@ class Values:
         return 0.0 if is_none else self.positive(name)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return true or false."""
         return self.fields.flag(self._full(name), default)
 
     def plain(self, name: str) -> Any:
-        """Return the value, of any type."""
         return self.fields.values.get(self._full(name))
 
     def text(self, name: str, default: str) -> str:

@@ -41,7 +41,6 @@ class AudioType:
         names: names of the encoder's tensors in files, by canonical name.
         renamed: names in other files of the type, as regular expressions with replacements.
         prepare: changes the encoder's tensors as they are read; takes a name for messages.
-        prepare_text: changes the decoder's, by the encoder's dimensions.
         fixed: values that fields of its `text_config` count as, whatever they are.
         adapted: whether a folder may have an adapter that is a part of the model.
         lenient: whether files have tensors of the encoder that are no part of the model.
@@ -141,7 +140,6 @@ _NAMES: Mapping[str, Sequence[str]] = {
 
 
 def _encoder_of(outer: Fields) -> BlockConformer:
-    """Read the configuration of an encoder with its projector."""
     fields = outer.group_over("encoder_config", _ENCODER)
     width, heads = fields.whole("hidden_dim"), fields.whole("num_heads")
     block = fields.whole("context_size", most=fields.whole("max_pos_emb"))

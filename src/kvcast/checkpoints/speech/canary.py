@@ -45,10 +45,8 @@ class _Kind:
     """A model_type.
 
     Attributes:
-        encoder: defaults of the encoder's fields.
         nested: whether the decoder's fields are in an object of their own, and its positions waves.
         start: the token that starts texts, where no configuration names one; None: `bos_token_id`.
-        before: tokens that every prompt begins with.
 
     """
 
@@ -239,7 +237,6 @@ def _decoder(config: Mapping[str, Any], label: str) -> Fields:
 
 
 def _no_biases(dimensions: CanaryDimensions) -> dict[str, StoredTensor]:
-    """Return the biases of a decoder's attention that has none."""
     return {
         f"{_LAYER.format(i=i)}.{attention}.{x}_proj.bias": zeros((dimensions.width,))
         for i in range(dimensions.decoder_layers)

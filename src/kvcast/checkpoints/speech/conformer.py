@@ -226,24 +226,17 @@ def _kernel(kernel: NDArray[Any]) -> NDArray[Any]:
 
 
 def halved(matrix: NDArray[Any]) -> NDArray[Any]:
-    """Return the half that counts of a feed-forward."""
     return matrix * np.float32(0.5)
 
 
 class Tensors:
-    """Tensors of files, some of them changed as they are read.
-
-    Attributes:
-        changed: all of them, by name.
-
-    """
+    """Tensors of files, some of them changed as they are read."""
 
     def __init__(self, stored: Mapping[str, StoredTensor], label: str) -> None:
         self.changed = dict(stored)
         self._label = label
 
     def of(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        """Return a tensor of that shape."""
         tensor = self.changed.get(name)
         if tensor is None:
             raise KvcastError(f"{self._label} has no tensor {name}: it is not a whole model")

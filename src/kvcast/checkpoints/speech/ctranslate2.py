@@ -105,8 +105,6 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """model.bin, parsed, with aliases resolved."""
-
     specification: str
     variables: Mapping[str, Variable]
 

@@ -25,9 +25,6 @@ class _Kind:
 
     Attributes:
         blank: the field with the token that means "nothing here".
-        predicts: whether it has a prediction network.
-        durations: whether it has logits of durations.
-        defaults: of fields that configurations leave out.
 
     """
 

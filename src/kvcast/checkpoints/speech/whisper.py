@@ -132,7 +132,6 @@ def read_whisper(
 
 
 def _generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read generation_config.json over config.json, where older models have these settings."""
     path = folder / "generation_config.json"
     fields = dict(config)
     if path.is_file():

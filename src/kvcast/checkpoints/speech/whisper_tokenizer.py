@@ -64,8 +64,6 @@ def check_preprocessor(folder: Path, n_mels: int, *, windows: bool = True) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenizerFiles:
-    """Files that a tokenizer is made of."""
-
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
     read: Callable[[Path], bytes]
@@ -185,7 +183,6 @@ def _joined(
     added: Mapping[int, str],
     specials: Iterable[int],
 ) -> bytes:
-    """Write a tokenizer.json as the tokenizers library reads it."""
     special = frozenset(specials)
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}

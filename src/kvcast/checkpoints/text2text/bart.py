@@ -70,8 +70,6 @@ class _Kind:
     """A model_type.
 
     Attributes:
-        defaults: of fields that configurations leave out.
-        norms: flags of the dimensions.
         waves: computes a table [positions, width], given the token that pads; None where it is
             learned.
         skipped: rows at the beginning of a learned table that no position has.
@@ -288,7 +286,6 @@ def bart_dimensions(config: Mapping[str, Any], label: str) -> BartDimensions:
 
 
 def _padding(folder: Path, config: Mapping[str, Any]) -> int:
-    """Return the token that pads."""
     defaults = {"pad_token_id": 0, **_KINDS[config["model_type"]].defaults}
     fields = Fields(values=config, label=str(folder / "config.json"))
     return fields.whole("pad_token_id", defaults["pad_token_id"], least=0, most=_MOST_TOKENS)

@@ -94,8 +94,6 @@ def read_checkpoint(index: Path) -> Mapping[str, TensorflowTensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """A BundleEntryProto's fields."""
-
     name: str
     type: int
     shape: tuple[int, ...]
@@ -113,7 +111,6 @@ def _damaged(path: Path, reason: str) -> InputOutputError:
 
 
 def _number_of_shards(index: Path, key: bytes, value: bytes) -> int:
-    """Read the header."""
     if key:
         raise _damaged(index, "it has no header")
     fields = _fields(_IndexCursor(value, index))
@@ -155,7 +152,6 @@ def _name(index: Path, key: bytes) -> str:
 
 
 def _shape(cursor: "_IndexCursor", name: str) -> tuple[int, ...]:
-    """Read a TensorShapeProto."""
     axes: list[int] = []
     for number, value in cursor.message():
         if number == 2 and isinstance(value, bytes):

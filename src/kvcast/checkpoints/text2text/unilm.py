@@ -138,7 +138,6 @@ def unilm_dimensions(config: Mapping[str, Any], label: str) -> UnilmDimensions:
 def _own_tensors(
     stored: Mapping[str, StoredTensor], kind: str, label: str
 ) -> dict[str, StoredTensor]:
-    """Return tensors without name prefixes and copies."""
     own = {
         _plain(name, kind): tensor
         for name, tensor in stored.items()

@@ -60,7 +60,6 @@ class AttentionReader:
 
     @property
     def kinds(self) -> set[Kind]:
-        """Kinds of attention that the decoder has."""
         return attention_kinds(self._written[_DECODE])
 
     def layers(self, sequence: FedSequence, kind: Kind) -> Iterator[LayerWeights]:
@@ -148,15 +147,7 @@ class RecordingRuntime:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedModel:
-    """A model over a runtime that keeps what it is fed.
-
-    Attributes:
-        name: as a user gave it.
-        reader: gives the attention in what was fed.
-        recorded: the reference's runtime.
-        model: over that, as users call it.
-
-    """
+    """A model over a runtime that keeps what it is fed."""
 
     name: str
     reader: AttentionReader

@@ -34,13 +34,10 @@ class AttentionView:
     """Averaged weights.
 
     Attributes:
-        model: as the user gave it.
-        over: what the columns are.
         rows: tokens. Over the text itself, that which a row's position reads; otherwise that which
             it wrote.
         columns: tokens; none over a sound.
         seconds: of a sound that a column stands for; 0 over tokens.
-        heads: those that were averaged.
         weights_st: [rows, columns].
         error: largest difference of weights times values from the layers' own results, relative.
 
@@ -154,7 +151,6 @@ class HeadChoice:
     """Which heads count.
 
     Attributes:
-        layer: those of this layer alone.
         head: this one alone, of that layer or of each.
         usual: those that count if neither is given; none for all.
 
@@ -175,7 +171,6 @@ class MeanWeights:
     """The mean of heads.
 
     Attributes:
-        heads: those that were averaged, in order.
         weights_st: [queries, keys].
         error: largest difference of a layer's weights times values from its own results.
 

@@ -34,7 +34,6 @@ class LayerWeights:
 
     Attributes:
         kind: over the sequence itself, or over an encoded input.
-        layer: number of the decoder's layer.
         weights_hst: [heads, queries, keys]; those of a query sum to 1, but for the share of a sink,
             or of keys of the other kind in the same softmax.
         error: largest difference of weights times values from what the step computed, relative to
@@ -53,12 +52,8 @@ class _Attention:
     """One row's attention: softmax(cap(scale * query @ key) + bias) over the seen keys.
 
     Attributes:
-        query_hsd: rotated.
         key_htd: rotated; of every head of queries.
-        value_htd: likewise.
-        seen_st: which keys a query sees.
         bias_hst: added to the scaled products; [h or 1, s, t].
-        scale: factor on the products.
         softcap: c in c tanh(x / c); 0: none.
         sinks_h: a logit beside those of a head's queries, whose share gives nothing.
         encoded: how many of the keys, the last ones, are of an encoded input.
@@ -76,7 +71,6 @@ class _Attention:
     encoded: int = 0
 
     def of_kind(self, weights_hst: Float32, kind: Kind) -> Float32:
-        """Return the weights of keys of a kind."""
         own = weights_hst.shape[-1] - self.encoded
         return weights_hst[..., own:] if kind == "cross" else weights_hst[..., :own]
 
@@ -95,7 +89,6 @@ class _Attention:
         )
 
     def weights_hst(self) -> Float32:
-        """Return the weights."""
         scores_hst = self.query_hsd @ self.key_htd.swapaxes(1, 2) * np.float32(self.scale)
         if self.softcap:
             scores_hst = self.softcap * np.tanh(scores_hst / self.softcap)

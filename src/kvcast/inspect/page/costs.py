@@ -23,10 +23,7 @@ class CostLine:
     """One measure of all calls.
 
     Attributes:
-        name: what is counted.
         unit: follows a number with a prefix; empty for plain counts.
-        cached: of each call, with a cache.
-        recomputed: of each call, without one.
 
     """
 
@@ -46,9 +43,7 @@ class LayerKind:
     """Layers whose caches are alike.
 
     Attributes:
-        name: "ring" or "linear".
         layers: how many a model has; 0 without a model.
-        schedule: with their window and their slots.
 
     """
 

@@ -63,8 +63,6 @@ PRODUCTS: Mapping[str, Callable[..., Tensor]] = {"sums": summed, "library": line
 
 
 class _Greedy(nn.Module):
-    """A program with operators replaced, to a step."""
-
     offsets: Tensor
 
     def __init__(self, program: nn.Module, slots: int, offsets: Tensor) -> None:
@@ -76,7 +74,6 @@ class _Greedy(nn.Module):
     def forward(
         self, token_rs: Tensor, lengths: Tensor, written: Tensor, caches: Any, given: Any
     ) -> Tensor:
-        """Append the token to the caches, and choose the next."""
         with reading(self._slots):
             logits_rpv, *_ = self.program(token_rs, lengths, self.offsets, *caches, *given)
         newest_r: Tensor = logits_rpv[:, -1].argmax(-1)

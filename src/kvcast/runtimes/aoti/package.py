@@ -104,5 +104,4 @@ def own_name(name: str) -> str:
 
 
 def _rounded(read: Callable[[], StoredNumbers]) -> StoredNumbers:
-    """Return numbers that have fewer bits than the checkpoint's."""
     return replace(read(), bits=16)

@@ -150,7 +150,6 @@ def _multiplied(node: Node) -> Iterator[str]:
 
 
 def _name(node: Any) -> str:
-    """Return the name of the parameter that a node reads."""
     return str(node.target)
 
 

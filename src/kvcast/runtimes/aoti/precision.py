@@ -159,7 +159,6 @@ class Precision:
 
     @property
     def cache_dtype(self) -> str:
-        """The caches' dtype as the manifest spells it."""
         return str(self.torch_dtype).removeprefix("torch.")
 
     @property

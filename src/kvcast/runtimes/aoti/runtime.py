@@ -79,7 +79,6 @@ class CompiledProgram:
         return results
 
     def _slots_of(self, count: int) -> Tensor:
-        """Only its size is looked at."""
         slots = self._slots  # another thread may put a shorter one in its place
         if len(slots) < count:
             self._slots = slots = torch.empty(2 * count, dtype=torch.int8, device=self._device)

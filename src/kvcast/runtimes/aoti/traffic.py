@@ -4,8 +4,7 @@ Its `run_impl` calls one function after the other: operators of PyTorch, kernels
 matrices, and loops that Inductor fused. Sizes are arithmetic over the arguments' sizes, so those of
 all buffers are known for a call. A cache is in place where fused loops have it as memory to write;
 it is copied where an operator such as `clone`, `copy_` or `cat` takes it, or where loops that read
-it fill a buffer as large. What is compiled must be what is here: checksums of both tell. Knows no
-family and needs no PyTorch.
+it fill a buffer as large. What is compiled must be what is here: checksums of both tell.
 """
 
 import ast
@@ -70,8 +69,6 @@ _WRITES = re.compile(r"aoti_torch_(?:cpu_)?(index_put|scatter|as_strided_scatter
 
 
 class AotiTraffic(TrafficReader):
-    """Reads C++."""
-
     @override
     def bundle(
         self, folder: Path, manifest: Manifest, sizes: CallSizes
@@ -97,8 +94,6 @@ class AotiTraffic(TrafficReader):
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor in the file of weights."""
-
     size: int
     rows: int
 
@@ -139,8 +134,6 @@ def _slots(
 
 @dataclass
 class _Constant:
-    """A constant by the C++'s description."""
-
     name: str = ""
     size: int = 0
     rows: int = 1
@@ -149,8 +142,6 @@ class _Constant:
 
 @dataclass
 class _Counter:
-    """Counts the calls of one program."""
-
     tally: Tally
     graph: Graph
     shapes: Mapping[str, tuple[int, ...]]

@@ -39,12 +39,7 @@ class Model(Protocol):
 
 
 class TorchRuntime(CachedRuntime):
-    """A runtime over torch tensors.
-
-    Attributes:
-        device: where caches are.
-
-    """
+    """A runtime over torch tensors."""
 
     device = "cpu"
 

@@ -48,8 +48,6 @@ _EXPERTS = torch.ops.kvcast.mixture_of_experts.default
 
 
 class EagerTraffic(TrafficReader):
-    """Watches programs."""
-
     @override
     def checkpoint(
         self, checkpoint: "Checkpoint", precision: BundlePrecision, sizes: CallSizes

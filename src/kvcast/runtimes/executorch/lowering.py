@@ -62,7 +62,6 @@ class MethodLayout:
     """The inputs that the methods of one file are made for.
 
     Attributes:
-        chunk: the most new positions of a call.
         self_layers: layout of the self caches; all but rings may have less capacity.
         longest_source: the most tokens of a source, where sources have various lengths.
         facts: facts for callers beside `facts_of`.

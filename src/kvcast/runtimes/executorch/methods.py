@@ -62,11 +62,9 @@ class Methods:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the methods."""
         return frozenset(self._program.method_names)
 
     def shapes(self, name: str) -> list[tuple[int, ...]]:
-        """Return the largest shape of each argument."""
         metadata = self._program.metadata(name)
         return [tuple(metadata.input_tensor_meta(i).sizes()) for i in range(metadata.num_inputs())]
 

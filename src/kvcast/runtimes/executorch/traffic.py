@@ -6,8 +6,7 @@ there. It is copied where anything else than attention or a view takes it, such 
 
 The file has no names of layers, but each cache belongs to one. A layer begins after the operator
 whose result goes into its attention and is added to that later: the residual. `encode`, whose
-layers have no caches, is one row. A call takes one row, so several read weights as often. Knows no
-family.
+layers have no caches, is one row. A call takes one row, so several read weights as often.
 """
 
 import re
@@ -53,8 +52,6 @@ _ITEMS = {"FLOAT": 4, "HALF": 2, "BFLOAT16": 2, "DOUBLE": 8, "CHAR": 1, "BYTE": 
 
 
 class ExecutorchTraffic(TrafficReader):
-    """Reads files."""
-
     @override
     def bundle(
         self, folder: Path, manifest: Manifest, sizes: CallSizes
@@ -79,8 +76,6 @@ class _Call:
 
 
 class _Method:
-    """Counts the instructions of a method."""
-
     def __init__(
         self,
         file: PTEFile,
@@ -109,7 +104,6 @@ class _Method:
         self._tally = Tally(name, weights, self._caches, self._filled, by_number=True)
 
     def counted(self) -> ProgramTraffic:
-        """Count all instructions."""
         starts = self._starts()
         for i, call in enumerate(self._calls):
             if i in starts:
@@ -136,7 +130,6 @@ class _Method:
                         yield _Call(delegate.id, values, data)
 
     def _each(self, values: Sequence[int]) -> list[int]:
-        """Return values, and those in lists of tensors among them."""
         lists = (self._plan.values[value].val for value in values)
         inside = (item for part in lists if isinstance(part, TensorList) for item in part.items)
         return [*values, *inside]

@@ -42,10 +42,7 @@ class Signature:
     """A program and its signature.
 
     Attributes:
-        program: the module to export, with kvcast's operators.
-        arguments: example arguments, flat.
         sizes: dynamic shapes of each argument, as torch.export takes them.
-        inputs: names of the arguments.
         outputs: names of the results; `present_...` are the caches after the call.
         kinds: the kinds of self caches that it attends to, each once: "linear", "ring".
 
@@ -60,7 +57,6 @@ class Signature:
 
     @property
     def open_sizes(self) -> list[dict[int, Any]]:
-        """The dynamic sizes of each argument, by axis."""
         return tree_leaves(self.sizes, is_leaf=lambda part: isinstance(part, dict))
 
     def export(self) -> ExportedProgram:

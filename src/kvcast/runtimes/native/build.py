@@ -143,7 +143,6 @@ Fields = Mapping[str, object]
 
 
 def _fields(library: Path, sources: str) -> Fields:
-    """Return the record of a library that was just compiled."""
     return {"sources": sources, "abi": ABI, **contents(library)}
 
 

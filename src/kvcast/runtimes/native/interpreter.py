@@ -143,12 +143,10 @@ class Interpreter:
         inputs: Mapping[str, NDArray[Any]],
         outputs: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Run another program, over the same constants."""
         plan = planned(program, self.constants, inputs, outputs, exact=self._exact)
         self.run(Call(plan))
 
     def run(self, call: Call) -> None:
-        """Run a planned call."""
         plan = call.plan
         with self._lock:
             if len(self._arena) < plan.arena:

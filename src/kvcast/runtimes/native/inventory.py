@@ -31,11 +31,8 @@ class Holding:
 
     Attributes:
         stored: types of the tensors in the files; empty for what is computed, and for bundles.
-        held: how they lie in memory.
         kept: whether memory has the numbers or the codes of the files, and nothing was rounded.
         tensors: how many the files have, as kvcast names them: query, key and value are one.
-        stored_bytes: their bytes in the files.
-        held_bytes: their bytes in memory.
 
     """
 
@@ -117,7 +114,6 @@ def _spelled(array: NDArray[Any]) -> str:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Tell whether an array's memory is a file's."""
     while isinstance(array, np.ndarray):
         array = array.base
     return isinstance(array, mmap.mmap)

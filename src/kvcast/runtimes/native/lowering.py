@@ -76,7 +76,6 @@ def _stored(
     precision: BundlePrecision,
     blocks_of: BlocksOf,
 ) -> dict[str, NDArray[Any]]:
-    """Return the tensors of programs' constants in the weights' file."""
     roles = {name: roles_of(program) for name, program in programs.items()}
     convolved = {name for each in roles.values() for name in each.convolutions}
     chosen = kinds_by(roles, precision)

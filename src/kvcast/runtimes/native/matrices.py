@@ -112,8 +112,6 @@ _EXPERTS = "mixture_of_experts"
 
 
 class Kind(Enum):
-    """How a matrix is stored."""
-
     EXACT = "fp32"
     INT8 = "int8"
     INT8_BLOCK = "int8 in blocks"
@@ -126,11 +124,7 @@ class Roles:
     """The uses of a program's matrices, by their names.
 
     Attributes:
-        products: matrices of products, all experts' included.
-        convolutions: matrices of convolutions.
-        tables: matrices of lookups.
         heads: matrices whose products become logits with nothing but numbers in between.
-        routers: matrices whose products choose experts.
         crosses: whether layers may attend to an encoded input.
 
     """
@@ -144,7 +138,6 @@ class Roles:
 
 
 def roles_of(program: Program) -> Roles:
-    """Return the uses of a program's matrices."""
     return Roles(
         products=program.matrices("linear") | program.matrices(_EXPERTS),
         convolutions=program.matrices("conv1d") | program.matrices("conv2d"),
@@ -245,7 +238,6 @@ def store_matrix(
 
 
 def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return codes and a scale for each output."""
     scales = np.abs(matrix).max(axis=1) / np.float32(127)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
     return np.rint(matrix * inverse[:, None]).astype(np.int8), scales.astype(np.float32)

@@ -19,8 +19,6 @@ from kvcast.spec.stored_matrices import Encoding
 
 
 class Operation(IntEnum):
-    """Codes, in the order of instructions.def."""
-
     PRODUCT = 0
     ROUND = 1
     LAYER_NORM = 2
@@ -61,7 +59,6 @@ class Dtype(IntEnum):
 
     @property
     def size(self) -> int:
-        """Bytes of one number."""
         return (4, 2, 4, 8, 1, 1)[self]
 
 
@@ -70,8 +67,6 @@ SCALE_BYTES = 4
 
 
 class Element(IntEnum):
-    """Elementwise operations."""
-
     COPY = 0
     ADD = 1
     SUB = 2
@@ -92,8 +87,6 @@ class Element(IntEnum):
 
 
 class Activation(IntEnum):
-    """Activations after a product."""
-
     NONE = 0
     GELU = 1
     GELU_TANH = 2
@@ -108,7 +101,6 @@ class Storage:
     """Memory that values are views of.
 
     Attributes:
-        size: bytes.
         address: where it lies, if it is not in the arena.
 
     """
@@ -179,20 +171,16 @@ class Instruction:
     words: list[Word]
 
     def word(self, name: str) -> Word:
-        """Return the word of a field."""
         return self.words[LAYOUTS[self.operation].places[name]]
 
     def replace(self, name: str, word: Word) -> None:
-        """Change the word of a field."""
         self.words[LAYOUTS[self.operation].places[name]] = word
 
     def storages(self) -> list[Storage]:
-        """Return the storages that it reads and writes."""
         return [word.storage for word in self.words if isinstance(word, Address)]
 
 
 def bits(value: float) -> int:
-    """Return a double's bits as a word."""
     word: int = struct.unpack("<q", struct.pack("<d", value))[0]
     return word
 
@@ -224,8 +212,6 @@ class Schema:
     """The contents of the file.
 
     Attributes:
-        enums: of each its members' numbers.
-        structs: of each its fields.
         instructions: of each its fields; codes are places in this order.
 
     """

@@ -110,7 +110,6 @@ def graphs_of(programs: Mapping[str, Program], folder: str) -> dict[str, Graph]:
 def cache_layers(
     family: Family, dimensions: Any, precision: BundlePrecision
 ) -> tuple[CacheLayers, ...]:
-    """Return the layout of caches of that precision."""
     own, cross = _DTYPES[precision.cache], _DTYPES[precision.cross]
     return tuple(
         layer.of_dtype(cross if layer.kind == "cross" else own)

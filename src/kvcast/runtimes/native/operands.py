@@ -57,7 +57,6 @@ def is_cache(cache: Value) -> bool:
 
 
 def flat(lines: Lines) -> list[Word]:
-    """Return lines as the struct that instructions take."""
     return flat_words(lines.value.address, lines.stride)
 
 
@@ -75,7 +74,6 @@ def heads_of(cache: Value) -> list[Word]:
 
 
 def or_none(value: Value | None) -> Word:
-    """Return an address, or that of nothing."""
     return NOTHING if value is None else value.address
 
 

@@ -46,7 +46,6 @@ class Matrix:
 
     @property
     def words(self) -> list[Word]:
-        """The struct that instructions take."""
         return STRUCTS["Matrix"].words(
             format=int(self.format),
             outputs=self.outputs,
@@ -63,12 +62,10 @@ class Joined:
 
     @property
     def outputs(self) -> int:
-        """The outputs of all parts."""
         return sum(part.outputs for part in self.parts)
 
     @property
     def inputs(self) -> int:
-        """The inputs of each part."""
         return self.parts[0].inputs
 
 
@@ -89,7 +86,6 @@ class Experts:
 
     @property
     def words(self) -> list[Word]:
-        """The struct that instructions take."""
         first = self.matrices[0]
         return STRUCTS["Stack"].words(
             format=int(first.format),
@@ -105,8 +101,6 @@ class Plan:
 
     Attributes:
         words: with addresses in the arena counted from 0, until a call moves them.
-        in_arena: the places of these words.
-        arena: bytes of it.
         arguments: of each of the call's own arrays the address, and the places of words with it.
         kept: other arrays that must stay alive as long as the plan.
 
@@ -153,11 +147,9 @@ class Builder:
     _results: dict[Storage, _Result] = field(default_factory=dict)
 
     def emit(self, code: Operation, /, **fields: Words) -> None:
-        """Add an instruction."""
         self.instructions.append(Instruction(code, LAYOUTS[code].words(**fields)))
 
     def outer(self, array: NDArray[Any]) -> Value:
-        """Return an array as a value."""
         self.kept.append(array)
         return Value.of(array)
 
@@ -210,7 +202,6 @@ class Builder:
         return copied
 
     def flattened(self, value: Value, first: int, last: int) -> Value:
-        """Join axes, of a copy if need be."""
         joined = value.flattened(first, last)
         if joined is None:
             joined = self.copied(value, value.dtype).flattened(first, last)
@@ -219,7 +210,6 @@ class Builder:
         return joined
 
     def copied(self, value: Value, dtype: Dtype) -> Value:
-        """Return a contiguous copy."""
         out = Value.fresh(value.sizes, dtype)
         self.elements(Element.COPY, out, value)
         return out
@@ -248,7 +238,6 @@ class Builder:
         )
 
     def plan(self) -> Plan:
-        """Lay out the arena, and write the words."""
         self._drop_unread_floats()
         places, size = _laid_out(self.instructions)
         words: list[int] = []
@@ -299,7 +288,6 @@ def _array(value: Value, strides: Sequence[int]) -> list[Word]:
 def _joined(
     sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
-    """Join neighbouring axes that are contiguous in all arrays."""
     kept_sizes: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(sizes):
@@ -357,7 +345,6 @@ def _laid_out(instructions: Sequence[Instruction]) -> tuple[dict[Storage, int], 
 
 
 def _freed(free: list[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int]]:
-    """Add a gap, joined with its neighbours."""
     joined = []
     for gap in free:
         if gap[1] == first:

@@ -313,7 +313,6 @@ class NativeInputStream(InputStream):
         return outputs
 
     def _hold(self, positions: int) -> None:
-        """Let rows that read the slot see so many positions."""
         self.held, slots = positions, self._cache.memory.slots
         for name, part in zip(self._runtime.encoded, slots.parts, strict=True):
             if not name.startswith("cross_"):

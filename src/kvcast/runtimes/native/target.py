@@ -17,8 +17,6 @@ from kvcast.spec.runtimes import BundlePrecision, OnPhase, ignore_phase
 
 
 class NativeTarget(Target):
-    """kvcast's own kernels."""
-
     needs: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
 

@@ -45,8 +45,6 @@ _WRITTEN = ("out", "to", "rounded_out")  # fields that results go to
 
 
 class NativeTraffic(TrafficReader):
-    """Reads plans."""
-
     @override
     def bundle(
         self, folder: Path, manifest: Manifest, sizes: CallSizes
@@ -167,8 +165,6 @@ class Listed:
 
 
 class _Counter:
-    """Counts a plan's instructions."""
-
     def __init__(
         self,
         tally: Tally,
@@ -186,7 +182,6 @@ class _Counter:
         self._filled: set[str] = set()
 
     def count(self, instruction: Listed) -> None:
-        """Count an instruction, and what it reads and writes."""
         found = [
             (field, self._constants[address])
             for field, address in instruction.addresses()
@@ -279,7 +274,6 @@ _LISTS = {"Dims": 4, "Axes": 3}
 
 
 def listed(plan: Plan) -> Iterator[Listed]:
-    """Yield the instructions of a plan."""
     words: list[int] = plan.words.tolist()
     arena = set(plan.in_arena.tolist())
     first = 0

@@ -50,12 +50,10 @@ class Value:
 
     @property
     def address(self) -> Address:
-        """Where it begins."""
         return Address(self.storage, self.offset * self.dtype.size)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its numbers follow one another in order."""
         return all(
             size == 1 or stride == wanted
             for size, stride, wanted in zip(
@@ -82,7 +80,6 @@ class Value:
         return replace(self, sizes=tuple(sizes), strides=tuple(strides), offset=first)
 
     def transposed(self, first: int, second: int) -> Self:
-        """Swap two axes."""
         sizes, strides = list(self.sizes), list(self.strides)
         for each in (sizes, strides):
             each[first], each[second] = each[second], each[first]

@@ -119,7 +119,6 @@ def encoder_attention(
 
 
 def multi_head(heads: int, scale: float) -> dict[str, Any]:
-    """Return the attributes of MultiHeadAttention."""
     return {
         "num_heads": heads,
         "scale": float(scale),
@@ -291,7 +290,6 @@ def _by_head(write: GraphWriter, x: ir.Value, heads: int, *sizes: int) -> ir.Val
 
 
 def _with(write: GraphWriter, operator: str, x: ir.Value, other: ir.Value) -> ir.Value:
-    """Apply an operator of two arrays that broadcast together."""
     shape = broadcast(dims(x), dims(other))
     return write.node(operator, [x, other], x.dtype, shape)
 
@@ -309,7 +307,6 @@ def _taken(write: GraphWriter, x: ir.Value, places: ir.Value) -> ir.Value:
 
 
 def _column(write: GraphWriter, x: ir.Value, *axes: int) -> ir.Value:
-    """Insert axes of one number."""
     shape = dims(x)
     for axis in axes:
         shape.insert(axis, 1)

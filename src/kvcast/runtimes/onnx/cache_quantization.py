@@ -196,8 +196,6 @@ def _as_it_is(x: ir.Value) -> ir.Graph:
 
 
 class _Shared(NamedTuple):
-    """Inputs of the operators that all layers share."""
-
     many: ir.Value  # whether there are many queries
     few: Sequence[ir.Value]  # from where to where and along which axis the operator takes queries
     no_keys: ir.Value  # empty new keys

@@ -39,7 +39,6 @@ class GraphWriter:
     """A graph so far.
 
     Attributes:
-        inputs: the graph's, by name.
         changed: inputs after the program wrote to them, and results beside an operation's own.
 
     """
@@ -76,7 +75,6 @@ class GraphWriter:
         self.changed: dict[str, ir.Value] = {}
 
     def model(self, outputs: Mapping[str, ir.Value]) -> ir.Model:
-        """Return the model that gives these results."""
         for name, value in outputs.items():
             if value.name in self.inputs or value in self._graph.outputs:
                 value = self.node("Identity", [value], value.dtype, dims(value))
@@ -113,7 +111,6 @@ class GraphWriter:
         domain: str = "",
         **attributes: Any,
     ) -> ir.Value:
-        """Add an operator with one result."""
         return self.nodes(operator, inputs, [(dtype, shape)], domain, **attributes)[0]
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -124,11 +121,9 @@ class GraphWriter:
         return made
 
     def array(self, name: str) -> NDArray[np.generic]:
-        """Return a constant of the program."""
         return self._constants[name]
 
     def matrix(self, name: str) -> Matrix:
-        """Return a matrix or table of the program."""
         return self._matrices[name]
 
     def constant(self, name: str, array: NDArray[np.generic] | None = None) -> ir.Value:
@@ -151,7 +146,6 @@ class GraphWriter:
         return self.constant(name + TRANSPOSED, np.ascontiguousarray(self.array(name).T))
 
     def number(self, number: float, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-        """Return a constant without axes."""
         name = f"number_{dtype.name.lower()}_{number}"
         return self.constant(name, np.array(number, dtype.numpy()))
 
@@ -175,7 +169,6 @@ class GraphWriter:
         return value
 
     def dim(self, size: ir.Value) -> Dim:
-        """Return a size's number or name."""
         return self._dims[size]
 
     def is_size(self, value: Any) -> bool:
@@ -201,7 +194,6 @@ class GraphWriter:
         return self.node("Reshape", [x, target], x.dtype, shape)
 
     def scalar(self, size: ir.Value) -> ir.Value:
-        """Return a size without axes."""
         return self.node("Squeeze", [size], size.dtype, [])
 
     def transposed_axes(self, x: ir.Value, first: int, second: int) -> ir.Value:
@@ -222,7 +214,6 @@ class GraphWriter:
         return self.reshaped(mixed, [self.size(query, axis) for axis in range(3)])
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """Return x in a dtype."""
         return x if x.dtype == dtype else self.node("Cast", [x], dtype, dims(x), to=dtype.value)
 
 
@@ -282,7 +273,6 @@ def _inputs(argument: Argument | CacheArgument) -> list[ir.Value]:
 
 
 def fuse(model: ir.Model) -> None:
-    """Change the graph in place."""
     for node in list(model.graph):
         if node.op_type == "GroupQueryAttention":
             _take_packed(model.graph, node)
@@ -328,5 +318,4 @@ def _take_residual(graph: ir.Graph, norm: ir.Node) -> None:
 
 
 def _is_hidden(value: ir.Value | None) -> bool:
-    """Tell whether a value is computed rather than constant."""
     return value is not None and value.const_value is None

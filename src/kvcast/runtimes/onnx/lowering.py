@@ -84,7 +84,6 @@ def lower(job: LoweringJob, folder: Path) -> dict[str, Graph]:
 def _constants(
     job: LoweringJob, roles: PrecisionRoles
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Matrix]]:
-    """Return the programs' constants, and their matrices in some form."""
     written, precision = job.written(), job.precision
     constants, matrices = job.constants(), exact(written)
     smoothed = roles.smoothed and precision.quantize == "int8"
@@ -100,7 +99,6 @@ def _constants(
 
 
 def _described(job: LoweringJob, roles: PrecisionRoles) -> dict[str, Described]:
-    """Return the programs over caches of the precision."""
     signatures = job.described()
     described = {name: (program, signatures[name]) for name, program in job.written().items()}
     if (

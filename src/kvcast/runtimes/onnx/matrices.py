@@ -127,7 +127,6 @@ class Packed:
 
     @property
     def inputs(self) -> int:
-        """The number of inputs of each output."""
         return int(self.codes.shape[1]) * self.block
 
 

@@ -40,23 +40,19 @@ class OnnxGraph:
             self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def io_binding(self) -> Any:
-        """Return an empty binding."""
         return self._session.io_binding()
 
     def run(self, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
-        """Run over arrays."""
         with naming(self.path):
             results: list[Any] = self._session.run(outputs, feed)
         return results
 
     def run_with_ort_values(self, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
-        """Run over ONNX Runtime's own values."""
         with naming(self.path):
             results: list[Any] = self._session.run_with_ort_values(outputs, feed)
         return results
 
     def run_with_iobinding(self, binding: Any) -> None:
-        """Run over the bound arrays."""
         with naming(self.path):
             self._session.run_with_iobinding(binding)
 
@@ -65,11 +61,9 @@ class OnnxGraph:
         return Path(self._session.end_profiling())
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Return the graph's declared inputs."""
         return dict(map(_argument, self._session.get_inputs()))
 
     def outputs(self) -> dict[str, TensorSpec]:
-        """Return the graph's declared outputs."""
         return dict(map(_argument, self._session.get_outputs()))
 
 

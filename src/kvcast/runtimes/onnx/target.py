@@ -17,8 +17,6 @@ from kvcast.spec.runtimes import BundlePrecision, OnPhase
 
 
 class OnnxTarget(Target):
-    """ONNX Runtime."""
-
     needs: tuple[str, ...] = ("onnx_ir", "onnxruntime")
     tools: tuple[str, ...] = ("onnxruntime", "onnx")
 

@@ -38,8 +38,6 @@ _UPDATES = frozenset({"GroupQueryAttention", "ScatterND", "ScatterElements", "Te
 
 
 class OnnxTraffic(TrafficReader):
-    """Reads graphs."""
-
     @override
     def bundle(
         self, folder: Path, manifest: Manifest, sizes: CallSizes
@@ -57,8 +55,6 @@ class OnnxTraffic(TrafficReader):
 
 
 class _Counter:
-    """Counts the nodes of a graph."""
-
     def __init__(
         self,
         tally: Tally,
@@ -82,7 +78,6 @@ class _Counter:
         self._arrays = {value.name or "": value for value in self._origins}
 
     def counted(self) -> ProgramTraffic:
-        """Count all nodes."""
         self._count_nodes(self._graph)
         return self._tally.traffic()
 
@@ -116,7 +111,6 @@ class _Counter:
         return any(value.name in self._results for value in node.outputs)
 
     def _weight(self, node: ir.Node, place: int, constant: ir.Value) -> int:
-        """Return the bytes that a node reads of a constant."""
         size = constant.const_value.nbytes if constant.const_value is not None else 0
         if node.op_type in _LOOKUPS and place != 1:
             axis = node.attributes.get_int("axis", 0)

@@ -22,7 +22,6 @@ class VoiceGraph:
         self._session = onnx_session(path, _ONE_THREAD)
 
     def listener(self) -> "VoiceListener":
-        """Return a detector for one recording."""
         return VoiceListener(self._session)
 
 

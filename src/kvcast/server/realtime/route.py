@@ -37,10 +37,7 @@ _TOGETHER = 4
 
 
 class Realtime:
-    """Live sessions of all clients."""
-
     def __init__(self, state: State) -> None:
-        """Take the models, and the limits of sessions."""
         self._state = state
         self._most = state.limits.live_sessions
         self._sessions = 0
@@ -152,7 +149,6 @@ class _Connection:
                 await self._slow_down()
 
     async def _slow_down(self) -> None:
-        """Wait for the transcription, if much audio waits."""
         transcribed = self._transcribed
         if self._session.waiting > _MUCH and transcribed is not self._in_vain:
             with anyio.move_on_after(_PATIENCE):
@@ -193,7 +189,6 @@ class _Connection:
 
 
 async def _close(websocket: WebSocket, error: Exception, code: int) -> None:
-    """Send a client an error, and close."""
     failed = failure(error)
     await websocket.send_text(encoded(failed))
     reason = failed["error"]["message"].encode()[:_LONGEST_REASON]

@@ -57,7 +57,6 @@ def failure(error: Exception, cause: str | None = None) -> Event:
 
 
 def event(kind: str, **fields: Any) -> Event:
-    """Return an event of the server."""
     return {"type": kind, "event_id": _named("event"), **fields}
 
 
@@ -74,10 +73,6 @@ class Session:
     """The state of one client's connection.
 
     `receive` and `transcribe` may run on two threads at once.
-
-    Attributes:
-        transcripts: of the last turns.
-
     """
 
     def __init__(
@@ -113,7 +108,6 @@ class Session:
 
     @property
     def greeting(self) -> Event:
-        """The first event."""
         return event("session.created", session=described(self._identity, self._audio))
 
     @property
@@ -123,7 +117,6 @@ class Session:
 
     @property
     def ready(self) -> bool:
-        """Whether audio waits to be transcribed."""
         return self._transcriber.ready
 
     def transcribe(self) -> list[Event]:
@@ -208,7 +201,6 @@ class Session:
             self._add(samples)
 
     def _add(self, samples: Samples) -> None:
-        """Add audio to the turn that the client will end."""
         turn = self._turn or self._begun()
         if turn.samples + len(samples) > self._longest:
             raise ApiError(
@@ -271,7 +263,6 @@ class Session:
         self._endpoints = self._detecting()
 
     def _add_rest(self, turn: SpokenTurn) -> None:
-        """Add the rest of the resampled audio to a turn."""
         rest = self._sound.finish()
         if self._endpoints is not None:
             followed = [piece for piece, _ in self._endpoints.follow(rest)]
@@ -322,5 +313,4 @@ def _spoken(update: TurnUpdate) -> list[Event]:
 
 
 def encoded(message: Event) -> str:
-    """Return an event as a message."""
     return json.dumps(message, ensure_ascii=False)

@@ -32,21 +32,16 @@ class AudioFormat(_Shape):
 
     @property
     def hertz(self) -> int:
-        """Samples a second."""
         return self.rate or (_PCM_RATE if self.type == "audio/pcm" else _TELEPHONE_RATE)
 
 
 class TranscriptionSettings(_Shape):
-    """The model that transcribes, its language and prompt."""
-
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
 
 
 class TurnDetection(_Shape):
-    """When the server ends turns."""
-
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     prefix_padding_ms: Annotated[int, Field(ge=0, le=10_000)] = 300
@@ -126,7 +121,6 @@ def parsed(message: str) -> dict[str, Any]:
 
 
 def described(identity: str, audio: AudioInput) -> dict[str, Any]:
-    """Return a session as clients get it."""
     return {
         "id": identity,
         "object": "realtime.transcription_session",

@@ -42,8 +42,6 @@ CODINGS: Mapping[str, Coding] = {
 
 
 class SessionAudio:
-    """One stream of mono audio."""
-
     def __init__(self, coding: str, rate: int) -> None:
         """Wait for bytes of a coding, of so many samples a second."""
         self._coding = CODINGS[coding]
@@ -93,7 +91,6 @@ class PolicyRunner:
         return job.result()
 
     def give_up(self) -> None:
-        """Cancel the running policy, and all later ones."""
         self._over = True
         if (job := self._job) is not None:
             job.cancel()
@@ -103,11 +100,7 @@ class SpokenTurn:
     """The audio of one turn, which becomes an item of the conversation.
 
     Attributes:
-        item: its id.
-        settings: how it is transcribed.
-        samples: so far.
         text: so far; deltas never change.
-        dropped: whether the client has deleted it.
         error: why it has no text, or no more of it.
 
     """
@@ -125,17 +118,14 @@ class SpokenTurn:
 
     @property
     def ended(self) -> bool:
-        """Whether no more audio will come."""
         return self._silence is not None
 
     @property
     def waiting(self) -> int:
-        """Samples that wait for transcription."""
         with self._lock:
             return sum(map(len, self._waiting))
 
     def add(self, samples: Samples) -> None:
-        """Add audio."""
         self.samples += len(samples)
         with self._lock:
             self._waiting.append(samples)
@@ -162,8 +152,6 @@ class TurnUpdate:
 
 
 class TurnTranscriber:
-    """Transcribes turns in order."""
-
     def __init__(self, opening: Callable[[TranscriptionSettings], LiveWindow]) -> None:
         """Prepare; `opening` returns the window that a client's settings ask for."""
         self._opening = opening
@@ -172,7 +160,6 @@ class TurnTranscriber:
         self._settings: TranscriptionSettings | None = None
 
     def add(self, turn: SpokenTurn) -> None:
-        """Queue a turn, after the turns before it."""
         self._turns.append(turn)
 
     @property
@@ -182,7 +169,6 @@ class TurnTranscriber:
 
     @property
     def ready(self) -> bool:
-        """Whether audio waits to be transcribed."""
         if not self._turns:
             return False
         turn, window = self._turns[0], self._window

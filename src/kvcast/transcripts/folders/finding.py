@@ -25,7 +25,6 @@ class RecordingFile:
 
     Attributes:
         path: relative to the folder, its parts separated by "/".
-        size: in bytes.
         mtime_ns: time of its last change, in nanoseconds since 1970.
 
     """
@@ -41,7 +40,6 @@ class RecordingFile:
 
     @classmethod
     def of(cls, path: str, seen: os.stat_result) -> "RecordingFile":
-        """Return a file's size and time of change."""
         return cls(path=path, size=seen.st_size, mtime_ns=seen.st_mtime_ns)
 
 
@@ -60,7 +58,6 @@ class FolderListing:
     Attributes:
         recordings: in the order of their paths, folder by folder.
         problems: files and folders that could not be read.
-        links: links to folders, which were not followed.
         older: how many recordings were left out because they are not newer.
         others: files that no pattern and no extension names.
         closed: folders that were not entered, as that takes `recursive`.

@@ -48,7 +48,6 @@ class Entry:
         path: of the recording, in its folder, as `RecordingFile` has it; so are size and mtime_ns.
         sha256: of the recording; empty for one that failed.
         options: digest of all options that decide a transcript's content.
-        status: whether it was transcribed.
         reason: why it failed, in one line, or empty.
         name: of its transcripts, without extensions, in the output folder.
         outputs: SHA-256 of every transcript by its path in the output folder.

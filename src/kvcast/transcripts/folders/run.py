@@ -33,12 +33,8 @@ class FileResult:
     """The result of a file.
 
     Attributes:
-        path: in the folder of the recordings.
         status: `kept` was done before and has not changed.
-        error: why it failed.
-        outputs: its transcripts in the output folder.
         duration: seconds of sound, if it is done.
-        language: its code, if it is done.
 
     """
 
@@ -51,11 +47,9 @@ class FileResult:
 
     @property
     def reason(self) -> str:
-        """Why it failed, in one line, or empty."""
         return "" if self.error is None else reason_of(self.error)
 
     def document(self) -> dict[str, Any]:
-        """Return its entry in the summary's document."""
         return {
             "path": self.path,
             "status": self.status,
@@ -71,12 +65,8 @@ class Summary:
     """The summary of a run over a folder.
 
     Attributes:
-        folder, output_dir, model: as given.
         runtime: None if nothing was transcribed.
-        seconds: that transcribing took.
-        files: results, in the order of their paths.
         passed_over: files that were not taken for recordings, but for transcripts of earlier runs.
-        closed: folders that were not entered.
 
     """
 
@@ -90,7 +80,6 @@ class Summary:
     closed: tuple[str, ...]
 
     def count(self, status: str) -> int:
-        """Return the number of files with this status."""
         return sum(result.status == status for result in self.files)
 
     def sound(self, status: str) -> float:
@@ -98,7 +87,6 @@ class Summary:
         return sum(result.duration or 0.0 for result in self.files if result.status == status)
 
     def document(self) -> dict[str, Any]:
-        """Return the document that docs/folder.schema.json describes."""
         return {
             "format": SUMMARY_FORMAT,
             "version": SUMMARY_VERSION,
@@ -142,13 +130,10 @@ class FolderRun:
     """One run over a folder: its recordings and their outcomes.
 
     Attributes:
-        listing: the folder's contents.
         passed_over: files that are neither recordings nor transcripts of earlier runs.
         waiting: recordings that are to be transcribed, in order.
-        kept: results of recordings that are kept.
         problems: results of files and folders that could not be read, and of recordings whose
             transcripts cannot have their names.
-        tried_again: number of waiting recordings that failed before.
         damaged: lines of the journal that could not be read.
 
     """
@@ -322,7 +307,6 @@ class FolderRun:
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error's message in one line."""
     if isinstance(error, KvcastError):
         return str(error)
     return in_one_line(f"internal error ({type(error).__name__}: {error})")

@@ -69,12 +69,10 @@ def beams(trial: Trial) -> Check:
 
 
 def _last(trial: Trial, case: Case, written: Sequence[int] | Int64) -> WholeLogits:
-    """Return the logits after the last token of a text."""
     return WholeLogits(trial.driver.stepped(Text(case, np.array(written, np.int64)))[0][-1:])
 
 
 def _safe(trial: Trial) -> Int64:
-    """Return tokens that the model writes, from its own texts."""
     return np.unique(np.concatenate([each.text.written_n for each in trial.baselines]))
 
 

@@ -119,7 +119,6 @@ def recorded(trial: Trial) -> Check:
 
 
 def alignment(trial: Trial) -> Check:
-    """Compare the scores of alignment heads."""
     name, driver = "alignment", trial.driver
     if ALIGNMENT_QUERIES not in driver.family.programs(trial.dimensions)["decode"].outputs:
         return skipped(name, "the model has no alignment heads")
@@ -182,7 +181,6 @@ _LAYERS = "layers"
 
 
 def dimensions(trial: Trial) -> Check:
-    """Compare the manifest's dimensions with the checkpoint's."""
     if trial.files is None or trial.files.checkpoint is None:
         return skipped(checks.DIMENSIONS, NOBODY_KNOWS if trial.files else _NO_FILES)
     return checks.dimensions(trial.dimensions, trial.files.checkpoint)
@@ -205,7 +203,6 @@ def programs(trial: Trial) -> Check:
 
 
 def layers(trial: Trial) -> Check:
-    """Compare caches with the reference's, layer by layer."""
     reference = None if trial.oracle is None else trial.oracle.runtime
     if trial.oracle is None or reference is None:
         return skipped(_LAYERS, NOBODY_KNOWS)

@@ -1,8 +1,7 @@
 """Finds the first layer whose cache differs from the reference's, and the position from which on.
 
 Both models are fed the same tokens, and after each call what it wrote is compared, layer by layer:
-what first differs was computed by the layer before it, or by the projection of its own. Knows no
-family, and not what a program is made of.
+what first differs was computed by the layer before it, or by the projection of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,11 +29,9 @@ class CachedTensor:
 
     Attributes:
         layer: number of the layer among those with caches.
-        part: "key", "value", "inputs" or "state".
         dtype: of the candidate's numbers, as NumPy spells it.
         window: of a ring; None where all positions stay.
         is_: the candidate's, one array [heads, d] or a whole state for each position.
-        was: the reference's.
 
     """
 
@@ -47,7 +44,6 @@ class CachedTensor:
 
     @property
     def place(self) -> str:
-        """Its name in words."""
         return f"{self.part.removesuffix('s')}s of layer {self.layer}"
 
     def errors_p(self) -> NDArray[np.float64]:
@@ -57,8 +53,6 @@ class CachedTensor:
 
 @dataclass(frozen=True)
 class Run:
-    """What both models computed from the same tokens."""
-
     tensors: Sequence[CachedTensor]
     is_pv: Float32
     was_pv: Float32

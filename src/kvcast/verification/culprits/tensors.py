@@ -92,7 +92,6 @@ def _by_number(steps: Float32, like: Float32) -> Float32:
 
 
 def _at(wrong: NDArray[np.bool_]) -> str:
-    """Name the first places."""
     places = np.argwhere(wrong)[:_MOST].tolist()
     more = ", ..." if int(wrong.sum()) > _MOST else ""
     return f": at {', '.join(map(str, places))}{more}"
@@ -101,7 +100,6 @@ def _at(wrong: NDArray[np.bool_]) -> str:
 def _one_number(
     stored: StoredNumbers, actual: Float32, wanted: Float32, wrong: NDArray[np.bool_]
 ) -> str:
-    """Tell of a single number, whose bits may tell more."""
     if int(wrong.sum()) != 1:
         return ""
     place = np.argwhere(wrong)[0].tolist()
@@ -118,7 +116,6 @@ def _one_number(
 
 
 def _other_places(actual: Float32, wanted: Float32, stored: StoredNumbers) -> str:
-    """Tell of rows, or columns, that hold what others should."""
     if actual.ndim != 2 or stored.steps is not None:
         return ""
     for axis, title in ((0, "row"), (1, "column")):

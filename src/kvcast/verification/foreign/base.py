@@ -29,8 +29,6 @@ class Movement:
     """Bytes that operators of a step write which hold whole caches, or as much of them.
 
     Attributes:
-        operator: the format's name for it.
-        count: how many of these operators.
         fixed: bytes that they write in a step, whatever the length.
         per_position: bytes more for each position that the sequence holds.
 
@@ -77,15 +75,10 @@ class ForeignModel(ABC):
     """A decoder whose caches hold `rows` sequences of the same length.
 
     Attributes:
-        exporter: what made it.
-        runtime: what runs it.
-        precision: of its weights.
         encoder: what its encoder takes: "tokens" or "features"; empty without one.
-        vocab_size: width of its logits.
         capacity: most positions of a sequence; None where the files do not say.
         most_rows: most sequences at once; None: any number.
         takes_chunks: whether a call takes several tokens of each row.
-        tools: versions of libraries, by name.
 
     """
 

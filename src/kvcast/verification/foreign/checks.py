@@ -1,7 +1,6 @@
 """Checks of an exported decoder beside itself: in pieces, in rows, after other inputs, to its end.
 
-Those beside a checkpoint are kvcast's own (`kvcast.verification.checks.reference`). Knows no
-exporter.
+Those beside a checkpoint are kvcast's own (`kvcast.verification.checks.reference`).
 """
 
 from collections.abc import Callable, Mapping

@@ -97,7 +97,6 @@ class MethodInstructions:
 
     @property
     def spans_capacity(self) -> bool:
-        """Whether queries meet all slots of a cache."""
         return bool(self.caches) and _OF_PREFIXES not in self._operators
 
     def precision(self) -> BundlePrecision:
@@ -168,8 +167,6 @@ _FEATURES = 3  # dimensions of an encoder's argument that are features
 
 
 class ExecutorchProgram(ForeignModel):
-    """A loaded program."""
-
     exporter = "optimum-executorch"
     runtime = "ExecuTorch"
     most_rows = 1
@@ -254,7 +251,6 @@ class ExecutorchProgram(ForeignModel):
         return range(self._most_tokens, count, self._most_tokens)
 
     def _number(self, method: str) -> int | None:
-        """Return what a method without arguments tells."""
         if method not in self._methods.names:
             return None
         (value, *_) = self._methods.run(method, [])

@@ -1,7 +1,7 @@
 """A decoder in ONNX whose caches are its caller's: past goes in, present comes out.
 
 One graph computes all calls, or another one the first. A graph takes the inputs below by the names
-that transformers gives them. Knows no exporter's files.
+that transformers gives them.
 """
 
 import shutil
@@ -36,8 +36,6 @@ _PROFILED = 16, 48
 
 
 class OnnxDecoder(ForeignModel):
-    """Sessions over a decoder's graphs."""
-
     def __init__(self, files: OnnxDecoderFiles, threads: int) -> None:
         self._files, self._threads = files, threads
         self._graph = DecoderGraph(files.step)
@@ -179,7 +177,6 @@ class OnnxDecoder(ForeignModel):
         return sum(size for _, size, _ in each), repeated
 
     def _feed(self, session: OnnxGraph, tokens_rs: Int64) -> dict[str, NDArray[Any]]:
-        """Return a call's inputs."""
         rows, new = tokens_rs.shape
         places_s = np.arange(self._length, self._length + new)
         values: dict[str, NDArray[Any]] = {
@@ -200,7 +197,6 @@ class OnnxDecoder(ForeignModel):
         }
 
     def _run(self, session: OnnxGraph, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """Run over caches that come out anew."""
         given = session.outputs()
         wanted = [end for end in self._ends if _present(end) in given]
         logits, *presents = session.run([LOGITS, *map(_present, wanted)], feed)
@@ -213,7 +209,6 @@ class OnnxDecoder(ForeignModel):
         return result
 
     def _run_in_place(self, session: OnnxGraph, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """Run with past and present bound to one buffer."""
         binding = session.io_binding()
         values = {name: ort_value(array) for name, array in feed.items()}
         for name, value in values.items():

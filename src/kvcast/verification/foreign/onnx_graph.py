@@ -64,7 +64,6 @@ class DecoderGraph:
 
     @property
     def inputs(self) -> Sequence[str]:
-        """Names of the inputs."""
         return [value.name or "" for value in self._graph.inputs]
 
     @cached_property
@@ -142,7 +141,6 @@ class DecoderGraph:
 
     @property
     def branches(self) -> int:
-        """How many operators choose between graphs."""
         return sum(node.op_type == "If" for node in _all_nodes(self._graph))
 
     def weights(self) -> Iterator[tuple[tuple[str, tuple[int, ...]], int, Any]]:
@@ -152,7 +150,6 @@ class DecoderGraph:
                 yield (tensor.dtype.name, tuple(tensor.shape.numpy())), tensor.nbytes, tensor
 
     def precision(self) -> BundlePrecision:
-        """Tell the narrowest numbers of its matrices."""
         nodes = list(_all_nodes(self._graph))
         operators = {node.op_type for node in nodes}
         if "MatMulNBits" in operators:

@@ -22,12 +22,10 @@ class OnnxDecoderFiles:
     """The files of a decoder, and what its configuration says.
 
     Attributes:
-        exporter: what made them.
         step: the graph of a step; also of a first call, unless there is `first`.
         first: the graph of a first call, without caches; None: there is none.
         encoder: the encoder's graph; None without one.
         vocab_size: width of the logits, where the configuration says.
-        capacity: most positions, where the configuration says.
         sizes: heads and their size of a cache, where the graph leaves them open.
         shared: whether past and present are given one buffer of all positions.
 

@@ -1,6 +1,6 @@
 """What a step of an exported decoder costs beside what is new: memory, copies, work done again.
 
-These are findings, not verdicts: a decoder that copies its caches can be right. Knows no exporter.
+These are findings, not verdicts: a decoder that copies its caches can be right.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,6 @@ def _length(trial: "ForeignTrial") -> int:
 
 
 def _held(trial: "ForeignTrial", length: int) -> int:
-    """Return the bytes of a row's caches at a length."""
     text = trial.baselines[0].text
     trial.driver.begin(text.case)
     begun = trial.driver.model.held_bytes()

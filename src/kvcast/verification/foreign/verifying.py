@@ -1,4 +1,4 @@
-"""Verifies a decoder that another tool exported, beside a checkpoint. Knows no exporter."""
+"""Verifies a decoder that another tool exported, beside a checkpoint."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
