@@ -22,10 +22,11 @@ from kvcast.saving import save
 
 if TYPE_CHECKING:
     from kvcast.inspect.bias import Bias
-    from kvcast.inspect.cost import CostQuery, ModelWork
+    from kvcast.inspect.cost import CostQuery
     from kvcast.inspect.masks import MaskedCalls
     from kvcast.inspect.roofline import MachineRates
     from kvcast.inspect.schedule import Schedule
+    from kvcast.inspect.work import ModelWork
 
 _EXAMPLE: dict[str, Any] = {
     "lengths": (4, 1, 3),
@@ -197,6 +198,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def _schedule(args: argparse.Namespace, texts: list[list[str]]) -> "Schedule":
     from kvcast.inspect.schedule import Schedule
+    from kvcast.inspect.work import ModelWork
 
     by_texts = {"lengths": tuple(map(len, texts))} if texts else {}
     return Schedule.of(**(_EXAMPLE | by_texts | _given(args)))
