@@ -28,6 +28,7 @@ from kit.audio_decoders import (
     save_audio_decoder,
     tokenizer_json,
 )
+from kit.rounding import tolerance
 from kit.small_tokenizers import PROSE
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
 from kvcast.families.audio_decoder import tensor_shapes
@@ -47,6 +48,8 @@ SETTINGS = {
 }
 
 
+TERMS = 1000
+"""Terms of the sums on a token's way to its logits: some 20 products of 16 to 64 inputs each."""
 KINDS = ("qwen3_asr", "voxtral", "granite_speech", "voxtral_realtime")
 GRANITES: dict[str, dict[str, Any]] = {
     "one layer": {"num_layers": 1, "context_size": 17, "conv_kernel_size": 6},
@@ -183,7 +186,8 @@ def compare(kind: str, theirs: Any, model: Any, runtime: Any) -> None:
         with torch.no_grad():
             expected = theirs(input_ids=theirs_of(texts[row]), **features).logits[0].numpy()
         assert expected.std() > 0.3
-        np.testing.assert_allclose(np.concatenate(logits[row]), expected, atol=1e-4, rtol=0)
+        allowed = tolerance(TERMS, np.abs(expected).max())
+        np.testing.assert_allclose(np.concatenate(logits[row]), expected, atol=allowed, rtol=0)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -228,6 +232,19 @@ def test_eager_gives_these_logits_too(kind: str, folders: Any):
     compare(kind, theirs, model, EagerEncoderDecoder(executed))
     if kind != "qwen3_asr":
         compare(kind, theirs, model, model.runtime)
+
+
+@pytest.mark.parametrize(
+    "fault", [{"norm_eps": 1e-4}, {"attention_scale": 0.2501}, {"attention_scale": 1.0}], ids=str
+)
+def test_a_wrong_constant_exceeds_the_tolerance(fault: dict[str, float], folders: Any):
+    theirs, folder = folders["voxtral"]
+    checkpoint = open_checkpoint(folder)
+    wrong = replace(checkpoint.dimensions, **fault)
+    executed = TorchModel.from_tensors(wrong, checkpoint.tensors)
+    model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        compare("voxtral", theirs, model, EagerEncoderDecoder(executed))
 
 
 @pytest.mark.parametrize("kind", KINDS)
