@@ -198,7 +198,6 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def _schedule(args: argparse.Namespace, texts: list[list[str]]) -> "Schedule":
     from kvcast.inspect.schedule import Schedule
-    from kvcast.inspect.work import ModelWork
 
     by_texts = {"lengths": tuple(map(len, texts))} if texts else {}
     return Schedule.of(**(_EXAMPLE | by_texts | _given(args)))

@@ -120,7 +120,7 @@ class NgramDrafting(Drafting):
 
 
 class FormerText(Drafting):
-    """Drafts from the previous text, generated from almost the same input (such as growing audio)."""
+    """Drafts from the previous text of almost the same input, such as audio that has grown."""
 
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
