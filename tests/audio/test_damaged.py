@@ -50,7 +50,7 @@ SAYS = {
     "no-samples.wav": "holds no samples",
     "one-sample.wav": "too short to hold speech: it lasts 0.062 ms",
     "text.wav": "its format is not recognised",
-    "header-promises-all.wav": "cut short: it ends where its sound should begin; no sound",
+    "header-promises-all.wav": "cut short: it ends where its sound should begin; no audio",
 }
 
 
