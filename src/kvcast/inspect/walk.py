@@ -105,7 +105,7 @@ class _Mixture(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Attention:
+class Attention:
     """A layer's attention: sizes of all heads of queries and of keys; `cross`: keys of an input."""
 
     width: int
@@ -116,7 +116,7 @@ class _Attention:
     cross: int = 0
 
     @classmethod
-    def of(cls, op: Op, call: SelfAttention[Any] | SharedAttention[Any], keys: int) -> "_Attention":
+    def of(cls, op: Op, call: SelfAttention[Any] | SharedAttention[Any], keys: int) -> "Attention":
         width, causal = op.shape(0)[-1], getattr(call, "causal", True)
         return cls(width, keys, op.is_asked, call.window or None, causal)
 
@@ -143,7 +143,7 @@ class DecodeCounts:
         self._read: dict[str, int] = {}
         self._products: dict[str, _Product] = {}
         self.head: str = self._last.arguments[1].name
-        self.attentions: list[_Attention] = []
+        self.attentions: list[Attention] = []
         self.mixtures: list[_Mixture] = []
         self.written_keys = self.cross = self.rewriting = 0
         self.embedded = embedded
@@ -161,10 +161,10 @@ class DecodeCounts:
             self._add_self_attention(op)
         elif op.name == "shared_attention":
             call = SharedAttention[Any](*op.step.arguments)
-            self.attentions.append(_Attention.of(op, call, prod(op.shape(1)[1::2])))
+            self.attentions.append(Attention.of(op, call, prod(op.shape(1)[1::2])))
         elif op.name == "cross_attention":
             self.cross += 2 * prod(op.shape(1))
-            of = _Attention(op.shape(0)[-1], 0, op.is_asked, cross=op.shape(1)[2])
+            of = Attention(op.shape(0)[-1], 0, op.is_asked, cross=op.shape(1)[2])
             self.attentions.append(of)
         elif op.name in _STATE_PRODUCTS:
             state = op.resolved(op.step.arguments[-3])
@@ -181,7 +181,7 @@ class DecodeCounts:
     def _add_self_attention(self, op: Op) -> None:
         call = SelfAttention[Any](*op.step.arguments)
         keys = prod(op.shape(3)[1::2])
-        self.attentions.append(own := _Attention.of(op, call, keys))
+        self.attentions.append(own := Attention.of(op, call, keys))
         self.written_keys += 2 * keys
         if call.crosses:
             shape = op.resolved(call.cross_key)

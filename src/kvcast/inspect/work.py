@@ -5,6 +5,7 @@ encoders and attention are counted. Norms, activations, softmax, rotation and a 
 convolutions are not, nor are lookups in tables, which read one row per token.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.programs import ENCODED, CacheLayers
 from kvcast.families.table import family_with
-from kvcast.inspect.walk import ASKED, ENCODING, NEW, ConstantShapes, DecodeCounts, Op
+from kvcast.inspect.walk import ASKED, ENCODING, NEW, Attention, ConstantShapes, DecodeCounts, Op
 from kvcast.spec.shapes import Shape, shape_of
 
 USUAL_SOURCE = 128
@@ -142,11 +143,12 @@ class ModelWork:
             part: 2 * rows * sum(map(mul, counts, positions))
             for part, counts in decode.products.items()
         }
-        read = sum(2 * of.keys * of.held(length) for of in decode.attentions)
+        read = sum(2 * n * of.keys * of.held(length) for of, n in self._attentions.items())
         rewritten = each if self.family.one_by_one else rows
         held = length or self.family.one_by_one
         attended = sum(
-            of.width * of.seen(length, new, positions[of.asked]) for of in decode.attentions
+            n * of.width * of.seen(length, new, positions[of.asked])
+            for of, n in self._attentions.items()
         )
         return Work(
             keys_values=flop["keys_values"],
@@ -210,13 +212,21 @@ class ModelWork:
 
     def _convolved(self, length: int | None) -> int:
         """Return how many inputs convolutions read after `length` positions; None: of one."""
-        runs = [(run, run.length or run.capacity) for run in self._caches if "inputs" in run.parts]
         return sum(
             run.layers
             * (run.channels or run.head_dim)
-            * (1 if length is None else min(length, read - 1))
-            for run, read in runs
+            * (1 if length is None else min(length, (run.length or run.capacity) - 1))
+            for run in self._convolutions
         )
+
+    @cached_property
+    def _convolutions(self) -> Sequence[CacheLayers]:
+        return [run for run in self._caches if "inputs" in run.parts]
+
+    @cached_property
+    def _attentions(self) -> Counter[Attention]:
+        """Equal layers count once: a text's cost takes a call for each of its tokens."""
+        return Counter(self._decode.attentions)
 
     @cached_property
     def _states(self) -> int:
