@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_running_requests_end_and_others_are_refused(tmp_path):
-    with begun("local", tmp_path, start_new_session=True) as command:
+    with begun("local", tmp_path, "--drain", 600, start_new_session=True) as command:
         began = threading.Semaphore(0)
         with ThreadPoolExecutor() as pool:
             stream = pool.submit(last_event, command.url, began)
