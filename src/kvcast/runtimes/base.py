@@ -1,4 +1,4 @@
-"""The interface that every runtime meets, for all families of models.
+"""The interface that every runtime implements, for all model families.
 
 The cache contract in short: a cache goes in and a cache comes out. Validity follows from
 `lengths` alone, so a fresh sequence is `lengths = 0` and stale contents never matter. Handles
@@ -36,7 +36,7 @@ class TokenProbabilityQuery(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """How tokens attend to the input that their row reads, and how probable some were."""
+    """Cross-attention weights of tokens over their row's input, and some tokens' probabilities."""
 
     scores_hst: Float32
     """[alignment heads, s, t]: scaled products of queries and keys, before any softmax.
@@ -48,10 +48,10 @@ class Alignment(NamedTuple):
 
 
 class InputStream(ABC):
-    """An input whose sound is still arriving, in a slot of a cache.
+    """An input whose audio is still arriving, in a slot of a cache.
 
     Attributes:
-        held: positions in the slot: also those that `finish` gave, until more sound is heard.
+        held: positions in the slot, with those that `finish` added until more audio arrives.
 
     """
 
@@ -60,24 +60,24 @@ class InputStream(ABC):
 
     @abstractmethod
     def listen(self, samples: Float32) -> None:
-        """Encode the samples of further positions, [n, samples of one].
+        """Encode the samples of further positions, [n, samples per position].
 
-        The first call needs so many that a position is complete.
+        The first call needs enough samples for one complete position.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Encode the last positions as if the sound ended here; more of it may follow."""
+        """Encode the last positions as if the audio ended here; more may follow."""
 
     @abstractmethod
     def forget(self) -> None:
-        """Leave out the positions that `finish` gave."""
+        """Drop the positions that `finish` added."""
 
 
 class Cache(Protocol):
-    """Self-attention keys and values of `rows` sequences; layers with a window are rings.
+    """The self-attention cache of `rows` sequences; sliding-window layers are ring buffers.
 
-    For an encoder-decoder model also slots for encoded inputs, which rows read.
+    An encoder-decoder model's also has slots for encoded inputs, which rows read.
     """
 
     @property
@@ -89,10 +89,10 @@ class Cache(Protocol):
         """Longest sequence that a row can hold."""
 
     def revocable(self, row: int, kept: int, most: int) -> int:
-        """Return how many positions a row can take on trial: `truncate` can take them off again.
+        """Return how many draft positions a row can append so that `truncate` can remove them.
 
-        They follow `kept` new ones that stay; it is `most` where neither capacity nor a ring is in
-        the way.
+        They follow `kept` new positions that stay. At most `most`; fewer if capacity or a ring
+        limits it.
         """
 
     @property
@@ -110,16 +110,16 @@ CacheT = TypeVar("CacheT", bound=Cache)
 
 
 class RuntimeOf(Protocol[CacheT]):
-    """The interface of a runtime for any model, over its own kind of cache.
+    """A runtime of any model, over its own cache type.
 
-    Rows are independent: any of them may take part in a call, each with as many tokens as it has.
-    Where a layer is a ring, an older handle is of no use once the ring has let positions go;
-    `truncate` tells.
+    Rows are independent: any of them may take part in a call, each with its own number of tokens.
+    Where a layer is a ring, an older handle is invalid once the ring has evicted positions;
+    `truncate` then raises.
 
     Attributes:
-        prompts_differ: whether `prefill` computes positions otherwise than `decode`. Then a prompt
-            may only continue positions of a row that `prefill` computed, for its results would
-            depend on what the row held before.
+        prompts_differ: whether `prefill` uses a narrower dtype than `decode`. Then a prompt may
+            only continue positions that `prefill` computed; otherwise its results would depend on
+            the row's earlier contents.
 
     """
 
@@ -128,12 +128,12 @@ class RuntimeOf(Protocol[CacheT]):
     def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> CacheT:
         """Return an empty cache of `rows` sequences of up to `capacity` positions.
 
-        An encoder-decoder model's has `inputs` free slots for encoded inputs as well, and no more
-        positions than the model knows.
+        An encoder-decoder model's also has `inputs` free slots for encoded inputs, and no more
+        positions than the model was trained for.
         """
 
     def row_bytes(self, capacity: int) -> int:
-        """Return the memory of a row of such a cache, in bytes; inputs are not counted."""
+        """Return the bytes of one row of such a cache, without encoded inputs."""
 
     def decode(
         self,
@@ -142,10 +142,10 @@ class RuntimeOf(Protocol[CacheT]):
         rows: Sequence[int] | None = None,
         positions: Sequence[int] = (-1,),
     ) -> tuple[Float32, CacheT]:
-        """Append tokens to rows: one for a step, or several whose results are those of steps.
+        """Append tokens to rows: one, or several with the same results as single steps.
 
         Args:
-            tokens: for each row that takes part its new tokens [S], S >= 1, of any length each;
+            tokens: the new tokens [S] of each row that takes part, S >= 1, S differs between rows;
                 copied, so the caller may change them afterwards.
             cache: grows.
             rows: which rows take part, ascending, without repeats; None is all.
@@ -153,7 +153,7 @@ class RuntimeOf(Protocol[CacheT]):
 
         Returns:
             fp32 logits [len(tokens), len(positions), vocab] and the grown cache. The logits are
-            the runtime's own memory, valid until its next call; the caller may overwrite them.
+            in the runtime's memory, valid until its next call; the caller may overwrite them.
 
         """
 
@@ -164,23 +164,22 @@ class RuntimeOf(Protocol[CacheT]):
         rows: Sequence[int] | None = None,
         positions: Sequence[int] = (-1,),
     ) -> tuple[Float32, CacheT]:
-        """Append a chunk of a prompt to each row; arguments and results are those of `decode`.
+        """Append a chunk of a prompt to each row; arguments and results as for `decode`.
 
-        The results do not depend on how a prompt is cut into chunks. A runtime may compute them
-        with narrower numbers than steps; `prompts_differ` tells.
+        The results do not depend on how a prompt is cut into chunks. A runtime may use a narrower
+        dtype than for steps: see `prompts_differ`.
         """
 
     def reorder(self, cache: CacheT, parents: Sequence[int]) -> CacheT:
         """Return a cache whose row i continues old row `parents[i]`, in place.
 
-        There are as many parents as rows. A row reads the input that its parent reads. Only what
-        differs is copied.
+        One parent per row. A row reads its parent's input. Only positions that differ are copied.
         """
 
     def fork(self, cache: CacheT, parents: Sequence[int], capacity: int | None = None) -> CacheT:
         """Return a new cache whose row i is a copy of row `parents[i]`.
 
-        The old one stays as it is: a computed prefix can be continued many times. Decoder-only.
+        The old cache is unchanged: a computed prefix can be continued many times. Decoder-only.
         """
 
     def adopt(
@@ -188,20 +187,20 @@ class RuntimeOf(Protocol[CacheT]):
     ) -> CacheT:
         """Return a cache whose row `rows[i]` is a copy of row `parents[i]` of another cache.
 
-        That cache stays as it is. Decoder-only.
+        The other cache is unchanged. Decoder-only.
         """
 
     def reset(
         self, cache: CacheT, rows: Sequence[int], inputs: Sequence[int] | None = None
     ) -> CacheT:
-        """Return a cache whose given rows hold nothing; what was written there stays, unseen.
+        """Return a cache whose given rows are empty; stale contents remain in memory, never read.
 
         Row `rows[i]` reads the encoded input in slot `inputs[i]` from now on; without `inputs`
         the rows read none and are free.
         """
 
     def take_snapshots(self, cache: CacheT, rows: Sequence[int]) -> CacheT:  # noqa: ARG002
-        """Return a cache whose given rows can be truncated to what they hold now.
+        """Return a cache whose given rows can be truncated to their present length.
 
         For small layers that evict positions; a row keeps its last few snapshots.
         """
@@ -210,18 +209,18 @@ class RuntimeOf(Protocol[CacheT]):
     def truncate(self, cache: CacheT, rows: Sequence[int], lengths: Sequence[int]) -> CacheT:
         """Return a cache whose row `rows[i]` holds only its first `lengths[i]` positions.
 
-        The row still reads its input. Nothing is computed or copied. A source read as a
-        prefix is not cut.
+        The row still reads its input. Nothing is computed or copied. A prefix LM's source is not
+        cut.
 
         Raises:
-            ValueError: a row holds fewer, or a ring has let positions go that the row would need;
-                `Cache.revocable` says beforehand how many can be taken off.
+            ValueError: a row holds fewer, or a ring has evicted positions that the row would need;
+                `Cache.revocable` gives beforehand how many can be removed.
 
         """
 
 
 class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
-    """A runtime of an encoder-decoder model: rows read inputs that were encoded into slots."""
+    """A runtime of an encoder-decoder model: rows read inputs encoded into slots."""
 
     def encode(self, cache: CacheT, slots: Sequence[int], *source: NDArray[Any]) -> CacheT:
         """Encode inputs once, into slots of the cache that no row reads any more.
@@ -229,12 +228,12 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         Args:
             cache: from `new_cache`, with slots for inputs.
             slots: which slots to fill, one for each input.
-            source: as the encode program has them, each [len(slots), ...]. Whisper: log-mel
+            source: arguments of the encode program, each [len(slots), ...]. Whisper: log-mel
                 features fp32 [n, n_mels, frames]. T5: tokens int64 [n, t], padded at their ends
-                with any token, and how many there are of each, int32 [n]. Moonshine: samples,
-                and how many positions each sound becomes (`kvcast.families.moonshine.source_of`).
-                Canary: features fp32 [n, frames, n_mels] of one length, and how many positions
-                they become, int32 [n].
+                with any token, and their lengths, int32 [n]. Moonshine: samples, and the number of
+                encoded positions of each (`kvcast.families.moonshine.source_of`). Canary: features
+                fp32 [n, frames, n_mels] of equal length, and their numbers of encoded positions,
+                int32 [n].
 
         """
 
@@ -245,24 +244,24 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         source: StreamedSource,  # noqa: ARG002
         positions: int,  # noqa: ARG002
     ) -> InputStream:
-        """Return a stream into a slot that no row reads, with room for so many positions.
+        """Return a stream into a slot that no row reads, with room for `positions`.
 
-        Raises UsageError where a runtime encodes whole inputs alone.
+        Raises UsageError if the runtime only encodes whole inputs.
         """
         raise UsageError("sound is encoded as it comes on kvcast's own kernels: runtime native")
 
     def align(
         self, tokens_s: Int64, cache: CacheT, row: int, scored: TokenProbabilityQuery | None = None
     ) -> Alignment:
-        """Return the attention of new tokens of a row to its input: Whisper's alone.
+        """Return the cross-attention of new tokens of a row; Whisper only.
 
-        The tokens are read in one call, and forgotten: the cache that was given stays the newest.
+        The tokens are computed in one call and discarded: `cache` stays the newest handle.
 
         Args:
             tokens_s: [s], s >= 1.
             cache: in which `row` reads an input.
             row: which.
-            scored: one token or more whose probabilities are wanted; None if none are.
+            scored: tokens whose probabilities are returned; None for no probabilities.
 
         Raises:
             ValueError: the model has no alignment heads.
@@ -270,15 +269,13 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         """
 
     def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
-        """Return how much each token stands out at each frame, fp32 [s, frames].
+        """Return a weight of each token at each frame for alignment, fp32 [s, frames].
 
-        Attention is normalised so that a token stands out where it attends more than the others,
-        smoothed by medians over frames, and averaged over heads.
+        Attention is standardized over tokens, median-filtered over frames and averaged over heads.
 
         Args:
-            scores_hst: of all tokens of a call to `align`.
-            frames: how many of the t frames are of the recording; the rest is padding. At least 1,
-                at most t; others count as these.
+            scores_hst: from `align`, of all its tokens.
+            frames: the number of the t frames that are recording, not padding; clamped to 1 .. t.
 
         """
 
@@ -286,9 +283,9 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         """Return the frame at which each row begins on the best monotonic path, [n], ascending.
 
         The path leads from the first frame of the first row to the last frame of the last, in
-        steps of one row, one frame or both, over the greatest sum of weights. As in
-        openai-whisper's `dtw_cpu`, where a step of one row is as good as one of both, neither is
-        taken.
+        steps of one row, one frame or both, with the greatest sum of weights. As in
+        openai-whisper's `dtw_cpu`, a tie between a step of one row and a step of both takes
+        neither.
 
         Args:
             weights_nt: n consecutive rows of a result of `attention_by_token`.
@@ -297,9 +294,10 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
 
 
 class PrefixRuntimeOf(RuntimeOf[CacheT], Protocol[CacheT]):
-    """A runtime whose first call on an empty row reads a whole source, whose positions see it all.
+    """A prefix LM runtime: the first call on an empty row is the whole source, bidirectional.
 
-    Everything after it is target. This follows from lengths, so callers drive it as any other.
+    All later tokens are target. This follows from lengths, so callers use it like any other
+    runtime.
     """
 
     def embed(self, sources: Sequence[Int64]) -> Float32:
@@ -320,7 +318,7 @@ _locks: "weakref.WeakSet[ForkSafeLock]" = weakref.WeakSet()
 
 
 class ForkSafeLock:
-    """A lock that its thread may take again, and that a forked process finds free or its own."""
+    """A reentrant lock that is free, or held by the caller, in a forked process."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -333,7 +331,7 @@ class ForkSafeLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Make the lock anew if another thread holds it."""
+        """Replace the lock if another thread holds it."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
