@@ -1,7 +1,7 @@
-"""Alignment of tokens and audio: cross-attention scores, how much each token stands out, and DTW.
+"""Alignment of tokens and audio: cross-attention scores, normalized weights and DTW.
 
-Only a few heads of a decoder follow the speech. Its program gives their queries beside the logits,
-and their keys lie in the cache, so the rest is a small product, for which no graph is needed.
+Only a few heads of a decoder follow the speech. Its program returns their queries with the logits,
+and their keys are in the cache, so the rest is a small GEMM that needs no graph.
 
 Normalisation and dynamic time warping follow openai/whisper's timing.py, in NumPy: for runtimes
 without kernels for them, and as the kernels' reference. Sums of the warping are fp64, with
@@ -28,7 +28,8 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
     """Alignment for runtimes over `CacheHandle`; each runs its program and knows its keys' layout.
 
     Attributes:
-        alignment_heads: (layer, head) in the order of the program's queries; none if it gives none.
+        alignment_heads: (layer, head) in the order of the program's queries; empty if it returns
+            none.
 
     """
 
@@ -40,8 +41,8 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
     ) -> tuple[Float32, Float32]:
         """Run the program as `decode` does, on one row.
 
-        Returns the requested probabilities [p], and of the alignment heads the queries
-        fp32 [s, heads * d].
+        Returns the requested probabilities [p] and the alignment heads' queries fp32 [s, heads *
+        d].
         """
 
     @override
@@ -54,7 +55,7 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
     ) -> Alignment:
         if not self.alignment_heads:
             raise ValueError("the model has no alignment heads")
-        cache.append([row], [tokens_s])  # refuses what does not fit
+        cache.append([row], [tokens_s])  # raises if it does not fit
         probabilities_p, queries_sx = self.read(tokens_s, cache, row, scored)
         return Alignment(self.scores(queries_sx, cache, row), probabilities_p)
 
@@ -64,7 +65,7 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
 
 
 class NumpyAligningRuntime(AligningRuntime):
-    """All but the program in NumPy: for runtimes without kernels for the rest."""
+    """Alignment in NumPy, for runtimes without kernels for it."""
 
     @abstractmethod
     def query(
@@ -127,8 +128,8 @@ def _probabilities(logits_pv: Float32, scored: TokenProbabilityQuery) -> Float32
 def _products(queries_hsd: Float32, keys_htd: Float32) -> Float32:
     """Return queries times keys, [heads, s, t], of a few keys at a time.
 
-    Threads that share a product wait for each other. Beside those of a runtime, which are still
-    about, that took 90 ms; on the caller's thread alone it takes 3 ms.
+    Threads that share a GEMM wait for each other. With a runtime's threads still spinning that took
+    90 ms; on the caller's thread alone it takes 3 ms.
     """
     heads, tokens, size = queries_hsd.shape
     scores_hst = np.empty((heads, tokens, keys_htd.shape[1]), np.float32)
@@ -145,12 +146,12 @@ _ROWS_AT_ONCE = 16
 
 
 def attention_by_token(scores_hst: Float32, frames: int) -> Float32:
-    """Return how much each token stands out at each frame, [s, frames].
+    """Return a weight of each token at each frame, [s, frames].
 
     Args:
         scores_hst: scaled products of queries and keys, before the softmax, of the heads that
             follow the sound, for all tokens of a call and all of the encoder's frames (20 ms).
-        frames: how many of the frames are of the recording; the rest is padding. At least 1.
+        frames: the number of frames that are recording, not padding. At least 1.
 
     """
     heads, tokens, available = scores_hst.shape

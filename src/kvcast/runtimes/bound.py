@@ -1,6 +1,6 @@
 """Runtimes whose `decode` reads and writes NumPy arrays that are bound to its calls.
 
-Calls of steps are bound once and recur: a step fills their arrays and runs them.
+Decode-step calls are bound once and reused: a step fills their arrays and runs them.
 """
 
 from abc import abstractmethod
@@ -45,8 +45,8 @@ class Chunk(NamedTuple):
     """Calls that append several tokens to each row of a run, ready to run.
 
     Attributes:
-        calls: bound; in any order.
-        kept: whether the next such chunk has the same logits, so that they must be copied.
+        calls: bound calls, in any order.
+        kept: whether the next such chunk reuses the logits array, so that logits must be copied.
 
     """
 
@@ -56,7 +56,7 @@ class Chunk(NamedTuple):
 
 
 class BoundRuntime(CachedRuntime):
-    """The program `decode` over caches in NumPy arrays: all that a decoder-only model has.
+    """The program `decode` over caches in NumPy arrays: all of a decoder-only model.
 
     Attributes:
         encoded: names of the inputs of `decode` that `encode` fills.
@@ -80,9 +80,9 @@ class BoundRuntime(CachedRuntime):
         given: Sequence[NDArray[Any]],
         results: Mapping[str, Float32],
     ) -> Any:
-        """Bind a call of `decode` that fills arrays, by the names of its results.
+        """Bind a call of `decode` that writes its results to arrays, by name.
 
-        `given` are its tokens, lengths and offsets.
+        `given`: its tokens, lengths and offsets.
         """
 
     @abstractmethod
@@ -134,7 +134,7 @@ class BoundRuntime(CachedRuntime):
         return step.logits[plan.places]
 
     def arrays(self, rows: int, new: int, count: int) -> StepArrays:
-        """Return arrays for a call that gives logits at `count` offsets."""
+        """Return arrays for a call that returns logits at `count` offsets."""
         return StepArrays(
             np.zeros((rows, new), np.int64),
             np.zeros(rows, np.int32),

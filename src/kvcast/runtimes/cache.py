@@ -3,10 +3,10 @@
 A runtime allocates memory and runs programs. Everything else is implemented here, once: reset,
 reorder, fork, adopt, and how rows are divided among calls.
 
-In one call of a program the rows are neighbours in memory. With an encoder-decoder model so are the
-inputs that they read, with the same number of rows for each. Rows and inputs therefore have places.
-When other rows read other inputs, rows are moved so that as few calls as possible serve them all;
-while the same rows continue, nothing is moved, and calls work on views.
+The rows of one program call are adjacent in memory. With an encoder-decoder model so are the inputs
+that they read, with the same number of rows for each. Rows and inputs therefore have places. When
+rows read other inputs, rows are moved to minimize the number of calls; while the same rows
+continue, nothing is moved, and calls work on views.
 """
 
 import math
@@ -29,7 +29,7 @@ _NONE = -1  # the slot of a row that reads no input
 
 @dataclass(frozen=True)
 class CacheHandle:
-    """A handle: the contents of the rows in memory, and the input that each of them reads."""
+    """A handle: the lengths of the rows in memory, and the input that each row reads."""
 
     memory: Memory = field(repr=False)
     history: History = field(repr=False)
@@ -46,7 +46,7 @@ class CacheHandle:
         return self.history.capacity
 
     def revocable(self, row: int, kept: int, most: int) -> int:
-        """Return how many positions a row can take on trial, as `kvcast.runtimes.base.Cache`."""
+        """Return how many draft positions a row can append, as `kvcast.runtimes.base.Cache`."""
         stays = int(self.lengths[row]) + kept
         if self.history.shortest[row] > stays:
             return 0
@@ -70,7 +70,7 @@ class CacheHandle:
         return type(self)(self.memory, history, self.reads, restored)
 
     def take_snapshots(self, rows: Sequence[int]) -> Self:
-        """Return the handle whose given rows can be truncated to what they hold."""
+        """Return the handle whose given rows can be truncated to their present length."""
         if not self.has_snapshots:
             return self
         lengths = {row: int(self.lengths[row]) for row in rows}
@@ -85,7 +85,7 @@ class CacheHandle:
         return type(self)(self.memory, history, self._same(reads), snapshots)
 
     def truncate(self, rows: Sequence[int], lengths: Sequence[int]) -> Self:
-        """Return the handle whose given rows hold only so many positions."""
+        """Return the handle whose given rows are truncated to these lengths."""
         by_row = dict(zip(rows, lengths, strict=True))
         snapshots = self.snapshots.truncate(by_row, self.history.shortest.tolist())
         back = {
@@ -97,7 +97,7 @@ class CacheHandle:
         return replace(self, history=history, snapshots=snapshots)
 
     def reorder(self, parents: Sequence[int]) -> Self:
-        """Copy the differences; return the handle whose row i continues row `parents[i]`."""
+        """Copy positions that differ; return the handle whose row i continues row `parents[i]`."""
         reads = self._same(tuple([self.reads[parent] for parent in parents]))
         restored = self.snapshots.restore_pending(self.memory, range(len(parents)))
         history, moves = self.history.reorder(parents)
@@ -113,7 +113,7 @@ class CacheHandle:
         return replace(self, history=history, snapshots=snapshots)
 
     def vacate(self, slots: Sequence[int]) -> None:
-        """Drop the inputs in slots; no row may read them."""
+        """Empty slots of inputs; no row may read them."""
         if read := set(slots).intersection(self.reads):
             row = self.reads.index(min(read))
             raise ValueError(f"input {min(read)} is still read by row {row}")
@@ -126,9 +126,9 @@ class CacheHandle:
         return self.reads[row]
 
     def plan(self, rows: Sequence[int], tokens: Tokens, *, prompt: bool = False) -> CallPlan:
-        """Divide rows with new tokens, steps' or a prompt's, among calls; this may move rows.
+        """Divide rows with new tokens, of steps or a prompt, among calls; this may move rows.
 
-        The plan of a step is kept until other rows step or rows read other inputs.
+        The plan of a step is cached until other rows step or rows read other inputs.
         """
         memory, new = self.memory, [len(chunk) for chunk in tokens]
         is_step = max(new) == 1 and not prompt
@@ -152,14 +152,14 @@ class CacheHandle:
         return plan
 
     def _turned(self, history: History, rows: Sequence[int]) -> History:
-        """Return the positions that rows hold, given that rings let their oldest go."""
+        """Return the history after rings evicted their oldest positions."""
         if not self.memory.has_rings:
             return history
         held = history.lengths[list(rows)].tolist()
         return history.let_go(rows, list(map(self.memory.shortest, held)))
 
     def _same(self, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the same object if nothing changed, so that plans compare by identity."""
+        """Return the same object if nothing changed: plans are compared by identity."""
         return self.reads if reads == self.reads else reads
 
     def _places(self, rows: Sequence[int]) -> slice | list[int]:
@@ -172,7 +172,7 @@ class CacheHandle:
         return slots.places[self.input_of(row)] if slots.parts else 0
 
     def _runs(self, rows: Sequence[int], new: Sequence[int]) -> list[Run]:
-        """Divide rows, in the order of their places, where neighbours cannot share a call."""
+        """Split rows, ordered by place, where neighbours cannot share a call."""
         places = self.memory.places
         # First neighbours that read one input, then neighbouring groups of the same size.
         groups: list[tuple[list[int], int, int, int]] = []
@@ -207,7 +207,7 @@ class CacheHandle:
         return len({(size, count) for (_, count), size in readers.items()})
 
     def _bring_readers_together(self) -> None:
-        """Move rows and inputs so that as few calls as possible serve all rows that read."""
+        """Move rows and inputs to minimize the calls that serve all rows with an input."""
         memory = self.memory
         if memory.bound.get("arranged") is self.reads:
             return

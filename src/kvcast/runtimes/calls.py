@@ -1,4 +1,4 @@
-"""Calls of a program that rows share: runs of neighbours, plans of runs, and places for rows."""
+"""Program calls that rows share: runs of adjacent rows, plans of runs, and places for rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ class Run:
 
     index: tuple[int, ...]  # among the requested rows, in the order of their places
     places: range
-    slots: range  # places of inputs, each read by as many rows; empty without an encoder
+    slots: range  # places of inputs, each read by equally many rows; empty without an encoder
     new: int  # tokens of each row
     prompt: bool = False
 
@@ -37,7 +37,7 @@ class CallPlan:
     rows: Sequence[int]
     is_step: bool  # one token per row, not of a prompt
     runs: list[Run]  # one for each call
-    places: slice | list[int]  # of the requested rows; a slice if their order is the same
+    places: slice | list[int]  # indices of the requested rows; a slice if in the same order
     made_for: tuple[tuple[int, ...], int]  # inputs that rows read, and the memory's version
     bound: Any = None  # a runtime's own state for the next call with this plan
 
@@ -68,7 +68,7 @@ def are_neighbours(places: Sequence[int], members: Sequence[int]) -> bool:
 def assign_ranges(places: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
     """Return new places: a range for each group, consecutive from place 0 on.
 
-    Members that are within their group's range stay, and so do all others if their place is free.
+    Members within their group's range stay, and so do all others whose place remains free.
     """
     placed: dict[int, int] = {}
     first = 0

@@ -1,6 +1,6 @@
 """Reads the traffic of a model's programs, and finds whole copies of caches in a bundle.
 
-The table of runtimes names each one's reader. Nothing is run.
+The table of runtimes names each runtime's reader. Nothing is run.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def traffic_of(folder: Path, manifest: Manifest, sizes: CallSizes) -> ModelTraff
 
     Raises:
         UsageError: the model has no such sizes.
-        KvcastError: the runtime's files cannot be read, or say too little.
+        KvcastError: the runtime's files cannot be read, or lack information.
 
     """
     family, dimensions = manifest.model()
@@ -47,7 +47,7 @@ def traffic_of(folder: Path, manifest: Manifest, sizes: CallSizes) -> ModelTraff
 def traffic_of_checkpoint(
     checkpoint: "Checkpoint", runtime: str, precision: BundlePrecision, sizes: CallSizes
 ) -> ModelTraffic:
-    """Return the traffic of a call of each program of a model that a runtime opens as it is.
+    """Return the traffic of a call of each program of a checkpoint opened without a bundle.
 
     Raises:
         UsageError: the model has no such sizes.
@@ -66,14 +66,14 @@ def traffic_of_checkpoint(
 
 
 def copies_of(folder: Path, manifest: Manifest | None = None) -> Sequence[CacheTraffic]:
-    """Return the caches of a bundle of which a step makes whole copies; none in a sound one.
+    """Return the caches that a step of a bundle copies whole; there should be none.
 
     `manifest` is the bundle's, if it has been read and verified. A convolution's last inputs and a
     state are rewritten by nature and do not count.
 
     Raises:
         InputMissingError: `folder` is no bundle.
-        KvcastError: it is damaged, or its files say too little.
+        KvcastError: it is damaged, or its files lack information.
 
     """
     manifest = read_bundle(folder) if manifest is None else manifest
@@ -83,7 +83,7 @@ def copies_of(folder: Path, manifest: Manifest | None = None) -> Sequence[CacheT
 
 
 def _reader(runtime: str) -> TrafficReader:
-    """Return a runtime's reader; raises KvcastError for one that is not known or not installed."""
+    """Return a runtime's reader; raises KvcastError if it is unknown or not installed."""
     if runtime not in RUNTIMES:
         raise KvcastError(f"this kvcast knows no runtime {runtime}: update it")
     about = RUNTIMES[runtime]
@@ -100,9 +100,9 @@ def _reader(runtime: str) -> TrafficReader:
 
 
 def _fitting(sizes: CallSizes, family: Family, dimensions: Any) -> CallSizes:
-    """Return sizes that a model takes, with the positions of its encoded inputs.
+    """Return sizes that a model supports, with the positions of its encoded inputs.
 
-    Raises UsageError for a length that it does not have, or a source where all are as long.
+    Raises UsageError for an unsupported length, or a source length where it is fixed.
     """
     longest = family.positions(dimensions)
     if sizes.length + sizes.new > longest:

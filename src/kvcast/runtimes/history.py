@@ -1,8 +1,8 @@
 """The lengths of rows of a cache, and how many positions two rows have in common.
 
-Keys and values at a position follow from the row's past. A beam search makes rows continue other
-rows, so rows that continued the same one hold the same numbers up to where they parted, and only
-what comes after needs to be copied.
+Keys and values at a position depend only on the row's past. In beam search rows continue other
+rows, so rows with a common parent hold the same keys and values up to where they diverged, and only
+later positions are copied.
 
 Example: five beams of one prompt of 4 tokens, 30 steps later. Row 2 is to continue row 0; both
 descend from one row that lived until step 27. They share the first 31 positions, so 3 positions
@@ -30,14 +30,14 @@ class Moves(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """How much rows hold.
+    """The lengths of rows and of their common prefixes.
 
     Attributes:
         lengths: [rows], positions that each row has seen.
-        shortest: [rows], the least length that each row can be cut to: rings have let go of what a
-            shorter one would need.
-        parted_rr: [rows, rows], up to where two rows hold the same because one continued the
-            other, or both a third; the diagonal is not in use.
+        shortest: [rows], the least length that each row can be truncated to: rings have evicted the
+            positions that a shorter one would need.
+        parted_rr: [rows, rows], length of the prefix that two rows share because one continued the
+            other, or both a third; the diagonal is unused.
 
     """
 
@@ -52,7 +52,7 @@ class History:
         return cls(capacity, none, none, np.zeros((rows, rows), np.int32))
 
     def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
-        """Describe the cache after `rows` took their new tokens; KvcastError if they don't fit."""
+        """Describe the cache after `rows` appended tokens; KvcastError if they don't fit."""
         lengths = self.lengths.tolist()
         for row, new in zip(rows, tokens, strict=True):
             lengths[row] += len(new)
@@ -62,13 +62,13 @@ class History:
         return type(self)(self.capacity, grown, self.shortest, self.parted_rr)
 
     def let_go(self, rows: Sequence[int], shortest: Sequence[int]) -> Self:
-        """Describe the cache after rings dropped positions that shorter rows would need."""
+        """Describe the cache after rings evicted positions that shorter rows would need."""
         raised = self.shortest.copy()
         raised[list(rows)] = np.maximum(raised[list(rows)], shortest)
         return replace(self, shortest=raised)
 
     def come_back(self, shortest: Mapping[int, int]) -> Self:
-        """Describe the cache after rings of rows are as they were, with these least lengths."""
+        """Describe the cache after rings of rows were restored, with these least lengths."""
         if not shortest:
             return self
         lowered = self.shortest.copy()
@@ -85,9 +85,9 @@ class History:
         return type(self)(self.capacity, lengths, shortest, parted_rr)
 
     def truncate(self, rows: Sequence[int], lengths: Sequence[int]) -> Self:
-        """Describe the cache after row `rows[i]` was cut back to `lengths[i]` positions.
+        """Describe the cache after row `rows[i]` was truncated to `lengths[i]` positions.
 
-        Raises ValueError for one that holds fewer, or cannot be cut so short.
+        Raises ValueError for a row that holds fewer, or cannot be truncated that far.
         """
         cut, parted_rr = self.lengths.copy(), self.parted_rr.copy()
         for row, length in zip(rows, lengths, strict=True):
@@ -102,7 +102,7 @@ class History:
         return replace(self, lengths=cut, parted_rr=parted_rr)
 
     def adopt(self, rows: Sequence[int], other: Self, parents: Sequence[int]) -> Self:
-        """Describe the cache after row `rows[i]` took all of row `parents[i]` of another one."""
+        """Describe the cache after row `parents[i]` of another was copied to row `rows[i]`."""
         taken, kept = other.lengths[list(parents)], self.reset(rows)
         held = int(taken.max(initial=0))
         if held > self.capacity:
@@ -113,17 +113,17 @@ class History:
         return kept
 
     def reorder(self, parents: Sequence[int]) -> tuple[Self, list[Moves]]:
-        """Let row i continue row `parents[i]`; return the copies to make, all at once."""
+        """Continue row `parents[i]` as row i; return the copies to make, all at once."""
         rows = len(self.lengths)
         if len(parents) != rows:
             raise KvcastError(f"{rows} rows cannot become {len(parents)} in place")
         parents_r = np.array(parents)
         common_rr, lengths = self._common(), self.lengths[parents_r]
         shared_r = common_rr[np.arange(rows), parents_r]
-        # In a ring what the row saw later may lie where its parent's past belongs.
+        # In a ring the row's later positions may occupy the slots of its parent's past.
         shared_r[lengths < self.lengths] = 0
         targets = np.flatnonzero(shared_r < lengths)
-        # The rings of a row that is not copied keep what it wrote beyond what it has in common.
+        # The rings of a row that is not copied keep its positions beyond the common prefix.
         shortest = np.maximum(self.shortest, self.shortest[parents_r])
         shortest[targets] = self.shortest[parents_r[targets]]
         parted_rr = common_rr[parents_r[:, None], parents_r]

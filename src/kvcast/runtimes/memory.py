@@ -1,4 +1,4 @@
-"""Memory of a cache: the arrays of its rows and encoded inputs, and the place of each in them.
+"""Memory of a cache: the arrays of rows and encoded inputs, and the place of each.
 
 All copies happen here, for NumPy arrays and torch tensors alike, and only this module treats rings
 and linear caches differently.
@@ -25,7 +25,7 @@ Make: TypeAlias = Callable[[tuple[int, ...], Any], Array]
 
 
 class Ring(Protocol):
-    """Memory that holds a row's last positions alone, at least a window of them."""
+    """A ring buffer: holds only a row's last positions, at least a window of them."""
 
     def shortest(self, reached: int) -> int:
         """Return the least length that a row can be cut to, which reached so many positions."""
@@ -36,7 +36,7 @@ class Ring(Protocol):
 
 @dataclass(frozen=True)
 class TurningRing(Ring):
-    """Position p lies in slot p mod `slots`; a query sees `window` positions, its own included."""
+    """Position p is in slot p mod `slots`; a query sees `window` positions, its own included."""
 
     window: int
     slots: int
@@ -53,9 +53,9 @@ class TurningRing(Ring):
 
 @dataclass(frozen=True)
 class CompactedRing(Ring):
-    """The last positions lie in order from slot 0 on, and are moved there when `slots` are full.
+    """The last positions are in order from slot 0, and are moved there when `slots` are full.
 
-    How many are let go at a time is the contract of `sliding_window_cache` in ONNX Runtime's
+    How many are evicted at a time is the contract of `sliding_window_cache` in ONNX Runtime's
     `GroupQueryAttention`, and a function of the length alone.
     """
 
@@ -78,7 +78,7 @@ class CompactedRing(Ring):
 
 @dataclass(frozen=True)
 class Rewritten(Ring):
-    """What every position rewrites: a row cannot be cut at all."""
+    """A state, rewritten by every position: a row cannot be truncated."""
 
     @override
     def shortest(self, reached: int) -> int:
@@ -95,8 +95,8 @@ class Layer:
 
     Attributes:
         shape: of one row, with positions on axis 1.
-        ring: how positions leave it; None where they stay. A ring that has another number of slots
-            for another capacity is a `TurningRing`.
+        ring: how positions are evicted; None for a linear cache. A ring whose slots depend on the
+            capacity is a `TurningRing`.
 
     """
 
@@ -110,9 +110,9 @@ _ON_TRIAL = 16
 
 
 def recurrent_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
-    """Describe the tensors of a layer that is not keys and values; None for others.
+    """Describe the tensors of a recurrent layer; None for a layer with keys and values.
 
-    A convolution has so many inputs more than it reads that drafts can be taken off again.
+    A convolution keeps more inputs than it reads, so that drafts can be removed.
     """
     if run.kind == "inputs":
         return [_inputs(run.capacity, run.head_dim, dtype, _ON_TRIAL)]
@@ -120,7 +120,7 @@ def recurrent_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
         matrix = Layer((run.heads, run.capacity, run.head_dim), dtype, Rewritten(), True)
         if not run.length:
             return [matrix]
-        # No position can be taken off the matrix, so none is of the inputs.
+        # The state cannot drop a position, so no extra inputs are kept.
         return [_inputs(run.length, run.channels, dtype, 1), matrix]
     return None
 
@@ -133,8 +133,8 @@ def _inputs(length: int, channels: int, dtype: Any, on_trial: int) -> Layer:
 class Slots:
     """Encoded inputs in arrays [slots, ...], such as keys [slots, heads, t, d].
 
-    The arrays have as many positions as the longest input needs. For shorter inputs the program is
-    given their lengths, which are one of these arrays.
+    The arrays have the positions of the longest input. The lengths of shorter inputs are one of
+    these arrays.
     """
 
     def __init__(self, count: int, make: Make) -> None:
@@ -145,7 +145,7 @@ class Slots:
         self._shapes: dict[int, list[tuple[int, ...]]] = {}
 
     def vacate(self, slots: Sequence[int]) -> bool:
-        """Drop the inputs in slots; return whether no input is left, so that memory was freed."""
+        """Empty slots; return whether no input is left, so that memory was freed."""
         for slot in slots:
             self._shapes.pop(slot, None)
         if self._shapes:
@@ -156,7 +156,7 @@ class Slots:
     def fill(self, slots: Sequence[int], parts: Sequence[Array]) -> bool:
         """Put arrays [len(slots), ...] into empty slots; return whether arrays were replaced.
 
-        Arrays that fill all slots are kept themselves, without a copy.
+        Arrays that fill all slots are adopted without a copy.
         """
         shapes = [tuple(part.shape[1:]) for part in parts]
         self._shapes |= dict.fromkeys(slots, shapes)
@@ -173,9 +173,9 @@ class Slots:
         return grown
 
     def room(self, slots: Sequence[int], shapes: list[tuple[int, ...]]) -> list[Array] | None:
-        """Return parts of the arrays, [len(slots), ...], for a caller to write inputs into.
+        """Return views of the arrays, [len(slots), ...], for a caller to write inputs into.
 
-        None without such an array, or if the slots are not neighbours: use `fill`.
+        None without such an array, or if the slots are not adjacent: use `fill`.
 
         Args:
             slots: empty ones.
@@ -241,13 +241,13 @@ class Snapshot:
 
 
 class Memory:
-    """The arrays of a cache, shared by all its handles, and where its rows lie.
+    """The arrays of a cache, shared by all its handles, and the places of its rows.
 
     Attributes:
         cells: tensors of each layer in the program's order, each [rows, ., c, ...].
         bound: views and bindings of these arrays; cleared when the arrays are replaced.
-        has_snapshots: whether rows can be truncated to snapshots; not where a ring holds keys and
-            values of a long window.
+        has_snapshots: whether rows can be truncated to snapshots; False with a ring of a long
+            window.
 
     """
 
@@ -283,12 +283,12 @@ class Memory:
         return views
 
     def held(self, row: int, tensor: int, positions: range, reached: int) -> Array:
-        """Return a copy of what a tensor holds of a row, [., n, ...]: a state is whole.
+        """Return a copy of a row's positions in a tensor, [., n, ...]; a state is copied whole.
 
         Args:
             row: which.
-            tensor: number of the tensor in the program's order.
-            positions: some that the row still has.
+            tensor: index of the tensor in the program's order.
+            positions: positions that the row still holds.
             reached: how many positions it has seen.
 
         """
@@ -308,7 +308,7 @@ class Memory:
         return max((ring.shortest(reached) for ring in self._rings), default=0)
 
     def take_snapshot(self, row: int, length: int) -> Snapshot:
-        """Copy the rings of a row that holds so many positions."""
+        """Copy the rings and states of a row that holds `length` positions."""
         place = self.places[row]
         return Snapshot(length, self.shortest(length), [cell[[place]] for cell in self._turning])
 
@@ -370,7 +370,7 @@ class Memory:
         self.version += 1
 
     def _copy(self, copies: Sequence[tuple[list[int], list[int], slice]]) -> None:
-        """Let places take spans of other places, all at once."""
+        """Copy spans from other places, all at once."""
         for layer, block in self._blocks.items():
             # The slot of a position in a ring depends on the row's past, so a ring is copied whole.
             is_ring = layer.ring is not None

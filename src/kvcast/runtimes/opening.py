@@ -1,8 +1,8 @@
-"""Opens a bundle's files on a runtime: an error is one line that names the file.
+"""Opens a bundle's files on a runtime; errors are one line that names the file.
 
-Checksums tell damage and not whether a file is what its manifest says: both may have been changed
-and sealed again. So a program's own arguments are compared with what the manifest promises before
-memory is taken for them, and whatever a runtime raises becomes a KvcastError.
+Checksums detect damage, but not a file that disagrees with its manifest: both may have been changed
+and resealed. So a program's arguments are compared with the manifest before memory is allocated for
+them, and any error of a runtime becomes a KvcastError.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that a program takes or gives; `dtype` is spelled as NumPy spells it."""
+    """An input or output tensor of a program; `dtype` is NumPy's name."""
 
     dtype: str
     shape: Shape
@@ -37,7 +37,7 @@ class ProgramFile:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Raise KvcastError, which names the file, for whatever is raised inside."""
+    """Raise KvcastError, which names the file, for any exception raised inside."""
     try:
         yield
     except KvcastError:
@@ -55,19 +55,19 @@ def check_programs(
     rows: int | None,
     cache: Callable[[int, int | None, int], Shape],
 ) -> None:
-    """Raise KvcastError unless programs, by their names in the manifest, are as it describes them.
+    """Raise KvcastError unless programs, by name, match the manifest.
 
     Args:
         manifest: the bundle's.
         programs: as the runtime describes them.
-        rows: the most rows of a call; None is open.
+        rows: maximum rows of a call; None: dynamic.
         cache: the shape of a cache's tensor of heads, positions and the size of a head.
 
     """
     layers = [run for run in manifest.cache if run.kind not in ENCODED for _ in range(run.layers)]
     known = _known(manifest, layers, rows, cache)
     encoded: dict[str, TensorSpec] = {}
-    for name in sorted(programs, reverse=True):  # encode before decode, which takes what it gives
+    for name in sorted(programs, reverse=True):  # encode before decode, which takes its results
         program, promised = programs[name], manifest.graph(name)
         takes, gives = program.takes, program.gives
         if name == "encode":
@@ -92,7 +92,7 @@ def _known(
     rows: int | None,
     cache: Callable[[int, int | None, int], Shape],
 ) -> dict[str, TensorSpec]:
-    """Describe the arguments of a family's programs; sizes that it does not have are open."""
+    """Describe the arguments of a family's programs; unknown sizes are dynamic."""
     size = manifest.dimensions.get
     frames = None if (positions := size("source_positions")) is None else 2 * positions
     aligned = len(size("alignment_heads", ())) * max((run.head_dim for run in layers), default=0)
@@ -125,7 +125,7 @@ def _check_arguments(
     declared: Mapping[str, TensorSpec],
     known: Mapping[str, TensorSpec],
 ) -> None:
-    """Raise KvcastError unless declared arguments are those promised, with known types."""
+    """Raise KvcastError unless declared arguments match the manifest and have known types."""
     if set(promised) != set(declared):
         odd = min(set(promised) ^ set(declared))
         where = "bundle.json" if odd in promised else "the file"

@@ -23,7 +23,7 @@ class EmbeddingRuntime(CachedRuntime, PrefixRuntimeOf[CacheHandle]):
 
     @abstractmethod
     def pool(self, hidden_nx: Float32) -> Float32:
-        """Pool first tokens' hidden states, if the model does; there is one at least."""
+        """Pool first tokens' hidden states, if the model has a pooler; at least one."""
 
     @override
     def embed(self, sources: Sequence[Int64]) -> Float32:

@@ -1,7 +1,7 @@
 """Building blocks of every target's `self_test`: run a tiny program on each library.
 
-A broken package can fail in any way, including ending the process, so callers use a process of its
-own for this.
+A broken package can fail in any way, including ending the process, so callers use a separate
+process.
 """
 
 import os
@@ -28,8 +28,8 @@ class SelfTestResult:
     """A self-test's report on a runtime that works.
 
     Attributes:
-        versions: of the packages that it consists of, by name.
-        no_export: why nothing can be exported to it here; empty if exporting works.
+        versions: versions of its packages, by name.
+        no_export: why exporting to it fails here; empty if exporting works.
 
     """
 
@@ -46,7 +46,7 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def double_on_onnx() -> None:
-    """Run a graph on ONNX Runtime; raises whatever a broken one raises."""
+    """Run a graph on ONNX Runtime; a broken one may raise anything."""
     import numpy as np
     import onnxruntime
 
@@ -56,7 +56,7 @@ def double_on_onnx() -> None:
 
 
 def double_on_torch() -> None:
-    """Multiply matrices with PyTorch; raises whatever a broken one raises."""
+    """Multiply matrices with PyTorch; a broken one may raise anything."""
     import torch
 
     _check(bool((torch.ones(2, 3) @ torch.ones(3, 2) == 3).all()))

@@ -1,7 +1,7 @@
 """Snapshots of rows: copies of their rings and states, so that a row can be truncated to them.
 
-Keys and values of a linear cache stay where they are, but rings evict positions and states are
-rewritten. Snapshots never change, so rows that continue one another share them.
+A linear cache keeps all positions, but rings evict positions and states are rewritten. Snapshots
+are immutable, so rows that continue one another share them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ MOST_SNAPSHOTS = 4  # of a row
 @dataclass(frozen=True)
 class Snapshots:
     kept: tuple[tuple[Snapshot, ...], ...]  # of each row, ascending by length
-    # What rows were truncated to: restored before they go on.
+    # Snapshots that rows were truncated to: restored before the rows continue.
     pending: Mapping[int, Snapshot] = field(default_factory=dict)
 
     @classmethod

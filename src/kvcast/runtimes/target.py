@@ -51,12 +51,12 @@ class LoweringJob:
     """A checkpoint to lower, and how.
 
     Attributes:
-        programs: gives the same programs, in fp32, each time, as PyTorch executes them. Whoever
-            calls it needs PyTorch.
+        programs: returns the same programs, in fp32, each time, as PyTorch executes them. Needs
+            PyTorch.
         special_tokens: tokens that start, steer and end a text, for callers that read only the
             graphs' files.
-        on_phase: called with each phase of lowering as it begins.
-        blocks_of: the codes that the checkpoint has for a matrix, for targets that can keep them.
+        on_phase: called at the start of each phase of lowering.
+        blocks_of: the checkpoint's quantized codes of a matrix, for targets that can keep them.
 
     """
 
@@ -91,14 +91,14 @@ class LoweringJob:
         return {**tensors, **self.family.constants(self.dimensions, tensors)}
 
     def signatures(self) -> Mapping[str, Any]:
-        """Return what PyTorch's exporters need to know of each program."""
+        """Return the signature of each program, for PyTorch's exporters."""
         from kvcast.runtimes.lowering.torch_export import signature_of  # which imports torch
 
         programs, described = self.programs(), self.described().items()
         return {name: signature_of(programs[name], program) for name, program in described}
 
     def reference(self, instructions: str | None = None) -> Reference:
-        """Return the model in fp32; `instructions` are of kernels, by default the chosen."""
+        """Return the model in fp32; `instructions`: the kernels' ISA, by default the chosen one."""
         return reference_of(self.checkpoint, self.programs, self.on_phase, instructions)
 
 
@@ -107,10 +107,10 @@ class StoredNumbers:
     """A constant as a file holds it.
 
     Attributes:
-        numbers: in the checkpoint's shape; a quantised matrix's are its codes' numbers.
-        steps: the distance of neighbouring codes, fp32, one an output or one for each block of
-            inputs: [..., outputs, blocks]; None where numbers are not quantised.
-        bits: of a code; of a number where there are none.
+        numbers: values in the checkpoint's shape; dequantized codes of a quantized matrix.
+        steps: the scales, fp32, per output or per block of inputs: [..., outputs, blocks]; None if
+            not quantized.
+        bits: bits of a code; of a value if not quantized.
 
     """
 
@@ -121,11 +121,11 @@ class StoredNumbers:
 
 @dataclass(frozen=True)
 class Stored:
-    """What can be read of a bundle's files.
+    """The constants and programs that can be read from a bundle's files.
 
     Attributes:
-        constants: by the name in programs, read when called; empty where no file tells.
-        programs: by name; empty where files hold no programs as families write them.
+        constants: by the name in programs, read when called; empty if they cannot be read.
+        programs: by name; empty if the files do not contain the families' programs.
 
     """
 
@@ -134,10 +134,10 @@ class Stored:
 
 
 class Target(Protocol):
-    """One runtime that models are exported to.
+    """A runtime that models are exported to.
 
     Attributes:
-        needs: modules that exporting imports, which the runtime's extra brings.
+        needs: modules that exporting imports, installed by the runtime's extra.
 
     """
 
@@ -167,13 +167,13 @@ class Target(Protocol):
         """
 
     def processor(self) -> tuple[str, ...]:
-        """Return the processor instructions that graphs built here will need; empty if none."""
+        """Return the ISA that graphs built here will need; empty if none."""
         return ()
 
     def suits_machine(self, on_phase: OnPhase) -> bool:  # noqa: ARG002 - most need nothing
-        """Tell whether it opens bundles here and is as fast as it is meant to be.
+        """Return whether it opens bundles on this machine at its intended speed.
 
-        It may compile what it needs first, after a call of `on_phase`.
+        It may compile a library first, after calling `on_phase`.
         """
         return True
 
@@ -199,7 +199,7 @@ class Target(Protocol):
         threads: int,
         on_phase: OnPhase = ignore_phase,
     ) -> Any:
-        """Open a checkpoint as it is, on a runtime that needs no bundle."""
+        """Open a checkpoint directly, on a runtime that needs no bundle."""
 
 
 TARGETS: Mapping[str, Target] = {
@@ -208,14 +208,14 @@ TARGETS: Mapping[str, Target] = {
 
 
 def default_runtime(request: PrecisionRequest, on_phase: OnPhase = ignore_phase) -> str:
-    """Return the runtime for a model that is no bundle, if a user names none.
+    """Return the default runtime for a model that is not a bundle.
 
     Args:
-        request: the precision that the user asks for.
-        on_phase: called before a library is compiled for it, which takes seconds.
+        request: the requested precision.
+        on_phase: called before a library is compiled, which takes seconds.
 
     """
     suited = [name for name in DEFAULT_RUNTIMES if TARGETS[name].suits_machine(on_phase)]
-    # Where none suits, the first runs slowly or says what it needs.
+    # If none suits, the first runs slowly or reports its requirements.
     fallback = next(iter(suited), DEFAULT_RUNTIMES[0])
     return next((name for name in suited if RUNTIMES[name].offers(request)), fallback)

@@ -1,12 +1,12 @@
-"""What one call of a program does, layer by layer: operators, and bytes of weights and caches.
+"""Memory traffic of one program call by layer: operators, and bytes of weights and caches.
 
-A runtime's reader (`kvcast/runtimes/*/traffic.py`) takes it from what the runtime executes:
-instructions, nodes of a graph, generated C++. It runs nothing.
+A runtime's reader (`kvcast/runtimes/*/traffic.py`) derives it from the code that the runtime
+executes: opcodes, nodes of a graph, generated C++. It runs nothing.
 
-What is counted: a weight once a call and whole, of a table that is looked up the rows that are
-looked up; tables that are no tensors of the model, such as rotary angles, not at all. Of a cache
-the entries from before the call that its queries see, and those that it writes; of a cache that is
-copied, in addition, all of the copy, read and written.
+Counted: each weight once per call and whole; of a lookup table the rows looked up; tables that are
+not tensors of the model, such as rotary angles, not at all. Of a cache the earlier entries that the
+call's queries see, and the entries that it writes; of a copied cache also the whole copy, read and
+written.
 """
 
 import re
@@ -51,11 +51,11 @@ _LAYER = re.compile(r"(?:(?P<stack>encoder|decoder)\.)?(?:.*\.)?layers\.(?P<numb
 
 @dataclass(frozen=True, kw_only=True)
 class CallSizes:
-    """The sizes of a call: `new` tokens a row over `length` positions that each row holds.
+    """The sizes of a call: `new` tokens per row after `length` positions in each row.
 
     Attributes:
-        rows: rows of the call, each with an encoded input of its own.
-        source: positions of an encoded input; None: as many as is usual.
+        rows: rows of the call, each with its own encoded input.
+        source: positions of an encoded input; None: the usual length.
 
     """
 
@@ -65,7 +65,7 @@ class CallSizes:
     source: int | None = None
 
     def seen(self, window: int | None) -> int:
-        """Return how many of a row's earlier positions the call's queries see."""
+        """Return how many of a row's earlier positions the call's queries attend to."""
         return min(self.length, window - 1) if window else self.length
 
 
@@ -73,7 +73,7 @@ class CallSizes:
 class CacheTensor:
     """A tensor of a cache as a program takes it.
 
-    `window` is how many positions a query sees or a convolution reads, its own included; None: all.
+    `window`: positions that a query sees or a convolution reads, its own included; None: all.
     """
 
     kind: str
@@ -84,10 +84,10 @@ class CacheTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTraffic:
-    """What a call does to one tensor of a cache.
+    """The traffic of a call on one tensor of a cache.
 
     Attributes:
-        kind: of its layer, as in `CacheLayers`.
+        kind: kind of its layer, as in `CacheLayers`.
         copied: bytes of whole copies, which `read` and `written` include.
 
     """
@@ -103,7 +103,7 @@ class CacheTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTraffic:
-    """What a call does in one layer; `weights` are bytes read."""
+    """The traffic of a call in one layer; `weights`: bytes read."""
 
     name: str
     operators: Mapping[str, int]
@@ -135,7 +135,7 @@ class ProgramTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTraffic:
-    """What a call of each of a model's programs does on a runtime."""
+    """The traffic of a call of each of a model's programs on a runtime."""
 
     family: str
     runtime: str
@@ -145,15 +145,15 @@ class ModelTraffic:
 
     @property
     def copies(self) -> Sequence[CacheTraffic]:
-        """The caches of which a call makes whole copies."""
+        """The caches that a call copies whole."""
         caches = (cache for program in self.programs for cache in program.caches)
         return [cache for cache in caches if cache.how == COPIED]
 
 
 class TrafficReader(Protocol):
-    """How a runtime tells the traffic of its programs. Raises KvcastError with one line.
+    """A runtime's reader of its programs' traffic. Raises KvcastError with one line.
 
-    It takes sizes that the model has, with the positions of its encoded inputs.
+    Sizes are supported by the model, and include the positions of its encoded inputs.
     """
 
     def bundle(
@@ -164,13 +164,13 @@ class TrafficReader(Protocol):
     def checkpoint(
         self, checkpoint: "Checkpoint", precision: BundlePrecision, sizes: CallSizes
     ) -> Sequence[ProgramTraffic]:
-        """Read a model that the runtime opens as it is."""
+        """Read a checkpoint that the runtime opens without a bundle."""
         raise NotImplementedError
 
 
 @dataclass
 class _Cache:
-    """The traffic of a cache's tensor so far; `size`: bytes of all of it."""
+    """The traffic of a cache's tensor so far; `size`: bytes of the whole tensor."""
 
     size: int
     read: int = 0
@@ -205,9 +205,9 @@ class _Layer:
 
 
 class Tally:
-    """Counts a program's operators one after the other, in the layers that they belong to.
+    """Counts a program's operators in order, by layer.
 
-    A layer begins with the first operator that reads a tensor of its own, by the tensor's name.
+    A layer begins with the first operator that reads one of its tensors, by the tensor's name.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class Tally:
     ) -> None:
         """Begin a program; `tensors` are the model's, `filled` the caches that are its results.
 
-        With `by_number` all that is done to a cache is counted in the layer of its number, for
-        compilers which move it elsewhere.
+        With `by_number` all traffic of a cache is counted in the layer of its index, for compilers
+        that move the operators.
         """
         self._program = program
         self._tensors = tensors
@@ -234,7 +234,7 @@ class Tally:
         self._name = INPUT
 
     def enter(self, layer: str) -> None:
-        """Count what follows in a layer that the reader knows by other means than names."""
+        """Count the following operators in a layer that the reader identified without names."""
         self._name = layer
 
     def operator(self, name: str, constants: Iterable[str] = ()) -> None:
@@ -248,7 +248,7 @@ class Tally:
         self._layer.operators[name] += 1
 
     def tensor(self, constant: str) -> str | None:
-        """Return the model's tensor that a constant is or was made of; None for another."""
+        """Return the model's tensor that a constant is, or is derived from; None if none."""
         while constant and constant not in self._tensors:
             constant = constant.rpartition(".")[0]
         return constant or None
@@ -299,11 +299,11 @@ class Tally:
         return self._layers.setdefault(self._name, _Layer())
 
     def _layer_of(self, cache: str) -> _Layer:
-        """Return the layer that a cache is counted in: a result's own, which may be copied last."""
+        """Return the layer that a cache is counted in: a result may be copied after its layer."""
         return self._numbered(cache) if cache in self._filled else self._layer
 
     def _numbered(self, cache: str) -> _Layer:
-        """Return the layer with a cache's number, or the last one."""
+        """Return the layer with a cache's index, or the last layer."""
         number = cache.rpartition("_")[2]
         known = (self._layers.get(f"{stack}layer {number}") for stack in ("decoder ", ""))
         return next((layer for layer in known if layer is not None), self._layer)
@@ -314,7 +314,7 @@ def caches_of(
 ) -> dict[str, CacheTensor]:
     """Return the caches' tensors by the names of the program's arguments, and of its results.
 
-    Their capacity is as small as the call allows; `spare` are slots of a ring beside its window's.
+    Their capacity is the least that the call allows; `spare`: slots of a ring past its window.
     """
     own = [run for run in layers if run.kind not in ENCODED for _ in range(run.layers)]
     encoded = [run for run in layers if run.kind in ENCODED for _ in range(run.layers)]
@@ -348,7 +348,7 @@ def shapes_of(
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of each of a program's arguments but caches, by its name.
 
-    Those with sizes that depend on a sound are as in the proof's input, whose shapes are `probed`.
+    Sizes that depend on audio are as in the proof's input, whose shapes are `probed`.
     """
     named = {
         "rows": sizes.rows,
@@ -365,7 +365,7 @@ def shapes_of(
 
 
 def resolved(shape: Shape, named: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape with numbers in place of names."""
+    """Return a shape with sizes in place of names."""
     return tuple(size if isinstance(size, int) else named[size] for size in shape)
 
 

@@ -1,4 +1,4 @@
-"""Speculative decoding on a cache: tokens are fed on trial, and rolled back if rejected."""
+"""Speculative decoding on a cache: draft tokens are fed, and rolled back if rejected."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from kvcast.runtimes.base import Runtime
 
 
 class Trial:
-    """A row that is about to be fed tokens on trial, after `kept` tokens that stay.
+    """A row about to be fed draft tokens, after `kept` tokens that stay.
 
-    Where its rings and states cannot be truncated so far, `begin` takes a snapshot. `most` is how
-    many can be fed, up to what was asked for.
+    If its rings and states cannot be truncated that far, `begin` takes a snapshot. `most` is the
+    number of drafts that can be fed, up to the requested one.
     """
 
     def __init__(self, runtime: Runtime, cache: Any, row: int, *, kept: int, most: int) -> None:
@@ -19,7 +19,7 @@ class Trial:
         self.most = min(most, room) if cache.has_snapshots else self._revocable
 
     def begin(self, cache: Any, count: int) -> Any:
-        """Return the cache, prepared for `count` tokens on trial."""
+        """Return the cache, prepared for `count` draft tokens."""
         if count <= self._revocable:
             return cache
         return self._runtime.take_snapshots(cache, [self._row])
@@ -28,7 +28,7 @@ class Trial:
 def roll_back(runtime: Runtime, cache: Any, row: int, length: int) -> tuple[Any, int]:
     """Truncate a row to its first `length` positions, or to the longest snapshot within them.
 
-    Returns the cache and the row's length; accepted tokens after it are to be fed again.
+    Returns the cache and the row's length; accepted tokens after it must be fed again.
     """
     reached = int(cache.reachable(row, length))
     return runtime.truncate(cache, [row], [reached]), reached

@@ -49,7 +49,7 @@ def run_random_tokens(
     """Decode one row of random tokens at once; `widths` are of the steps whose results are kept."""
     dimensions: Any = reference.dimensions
     count = min(_COUNT, dimensions.max_positions)
-    # NumPy's older generator, whose numbers are promised to stay the same.
+    # NumPy's legacy generator, whose stream is guaranteed not to change.
     words = np.random.RandomState(0).randint(_WORDS, size=count, dtype=np.uint32)
     caches = empty_caches(family_with(dimensions).caches(dimensions), count)
     inputs = {
@@ -70,7 +70,7 @@ def run_random_tokens(
     return Activations(results, list(zip(keys, values, strict=True)))
 
 
-# How much of the quantisation difficulty moves from activations to weights: 0 none, 1 all.
+# SmoothQuant's migration strength, from activations to weights: 0 none, 1 all.
 _STRENGTH = 0.65
 _LEAST = 1e-5
 
@@ -111,7 +111,7 @@ class _Group(NamedTuple):
 
 
 def _groups(decode: Program) -> Iterator[_Group]:
-    """Yield norms that nothing but matrices reads, and not the head's."""
+    """Yield norms that only matrices read, except the head's."""
     head = decode.last_product("logits")
     for step in decode.steps:
         readers = [other for other in decode.steps if step.name in other.reads]

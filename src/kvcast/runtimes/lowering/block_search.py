@@ -1,4 +1,4 @@
-"""Finds the int4 blocks of a matrix: a scale and a least value for 32 inputs, codes 0 to 15."""
+"""Finds the int4 blocks of a matrix: a scale and a minimum for 32 inputs, codes 0 to 15."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from kvcast.spec.stored_matrices import BLOCK, CodedMatrix
 _MOST_CODE = 15
 # Of make_qkx2_quants' 21 ranges, up to a step narrower and wider than a block's, every fourth.
 _STEPS = np.arange(-1.0, 1.01, 0.2, dtype=np.float32)
-_AT_ONCE = 1 << 12  # blocks, so that what the search makes stays in the caches
+_AT_ONCE = 1 << 12  # blocks, so that the search's arrays stay in the CPU caches
 _LARGEST = np.float32(np.finfo(np.float16).max)
 
 
@@ -18,13 +18,12 @@ def searched(
     """Return int4 blocks of a matrix, whose inputs are a multiple of 32, with little squared error.
 
     As llama.cpp's `make_qkx2_quants` does for Q4_K: several ranges, a little narrower and wider
-    than a block's, give codes; of the scale and least value that fit these codes best, those with
-    the least error stay. They are halves, as the kernels read them.
+    than a block's, give codes; the least-squares scale and minimum of each are compared, and the
+    pair with the least error is kept. They are float16, as the kernels read them.
 
     Args:
         matrix: [outputs, inputs].
-        weights: how much the squared errors of an input count, [inputs], above 0; by default all
-            count the same.
+        weights: weight of the squared errors of an input, [inputs], above 0; equal by default.
 
     """
     outputs, inputs = matrix.shape
@@ -37,7 +36,7 @@ def searched(
         for first in range(0, outputs, _AT_ONCE):
             rows = slice(first, first + _AT_ONCE)
             x_ib = np.ascontiguousarray(matrix[rows, columns].T)
-            with np.errstate(all="ignore"):  # numbers that halves cannot hold, and infinite ones
+            with np.errstate(all="ignore"):  # values outside float16's range, and infinite ones
                 block_codes, scales[rows, block], least[rows, block] = _searched(x_ib, weights_i1)
             codes[rows, columns] = block_codes.T
     return CodedMatrix(codes=codes, scales=scales, least=least)
@@ -57,7 +56,7 @@ def _searched(
     for step in _STEPS:
         width = extent / (_MOST_CODE + step)
         tried, *_ = _coded(x_ib, weights_i1, width, lowest)
-        # The line through numbers over codes with the least squares.
+        # The least-squares line of values over codes.
         products = (tried * weighted).sum(axis=0)
         counted = weights_i1 * tried
         ones = counted.sum(axis=0)
@@ -81,7 +80,7 @@ def _coded(
     scales: NDArray[np.float32],
     least: NDArray[np.float32],
 ) -> tuple[NDArray[np.float32], ...]:
-    """Round to codes; return them, the scales and least values as halves hold them, the error."""
+    """Round to codes; return them, the scales and minimums rounded to float16, and the error."""
     scales, least = (
         numbers.clip(-_LARGEST, _LARGEST).astype(np.float16).astype(np.float32)
         for numbers in (scales, least)

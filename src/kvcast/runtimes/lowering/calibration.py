@@ -41,10 +41,10 @@ class CalibrationModel(Protocol):
 
 @torch.no_grad()
 def write_text(programs: CalibrationModel, tokens: int, seed: int) -> Tensor:
-    """Let a model write texts, each from a random token on; return int64 [rows, s].
+    """Sample texts from a model, each from a random first token; return int64 [rows, s].
 
-    Tokens are drawn from all that the model gives, as Liu et al. 2023 do (LLM-QAT,
-    arXiv:2305.17888, section 3.1).
+    Tokens are drawn from the full distribution, as Liu et al. 2023 do (LLM-QAT, arXiv:2305.17888,
+    section 3.1).
 
     Raises KvcastError if the model's logits are not all finite.
     """
@@ -70,7 +70,7 @@ def write_text(programs: CalibrationModel, tokens: int, seed: int) -> Tensor:
 
 @torch.no_grad()
 def decode_from_the_start(programs: CalibrationModel, tokens_rs: Tensor) -> None:
-    """Decode whole rows, and ask for the logits of all positions: so all meet all matrices."""
+    """Decode whole rows with the logits of all positions, so that all pass through all matrices."""
     for tokens_1s in tokens_rs[:, None]:
         count = tokens_1s.shape[1]
         caches, lengths = _caches(programs, 1, count), torch.zeros(1, dtype=torch.int32)
@@ -94,10 +94,10 @@ class Calibrated:
     """Codes, and how they were found.
 
     Attributes:
-        blocks_of: the codes of a matrix, a checkpoint's own or calibrated ones. The latter are
-            searched for in each call.
-        record: how many matrices were calibrated, how many have the checkpoint's own codes, and
-            with how many tokens and which seed; for a bundle's manifest.
+        blocks_of: the codes of a matrix, the checkpoint's, or calibrated ones, which are searched
+            for in each call.
+        record: the numbers of calibrated matrices, of matrices with the checkpoint's codes and of
+            tokens, and the seed; for a bundle's manifest.
 
     """
 
@@ -110,9 +110,9 @@ def calibrate(programs: TorchModel, blocks_of: BlocksOf, on_phase: OnPhase) -> C
     """Measure the inputs of layers' matrices; the table and the head are left as they are.
 
     Args:
-        programs: fp32, of no mixture of experts; not changed.
-        blocks_of: the codes that the checkpoint has for a matrix, which are kept.
-        on_phase: called as each phase begins.
+        programs: fp32, without a mixture of experts; not changed.
+        blocks_of: the checkpoint's codes of a matrix, which are kept.
+        on_phase: called at the start of each phase.
 
     Raises KvcastError if the model's logits are not all finite.
 
@@ -146,7 +146,7 @@ def calibrate(programs: TorchModel, blocks_of: BlocksOf, on_phase: OnPhase) -> C
 
 
 def _weights(squares_i: Tensor) -> Tensor:
-    """Return how much errors count: all the same where inputs were always zero."""
+    """Return the weights of errors: equal where inputs were always zero."""
     return squares_i + (_DAMPING * squares_i.mean()).clamp(min=torch.finfo(torch.float32).tiny)
 
 

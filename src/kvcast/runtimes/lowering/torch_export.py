@@ -1,7 +1,7 @@
 """torch.export: each program's example arguments, and a runtime's operators in the exported graph.
 
-Every size that callers vary is dynamic: rows, new positions, capacities. A family's record says
-what the arguments are (`kvcast.families.programs`).
+Every size that callers vary is dynamic: rows, new positions, capacities. A family's record lists
+the arguments (`kvcast.families.programs`).
 """
 
 import operator
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from kvcast.families.programs import Argument, CacheArgument, ProgramSignature, Shape
 from kvcast.families.table import family_with
 
-# Sizes of the examples. Dynamic sizes all differ, so that torch.export takes no two for one.
+# Sizes of the examples. Dynamic sizes all differ, so that torch.export does not unify any two.
 _SIZES = {
     "rows": 4,
     "batch": 2,
@@ -74,7 +74,7 @@ def signatures_of(programs: Any) -> Mapping[str, Signature]:
 
 
 def signature_of(module: nn.Module, program: ProgramSignature) -> Signature:
-    """Return the signature of a module that is this program, and takes any number of tensors."""
+    """Return the signature of a module of this program, which takes any number of tensors."""
     return Signature(
         program=module,
         arguments=tuple(part for argument in program.arguments for part in _examples(argument)),
@@ -116,7 +116,7 @@ Table = Mapping[OpOverload[..., Any], Callable[..., Any]]
 
 
 def taking(record: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of an operator's arguments, which `function` takes as one record."""
+    """Return a function that passes an operator's arguments to `function` as one record."""
 
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
