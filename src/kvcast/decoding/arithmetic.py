@@ -3,8 +3,8 @@
 `kvcast.decoding.numerics` computes the same with the native library, where there is one.
 
 Definitions and order of truncations are those of Hugging Face transformers
-(generation/logits_process.py): temperature, top-k, top-p, min-p. Each works on what the one before
-it left.
+(generation/logits_process.py): temperature, top-k, top-p, min-p. Each works on the output of the
+previous.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class Survey(NamedTuple):
     """The likeliest tokens of some rows.
 
     Attributes:
-        log_sums_r: log(sum(exp(row))); -inf for a row of nothing but -inf. All numbers of a row
-            with NaN or infinity are NaN, its tokens any.
+        log_sums_r: log(sum(exp(row))); -inf for a row of only -inf. All values of a row with NaN or
+            infinity are NaN, its tokens arbitrary.
 
     """
 
@@ -39,8 +39,8 @@ class Penalties(NamedTuple):
     """Penalties on tokens that a row has seen.
 
     Attributes:
-        repetition: divides positive logits, and multiplies negative ones, of all tokens seen.
-        frequency: taken off as often as the token was written.
+        repetition: divides positive and multiplies negative logits of all tokens seen.
+        frequency: subtracted once per occurrence of the token.
 
     """
 
@@ -67,9 +67,9 @@ class TimestampTokens(NamedTuple):
 def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
     """Return the indices of each row's k largest values, [rows, k], largest first.
 
-    Of equal values the lower index comes first; of a row with NaN they are any. The k-th largest
-    of the maxima of disjoint blocks bounds the k-th largest value from below, so one pass leaves a
-    handful of candidates to sort.
+    Ties go to the lower index; a row with NaN gives arbitrary indices. The k-th largest of the
+    maxima of disjoint blocks bounds the k-th largest value from below, so one pass leaves few
+    candidates to sort.
     """
     rows, vocab = logits_rv.shape
     width = vocab // _BLOCKS
@@ -92,7 +92,7 @@ class Truncation(Protocol):
     """A rule that leaves out unlikely tokens, and never all of them."""
 
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
-        """Tell for each of the remaining logits [candidates] whether it may be drawn."""
+        """Return a mask of the remaining logits [candidates] that may be drawn."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Arithmetic(Protocol):
         """Survey rows of 1 logit or more; 0 <= k <= vocab. Without `sums` there are none."""
 
     def draw(self, logits_v: Float32, distribution: Distribution, number: float) -> int | None:
-        """Draw a token by inverting the cumulated probabilities; None for a row without numbers.
+        """Draw a token by inverting the cumulative probabilities; None for a row with NaN.
 
         `number` is random, 0 or more and below 1.
         """
@@ -156,10 +156,10 @@ class Arithmetic(Protocol):
     def apply_timestamp_rules(
         self, logits_rv: Float32, written_rn: Int64, timestamps: TimestampTokens
     ) -> None:
-        """Apply the rules of Whisper's timestamps to rows that have written n >= 1 tokens.
+        """Apply Whisper's timestamp rules to rows with n >= 1 generated tokens.
 
-        They come in pairs and never go back, and one is due where all of them together outweigh the
-        likeliest token of text.
+        Timestamps come in pairs and never decrease, and one is forced where their total probability
+        exceeds that of the likeliest text token.
         """
 
 
@@ -189,7 +189,7 @@ class NumpyArithmetic(Arithmetic):
     def penalise(self, logits_rv: Float32, tokens_rn: Int64, penalties: Penalties) -> None:
         if penalties.repetition != 1:
             scores_rn = np.take_along_axis(logits_rv, tokens_rn, axis=1)
-            # One that was seen twice is changed twice, to the same value.
+            # A token seen twice is assigned twice, to the same value.
             factor = penalties.repetition
             changed_rn = np.where(scores_rn < 0, scores_rn * factor, scores_rn / factor)
             np.put_along_axis(logits_rv, tokens_rn, changed_rn, axis=1)
@@ -252,7 +252,7 @@ class TopK(Truncation):
 class TopP(Truncation):
     """The smallest set of likeliest tokens that reaches a probability (arXiv:1904.09751).
 
-    Of equally likely ones at its border the lower indices belong to it.
+    Of equally likely tokens at its border it includes the lower indices.
     """
 
     p: float
@@ -264,7 +264,7 @@ class TopP(Truncation):
             return kept_c
         weights_c = np.exp(logits_c - logits_c.max())
         total = weights_c.sum(dtype=np.float64)
-        # All that lies below this reaches 1 - p at most, together: no need to sort it.
+        # Tokens below this sum to at most 1 - p: no need to sort them.
         likely = np.flatnonzero(weights_c >= (1 - self.p) / logits_c.size * total)
         best_first = likely[np.argsort(-logits_c[likely], kind="stable")]
         reached = weights_c[best_first].cumsum(dtype=np.float64)
@@ -289,7 +289,7 @@ class MinP(Truncation):
 
 
 def draw(logits_c: Float32, number: float) -> int:
-    """Draw an index with the probabilities of these logits, by inverting their cumulation.
+    """Draw an index by inverting the cumulative probabilities of these logits.
 
     `number` is random, 0 or more and below 1.
     """

@@ -32,7 +32,7 @@ NO_GUESS = Guess(())
 class Drafter(Protocol):
     @property
     def is_free(self) -> bool:
-        """Whether a guess costs next to nothing beside a call of any model."""
+        """Whether a guess costs almost nothing compared with a model call."""
 
     def guess(self, history: Sequence[int], most: int) -> Guess:
         """Return up to `most` tokens that may come after a sequence.
@@ -47,7 +47,7 @@ class Drafting(Protocol):
     def begin(
         self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
     ) -> Drafter:
-        """Return a drafter for the text after a prompt, up to so many positions.
+        """Return a drafter for the text after a prompt, up to `capacity` positions.
 
         `filters` bar tokens as in the request.
         """
@@ -79,7 +79,7 @@ class PromptLookup(Drafter):
         place, length = self._match(history)
         if not length:
             return NO_GUESS
-        # What is copied may overlap with what copies it: a text in a loop goes on in it.
+        # Source and copy may overlap: a looping text is continued.
         period = len(history) - place
         return Guess([history[place + i % period] for i in range(most)], kind=length.bit_length())
 
@@ -135,8 +135,8 @@ class FormerText(Drafting):
 class ModelDrafting(Drafting):
     """A smaller model of the same vocabulary drafts.
 
-    It has one cache of one row, which holds the sequence of the last call: another sequence is read
-    anew.
+    It has one cache of one row, which holds the sequence of the last call; another sequence is
+    prefilled from the start.
 
     Attributes:
         exclusive: lock for calls of the model, until their logits are read.
@@ -150,10 +150,10 @@ class ModelDrafting(Drafting):
 
         Args:
             runtime: runs the smaller model.
-            longest: most positions of a sequence that it takes.
-            vocabulary: number of tokens that both models have; the rows of their tables may be
-                padded differently.
-            chunk: most tokens of a prompt that it reads in one call; None is all.
+            longest: maximum positions of a sequence.
+            vocabulary: number of tokens of both models; their embedding tables may be padded
+                differently.
+            chunk: maximum prompt tokens per call; None: all.
 
         """
         self._runtime = runtime
@@ -174,14 +174,14 @@ class ModelDrafting(Drafting):
     def read(
         self, reader: object, prompt: Prompt, capacity: int, history: Sequence[int]
     ) -> Float32:
-        """Let the row hold a reader's history, which is longer than its prompt.
+        """Bring the row to a reader's history, which is longer than its prompt.
 
         Returns the logits [vocab] after it.
         """
         if self._reader is not reader:
             self._take_over(prompt, capacity)
             self._reader = reader
-        # The last token is fed in any case: its logits are asked for.
+        # The last token is always fed, for its logits.
         same, most = 0, min(len(self._held), len(history) - 1)
         while same < most and self._held[same] == history[same]:
             same += 1
@@ -264,5 +264,5 @@ class _ModelDrafter(Drafter):
             logit_filter.apply(logits_v[None], written[None])
         token = int(logits_v.argmax())
         weight = float(np.exp(logits_v - logits_v[token]).sum())
-        # Of what is no number no comparison is true.
+        # No comparison with NaN is true.
         return token if SURE * weight <= 1 else None

@@ -13,8 +13,8 @@ Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "tool_c
 JsonSchema: TypeAlias = str | Mapping[str, Any]
 """A JSON Schema: its text or its parsed value."""
 
-# Without \u: llguidance takes an escaped key for another one than that which it stands for. What
-# lies between values is fixed, for a model that may write any white space may write it for ever.
+# Without \u: llguidance takes an escaped key for a different key. White space is fixed: a model
+# that may generate any may generate it forever.
 _OPTIONS = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -30,10 +30,10 @@ LONGEST = 100_000
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar for a text; one of the class methods makes it.
+    """A grammar for a text, made by one of the class methods.
 
     Attributes:
-        kind: how `text` is to be read.
+        kind: the format of `text`.
         text: the grammar.
 
     Raises:
@@ -74,7 +74,7 @@ class Grammar:
 
     @classmethod
     def tool_call(cls, calls: Sequence[EnforcedCall], special: Mapping[str, int]) -> "Grammar":
-        """Return the grammar of one of these calls, which a tokenizer's `tool_form` makes of tools.
+        """Return the grammar of one of these calls, from a tokenizer's `tool_form`.
 
         `special` has the tokens of their markers, from the tokenizer's `control_tokens`.
         """
@@ -85,7 +85,7 @@ class Grammar:
 
 
 def _checked(label: str, schema: JsonSchema) -> dict[str, Any]:
-    """Return a schema as a dictionary; raises UsageError for one that cannot be kept."""
+    """Return a schema as a dictionary; raises UsageError if it cannot be enforced."""
     try:
         document = json.loads(schema) if isinstance(schema, str) else dict(schema)
         if not isinstance(document, dict):
@@ -95,7 +95,7 @@ def _checked(label: str, schema: JsonSchema) -> dict[str, Any]:
         raise UsageError(
             f"{label} is not JSON, nested too deeply, or has too large a number"
         ) from None
-    # A user's own options could lift what is promised.
+    # A user's options could weaken the guarantee.
     prepared["x-guidance"] = _OPTIONS
     if _ESCAPED_CONTROL.search(_dumped(label, prepared)):
         raise UsageError(f"{label} has a control character that only \\u can write")
@@ -165,10 +165,10 @@ _PATTERN_PARTS = re.compile(
 
 
 def _pattern(label: str, pattern: str) -> str:
-    r"""Return a pattern whose negated classes leave out NUL, which no text may hold in any case.
+    r"""Return a pattern whose negated classes exclude NUL, which no text may contain anyway.
 
-    A class that has all control characters lets llguidance write \" and \\, although it may not
-    have these two; it keeps no class at all that names single control characters.
+    With a class of all control characters llguidance allows \" and \\, even if the class excludes
+    both; it enforces no class that names single control characters.
     """
 
     def part(match: re.Match[str]) -> str:

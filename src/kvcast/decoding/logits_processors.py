@@ -23,15 +23,14 @@ _WEAKEST = 1e-6
 
 class LogitsProcessor(Protocol):
     def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        """Change logits [rows, vocab], given the tokens [rows, n] that each row has written."""
+        """Change logits [rows, vocab], given the generated tokens [rows, n]."""
 
 
 @dataclass(frozen=True)
 class RepetitionPenalty(LogitsProcessor):
-    """Makes tokens that a row has written less likely (Keskar et al., arXiv:1909.05858).
+    """Makes generated tokens less likely (Keskar et al., arXiv:1909.05858).
 
-    Scores are divided by the penalty where positive and multiplied where negative, once for each
-    token however often it was written.
+    Positive logits are divided by the penalty, negative ones multiplied, once per distinct token.
     """
 
     penalty: float
@@ -44,9 +43,9 @@ class RepetitionPenalty(LogitsProcessor):
 
 @dataclass(frozen=True)
 class OccurrencePenalties(LogitsProcessor):
-    """Makes tokens that a row has written less likely, as OpenAI's chat completions define it.
+    """Makes generated tokens less likely, as OpenAI's chat completions define it.
 
-    `presence` is taken off once, `frequency` as often as the token was written.
+    `presence` is subtracted once, `frequency` once per occurrence of the token.
     """
 
     presence: float
@@ -59,7 +58,7 @@ class OccurrencePenalties(LogitsProcessor):
 
 
 class LogitBias(LogitsProcessor):
-    """A number is added to the logits of some tokens."""
+    """Adds a bias to the logits of some tokens."""
 
     def __init__(self, biases: Mapping[int, float]) -> None:
         self._tokens = np.array(list(biases), np.intp)
@@ -136,10 +135,10 @@ class SuppressTokens(LogitsProcessor):
 
 
 class Sampler:
-    """Chooses the tokens of one sequence, from numbers that no other sequence draws."""
+    """Chooses the tokens of one sequence, from its own random stream."""
 
     def __init__(self, params: SamplingParams, stream: int = 0) -> None:
-        """Begin a sequence; sequences of different streams draw different numbers."""
+        """Begin a sequence; different streams give independent random values."""
         self._distribution: Distribution | None = None
         if params.temperature > 0:
             self._distribution = Distribution(

@@ -27,8 +27,8 @@ class Likeliest(NamedTuple):
     """The likeliest tokens of some rows.
 
     Attributes:
-        tokens_rk: best first, of equals the one of the lower index.
-        log_sums_r: logits of a row less this are log-probabilities.
+        tokens_rk: best first; ties go to the lower index.
+        log_sums_r: log-probabilities of a row are its logits minus this.
 
     """
 
@@ -46,7 +46,7 @@ def arithmetic() -> Arithmetic:
 
     try:
         return NumpyArithmetic() if find_library() is None else NativeArithmetic(Machine(1))
-    except KvcastError:  # one that does not load, or instructions that this processor has not
+    except KvcastError:  # it does not load, or this processor lacks the ISA
         return NumpyArithmetic()
 
 
@@ -62,9 +62,9 @@ def likeliest(logits_rv: Float32, k: int) -> Likeliest:
 
 
 def top_k(logits_rv: Float32, k: int) -> tuple[NDArray[np.signedinteger], Float32]:
-    """Return each row's k greatest, or all, and their values, [rows, k], greatest first.
+    """Return the indices and values of each row's k largest, or of all, [rows, k], largest first.
 
-    Of equal values the one of the lower index comes first.
+    Ties go to the lower index.
     """
     survey = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]), sums=False)
     return survey.tokens_rk, survey.logits_rk
@@ -98,13 +98,13 @@ def softmax(logits_rv: Float32) -> Float32:
 def likeliest_token(logits_v: Float32) -> int:
     """Return the likeliest token; raises KvcastError for logits that are NaN or infinite."""
     token = int(logits_v.argmax())
-    if not math.isfinite(logits_v[token]):  # what argmax finds is NaN if anything is
+    if not math.isfinite(logits_v[token]):  # argmax finds a NaN if there is one
         raise KvcastError(_NO_NUMBERS)
     return token
 
 
 def draw(logits_v: Float32, distribution: Distribution, number: float) -> int:
-    """Draw a token by inverting the cumulated probabilities.
+    """Draw a token by inverting the cumulative probabilities.
 
     `number` is random, 0 or more and below 1. Raises KvcastError for logits that are NaN or
     infinite.
@@ -131,7 +131,7 @@ def best_first(
 ) -> tuple[list[float], list[int], list[int]]:
     """Return scores, rows and tokens of the best `count` continuations of all rows, best first.
 
-    Of equal scores the one that comes first, row by row, is the better.
+    Ties go to the first, in row-major order.
     """
     best = (-scores_rk).argsort(axis=None, kind="stable")[:count]
     scores, tokens = scores_rk.ravel()[best], tokens_rk.ravel()[best]
@@ -143,7 +143,7 @@ T = TypeVar("T", bound=np.generic)
 
 
 class NativeArithmetic(Arithmetic):
-    """Functions that run on the caller's thread; any number of threads may call them at once."""
+    """Functions that run on the caller's thread; thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
         """Take a machine for its instructions; its threads rest."""
@@ -194,7 +194,7 @@ class NativeArithmetic(Arithmetic):
 
 
 def _beside(numbers_rn: NDArray[T]) -> NDArray[T]:
-    """Return rows whose numbers lie side by side: the same ones, if they do."""
+    """Return rows with contiguous values: the same array, if they are."""
     beside = numbers_rn.strides[1] == numbers_rn.itemsize
     return numbers_rn if beside else np.ascontiguousarray(numbers_rn)
 
@@ -204,5 +204,5 @@ def _rows(logits_rv: Float32) -> tuple[int, int, int, int]:
 
 
 def _tokens(tokens_rn: Int64) -> tuple[int, int, int]:
-    """Return address, stride and number of each row as C takes them."""
+    """Return the address, stride and length of each row as C takes them."""
     return tokens_rn.ctypes.data, tokens_rn.strides[0] // 8, tokens_rn.shape[1]

@@ -97,10 +97,10 @@ def _are_several_tokens(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Params):
-    """How texts are written after a prompt.
+    """How texts are generated after a prompt.
 
     Raises:
-        UsageError: for a value out of its bounds, and options that exclude each other.
+        UsageError: a value is out of bounds, or options exclude each other.
 
     """
 
@@ -246,7 +246,7 @@ class SamplingParams(Params):
 
     @property
     def is_one_text(self) -> bool:
-        """Whether there is one text, found without a search, so that it can be streamed."""
+        """Whether there is one text without a beam search, so that it can be streamed."""
         return not set(self.changed(SEVERAL)) - {"batch"}
 
     def check_one_text(self) -> None:

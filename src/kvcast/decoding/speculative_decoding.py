@@ -1,16 +1,15 @@
 """Speculative decoding: when to verify a drafter's tokens, and how many, in one call of the model.
 
-A call with several tokens costs little more than one with a single token, as both read all of the
-weights once. If the model chooses the drafted tokens, it has taken several steps at the price of
-little more than one (Leviathan et al., arXiv:2211.17192). Here a drafted token is accepted only if
-the request chooses the very same, from the model's logits and with its own random numbers. So
-drafts change no text, only its time.
+A call with several tokens costs little more than a call with one, as both read all weights once. If
+the model accepts the drafts, it has taken several steps for little more than the cost of one
+(Leviathan et al., arXiv:2211.17192). Here a draft is accepted only if the request chooses the same
+token from the model's logits and its own random stream. So drafts change the speed, never the text.
 
-Whether drafts pay is measured while a text is written: the time of calls of each size, the time of
-drafting, and how often drafts of each kind are right. No call is made that could lose more than a
-small share of the time that the tokens so far would have taken without drafts, less what drafts
-have lost, plus what they have gained. Free drafts are also compared with tokens when they are not
-fed, so it shows at no cost when they begin to be right.
+Whether drafts pay is measured while a text is generated: the time of calls of each size, the time
+of drafting, and the acceptance rate of each kind of draft. No call is made that could lose more
+than a small share of the time that the tokens so far would have taken without drafts, minus the
+losses of drafts, plus their gains. Free drafts are compared with tokens even when not fed, so an
+acceptance rate that improves is seen at no cost.
 """
 
 import time
@@ -61,7 +60,7 @@ class _Clock:
 
 
 class _Record:
-    """How often guesses of one kind were right, the latest counting most."""
+    """The acceptance rate of guesses of one kind, weighted to the latest."""
 
     _FADING = 0.95
     _BEFORE = 1.2, 0.8  # right and wrong, as if seen before anything else
@@ -85,7 +84,7 @@ class _Record:
 
 
 class Ledger:
-    """The costs and gains of drafting, over all requests that a model writes with one drafter."""
+    """The costs and gains of drafting, over all requests of a model with one drafter."""
 
     def __init__(self) -> None:
         self._calls: dict[int, _Clock] = defaultdict(_Clock)  # by tokens fed
@@ -93,8 +92,8 @@ class Ledger:
         self._seconds: list[float] = []  # that a call takes, by tokens fed, tried or not
         self._token = _Clock()  # drafting one token
         self._records: dict[int, _Record] = defaultdict(_Record)  # by kind of guess
-        self._plain = 0.0  # seconds that the tokens so far would have taken one by one
-        self._gained = 0.0  # seconds, without those of beginnings
+        self._plain = 0.0  # seconds that the tokens so far would have taken in single steps
+        self._gained = 0.0  # seconds, without prefills
         self._begun = 0.0  # seconds that drafters took to read prompts
 
     def affordable(self, kind: int, most: int) -> int:
@@ -116,11 +115,11 @@ class Ledger:
         return best
 
     def can_begin(self) -> bool:
-        """Tell whether another prompt may be read for drafting."""
+        """Return whether another prompt may be prefilled for drafting."""
         return self._begun <= max(0.0, self._gained + _ALLOWED * self._plain)
 
     def began(self, seconds: float) -> None:
-        """Take note that a prompt was read for drafting, and of the first tokens drafted."""
+        """Record the prefill of a prompt for drafting, and the first drafts."""
         self._begun += seconds
 
     def drafted(self, tokens: int, seconds: float) -> None:
@@ -129,10 +128,10 @@ class Ledger:
             self._token.add(seconds / tokens)
 
     def called(self, fed: int, kept: int, seconds: float) -> None:
-        """Take note of a call of the model.
+        """Record a call of the model.
 
-        In the first call of a size a runtime prepares later ones: its time counts, but is no
-        measure of theirs.
+        In the first call of a size a runtime prepares later ones: its time counts, but does not
+        predict theirs.
         """
         if fed in self._prepared:
             self._calls[fed].add(seconds)
@@ -146,11 +145,11 @@ class Ledger:
             self._gained += plain - seconds
 
     def compared(self, kind: int, *, right: bool) -> None:
-        """Take note of a guessed token that the model chose, or did not."""
+        """Record whether the model chose a guessed token."""
         self._records[kind].add(right=right)
 
     def passed(self, kind: int) -> None:
-        """Take note of a token for which there was no guess: records fade, and are tried anew."""
+        """Record a token without a guess: acceptance records fade, and are tried again."""
         self._records[kind].fade()
 
     def _expected(self) -> list[float]:
@@ -260,11 +259,11 @@ class Speculations:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """A model as one of a pair, of which the smaller drafts.
+    """A model of a pair, of which the smaller drafts.
 
     Attributes:
-        family: the kind of model; models of one kind read the same prompts and inputs.
-        tokens: number of tokens to choose from; tables may be padded.
+        family: the model family; models of one family take the same prompts and inputs.
+        tokens: vocabulary size; embedding tables may be padded.
         chunk: most tokens of a prompt that it reads in one call; None is all.
 
     """

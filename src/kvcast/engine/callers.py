@@ -1,4 +1,4 @@
-"""Callers: each offers its requests one after another, and takes their results.
+"""Callers: each submits requests in turn and takes their results.
 
 A caller is a prompt with its texts, a recording, a policy about one window, or a list of requests
 in the calling thread. Requests that wait for rows wait here.
@@ -31,9 +31,9 @@ class Caller(ABC):
     """A source of requests.
 
     Attributes:
-        client: whose rows it shares; None if it has a share of its own.
-        rows: number of rows that its requests have now; the scheduler counts them.
-        began: whether a request of it was taken on; the scheduler sets it.
+        client: the client whose share of rows it uses; None for a separate share.
+        rows: rows that its requests occupy; set by the scheduler.
+        began: whether a request of it was admitted; set by the scheduler.
 
     """
 
@@ -57,7 +57,7 @@ class Caller(ABC):
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """End with an error of its own."""
+        """End with this error."""
 
 
 @dataclass
@@ -154,7 +154,7 @@ class PolicyCaller(Caller):
         self._running: dict[Request, Policy[Any]] = {}
 
     def start(self, policy: Policy[Any]) -> None:
-        """Let a policy take part; it continues when the scheduler asks for a request."""
+        """Start a policy; it continues when the scheduler pulls a request."""
         self._next.append((policy, None))
 
     @override
@@ -238,7 +238,7 @@ class Openings:
         self._go_on()
 
     def over(self, caller: object) -> None:
-        """Note that a caller is over, so that the next one is opened."""
+        """Record that a caller is over and open the next."""
         self._open = {each for each in self._open if each is not caller}
         self._waiting = deque(pair for pair in self._waiting if pair[0] is not caller)
         self._go_on()

@@ -1,7 +1,7 @@
 """The engine: one thread that owns a model and its scheduler, and serves many callers.
 
-Clients leave messages; the thread takes them between two steps. So nothing but this thread ever
-touches rows and caches.
+Clients leave messages; the thread takes them between two steps. So only this thread touches rows
+and caches.
 """
 
 import logging
@@ -37,12 +37,12 @@ class Model(Protocol):
     """A loaded model, as `kvcast.load` returns it."""
 
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return a scheduler, over a cache of its own.
+        """Return a scheduler over a new cache.
 
         Args:
-            rows: most texts, beams or windows at once.
+            rows: maximum texts, beams or windows at once.
             budget: bytes that the cache may take.
-            chunk: about how many positions of prompts are computed between two steps.
+            chunk: approximate number of prompt positions computed between two steps.
 
         """
 
@@ -82,9 +82,9 @@ class _Call:
 class Engine:
     """A loaded model that many callers share.
 
-    Texts and recordings are decoded together, as many as there are rows for; the rest wait, first
-    come first. A prompt continues the longest prefix that a row of the cache holds. In
-    fp32 every answer is the one that the model gives alone.
+    Texts and recordings are decoded in one batch as far as rows suffice; the rest wait in FIFO
+    order. A prompt continues the longest prefix in the prefix cache. In fp32 no result depends on
+    the batch.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class Engine:
 
         Args:
             model: as `kvcast.load` returned it.
-            rows: most texts, beams or windows that are decoded at once.
+            rows: maximum texts, beams or windows decoded at once.
             cache_memory: bytes that the cache may take; a third of free memory by default. There
                 are fewer rows, or shorter ones, if that is too little.
-            queue: most jobs that wait.
-            chunk: about how many positions of prompts and inputs are computed between decode
-                steps; an encoder input is computed in one go.
+            queue: maximum jobs that wait.
+            chunk: approximate number of positions of prompts and inputs computed between decode
+                steps; an encoder input is computed in one call.
 
         Raises:
-            UsageError: a value is out of its bounds, or the memory is not enough for one row.
+            UsageError: a value is out of bounds, or the memory is too small for one row.
 
         """
         for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("chunk", chunk, 1)):
@@ -145,12 +145,12 @@ class Engine:
                 window, as `kvcast.whisper.windows.WindowRequests` makes them, which does not wait
                 for the recordings before it.
             deadline: seconds from now after which the job fails.
-            client: who asks; jobs of one client share what another one has alone.
+            client: who asks; all jobs of a client share one fair share.
             options: keywords of `generate` or `transcribe`.
 
         Returns:
-            The job: pieces of texts or segments as they come, and as its result the texts of
-            `generate`, a `Transcript`, or the policy's result.
+            The job: a stream of text pieces or segments, and as its result the texts of `generate`,
+            a `Transcript`, or the policy's result.
 
         Raises:
             UsageError: for a request that cannot be served.
@@ -168,8 +168,8 @@ class Engine:
         """Call a function between two steps, on the thread that owns the model.
 
         Args:
-            function: called once, and one of them before a step; all wait meanwhile.
-            deadline: seconds from now after which it is not called any more.
+            function: called once; at most one function runs before each step, which waits for it.
+            deadline: seconds from now after which it is no longer called.
 
         Raises:
             QueueFullError: too many jobs wait.
@@ -200,7 +200,7 @@ class Engine:
         )
 
     def close(self, drain: float = 0.0) -> None:
-        """Take no more; let jobs end within `drain` seconds, and cancel the rest.
+        """Reject new jobs, wait up to `drain` seconds for running ones, and cancel the rest.
 
         Returns once all jobs have ended, or after `_PATIENCE` if a step does not end.
         """
@@ -376,7 +376,7 @@ class Engine:
             entry.close()
         elif entry in self._calls:
             self._calls.remove(entry)
-        # As in `_step`: first, so that whoever is told finds the engine done with it.
+        # First, as in `_step`, so that whoever is notified finds the engine done with it.
         self._forget(job, how)
         job.fail(error)
         wake([job])
@@ -390,10 +390,9 @@ class Engine:
 
 
 def share_of_memory(beside: Iterable[Engine] = ()) -> int:
-    """Return the bytes that a cache may take by default, beside the caches of other engines.
+    """Return the bytes that a cache may take by default, given other engines' caches.
 
-    Caches take their memory as they are filled, so the part that other caches may still take is
-    not available.
+    Caches allocate memory as they are filled, so memory reserved by other caches is not available.
     """
     promised = sum(engine.status().cache_bytes for engine in set(beside))
     return max(0, available_bytes() - promised) // _SHARE

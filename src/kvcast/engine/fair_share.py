@@ -1,4 +1,4 @@
-"""Fair share: who gets the next row, who gives one up, and whose rows take part in a step.
+"""Fair share: who gets the next row, who is preempted, and whose rows take part in a step.
 
 Rows are shared among clients, a client's among its callers.
 """
@@ -15,20 +15,20 @@ class FairShare:
     """How many rows clients and callers have at a moment."""
 
     def __init__(self, callers: Iterable[Caller]) -> None:
-        """Take all callers, the one that has waited longest first."""
+        """Take all callers, longest waiting first."""
         self._callers = list(callers)
         self._rows = Counter[Hashable]()
         for caller in self._callers:
             self._rows[_client(caller)] += caller.rows
 
     def waiting(self) -> list[Caller]:
-        """Return the callers, the one whose turn it is to have a row first."""
+        """Return the callers in the order in which they get rows."""
         return sorted(self._callers, key=self._precedence)
 
     def giving(self, waiting: Caller, rows: int) -> Caller | None:
-        """Return the caller that gives a row to one that waits for so many; None if none has more.
+        """Return the caller to preempt for a waiting one with `rows`; None if none has more.
 
-        It has as many rows as the other one, or more, when both have what they get.
+        After the exchange it has at least as many rows as the other caller.
         """
         mine = _client(waiting)
         others = [caller for caller in self._callers if _client(caller) != mine]
@@ -50,8 +50,8 @@ class FairShare:
 def in_rounds(running: Sequence[Running], most: int) -> list[Running]:
     """Return the requests that take part in a step of about `most` rows.
 
-    Each client has as many as the one that has fewest, or each caller if there is one client; what
-    is left of the step is given out round by round. Those that come first are preferred.
+    Each client has as many as the client with fewest, or each caller if there is one client; the
+    rest of the step is divided round-robin. Earlier ones are preferred.
     """
     clients: dict[Hashable, dict[Caller, list[Running]]] = {}
     for each in running:
@@ -101,7 +101,7 @@ class Pace:
         if low > fewest or high <= fewest:
             return fewest
         each = (self._seconds[high] - self._seconds[low]) / (high - low)
-        if each <= 0:  # any number is as good
+        if each <= 0:  # any value works
             return high
         fixed = max(0.0, self._seconds[low] - low * each)
         return min(high, fewest + int(min(high, fixed / (4 * each))))

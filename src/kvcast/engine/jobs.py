@@ -46,7 +46,7 @@ class Job(Generic[Item, Result]):
     One consumer takes the items; any number may wait for the result.
 
     Attributes:
-        cached_tokens: of the prompt, found in a row of the cache; 0 until it is read.
+        cached_tokens: tokens of the prompt found in the prefix cache; 0 until prefill.
         language: of a recording; None until it is known.
         duration: of a recording, in seconds; None until it is opened.
 
@@ -69,14 +69,14 @@ class Job(Generic[Item, Result]):
             self._cancel(self)
 
     def done(self) -> bool:
-        """Tell whether it is over; items may still be there to be taken."""
+        """Return whether it is over; items may remain to be taken."""
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result, so many seconds at most.
+        """Wait for the result, at most `timeout` seconds.
 
         Raises:
-            TimeoutError: it is not there by then.
+            TimeoutError: the result is not there by then.
             CancelledError: the job was cancelled.
             KvcastError: the error of the request.
 
@@ -84,7 +84,7 @@ class Job(Generic[Item, Result]):
         return self._future.result(timeout)
 
     def when_done(self, function: Callable[[], None]) -> None:
-        """Call a function when it is over, on the engine's thread; on this one if it is already."""
+        """Call a function when it is over, on the engine's thread; at once if it already is."""
         self._future.add_done_callback(lambda _: function())
 
     def __iter__(self) -> Iterator[Item]:
@@ -103,7 +103,7 @@ class Job(Generic[Item, Result]):
         Raises as `result`, once all items were taken.
         """
         while True:
-            # Asked before items are taken, as the last one is put in before the end.
+            # Checked before items are taken, since the last item is put in before the end.
             over = self._future.done()
             items = list[Item]()
             while self._items:
@@ -165,7 +165,7 @@ class Job(Generic[Item, Result]):
         await waiting
 
     def _notify(self) -> "tuple[AbstractEventLoop, AsyncFuture[None]] | None":
-        """Tell a waiting thread; return a task that waits, if there is one."""
+        """Notify a waiting thread; return the waiting task, if any."""
         with self._changed:
             self._changed.notify_all()
             waiter, self._waiter = self._waiter, None

@@ -26,14 +26,14 @@ def fitting(
     """Return the sizes of a cache that fits into a budget.
 
     Args:
-        bytes_of_row: of a row of so many positions.
-        longest: most positions of a row that are of use.
+        bytes_of_row: bytes of a row of that capacity.
+        longest: maximum useful capacity of a row.
         rows: most rows.
         budget: bytes.
-        fixed: bytes that each row takes besides.
+        fixed: additional bytes of each row.
 
     Raises:
-        UsageError: not even one short row fits.
+        UsageError: no row fits, however short.
 
     """
     for count in range(rows, 0, -1):
@@ -48,7 +48,7 @@ def fitting(
 
 
 def _longest_fitting(bytes_of_row: Callable[[int], int], longest: int, room: int) -> int:
-    """Return the largest capacity, up to `longest`, of a row within so many bytes; 0 for none."""
+    """Return the largest capacity, up to `longest`, of a row within a budget; 0 for none."""
     low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2

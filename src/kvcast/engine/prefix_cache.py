@@ -1,10 +1,9 @@
 """The prefix cache: the tokens that each row holds, so that a prompt continues a cached prefix.
 
 A row without a request keeps its keys and values until another sequence needs the row. A prompt
-that begins like them, or like a row that is being written, starts after what both have in common.
-Where a runtime computes prompts otherwise than steps, a prefix is only used as what it was: the
-complement ~t stands for a token t whose position a step computed, so that it differs from a
-prompt's.
+that shares a prefix with such a row, or with a running one, starts after the common prefix. Where a
+runtime computes prompts in another dtype than steps, the two must not match: the complement ~t
+marks a token t whose position a decode step computed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,11 +41,11 @@ class PrefixCache:
         return [int(length) for length in self._lengths_r]
 
     def stepped(self, tokens: Int64) -> Int64:
-        """Return what stands for tokens whose positions steps compute."""
+        """Return the marks of tokens whose positions decode steps compute."""
         return ~tokens if self._prompts_differ else tokens
 
     def tokens(self, row: int) -> Int64:
-        """Return the tokens that a row holds, or what stands for them."""
+        """Return the tokens that a row holds, or their marks."""
         return self._tokens_rc[row, : self._lengths_r[row]].astype(np.int64)
 
     def feed(self, rows: Sequence[int], tokens: Iterable[Sequence[int] | Int64]) -> None:
@@ -56,7 +55,7 @@ class PrefixCache:
             self._lengths_r[row] = end
 
     def step(self, rows: Sequence[int], tokens_r1: Int64) -> None:
-        """Append one token, which a step computes, to each of these rows."""
+        """Append one token, computed by a decode step, to each of these rows."""
         places = list(rows)
         self._tokens_rc[places, self._lengths_r[places]] = self.stepped(tokens_r1)[:, 0]
         self._lengths_r[places] += 1
@@ -65,12 +64,12 @@ class PrefixCache:
         self._lengths_r[row] = min(length, self._lengths_r[row])
 
     def copy(self, row: int, other: int, length: int) -> None:
-        """Let a row hold the first tokens of another."""
+        """Copy the first tokens of another row to a row."""
         self._tokens_rc[row, :length] = self._tokens_rc[other, :length]
         self._lengths_r[row] = length
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """Let row i hold what row `parents[i]` held."""
+        """Replace row i by row `parents[i]`."""
         moved = [row for row, parent in enumerate(parents) if row != parent]
         taken = [parents[row] for row in moved]
         self._tokens_rc[moved] = self._tokens_rc[taken]
@@ -96,14 +95,14 @@ class PrefixCache:
     def match(
         self, row: int, tokens_s: Int64, reachable: Callable[[int, int], int]
     ) -> Match | None:
-        """Return the row to take the beginning of a sequence from, perhaps `row` itself.
+        """Return the row with the longest prefix of a sequence, perhaps `row` itself.
 
-        At least one token stays to be fed, as its logits are wanted. None if no row holds a prefix.
+        At least one token remains to be fed, for its logits. None if no row holds a prefix.
 
         Args:
             row: the row that will hold the sequence.
             tokens_s: the sequence.
-            reachable: the longest length, up to another, that a row can be cut to.
+            reachable: the longest length, up to another, that a row can be truncated to.
 
         """
         own, best = 0, Match(row, 0)

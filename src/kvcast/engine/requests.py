@@ -1,7 +1,7 @@
 """Requests: sequences to generate token by token, for every family of models.
 
-A request has one row of a cache, or several that a search follows. `kvcast.engine.scheduler` feeds
-its prompt, hands it logits, and continues its rows as it says.
+A request has one row of a cache, or one for each beam of a search. `kvcast.engine.scheduler` feeds
+its prompt, passes it logits, and continues its rows with the tokens it returns.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ class Input(ABC):
     """An encoder's input for one or more requests. Inputs are compared by identity.
 
     Attributes:
-        most_together: how many are encoded in one call; None is any number.
+        most_together: maximum encoded in one call; None: no limit.
 
     """
 
@@ -43,10 +43,10 @@ class Input(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """A computed prefix, which any number of prompts can continue.
+    """A computed prefix that many prompts can continue.
 
     Attributes:
-        cache: its first row holds them; it stays as it is.
+        cache: its first row holds the prefix; not changed.
         logits_v: [vocab], after the last token.
 
     """
@@ -95,7 +95,7 @@ class Prompt:
 
 
 def compute(runtime: Runtime, prompt: Prompt, chunk: int | None) -> Prefix:
-    """Compute a prompt of a decoder-only model, `chunk` tokens in one call; None is all."""
+    """Prefill a prompt of a decoder-only model, `chunk` tokens per call; None: all."""
     prefix, tokens = prompt.prefix, prompt.tokens
     if prefix is not None:
         if not len(tokens):
@@ -115,7 +115,7 @@ class Histories:
     """As many tokens for each row; there is one row at first. Views hold until the next token."""
 
     def __init__(self, room: int, before: Sequence[int] | Int64 = ()) -> None:
-        """Make room for so many tokens, after the tokens that precede all rows."""
+        """Allocate for `longest` tokens after the tokens that precede all rows."""
         self._tokens: Int64 = np.empty((1, len(before) + room), np.int64)
         self._tokens[0, : len(before)] = before
         self._begin = self._end = len(before)
@@ -135,7 +135,7 @@ class Histories:
         return self._tokens[:, : self._end]
 
     def extend(self, parents: Sequence[int], tokens_r: Sequence[int]) -> None:
-        """Let row i continue old row `parents[i]`, with a token."""
+        """Continue old row `parents[i]` as row i, with a token."""
         moved = [row for row, parent in enumerate(parents) if row != parent]
         if len(parents) != len(self._tokens):
             self._tokens = self._tokens[list(parents)]
@@ -147,9 +147,9 @@ class Histories:
 
 
 class Continuations(NamedTuple):
-    """The rows that go on, ascending; they count from 0 within their request.
+    """The rows that continue, ascending, as indices within their request.
 
-    Row `rows[i]` continues the sequence of row `parents[i]` with `tokens[i]`, which is to be fed.
+    Row `rows[i]` continues the sequence of row `parents[i]` with `tokens[i]`, which is fed next.
     """
 
     rows: list[int]
@@ -161,42 +161,41 @@ OVER = Continuations([], [], [])
 
 
 class Drafts(Protocol):
-    """Guesses of a request's next tokens, so that one call can serve several choices.
+    """Draft tokens of a request, so that one call can verify several.
 
-    The request never sees them: it chooses after each token as it would without guesses.
+    The request never sees them: it chooses each token as it would without drafts.
     """
 
     def propose(self, most: int) -> Sequence[int]:
-        """Return up to `most` tokens that are worth feeding after the one chosen last, or none."""
+        """Return up to `most` drafts worth feeding after the last chosen token, or none."""
 
     def chose(self, token: int) -> None:
-        """Take note of a token that the request chose."""
+        """Record a token that the request chose."""
 
     def called(self, fed: int, kept: int, seconds: float, drafted: int) -> None:
-        """Take note of a call for this request alone.
+        """Record a call for this request alone.
 
         Args:
             fed: its tokens.
-            kept: how many tokens it chose by the call, of which the first were drafts.
+            kept: how many tokens were chosen from the call; all but the last were drafts.
             seconds: its time.
-            drafted: its last tokens, which were drafts.
+            drafted: how many of the fed tokens were drafts.
 
         """
 
 
 class Request(ABC):
-    """A sequence to write.
+    """A sequence to generate.
 
     Attributes:
-        prompt: precedes it. Row 0 reads it.
-        capacity: most positions that a row will hold; the last token need not be fed.
-        probe: offset into the prompt's tokens; the logits there are kept.
-        probed_v: these logits [vocab], set by the scheduler when it has read so far.
-        drafts: guesses its next tokens; None for no guesses. Only used while the request has one
-            row.
-        reused: tokens of the prompt that were in the cache already; the scheduler sets it.
-        error: raised while it chose a token, which ended it; the scheduler sets it.
-        done: whether it is over; the scheduler sets it.
+        prompt: precedes it; fed to row 0.
+        capacity: maximum positions of a row; the last token need not be fed.
+        probe: index of a prompt token whose logits are kept.
+        probed_v: these logits [vocab], set by the scheduler once computed.
+        drafts: proposes draft tokens; None for none. Only used while the request has one row.
+        reused: tokens of the prompt found in the prefix cache; set by the scheduler.
+        error: exception that ended it while it chose a token; set by the scheduler.
+        done: whether it is over; set by the scheduler.
 
     """
 
@@ -214,7 +213,7 @@ class Request(ABC):
         self.done = False
 
     def read_at_once(self, runtime: Runtime, cache: Any, row: int) -> bool:  # noqa: ARG002
-        """Read the prompt in a call of its own, if more than its logits are needed.
+        """Compute the prompt in a separate call, if more than its logits are needed.
 
         The row is empty before and after, and reads the prompt's input. Returns whether the request
         is done; otherwise the scheduler feeds the prompt.

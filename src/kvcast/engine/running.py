@@ -30,7 +30,7 @@ class Admission:
     def admit(self, request: Request, sequence: Int64) -> tuple[list[int], int | None] | None:
         """Give a request its rows, ascending, and its slot; None if there is no room.
 
-        `sequence` is what its first row will hold before it chooses.
+        `sequence`: the tokens of its first row before it chooses.
         """
         if len(self._free) < request.width:
             return None
@@ -83,13 +83,13 @@ class Running:
     """A request that has rows.
 
     Attributes:
-        rows: of the cache, by the request's own numbers, ascending.
-        live: rows that are fed; the first one alone reads the prompt.
-        numbers: of live rows; None before it has chosen for the first time.
-        next: tokens that live rows are fed next, once the prompt is read; before them, if drafts
-            cut its row back further than it chose otherwise, those that this lost.
+        rows: rows of the cache, by index within the request, ascending.
+        live: rows that are fed; only the first during prefill.
+        numbers: indices of live rows; None before its first choice.
+        next: tokens that live rows are fed next, after prefill; if a rollback of drafts truncated
+            its row below the accepted tokens, these come first.
         slot: of its encoded input; None if it has none.
-        border: a length at which a chunk ends, as other prompts may go on from there; 0: none.
+        border: a length at which a chunk ends, since other prompts may continue there; 0: none.
 
     """
 
@@ -114,7 +114,7 @@ class Running:
     def pause(self, held_s: Int64, next_s: Int64) -> None:
         """Take its only row, which holds these tokens: it will read them, and what it chose.
 
-        Both are as the prefix cache has them.
+        Tokens are in the prefix cache's form.
         """
         if self.numbers is not None:
             self._held = np.concatenate([held_s, next_s])
@@ -149,18 +149,18 @@ class Running:
 
     @property
     def repeats(self) -> bool:
-        """Whether steps computed what it reads next, before it was paused."""
+        """Whether the tokens fed next were computed by steps before it was paused."""
         return bool(self._unread[0] < 0)
 
     def chunk(self, most: int | None) -> int:
-        """Return how many tokens are read next: of a prompt, or those that steps computed."""
+        """Return how many tokens are fed next: of a prompt, or of earlier decode steps."""
         before = self.border - (len(self.sequence) - len(self._unread))
         next_s = self._unread[:most] if before <= 0 else self._unread[:most][:before]
         other_s = (next_s < 0) != self.repeats
         return int(other_s.argmax()) if other_s.any() else len(next_s)
 
     def choose(self, logits_rv: Float32) -> Continuations:
-        """Let the request choose the next tokens of its rows; an error ends this request alone."""
+        """Have the request choose the next tokens of its rows; an error ends only this request."""
         try:
             chosen = self.request.advance(logits_rv)
         except Exception as error:

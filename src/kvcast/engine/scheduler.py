@@ -3,8 +3,8 @@
 It pulls: waiting requests stay with their callers. A free row goes to the caller with the lowest
 priority number; among equals, by fair share of clients and callers (`kvcast.engine.fair_share`),
 then to the longest waiting one. If no row is free, a caller with more rows is preempted: its text
-resumes later from its tokens. So a caller of many requests cannot starve another one. A request
-that needs more rows than are free stops admission when it is its turn, until it fits.
+resumes later from its tokens. So a caller of many requests cannot starve another. A request that
+needs more rows than are free blocks admission at its turn, until it fits.
 
 Where the runtime computes rows independently, as in fp32, the tokens of a request depend neither on
 other requests nor on the number of rows or the length of a chunk.
@@ -33,10 +33,10 @@ Result = TypeVar("Result")
 class Scheduler:
     """Runs the requests of its callers over one cache.
 
-    Callers may be added, removed and taken further by several threads.
+    Several threads may add, remove and advance callers.
 
     Attributes:
-        cache_bytes: bytes of the full cache; 0 if they were not counted.
+        cache_bytes: bytes of the full cache; 0 if not counted.
 
     """
 
@@ -57,16 +57,16 @@ class Scheduler:
 
         Args:
             runtime: runs the model.
-            rows: most that are decoded at once.
-            capacity: most positions of a row.
+            rows: maximum rows decoded at once.
+            capacity: maximum positions of a row.
             inputs: slots for encoded inputs, one or more if the model has an encoder.
-            requests: most that run at once; None is as many as have rows.
-            chunk: most tokens of a prompt that one call computes; None is all.
-            turn: about how many positions of prompts and inputs are computed before decoding rows
-                have their turn; None is all positions.
-            prefixes: holds the tokens of as many rows of that capacity, for a decoder-only model
-                whose prompts may continue a row's cached prefix; None empties free rows.
-            cache_bytes: that the cache takes when it is full.
+            requests: maximum running at once; None: limited by rows only.
+            chunk: maximum prompt tokens per call; None: all.
+            turn: approximate number of positions of prompts and inputs computed between decode
+                steps; None: all.
+            prefixes: the prefix cache of that many rows and capacity, for a decoder-only model;
+                None: free rows are emptied.
+            cache_bytes: bytes of the full cache.
 
         """
         self.rows, self.capacity, self.cache_bytes = rows, capacity, cache_bytes
@@ -87,7 +87,7 @@ class Scheduler:
         self._admitted: list[Running] = []
         self._prefilling: list[Running] = []
         self._decoding: list[Running] = []
-        self._batch: Batch | None = None  # of those that decode, until their rows change
+        self._batch: Batch | None = None  # the decoding ones' plan, until their rows change
         self._prefill_is_next = True
         self._cache: Any = None
 
@@ -97,7 +97,7 @@ class Scheduler:
 
     @property
     def callers(self) -> list[Caller]:
-        """Callers that are not over, the one that has waited longest first."""
+        """Callers that are not over, longest waiting first."""
         return list(self._callers)
 
     @property
@@ -162,7 +162,7 @@ class Scheduler:
     def step(self) -> list[Caller]:
         """Run one step: prefill the next chunks or decode one token per row, alternating.
 
-        Returns the callers that took something, or are over.
+        Returns the callers that took results, or are over.
         """
         with self._lock:
             news = self._admit()
@@ -206,7 +206,7 @@ class Scheduler:
             self._pulled = None
             caller = pulled.caller
             del self._callers[caller]
-            self._callers[caller] = None  # behind those that have waited longer
+            self._callers[caller] = None  # behind callers that have waited longer
             caller.rows += pulled.request.width
             pulled.place(*place)
             self._admitted.append(pulled)
@@ -215,7 +215,7 @@ class Scheduler:
     def _pull(self, over: dict[Caller, None]) -> Running | None:
         """Take the next request to admit, and record finished callers.
 
-        While no row is free, only callers are asked for which another one gives up a row.
+        While no row is free, only callers for which another can be preempted are considered.
         """
         if not (may_admit := self._may_admit) and self._prefixes is None:
             return None
@@ -237,9 +237,9 @@ class Scheduler:
         return None
 
     def _next_of(self, caller: Caller) -> Running | None:
-        """Return a caller's next request: a new one, or one that was preempted.
+        """Return a caller's next request, new or preempted.
 
-        The new ones come first, as their prompts are often in a row already.
+        New requests come first, as their prompts are often cached already.
         """
         request = caller.next_request()
         if request is not None:
@@ -252,10 +252,10 @@ class Scheduler:
         return None
 
     def _make_room(self, waiting: Running) -> bool:
-        """Preempt a request of a caller with more rows, if there is one; return whether it did.
+        """Preempt a request of a caller with more rows, if any; return whether it did.
 
-        Its prompt and tokens are prefilled again later, so this is for requests of one row whose
-        tokens are known.
+        Its prompt and tokens are prefilled again later, so only requests of one row with known
+        tokens qualify.
         """
         if self._prefixes is None:
             return False
@@ -281,7 +281,7 @@ class Scheduler:
 
     @property
     def _may_admit(self) -> bool:
-        """Whether another request may run: always one, so that callers without requests end."""
+        """Whether another request may run: always one, so that callers without requests can end."""
         running = len(self._admitted) + len(self._prefilling) + len(self._decoding)
         return not running or (self._admission.has_free_rows and running < self._most)
 
@@ -299,8 +299,8 @@ class Scheduler:
     def _begin(self) -> list[Running]:
         """Point rows of admitted requests to their inputs, or adopt their prefixes.
 
-        Returns the requests that got tokens, as their prefix was all of their prompt, and the
-        requests that are done after one read.
+        Returns the requests that got tokens because their whole prompt was cached, and the requests
+        that are done after one prefill.
         """
         new = self._select_beginning()
         self._prefilling += new
@@ -385,7 +385,7 @@ class Scheduler:
 
     def _prefill(self) -> list[Running]:
         """Chunked prefill: feed a chunk of each prompt; complete prompts choose a token."""
-        # Requests whose logits lie at the same offsets are computed in one call.
+        # Requests with logits at the same offsets are computed in one call.
         calls: dict[tuple[bool, tuple[int, ...]], list[Running]] = {}
         for running in self._select_prefills():
             key = running.repeats, running.positions(self._chunk)
@@ -409,10 +409,10 @@ class Scheduler:
         return advanced
 
     def _select_prefills(self) -> list[Running]:
-        """Return the requests that read in this turn.
+        """Return the requests to prefill in this turn.
 
-        In every other turn the first come first, else those that have least to read: a long prompt
-        keeps no short one waiting, and is not kept waiting by short ones.
+        Turns alternate between first come, first served and shortest remaining prompt: a long
+        prompt does not delay short ones, and short ones do not starve it.
         """
         now, positions = list[Running](), 0
         self._reads_shortest = not self._reads_shortest
@@ -471,11 +471,11 @@ class Scheduler:
         return Batch(now)
 
     def _decode_drafted(self, running: Running, drafts: Drafts) -> list[Running]:
-        """Speculative decoding: feed one row its token and drafts; keep those that it chooses.
+        """Speculative decoding: feed one row its token and drafts; keep the drafts it chooses.
 
-        Several rows go on without drafts: for each a call costs about as much as for a drafted
-        token, and rows are never wrong. A row with a state is rolled back to a snapshot, and the
-        tokens it accepted since then are fed again with its next one.
+        Several rows continue without drafts: in a call another row costs about as much as a draft
+        token, and is never rejected. A row with a state is rolled back to a snapshot, and the
+        tokens accepted since then are fed again with its next one.
         """
         [row] = running.live
         held, again = int(self._cache.lengths[row]), len(running.next) - 1
@@ -509,7 +509,7 @@ class Scheduler:
         return [running]
 
     def _feed_again(self, running: Running) -> None:
-        """Feed a row again what a rollback removed, except the token it chose last."""
+        """Feed a row again the tokens that a rollback removed, except the token it chose last."""
         lost, running.next = running.next[: -len(running.live)], running.next[-len(running.live) :]
         if not lost:
             return
