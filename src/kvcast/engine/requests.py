@@ -112,7 +112,7 @@ def compute(runtime: Runtime, prompt: Prompt, chunk: int | None) -> Prefix:
 
 
 class Histories:
-    """As many tokens for each row; there is one row at first. Views hold until the next token."""
+    """The tokens of rows, equally many; one row at first. Views are valid until the next token."""
 
     def __init__(self, room: int, before: Sequence[int] | Int64 = ()) -> None:
         """Allocate for `longest` tokens after the tokens that precede all rows."""
@@ -177,7 +177,7 @@ class Drafts(Protocol):
 
         Args:
             fed: its tokens.
-            kept: how many tokens were chosen from the call; all but the last were drafts.
+            kept: how many tokens were chosen from the call, accepted drafts first.
             seconds: its time.
             drafted: how many of the fed tokens were drafts.
 

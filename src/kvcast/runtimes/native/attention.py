@@ -53,7 +53,7 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
 
 
 def _crossed(call: SelfAttention[Any], key_heads: int, head_dim: int) -> Mapping[str, Any]:
-    """Return the words of an encoded input that is attended to beside a cache."""
+    """Return the words of an encoded input attended to in one softmax with a cache."""
     key, value, rows = call.cross_key, call.cross_value, call.query.sizes[0]
     if key is None or value is None:
         expect(key is value is call.cross_lengths, "keys of an input")
@@ -120,7 +120,7 @@ def _attended(
 
 
 def _expect_self_caches(call: SelfAttention[Any] | SharedAttention[Any]) -> tuple[int, int, int]:
-    """Return heads, capacity and numbers of a head of caches that fit a call; else ValueError."""
+    """Return heads, capacity and head size of caches that fit a call; else ValueError."""
     rows, _, width = call.query.sizes
     sizes, sinks = cache_sizes(call.key_cache), call.sinks
     held, key_heads, capacity, head_dim = sizes
@@ -135,7 +135,7 @@ def _expect_self_caches(call: SelfAttention[Any] | SharedAttention[Any]) -> tupl
 
 
 def store_value(builder: Builder, x: Value, to: Value) -> None:
-    """Write numbers [n, heads, positions, d] as positions of a cache."""
+    """Write values [n, heads, positions, d] as positions of a cache."""
     expect(is_cache(to) and cache_sizes(to) == x.sizes, "keys of an input")
     if x.dtype != Dtype.F32 or (x.sizes[-1] != 1 and x.strides[-1] != 1):
         x = builder.copied(x, Dtype.F32)

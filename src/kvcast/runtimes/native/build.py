@@ -1,8 +1,8 @@
-"""The compiled library: the one of a wheel, or one compiled here and kept in the cache folder.
+"""The compiled library: a wheel's, or one compiled here and kept in the cache folder.
 
-A library counts only if it was made of the very sources that lie beside this module, and if it is
-whole: the process that opens one that was cut off is killed. A record beside it tells both. One in
-the cache folder is code that runs as the user, so no other user may have been able to write it.
+A library is used only if it was compiled from exactly the sources next to this module, and is
+complete: opening a truncated one kills the process. A record next to it proves both. A library in
+the cache folder runs as the user, so no other user may have been able to write it.
 """
 
 import contextlib
@@ -90,11 +90,11 @@ def library_path(on_compile: Callable[[], None] = lambda: None) -> Path:
 
 
 def find_library() -> Library | None:
-    """Return the library if there is one that is whole; nothing is compiled.
+    """Return the library if there is a complete one; nothing is compiled.
 
-    Compilers are started only where one is left of a compiler that is not there any more: it counts
-    if there is none now. Raises LibraryMissingError for one that other users could have written,
-    and for a damaged one that came with kvcast.
+    Compilers are started only to check whether any exists, when a library's compiler is gone: if
+    none does, it is used. Raises LibraryMissingError for a library that other users could have
+    written, and for a damaged one that came with kvcast.
     """
     sources = sources_digest(SOURCES)
     shipped, record = SHIPPED / LIBRARY, read_record(SHIPPED / RECORD)
@@ -118,9 +118,9 @@ def check_compiler() -> None:
 
 
 def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
-    """Tell whether a library loads, compiled first if it must be.
+    """Return whether a library loads, compiling it first if necessary.
 
-    A compiler that failed is not run again; `open_library` runs it.
+    A compiler that failed is not run again here; `open_library` does.
     """
     try:
         existing = find_library()
@@ -147,7 +147,7 @@ def _fields(library: Path, sources: str) -> Fields:
 
 
 def _is_ours(record: Fields, sources: str) -> bool:
-    """Tell whether a library was made of these sources, or there are none, for this module."""
+    """Return whether a library was made from these sources, or there are none, for this module."""
     return record.get("abi") == ABI and sources in ("", record.get("sources"))
 
 
@@ -180,7 +180,7 @@ def _places(sources: str) -> list[Path]:
 
 
 def _is_kept(path: Path) -> bool:
-    """Tell whether a library is in the cache folder, whole.
+    """Return whether a complete library is in the cache folder.
 
     Raises LibraryMissingError if other users could have written it.
     """
@@ -262,7 +262,7 @@ def contents(library: Path) -> Fields:
 
 
 def is_whole(library: Path, record: Fields) -> bool:
-    """Tell whether a library has the contents that are recorded of it."""
+    """Return whether a library matches its recorded checksum."""
     try:
         if library.stat().st_size != record.get("size"):
             return False

@@ -27,19 +27,19 @@ UNFINISHED = ".part"
 """Suffix of folders of unfinished libraries; a killed compilation leaves such a folder."""
 
 _CANDIDATES = ("g++", "clang++", "c++")
-_SECONDS = 60  # for a compiler to tell its version, however slow the disk
+_SECONDS = 60  # for a compiler to print its version, even on a slow disk
 _DOES_NOT_RUN = "does not run"
 ANOTHER_COMPILER = "set CXX to another compiler, or choose another --runtime"
 _ADVICE = (
     "install g++ or clang++, or use --runtime onnx (pip install 'kvcast[onnx]'), to which a model "
     "has to be exported ('kvcast[export]')"
 )
-# No flag names a processor: what the library uses of it is chosen when it runs. Without contraction
-# a sum is rounded alike whichever compiler it was, except where the code asks for a fused one.
+# No flag names a processor: the ISA is chosen at run time. Without contraction every compiler
+# rounds a sum alike, except where the code uses a fused multiply-add.
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-w")
 # Windows has neither: its code is always relocatable, and its threads need no library.
 _POSIX_FLAGS: tuple[str, ...] = () if sys.platform == "win32" else ("-fPIC", "-pthread")
-# Elsewhere a function that is nowhere is an error without being asked for.
+# Elsewhere an undefined symbol is an error by default.
 _LINK_FLAGS = ("-Wl,-z,defs",) if sys.platform == "linux" else ()
 
 
@@ -47,8 +47,8 @@ _LINK_FLAGS = ("-Wl,-z,defs",) if sys.platform == "linux" else ()
 class Compiler:
     """A compiler with gcc's options: its command, and the programs that the command names.
 
-    A program is known by its path, size and time of change, so that none has to be started to tell
-    whether it is the one that made a library.
+    A program is identified by path, size and modification time, so that none is started to check
+    whether it compiled a library.
     """
 
     command: Sequence[str]
@@ -62,9 +62,9 @@ class Compiler:
 
 
 def compilers() -> list[Compiler]:
-    """Return $CXX, or the installed ones of g++, clang++ and c++, whether they run or not.
+    """Return $CXX, or whichever of g++, clang++ and c++ are installed, whether they run or not.
 
-    Raises LibraryMissingError for a $CXX that is no command.
+    Raises LibraryMissingError if $CXX is not a command.
     """
     chosen = _chosen()
     candidates = [chosen] if chosen else [[name] for name in _CANDIDATES]
@@ -101,7 +101,7 @@ def _chosen() -> list[str]:
 
 
 def _programs(command: Sequence[str]) -> list[str]:
-    """Describe the programs that a command names: a compiler may follow one that calls it."""
+    """Describe the programs of a command: a wrapper may precede the compiler."""
     paths = [Path(path).resolve() for word in command if (path := shutil.which(word))]
     stats = [(path, path.stat()) for path in paths]
     return [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in stats]
@@ -120,10 +120,10 @@ def sources_digest(sources: Path) -> str:
 
 
 def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path) -> None:
-    """Compile `sources` to `library`, which appears at once and whole, or not at all.
+    """Compile `sources` to `library` atomically.
 
-    Files are compiled side by side. The compiler's messages go to `log`, which is written only if
-    it fails. Raises LibraryMissingError, or OSError where the library's folder cannot be written.
+    Files are compiled in parallel. The compiler's messages go to `log`, which is written only on
+    failure. Raises LibraryMissingError, or OSError where the library's folder cannot be written.
     """
     with tempfile.TemporaryDirectory(
         dir=library.parent, prefix=f"{library.stem}.", suffix=UNFINISHED

@@ -35,7 +35,7 @@ class Call:
 
 
 class Interpreter:
-    """A machine, and the memory in which its programs' intermediate results lie."""
+    """A machine, and the arena of its programs' intermediate results."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class Interpreter:
         *,
         prompt: bool = False,
     ) -> Call:
-        """Plan a call that reads these arrays and fills those, which stay where they are.
+        """Plan a call from input to output arrays at fixed addresses.
 
         Planning takes longer than a step: calls of the same sizes share a plan. `prompt`: new
-        positions are a prompt's.
+        positions belong to a prompt.
         """
         arrays = {**inputs, **outputs}
         layout = [(key, part.dtype, part.shape, part.strides) for key, part in arrays.items()]
@@ -171,11 +171,11 @@ def planned(
     exact: bool = True,
     prompt: bool = False,
 ) -> Plan:
-    """Return the instructions of a call that reads these arrays and fills those.
+    """Return the plan of a call from input to output arrays.
 
-    Outputs are the program's, or results of steps by their names. The caller keeps the arrays,
-    which are the plan's arguments in their order, alive. `exact`: attention of encoders is computed
-    in fp32. `prompt`: new positions are a prompt's, for which attention may have another kernel.
+    Outputs are the program's, or results of its ops by name. The caller keeps the arrays alive;
+    they are the plan's arguments, in order. `exact`: encoder attention is computed in fp32.
+    `prompt`: new positions belong to a prompt, for which attention may use another kernel.
     """
     builder = Builder(exact=exact, prompt=prompt)
     known = _compiled(builder, program, constants, inputs, list(outputs))
@@ -226,7 +226,7 @@ def read_program(path: Path) -> Program:
 
 
 def _put(builder: Builder, result: Value, wanted: Value) -> None:
-    """Let a result lie where the caller wants it, as codes if that is a cache of them."""
+    """Place a result in the caller's array, quantized if that is an int8 cache."""
     if wanted.dtype == Dtype.INT8:
         store_value(builder, result, wanted)
         return

@@ -1,6 +1,6 @@
-"""Lists a model's weights: how its files hold them, and what of them lies in memory.
+"""Lists a model's weights: their types in the files and their formats in memory.
 
-What is in memory is read from what was packed.
+Formats in memory are read from the packed constants.
 """
 
 import mmap
@@ -27,12 +27,12 @@ _FLOATS = {"float16": "F16", "float32": "F32"}
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """Tensors that the files hold alike, and that memory holds alike.
+    """Tensors with the same type in the files and the same format in memory.
 
     Attributes:
-        stored: types of the tensors in the files; empty for what is computed, and for bundles.
-        kept: whether memory has the numbers or the codes of the files, and nothing was rounded.
-        tensors: how many the files have, as kvcast names them: query, key and value are one.
+        stored: types of the tensors in the files; empty for computed tensors, and for bundles.
+        kept: whether memory has the files' values or codes, without rounding.
+        tensors: number of tensors under kvcast's names: query, key and value are one.
 
     """
 
@@ -45,7 +45,7 @@ class Holding:
 
 
 def inventory(constants: Mapping[Constant, Any], parts_of: PartsOf) -> list[Holding]:
-    """List what a program's packed constants were made of, the largest in memory first."""
+    """List the sources of a program's packed constants, largest in memory first."""
     holdings: dict[tuple[str, str], Holding] = {}
     for constant, packed in constants.items():
         holding = _holding(constant, packed, parts_of)

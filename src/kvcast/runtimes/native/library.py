@@ -100,15 +100,15 @@ def instruction_sets() -> list[str]:
 
 
 def kernels(instructions: str) -> str:
-    """Return what computes what with one of the sets, in models of int8 and int4."""
+    """Describe the kernels of an ISA for int8 and int4 models."""
     text: bytes = _library().kvcast_kernels(instructions.encode())
     return text.decode()
 
 
 def chosen_isa() -> str:
-    """Return the set that is used: $KVCAST_INSTRUCTIONS, else the fastest.
+    """Return the ISA in use: $KVCAST_INSTRUCTIONS, else the fastest.
 
-    Raises UsageError for one that does not run here.
+    Raises UsageError if it does not run here.
     """
     sets = instruction_sets()
     choice = os.environ.get(CHOICE)
@@ -120,7 +120,7 @@ def chosen_isa() -> str:
 
 
 class Machine:
-    """Threads that run programs with one instruction set, one program at a time."""
+    """Threads that run programs with one ISA, one program at a time."""
 
     def __init__(self, threads: int, instructions: str | None = None) -> None:
         """Start threads; `instructions` is one of `instruction_sets`, by default the chosen."""
@@ -178,10 +178,10 @@ class Machine:
         *,
         own: bool = False,
     ) -> NDArray[np.uint8]:
-        """Return the tiles of a matrix whose rows lie in a file; see packing.hpp.
+        """Return the tiles of a matrix whose rows are in a mapped file; see packing.hpp.
 
-        Formats of blocks take widths that are multiples of 32, those of large blocks of 256. `own`:
-        the rows' codes are kept where the format can hold them.
+        Widths are multiples of 32 in block formats, of 256 in large-block formats. `own`: the rows'
+        codes are kept if the format can hold them.
         """
         sizes = len(rows), rows.width
         packed = self._take(self._library.kvcast_packed_bytes(self._handle, format_, *sizes))
@@ -204,13 +204,13 @@ class Machine:
 
     @property
     def prompts_differ(self) -> bool:
-        """Whether attention has a kernel of its own for prompts of quantised models."""
+        """Whether attention uses a separate kernel for prompts of quantized models."""
         return bool(self._library.kvcast_prompts_differ(self._handle))
 
     def multiply(self, *, int8: bool, turns: int) -> float:
-        """Multiply numbers in registers, on each thread so often; return the operations.
+        """Multiply values in registers, `turns` times on each thread; return the operations.
 
-        No product is faster. Numbers are int8, or fp32; a multiplication and an addition are two.
+        The upper bound of any GEMM. Values are int8 or fp32; a multiply-add counts as two.
         """
         operations: float = self._library.kvcast_multiply(self._handle, int8, turns)
         return operations
@@ -230,9 +230,9 @@ class Machine:
         return words
 
     def _take(self, size: int) -> NDArray[np.uint8]:
-        """Return bytes beside those of earlier matrices, so that they lie in huge pages.
+        """Allocate bytes adjacent to earlier matrices, so that they are in huge pages.
 
-        NumPy requests such pages for large arrays alone; two threads read a quarter faster from
+        NumPy requests huge pages only for large arrays; two threads read a quarter faster from
         them.
         """
         if size > len(self._room):

@@ -51,8 +51,8 @@ def lower(
         constants: of the programs, beside the tensors.
         precision: of matrices.
         folder: an existing folder.
-        on_phase: called as each phase begins.
-        blocks_of: the codes that the checkpoint has for a matrix, which are kept.
+        on_phase: called at the start of each phase.
+        blocks_of: the checkpoint's codes of a matrix, which are kept.
 
     Returns:
         The manifest's entries for the programs.
@@ -84,7 +84,7 @@ def _stored(
         array, of = constants[name] if name in constants else tensors[name], blocks_of
         if array.dtype.kind == "f":
             array = np.ascontiguousarray(array, np.float32)
-        if name in convolved:  # [outputs, size * channels], as its windows lie in memory
+        if name in convolved:  # [outputs, size * channels], the layout of its windows
             array = np.ascontiguousarray(np.moveaxis(array, 1, -1)).reshape(len(array), -1)
             of = no_blocks
         parts |= store_matrix(name, array, chosen.get(name, Kind.EXACT), of)
@@ -115,11 +115,11 @@ def constants_of(
     names: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Callable[[], StoredNumbers]]:
-    """Return what a file's tensors are of constants: a matrix's codes and scales are one.
+    """Group a file's tensors into constants: a matrix's codes and scales are one.
 
     Args:
-        read: a tensor by the name that the file has for it.
-        names: those of the file's by programs'.
+        read: returns a tensor by its name in the file.
+        names: file's names by programs' names.
         shapes: of the checkpoint's tensors.
 
     """
@@ -145,7 +145,7 @@ def _numbers(
         codes, bits = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1), 4
         least = np.asarray(read(name + LEAST), np.float32)[..., None]
     if steps.ndim < codes.ndim:
-        steps = steps[..., None]  # one an output
+        steps = steps[..., None]  # one per output
     blocks = codes.reshape(*steps.shape, -1).astype(np.float32) * steps[..., None] + least
     return StoredNumbers(_shaped(blocks.reshape(codes.shape), shape), steps, bits)
 

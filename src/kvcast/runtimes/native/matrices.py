@@ -1,19 +1,19 @@
 """Matrices for kvcast's own kernels: quantized, stored in bundles, and packed into tiles.
 
-A bundle holds the form that suits every processor: a matrix of floats, or codes with their scales
-and least values (`kvcast.spec.stored_matrices`).
+A bundle holds a processor-independent form: a matrix of floats, or codes with their scales and
+minimums (`kvcast.spec.stored_matrices`).
 
-- int8: a scale per output, where there is an encoder.
+- int8: a scale per output, in models with an encoder.
 - int8 in blocks: a scale for 32 inputs of an output; decoder-only models, tables that int4 keeps at
   8 bits, and Q8_0.
-- int4: a scale and a least value for 32 inputs of an output; Q4_0, Q4_1 and Q4_K as well.
+- int4: a scale and a minimum for 32 inputs of an output; Q4_0, Q4_1 and Q4_K as well.
 
-With a scale for 32 inputs, perplexity of decoder-only models grows by less than half as much as
+With a scale for 32 inputs, perplexity of decoder-only models grows by less than half of the growth
 with one per output. int4 scales are found by a small search for the least squared error
-(`runtimes/lowering/block_search.py`, llama.cpp's `make_qkx2_quants`). In bundles, of a GGUF file
-Q4_0, Q4_1 and Q8_0 stay exact; the scales and least values of Q4_K, products of two, become fp16;
-Q5 and Q6, and fused matrices whose parts differ, become 8 bits in blocks. Checkpoints opened
-directly keep more (`weights.py`). AOTInductor's packages hold the same.
+(`runtimes/lowering/block_search.py`, llama.cpp's `make_qkx2_quants`). In bundles, a GGUF file's
+Q4_0, Q4_1 and Q8_0 stay exact; the scales and minimums of Q4_K, products of two, become fp16; Q5
+and Q6, and fused matrices whose parts differ, become 8 bits in blocks. Checkpoints opened directly
+keep more (`weights.py`). AOTInductor's packages hold the same.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -124,7 +124,7 @@ class Roles:
     """The uses of a program's matrices, by their names.
 
     Attributes:
-        heads: matrices whose products become logits with nothing but numbers in between.
+        heads: matrices whose products become logits, with only scalar operations in between.
         crosses: whether layers may attend to an encoded input.
 
     """
@@ -149,12 +149,12 @@ def roles_of(program: Program) -> Roles:
 
 
 def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
-    """Choose how each matrix that programs multiply with is stored, by its name.
+    """Choose the storage of each matrix that programs multiply with, by name.
 
-    With "int4", a matrix that makes logits or is looked up by rows keeps 8 bits, and so do those
-    that `decode` does not read: others run once for a source, where many tokens share the reading
-    and codes of 4 bits gain nothing. A router stays as it is: it is small, and its choices
-    matter much. Convolutions run once for a source too, and keep 8 bits.
+    With "int4", heads and embedding tables keep 8 bits, and so do matrices that `decode` does not
+    read: they run once for a source, where many tokens share each weight load and 4 bits gain
+    nothing. A router is not quantized: it is small, and its choices matter much. Convolutions also
+    run once for a source, and keep 8 bits.
     """
     # Blocks take some 5% more time and more than halve what int8 costs of a decoder-only model's
     # perplexity. What they would do for encoders, and decoders that attend to them, was not
@@ -179,9 +179,9 @@ def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
 
 
 def choices(programs: Mapping[str, Roles]) -> dict[str, tuple[str, ...]]:
-    """Return the precisions that a recipe may give to each matrix, by its name.
+    """Return the precisions that a recipe may choose for each matrix, by name.
 
-    Routers stay as they are, as in `kinds`, and convolutions have no kernel of 4 bits.
+    Routers are not quantized, as in `kinds`, and convolutions have no 4-bit kernel.
     """
     *without_int4, _ = MATRICES
     convolved = {name for roles in programs.values() for name in roles.convolutions}
@@ -213,9 +213,9 @@ def kinds_by(programs: Mapping[str, Roles], precision: BundlePrecision) -> dict[
 def store_matrix(
     name: str, matrix: NDArray[np.float32], kind: Kind, blocks_of: BlocksOf
 ) -> dict[str, NDArray[Any]]:
-    """Return the tensors, in the weights' file, of a matrix [outputs, inputs] or one an expert.
+    """Return the weight file's tensors of a matrix [outputs, inputs], or one for each expert.
 
-    The checkpoint's own codes are kept: those of 8 bits always, those of 4 with int4.
+    The checkpoint's codes are kept: 8 bits always, 4 bits with int4.
 
     Raises AssertionError if its shape is not the matrix's.
     """

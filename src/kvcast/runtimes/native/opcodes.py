@@ -1,8 +1,8 @@
 """The interpreter's opcodes and their operands, read from `src/instructions.def` as C++ does.
 
-`src/instructions.def` has the fields of each instruction, which are given here by their names; the
-numbers of this module's enumerations are compared with it on import. An operand in the arena is an
-`Address`, whose word is known once the arena has been laid out.
+`src/instructions.def` has the fields of each opcode, passed here by name; the values of this
+module's enumerations are compared with it on import. An operand in the arena is an `Address`, whose
+word is known once the arena has been laid out.
 """
 
 import itertools
@@ -48,7 +48,7 @@ class Operation(IntEnum):
 
 
 class Dtype(IntEnum):
-    """Kinds of numbers in arrays and caches: `Dtype` and `Number` of instructions.def."""
+    """Dtypes of arrays and caches: `Dtype` and `Number` of instructions.def."""
 
     F32 = 0
     F16 = 1
@@ -101,7 +101,7 @@ class Storage:
     """Memory that values are views of.
 
     Attributes:
-        address: where it lies, if it is not in the arena.
+        address: its address, if not in the arena.
 
     """
 
@@ -127,7 +127,7 @@ _SIZES = {"Dims": 4, "Axes": 3, "Arrays": None}
 
 
 def _size(type_: str) -> int | None:
-    """Return the number of a field's words; None where it varies."""
+    """Return how many words a field takes; None if it varies."""
     if type_ in SCHEMA.structs:
         return sum(_size(member) or 0 for _, member in SCHEMA.structs[type_])
     return _SIZES.get(type_, 1)
@@ -149,7 +149,7 @@ class Layout:
         self.places = dict(zip(names, firsts, strict=False))
 
     def words(self, /, **fields: Words) -> list[Word]:
-        """Return the words of all fields; raises KeyError or ValueError where one is wrong."""
+        """Return the words of all fields; raises KeyError or ValueError if one is wrong."""
         if len(fields) != len(self._sizes):
             raise ValueError(f"{self._owner} has the fields {', '.join(self.places)}")
         words: list[Word] = []

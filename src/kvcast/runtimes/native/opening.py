@@ -1,7 +1,7 @@
-"""Opens models on kvcast's own interpreter: bundles, and checkpoints as they are.
+"""Opens models on kvcast's interpreter: bundles, and checkpoints directly.
 
-A checkpoint needs no bundle: its family writes the programs, and its weights are packed from where
-they lie in its files.
+A checkpoint needs no bundle: its family writes the programs, and its weights are packed from its
+mapped files.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def open_checkpoint(
     instructions: str | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> tuple[Manifest, Interpreter]:
-    """Open a checkpoint; the manifest is the one that its bundle would have.
+    """Open a checkpoint; the manifest equals its bundle's.
 
     `instructions` is a set of the library's, by default the chosen.
     """

@@ -45,13 +45,13 @@ def expect_bias(bias: Value | None, sizes: Sequence[int]) -> None:
 
 
 def cache_sizes(cache: Value) -> tuple[int, ...]:
-    """Return rows, heads, positions and numbers of a head."""
+    """Return rows, heads, positions and head size."""
     *sizes, line = cache.sizes
     return (*sizes, line - SCALE_BYTES if cache.dtype == Dtype.INT8 else line)
 
 
 def is_cache(cache: Value) -> bool:
-    """Return whether positions and numbers of a head are contiguous."""
+    """Return whether a head's positions and values are contiguous."""
     is_known = cache.dtype in (Dtype.F32, Dtype.F16, Dtype.INT8) and cache_sizes(cache)[-1] > 0
     return is_known and cache.strides[2:] == (cache.sizes[3], 1)
 
@@ -61,7 +61,7 @@ def flat(lines: Lines) -> list[Word]:
 
 
 def flat_words(data: Word, stride: int) -> list[Word]:
-    """Return lines that begin at `data`, each `stride` numbers after the last, as that struct."""
+    """Return the struct of lines from `data`, `stride` elements apart."""
     return STRUCTS["Flat"].words(data=data, stride=stride)
 
 

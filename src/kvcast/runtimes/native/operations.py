@@ -1,10 +1,9 @@
 """Compiles each operation to interpreter instructions.
 
 A program's operations have the names and arguments of PyTorch's and kvcast's operators
-(`kvcast/models/ops/attention.py`); those that the lowering fused have keywords in addition. A
-function here takes the builder and the operation's arguments, as values, numbers and constants, and
-returns its result. Sizes are known, so results that need no more are computed here. Products
-and attention have modules of their own.
+(`kvcast/models/ops/attention.py`); fused operations have additional keywords. A function here takes
+the builder and the operation's arguments, as values, scalars and constants, and returns its result.
+Results that depend only on sizes are computed here. GEMMs and attention are in separate modules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -100,14 +99,14 @@ def _softmax(builder: Builder, x: Value) -> Value:
 
 
 def _pointwise(element: Element, dtype: Dtype | None = None) -> Callable[..., Value]:
-    """Return an operation that computes elementwise; without a dtype that of its inputs."""
+    """Return an elementwise operation; without a dtype the inputs' dtype."""
 
     def operation(builder: Builder, *given: Any) -> Value:
         values = [_as_value(builder, value, given) for value in given]
         sizes = np.broadcast_shapes(*(value.sizes for value in values))
         chosen = dtype
         if chosen is None:
-            # Of kinds the higher; of integers the wider. A number takes the dtype of the arrays.
+            # The higher kind, the wider integer. A scalar takes the dtype of the arrays.
             arrays = [_dtype_of(item) for item in given if not isinstance(item, int | float)]
             floats = [item for item in arrays if item in (Dtype.F32, Dtype.F16)]
             has_float = floats or any(isinstance(item, float) for item in given)

@@ -1,7 +1,7 @@
 """Builds the instructions of one call, and lays out its memory.
 
 Sizes and outer addresses are known. Storages without an address are laid out in an arena once all
-instructions are there, those that are not needed at the same time in the same place.
+instructions are emitted; storages that are not live at the same time share memory.
 """
 
 import itertools
@@ -56,7 +56,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Joined:
-    """Matrices of the same inputs, whose outputs follow one another: parts of several formats."""
+    """Matrices of the same inputs whose outputs are concatenated, in several formats."""
 
     parts: Sequence[Matrix]
 
@@ -71,7 +71,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Experts:
-    """Matrices of one format and one shape, of which a token takes few."""
+    """Matrices of one format and shape, of which a token uses a few."""
 
     matrices: Sequence[Matrix]
     addresses: NDArray[np.int64]
@@ -100,9 +100,10 @@ class Plan:
     """A program for one call.
 
     Attributes:
-        words: with addresses in the arena counted from 0, until a call moves them.
-        arguments: of each of the call's own arrays the address, and the places of words with it.
-        kept: other arrays that must stay alive as long as the plan.
+        words: with addresses in the arena relative to 0, until a call relocates them.
+        arguments: the address of each of the call's arrays, and the indices of the words that hold
+            it.
+        kept: other arrays that the plan keeps alive.
 
     """
 
@@ -160,19 +161,19 @@ class Builder:
         return value
 
     def let_lie(self, storage: Storage, wanted: Storage) -> None:
-        """Let a storage of the arena lie in an argument's instead."""
+        """Place a storage of the arena in an argument's memory instead."""
         storage.address = wanted.address
         self._lies_in[storage] = wanted
 
     def may_be_rounded(self, value: Value, rows: int, width: int) -> None:
-        """Tell that the last instruction can give its result, [rows, width], rounded as well.
+        """Record that the last instruction can also return its result, [rows, width], as int8.
 
-        The result, `out`, is a storage of its own; `rounded_out` is not there yet.
+        The result, `out`, has its own storage; `rounded_out` is not set yet.
         """
         self._results[value.storage] = _Result(self.instructions[-1], rows, width)
 
     def rounded(self, lines: Lines) -> Word:
-        """Return where lines lie as int8."""
+        """Return the address of lines as int8."""
         storage, offset = lines.value.storage, lines.value.offset
         key = (storage, offset, lines.rows, lines.width, lines.stride)
         if key not in self._rounded:
@@ -215,7 +216,7 @@ class Builder:
         return out
 
     def contiguous(self, value: Value, dtype: Dtype) -> Value:
-        """Return a value whose numbers follow one another, of a dtype."""
+        """Return a contiguous value of a dtype."""
         if value.is_contiguous and dtype == value.dtype:
             return value
         return self.copied(value, dtype)

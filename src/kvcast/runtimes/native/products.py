@@ -193,10 +193,10 @@ def _conv2d(
     *,
     activation: str = "none",
 ) -> Value:
-    """Multiply overlapping squares of one image after the other, gathered so that few lie apart.
+    """Multiply overlapping patches of each image in turn, gathered into contiguous runs.
 
-    `x` is [images, rows, columns, channels]; `matrix` is [outputs, rows * columns * channels of a
-    square].
+    `x`: [images, rows, columns, channels]; `matrix`: [outputs, rows * columns * channels of a
+    patch].
     """
     images, rows, columns, channels = x.sizes
     side = math.isqrt(matrix.inputs // max(channels, 1))

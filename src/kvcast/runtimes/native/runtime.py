@@ -1,7 +1,7 @@
-"""Bundles on kvcast's own interpreter, without torch: a call of a program is one call of a library.
+"""Bundles on kvcast's interpreter, without torch: a program call is one call of a library.
 
-Matrices are packed for the processor when a bundle is opened. A call's plan is made once for its
-sizes and the places of its caches; plans of steps are kept.
+Matrices are packed for the processor when a bundle is opened. A call's plan is built once for its
+sizes and cache addresses; plans of steps are cached.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class Encoding:
 class Encodings:
     """Calls of `encode` for inputs of the same sizes, by the first place that each fills.
 
-    Inputs that a cache does not keep are shared: one call runs at a time.
+    Inputs that a cache does not keep share memory: one call runs at a time.
     """
 
     sizes: Sequence[tuple[int, ...]]
@@ -197,7 +197,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         return Encoding(inputs, outputs, self.interpreter.call("encode", inputs, outputs))
 
     def _positions(self, given: Mapping[str, NDArray[Any]]) -> int:
-        """Return how many positions an input takes: as `source`, as computed, or always as many."""
+        """Return an input's positions: as in `source`, as computed, or a constant."""
         if (source := given.get(SOURCE)) is not None:
             return int(source.shape[1])
         if given.keys().isdisjoint({*self.encoded, SOURCE_LENGTHS}):
@@ -319,7 +319,7 @@ class NativeInputStream(InputStream):
                 part[slots.places[self._slot]] = positions
 
     def _put(self, results: Mapping[str, NDArray[np.float32]]) -> int:
-        """Write cross keys and values after what no sound changes; return how many positions."""
+        """Write cross keys and values after the final positions; return how many positions."""
         slots, count = self._cache.memory.slots, 0
         place = slots.places[self._slot]
         for name, part in zip(self._runtime.encoded, slots.parts, strict=True):
@@ -350,7 +350,7 @@ def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
 
 
 def _line(run: CacheLayers) -> int:
-    """Return the numbers of a position of a head: codes are followed by their scale's bytes."""
+    """Return the elements of a head's position: codes are followed by the bytes of their scale."""
     return run.head_dim + (SCALE_BYTES if run.dtype == "int8" else 0)
 
 

@@ -40,7 +40,7 @@ class NativeTarget(Target):
     def reference(self, job: LoweringJob) -> Reference:
         from kvcast.runtimes.native.library import PLAIN
 
-        # Neither shares kernels with the bundle; the plain ones take minutes for a large encoder.
+        # Neither shares kernels with the bundle; plain C++ takes minutes for a large encoder.
         return EagerReference(job.programs()) if has_torch() else job.reference(PLAIN)
 
     @override

@@ -1,8 +1,8 @@
-"""The traffic of calls on kvcast's own interpreter, from the words of the plan that a call runs.
+"""The traffic of calls on kvcast's interpreter, from the words of a call's plan.
 
-Whatever address an instruction has is looked up among the packed weights and the call's caches. So
-a cache is in place where attention has its own memory's address, and copied where an elementwise
-instruction reads as much as it holds.
+Each address of an instruction is looked up among the packed weights and the call's caches. A cache
+is in place if attention has its address, and copied if an elementwise instruction reads its whole
+size.
 """
 
 from bisect import bisect_right
@@ -84,7 +84,7 @@ def _arrays(
     caches: Mapping[str, CacheTensor],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, NDArray[Any]]:
-    """Return arrays for a program's arguments; memory that is not written takes no room."""
+    """Return arrays for a program's arguments; untouched memory is never committed."""
     dtypes = {argument.name: argument.dtype for argument in signature.arguments}
     return {
         name: _empty(caches[name]) if name in caches else np.zeros(shapes[name], dtypes[name])
@@ -150,9 +150,9 @@ def _parts(name: str, packed: Any) -> Iterator[_Part]:
 
 @dataclass(frozen=True)
 class Listed:
-    """An instruction: fields are numbers, addresses, lists of numbers, or a struct's fields.
+    """An instruction: fields are integers, addresses, lists of integers, or a struct's fields.
 
-    An address is None where nothing is there, and in the arena; a float is a double's bits.
+    An address is None if null or in the arena; a float is a double's bits.
     """
 
     operation: Operation
@@ -247,7 +247,7 @@ def _whole(_: Mapping[str, Any], part: _Part) -> int:
 
 
 def _chosen_experts(fields: Mapping[str, Any], part: _Part) -> int:
-    """Return the bytes of as many experts as tokens can choose."""
+    """Return the bytes of the most experts that the tokens can choose."""
     chosen: int = min(part.rows, fields["tokens"] * fields["each"])
     return part.size // part.rows * chosen
 
@@ -312,7 +312,7 @@ class _Reader:
 
 
 class Place(int):
-    """Where something outside of the arena lies."""
+    """An address range outside the arena."""
 
 
 def _addresses(name: str, value: Any) -> Iterator[tuple[str, int]]:

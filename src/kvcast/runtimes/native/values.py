@@ -1,6 +1,6 @@
 """Values of a program under planning: strided views of storages, with all sizes known.
 
-Knows how torch's views change sizes and strides, and no instruction.
+Implements torch's views as sizes and strides; emits no instructions.
 """
 
 import itertools
@@ -26,7 +26,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An array: its first number is `offset` numbers into the storage; strides are in numbers."""
+    """An array that begins `offset` elements into its storage; strides are in elements."""
 
     storage: Storage
     dtype: Dtype
@@ -36,7 +36,7 @@ class Value:
 
     @classmethod
     def fresh(cls, sizes: Sequence[int], dtype: Dtype) -> Self:
-        """Return a contiguous value in a storage of its own."""
+        """Return a contiguous value in a new storage."""
         return cls(Storage(prod(sizes) * dtype.size), dtype, tuple(sizes), contiguous(sizes))
 
     @classmethod
@@ -68,9 +68,9 @@ class Value:
         return whole and self.offset == 0 and self.is_contiguous
 
     def viewed(self, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> Self:
-        """Return another view of the storage, `offset` numbers further on.
+        """Return another view of the storage, `offset` elements further on.
 
-        Raises ValueError for one that does not lie inside.
+        Raises ValueError if it exceeds the storage.
         """
         first = self.offset + offset
         last = first + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
@@ -94,7 +94,7 @@ class Value:
         return self.viewed(sizes, strides)
 
     def unflattened(self, axis: int, parts: Sequence[int]) -> Self:
-        """Divide an axis; one part may be -1."""
+        """Split an axis; one size may be -1."""
         axis %= len(self.sizes)
         known = prod(part for part in parts if part != -1)
         if (
@@ -146,7 +146,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Lines:
-    """A value as rows of numbers that follow one another: [rows, width] with a stride."""
+    """A value as contiguous rows: [rows, width] with a stride."""
 
     value: Value
     rows: int
@@ -169,7 +169,7 @@ def lines_of(value: Value) -> Lines | None:
 
 
 def contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of an array whose numbers follow one another."""
+    """Return the strides of a contiguous array."""
     strides, step = [], 1
     for size in reversed(sizes):
         strides.append(step)

@@ -1,8 +1,8 @@
 """The constants of programs, packed for a machine: from a bundle's file, or from a checkpoint.
 
-A bundle has matrices as it was exported with, codes and scales or floats. A checkpoint's are read
-where they lie in its files, one after the other, by the kernels that pack them: a file's own codes
-are kept where a kernel has such, and other numbers are rounded.
+A bundle has matrices as exported: codes and scales, or floats. A checkpoint's are read in place
+from its mapped files, one by one, by the kernels that pack them: a file's codes are kept if a
+kernel supports them, and other values are quantized.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -32,7 +32,7 @@ from kvcast.spec.stored_matrices import BLOCK, FLOATS, FOUR_BITS, Encoding, File
 
 
 class Weights(Protocol):
-    """A model's constants by name, each made when it is asked for and not kept."""
+    """A model's constants by name, each computed on access and not cached."""
 
     def matrix(self, machine: Machine, constant: Constant) -> Matrix | Joined:
         """Pack a matrix with its bias."""
@@ -44,7 +44,7 @@ class Weights(Protocol):
         """Pack a matrix for each expert."""
 
     def table(self, constant: Constant) -> Any:
-        """Return what rows are looked up in and nothing is multiplied with."""
+        """Return a table whose rows are looked up but never multiplied."""
 
     def array(self, name: str) -> NDArray[Any]:
         """Return an array as programs read it."""
@@ -67,7 +67,7 @@ def packed_constants(
     weights: Weights,
     on_phase: OnPhase = ignore_phase,
 ) -> dict[Constant, Any]:
-    """Return what programs' operations take in place of their constants."""
+    """Return the packed constants of programs' operations, by name."""
     makers = {
         name: make
         for operation, make in _MAKERS.items()
@@ -88,7 +88,7 @@ def packed_constants(
 class BundleWeights(Weights):
     """The tensors of a bundle's file, which is mapped.
 
-    `rows_of` tells where the rows of a table lie in it, which may be larger than all else.
+    `rows_of` returns the location of a table's rows in it, which may be larger than all else.
     """
 
     def __init__(self, path: Path, rows_of: RowsOf = lambda _: None) -> None:
@@ -129,15 +129,15 @@ class BundleWeights(Weights):
 
 
 class CheckpointWeights(Weights):
-    """The tensors of a checkpoint, quantised as they are packed.
+    """The tensors of a checkpoint, quantized as they are packed.
 
     Args:
         programs: by name.
         tensors: arrays by canonical name, read on lookup.
         shapes: of the tensors.
-        rows_of: where the rows of a matrix lie.
-        constants: of the programs, beside the tensors.
-        precision: of matrices; with OWN the files' own codes.
+        rows_of: the location of a matrix's rows.
+        constants: of the programs, in addition to the tensors.
+        precision: of matrices; with OWN the files' codes.
 
     """
 
@@ -235,8 +235,8 @@ _OWN_FORMATS: Mapping[Encoding, Format] = {
 def format_of(kind: Kind, encodings: Set[Encoding], width: int, *, own: bool = False) -> Format:
     """Choose the format of a matrix of that kind, from the encodings of its rows.
 
-    With `own`, codes of a file are kept in any format that holds them. Otherwise those of 8 bits
-    are kept always, and those of 4 in a matrix of 4 bits. Others become int8 in blocks.
+    With `own`, a file's codes are kept in any format that holds them. Otherwise 8-bit codes are
+    always kept, and 4-bit codes in a 4-bit matrix. Others become int8 in blocks.
     """
     if kind is Kind.EXACT:
         return Format.F32
@@ -254,5 +254,5 @@ def format_of(kind: Kind, encodings: Set[Encoding], width: int, *, own: bool = F
 
 
 def keeps(encodings: Set[Encoding], formats: Set[Format]) -> bool:
-    """Tell whether a matrix in these formats has the numbers or the codes of its file's rows."""
+    """Return whether a matrix in these formats keeps its file's values or codes."""
     return formats == {Format.F32} or all(_OWN_FORMATS.get(kind) in formats for kind in encodings)
