@@ -79,7 +79,7 @@ void attention_by_token(Machine& machine, const AttentionByToken& of) {
   });
 }
 
-// One row after the other on one thread: each frame of a row needs the one before.
+// Rows in sequence on one thread: each frame of a row depends on the frame before.
 void dtw(Machine& machine, const Dtw& of) {
   constexpr double infinite = std::numeric_limits<double>::infinity();
   const size_t frames = of.frames;

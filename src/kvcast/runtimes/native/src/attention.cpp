@@ -1,4 +1,4 @@
-// Attention over caches, and without one: the part that all instruction sets share.
+// Attention with and without caches: the part that all ISAs share.
 //
 // Work is cut into units: a tile of queries that share keys and values, and a run of parts of positions. Parts
 // begin at multiples of PART, whatever is new and wherever it lies, and a query's are merged in their order. So
@@ -33,7 +33,7 @@ struct Range {
   int count() const { return std::max(0, last - first); }
 };
 
-// One head's keys or values: position p lies in slot p % capacity.
+// One head's keys or values: position p is in slot p % capacity.
 struct HeadLines {
   const void* data;
   Number number;
@@ -116,7 +116,7 @@ void finish(const Softmax& sum, const float* mixed, int head_dim, float sink, fl
     return;
   }
   const float most = std::max(sum.most, sink), kept = std::exp(sum.most - most);
-  const float factor = kept / (sum.total * kept + std::exp(sink - most));  // a NaN in a score is one in the result
+  const float factor = kept / (sum.total * kept + std::exp(sink - most));  // a NaN in a score propagates to the result
   for (int i = 0; i < head_dim; i++) out[i] = mixed[i] * factor;
 }
 
@@ -136,7 +136,7 @@ class Attending {
     runs_ = std::min(most_parts(), parts(wanted, source_.groups * tiles_));
     if (tiles_ > 1) write();
     if (runs_ > 1) {
-      // A unit's results for each part lie here until the last of its runs has come.
+      // A unit's results for each part are held here until its last run is done.
       parts_ = most_parts();
       const size_t units = static_cast<size_t>(source_.groups) * tiles_, sums = units * parts_ * at_once_;
       const size_t mixed_bytes = sums * padded(d) * sizeof(float), sum_bytes = sums * sizeof(Softmax);
@@ -164,7 +164,7 @@ class Attending {
     return {tile * at_once_, std::min((tile + 1) * at_once_, source_.queries)};
   }
 
-  // The positions that at least one of some queries sees.
+  // The positions that at least one of these queries sees.
   Range seen(int group, const Range& range) const {
     Range all = {0, 0};
     for (int j = range.first; j < range.last; j++) {
@@ -254,7 +254,7 @@ class Attending {
              source_.out(group, range.first + j));
   }
 
-  // Parts are packed for all tiles, once they have what is new.
+  // Parts are packed for all tiles, after the new positions are written.
   void run_prompt() {
     const int threads = machine_.threads.count(), wanted = threads == 1 ? 1 : UNITS_A_THREAD * threads;
     const int fitting = source_.queries / parts(wanted, source_.groups);
@@ -284,7 +284,7 @@ class Attending {
     prompt_->pack(positions_of(group, index, {std::max(all.first - begin, 0), std::min(all.last - begin, PART)}), packed);
   }
 
-  // A tile over its parts in turn; `packed` has those of the group.
+  // A tile over its parts in turn; `packed`: the group's parts.
   void attend_prompt(int group, int tile, const uint8_t* packed, size_t part_bytes) const {
     static thread_local Space space;
     const Range all = parts_of(seen(group, tile)), range = queries(tile);
@@ -378,7 +378,7 @@ class Attending {
   std::atomic<int>* left_ = nullptr;
 };
 
-// x [d] as it is at a position, by tables [positions, d / 2] or, without them, not rotated.
+// x [d] rotated to a position, by tables [positions, d / 2]; unchanged without them.
 void rotate(const Attention& with, const float* x, int head_dim, const float* cosines, const float* sines, int position,
             float* to) {
   const size_t at = static_cast<size_t>(position) * (head_dim / 2);
@@ -388,7 +388,7 @@ void rotate(const Attention& with, const float* x, int head_dim, const float* co
     with.rotate(x, cosines + at, sines + at, head_dim / 2, to);
 }
 
-// New positions first .. last of each row. They displace nothing that one of them sees.
+// New positions first .. last of each row. They evict nothing that any of them sees.
 struct SelfSource final : Source {
   const SelfAttention& of;
   const Instructions& sets;
@@ -406,7 +406,7 @@ struct SelfSource final : Source {
   int shared() const { return of.heads / of.key_heads; }
   int row(int group) const { return group / of.key_heads; }
   int key_head(int group) const { return group % of.key_heads; }
-  // A query's line, and its position among the new ones.
+  // A query's line, and its index among the new positions.
   int new_line(int query) const { return fresh.first + query / shared(); }
   int new_position(int query) const {
     const int s = new_line(query);
@@ -598,7 +598,8 @@ void whole_exact(Machine& machine, const WholeAttention& of) {
   Attending(machine, source).run();
 }
 
-// With the tiles for many positions: query, key and value lie alike, all see all, and nothing is added or rotated.
+// With the tiles for many positions: query, key and value have one layout, all see all, and nothing is added or
+// rotated.
 void whole_in_tiles(Machine& machine, const WholeAttention& of) {
   const EncoderAttention& with = machine.with.encoder_attention;
   const int d = of.head_dim, groups = of.inputs * of.heads;
@@ -625,7 +626,7 @@ void whole_in_tiles(Machine& machine, const WholeAttention& of) {
             of.out.stride};
   };
   machine.threads.run(groups * blocks, [&](int unit) {
-    // Heads innermost: they lie beside each other.
+    // Heads innermost: they are adjacent.
     const int head = unit % of.heads, input = unit / of.heads / blocks, group = input * of.heads + head;
     const int first = unit / of.heads % blocks * BLOCK;
     if (first < length(input)) with.pack_head(head_of_group(group), first);
@@ -650,8 +651,8 @@ void self_attention(Machine& machine, const SelfAttention& of) {
     Attending(machine, SelfSource(of, machine.with, {0, of.new_positions})).run();
     return;
   }
-  // Position p displaces p - capacity. Where a query of this call still sees that, as many new positions are
-  // taken at once as displace nothing that one of them sees.
+  // Position p evicts p - capacity. If a query of this call still sees that, new positions are taken in chunks that
+  // evict nothing that any of them sees.
   const bool all_fit = !of.causal || of.capacity >= of.window + of.new_positions - 1 ||
                        longest + of.new_positions <= of.capacity;
   const int at_once = all_fit ? of.new_positions : std::max(1, of.capacity - of.window + 1);

@@ -13,9 +13,9 @@
 namespace kvcast {
 namespace {
 
-constexpr int64_t AT_ONCE = 16384;  // numbers that are worth a thread's turn
+constexpr int64_t AT_ONCE = 16384;  // elements that are worth a tile
 
-// Of floats that no integer is nearest to, the greatest or least one, and 0 of NaN; C++ leaves them open.
+// Saturates floats out of range, NaN to 0; C++ leaves both undefined.
 template <class To, class From>
 To converted(From x) {
   if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
@@ -81,7 +81,7 @@ T computed(Element operation, T a, T b, T c) {
 
 bool is_float(const Array& array) { return array.dtype == Dtype::F32 || array.dtype == Dtype::F16; }
 
-// What the last axis of an array is at some place.
+// The last axis of an array at an index of the others.
 struct Line {
   const Array& array;
   int64_t at;
@@ -97,7 +97,7 @@ void line_of(Element operation, int64_t size, const Array& out, int64_t at, cons
   }
 }
 
-// The frequent ones, over contiguous floats and one number.
+// The frequent operations, over contiguous floats and a scalar.
 bool fast_line(const Attention& with, Element operation, int64_t size, const Array& out, int64_t at,
                const Array* inputs, const int64_t* froms, int count) {
   const auto contiguous = [](const Array& array) {

@@ -22,7 +22,7 @@ inline float from_half(uint16_t half) {
   return value;
 }
 
-// To the nearest, of equally near ones to the even.
+// Round to nearest, ties to even.
 inline uint16_t to_half(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);

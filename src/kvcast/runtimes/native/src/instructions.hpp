@@ -1,4 +1,4 @@
-// The structs and numbers of instructions.def.
+// The structs and enums of instructions.def.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,7 @@ using Axes = int64_t[3];
 
 constexpr int MOST_ARRAYS = 3;
 
-// As many arrays as an operation takes.
+// The most arrays that an operation takes.
 struct Arrays {
   int count;
   Array items[MOST_ARRAYS];

@@ -1,4 +1,4 @@
-// The kernels of an instruction set: the innermost work, each over one tile in a layout of the set's own.
+// The kernels of an ISA: the innermost loops, each over one tile in the ISA's layout.
 // Everything above a tile (threads, loops over tiles, the end of a product) is the same for all sets.
 // Letters in shapes: m rows (tokens), n outputs, k inputs, t positions, d head.
 #pragma once
@@ -12,10 +12,10 @@ namespace kvcast {
 constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
 constexpr int GROUP = 32;       // inputs of an output that share a scale in the formats of blocks
 constexpr int FINE = 16;        // likewise in the formats of large blocks with 8 bits
-constexpr int LARGE = 256;      // inputs of a large block: its groups' scales are whole numbers, times one of its own
-constexpr int TABLE = 16;       // numbers that codes of 4 bits may stand for
+constexpr int LARGE = 256;      // inputs of a large block: its groups' scales are integers, times the block's scale
+constexpr int TABLE = 16;       // values that 4-bit codes may map to
 constexpr int MOST_ROWS = 6;    // rows of a product: 6 x 4 sums and 4 weights fit in 32 registers
-constexpr int MOST_TILE_ROWS = 128;  // rows of a product with matrix units, whose sums lie on the stack
+constexpr int MOST_TILE_ROWS = 128;  // rows of a GEMM on matrix units, whose sums are on the stack
 constexpr float SMALLEST = 1e-30f;  // a block that stays below it is zero: 127 / it would be infinite
 
 inline int filled(int inputs) { return (inputs + BLOCK - 1) / BLOCK * BLOCK; }
@@ -49,7 +49,7 @@ struct Stored {
   const int8_t* table;                      // [TABLE], of INT4_TABLE
 };
 
-// Rows of a product's input: x for F32, rounded ones for the other formats.
+// Rows of a GEMM's input: x for F32, quantized for the other formats.
 struct Operand {
   const float* x;
   size_t stride;
@@ -83,7 +83,7 @@ struct Epilogue {
 
 // Products with weights that are packed once.
 struct Products {
-  // x [count], up to BLOCK numbers, to the first block of a row; codes after them become 0.
+  // x [count], up to BLOCK values, to the first block of a row; remaining codes become 0.
   void (*round)(const float* x, int count, const Rounded& to);
 
   // x [BLOCK], of which the first `count` are results.
@@ -96,17 +96,17 @@ struct Products {
 
 constexpr int STATE_COLUMNS = 32;  // of a matrix that stays in the first cache
 
-// Some columns of the matrix of a head of a row, for new positions. Strides in numbers, from position to position.
+// Some columns of the state of a head of a row, for new positions. Strides in elements, from position to position.
 struct StateColumns {
   int positions, key_dim, columns;
-  bool corrects;       // whether the share is of what the matrix lacks for its key, and not of the value
+  bool corrects;       // delta rule: the share is of the value minus the state's prediction for the key
   float skip;          // share of the value that is added to a position's result
   const float* query;  // [key_dim]; likewise key
   const float* key;
   size_t stride;
   const float* value;  // [columns]
   size_t value_stride;
-  const float* kept;   // of each position what the matrix is multiplied by, and the share that is added
+  const float* kept;   // of each position the decay of the state, and the share that is added
   const float* share;
   float* state;  // [key_dim, columns]
   size_t state_stride;
@@ -128,7 +128,7 @@ struct Rows {
   void (*state)(const StateColumns&);
 
   // A short convolution at one position: out [count] = bias + the sum of kernel [length, count] * x [length], each of
-  // `count` channels. Lines of the kernel are `stride` numbers apart; bias null: zeros.
+  // `count` channels. Lines of the kernel are `stride` elements apart; bias null: zeros.
   void (*convolve)(const float* const* x, int length, const float* kernel, size_t stride, const float* bias, int count,
                    float* out);
 };
@@ -139,7 +139,7 @@ constexpr size_t line_bytes(Number number, int head_dim) {
   return number == Number::F32 ? d * sizeof(float) : number == Number::F16 ? d * sizeof(uint16_t) : d + sizeof(float);
 }
 
-// Numbers from one line to the next; after codes lies their scale.
+// Elements from one line to the next; codes are followed by their scale.
 template <class T>
 constexpr size_t pitch(int head_dim) {
   return line_bytes(sizeof(T) == sizeof(float) ? Number::F32 : sizeof(T) == 2 ? Number::F16 : Number::INT8, head_dim) / sizeof(T);
@@ -153,7 +153,7 @@ constexpr int SCORES = PART + 16;
 // d filled up to whole vectors of 16.
 constexpr int padded(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
-// Numbers of space that attention wants: the scores of MOST_QUERIES at most, and for more queries the part as floats.
+// Floats of scratch memory for attention: the scores of at most MOST_QUERIES, and for more queries the part as floats.
 constexpr size_t attention_space(int queries, int head_dim) {
   return queries <= MOST_QUERIES ? queries * SCORES : MOST_QUERIES * SCORES + 2 * PART * padded(head_dim);
 }
@@ -201,7 +201,7 @@ struct PromptTile {
   uint8_t* space;  // [tile_bytes(n, d)], aligned to 64 bytes
 };
 
-// Attention of prompts: nearly that of `Attention`, for many queries at once. It takes no biases. A query has the same
+// Attention of prompts: approximates `Attention`, for many queries at once. It takes no biases. A query has the same
 // results as alone, and they depend on nothing but the positions that it sees.
 struct PromptAttention {
   int widest_head;
@@ -213,7 +213,7 @@ struct PromptAttention {
 
   void (*begin)(const PromptTile&);
 
-  // x [padded(d)], times the scale, zeros past d. A sink is a logit beside its scores; -infinity: none.
+  // x [padded(d)], times the scale, zeros past d. A sink is an additional logit in its softmax; -infinity: none.
   void (*take_query)(const PromptTile&, int query, const float* x, float sink);
 
   // Parts come in their order. Each query sees first .. last, counted in the part.
@@ -252,7 +252,7 @@ struct Scores {
   void (*weights)(const float* x, int count, float most, float factor, float* out);
 };
 
-// A row of logits is read in panels of [DEPTH, PANEL_COLUMNS] numbers, so that columns need no sums across vectors.
+// A row of logits is read in panels of [DEPTH, PANEL_COLUMNS] values, so that columns need no sums across vectors.
 constexpr int PANEL_COLUMNS = 16, PANEL = 64 * PANEL_COLUMNS;
 
 constexpr int WIDEST_HEAD = 512;  // of an encoder's attention
@@ -279,7 +279,7 @@ struct EncoderAttention {
   void (*attend)(const EncoderHead&, int first, int last);
 };
 
-// Memory that is asked for before it is read, where processors do not foresee enough by themselves. Measured on x86 alone.
+// Software prefetch, where the hardware prefetcher does not suffice. Measured on x86 only.
 constexpr int AHEAD = 8192, LINE = 64;  // bytes
 
 // Asks for what lies AHEAD of some bytes to come to the second cache: the first one holds what is worked on. It may lie
@@ -305,23 +305,23 @@ constexpr bool ALIGNED_STACK = true;
 #endif
 #endif
 
-// A file's own codes, one in a byte, as `Format` says; what a format lacks is null.
+// A file's codes, one per byte, as in `Format`; absent fields are null.
 struct OwnCodes {
   int8_t* codes;
   float *scales, *least, *large_scales, *large_least;
 };
 
-// The numbers that codes of INT4_TABLE stand for, where rows have that encoding.
+// The values of INT4_TABLE codes, where rows have that encoding.
 const int8_t* table_of(Encoding);
 
-// Rows of a file, `count` numbers each, read and rounded. Codes of 4 bits are two in a byte.
+// Rows of a file, `count` values each, read and quantized. 4-bit codes are two per byte.
 struct Reading {
   void (*numbers)(Encoding, const uint8_t* row, int count, float* out);
 
   // Codes with their scales and least values for each GROUP; false for an encoding without codes of 4 bits.
   bool (*codes)(Encoding, const uint8_t* row, int count, uint8_t* codes, float* scales, float* least);
 
-  // The codes of a row as they are; false if the format does not hold them.
+  // The codes of a row unchanged; false if the format cannot hold them.
   bool (*own)(Format, Encoding, const uint8_t* row, int count, const OwnCodes& to);
 
   void (*round_row)(const float* x, int count, int8_t* codes, float* scale);        // one scale
@@ -329,8 +329,7 @@ struct Reading {
   void (*search)(const float* x, int count, uint8_t* codes, float* scales, float* least);
 };
 
-// Multiplications and additions of numbers in registers, which no product surpasses. Each returns how many operations
-// so many turns are.
+// Multiply-adds in registers, the upper bound of any GEMM. Each returns the operations of `turns`.
 struct Peaks {
   double (*int8)(int64_t turns);
   double (*fp32)(int64_t turns);
@@ -338,7 +337,7 @@ struct Peaks {
 
 struct Instructions {
   const char* name;
-  const char* kernels;  // what computes what, for people, in models of int8 and int4
+  const char* kernels;  // description of the kernels for int8 and int4 models
   bool (*run_here)();  // whether the processor and the system have them
   const Peaks& peaks;
   const Products& products;

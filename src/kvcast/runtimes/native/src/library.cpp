@@ -72,7 +72,7 @@ EXPORT const char* kvcast_instructions(int i) {
   return nullptr;
 }
 
-// What computes what with it.
+// Describes its kernels.
 EXPORT const char* kvcast_kernels(const char* instructions) {
   for (const Instructions* set : ALL)
     if (std::strcmp(set->name, instructions) == 0) return set->kernels;
@@ -115,8 +115,8 @@ EXPORT int kvcast_pack_rows(kvcast_machine* machine, int format, int own, int ou
               size);
 }
 
-// A packed matrix, or count of them, one for each expert, for what calls kvcast's operators (operators.hpp).
-// `tiles` is a matrix, or the addresses of `count`.
+// A packed matrix, or `count` of them, one for each expert, for callers of kvcast's operators (operators.hpp). `tiles`
+// is a matrix, or the addresses of `count`.
 EXPORT void kvcast_describe(const kvcast_machine* machine, int format, int outputs, int inputs, int count,
                             const void* tiles, kvcast_matrix* to) {
   *to = {OPERATORS_VERSION, &operators, &machine->with, format, outputs, inputs, count, tiles};
@@ -125,7 +125,7 @@ EXPORT void kvcast_describe(const kvcast_machine* machine, int format, int outpu
 // Bytes of rows of activations as int8.
 EXPORT size_t kvcast_rounded_bytes(int rows, int inputs) { return rounded_bytes(rows, inputs); }
 
-// Operations of so many turns of multiplying in registers on each thread: int8 or fp32.
+// Operations of `turns` multiply-adds in registers on each thread: int8 or fp32.
 EXPORT double kvcast_multiply(kvcast_machine* machine, int int8, int64_t turns) {
   const Peaks& peaks = machine->with.peaks;
   std::atomic<double> operations{0};

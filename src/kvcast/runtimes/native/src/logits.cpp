@@ -47,7 +47,7 @@ class Row {
   bool sound() const { return sound_; }
   float most() const { return most_; }
 
-  // The sum of weights, for a row whose greatest is a number.
+  // The sum of weights, for a row whose maximum is finite.
   double sum(float factor) {
     kernels_.sums(x_, peaks_.data(), count_, most_, factor, sums_.data());
     double total = 0;
@@ -64,7 +64,7 @@ class Row {
     return std::isfinite(most_) ? static_cast<float>(most_ + std::log(sum(LOG2_E))) : most_;
   }
 
-  // Tokens that were asked for last.
+  // Tokens requested last.
   std::vector<Candidate>& candidates() { return candidates_; }
 
   // Takes all tokens whose logits are `least` or more, in no order.
@@ -95,7 +95,7 @@ class Row {
     double before = 0;
     size_t panel = 0;
     while (before + panels_[panel] <= point) before += panels_[panel++];
-    // The numbers of a panel may not add up to quite its sum: then it is the next one.
+    // A panel's values may not add up exactly to its sum: then it is the next.
     int64_t last = -1;
     for (int first = static_cast<int>(panel) * PANEL; first < count_; first += PANEL) {
       const int here = std::min(PANEL, count_ - first);
@@ -120,7 +120,7 @@ class Row {
   }
 
  private:
-  // The weights of numbers, until the next call.
+  // The weights of values, until the next call.
   const float* weigh(const float* x, int count, float factor) {
     weights_.resize(static_cast<size_t>(parts(count, PANEL_COLUMNS)) * PANEL_COLUMNS);
     kernels_.weights(x, count, most_, factor, weights_.data());

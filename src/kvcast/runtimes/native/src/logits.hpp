@@ -1,4 +1,4 @@
-// Rows of logits: their likeliest tokens, draws, and penalties. Knows no model and no thread: callers may be many.
+// Rows of logits: top-k, draws and penalties. Thread-safe.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ struct LogitRows {
 };
 
 // Of each row the k likeliest tokens, best first, of equals the first; their logits; and log(sum(exp)), where `sums`.
-// `out` [rows, 2 * k + 1] has tokens, logits and the sum. All numbers of a row with NaN or infinity are NaN, its tokens
+// `out` [rows, 2 * k + 1] has tokens, logits and the sum. All values of a row with NaN or infinity are NaN, its tokens
 // any. k may be 0.
 union Word {
   int32_t token;
@@ -32,17 +32,17 @@ struct Sampling {
   double top_p, min_p;
 };
 
-// The token at `number` of 0 or more and below 1 in the cumulated probabilities of a row; -1 if the row's greatest is no number.
+// The token at `number` in [0, 1) of a row's cumulative probabilities; -1 if the row's maximum is NaN or infinite.
 int64_t draw(const Instructions&, const float* logits, int vocab, const Sampling&, double number);
 
-// On the logits of each token that a row has seen: the first divides positive ones and multiplies negative ones (1:
-// none), the second is taken off once, the third as often as the token was seen.
+// On the logits of each token that a row has seen: the first divides positive and multiplies negative logits (1: none),
+// the second is taken off once, the third as often as the token was seen.
 struct Penalties {
   float repetition;
   double presence, frequency;
 };
 
-// tokens [rows, count] with a stride; those outside of the vocabulary are passed over.
+// tokens [rows, count] with a stride; ids outside the vocabulary are skipped.
 void penalise(const LogitRows&, const int64_t* tokens, size_t stride, int count, const Penalties&);
 
 // The rules of Whisper's timestamps, which are the tokens from `begin` to `end`; kvcast/whisper/filters.py explains them.
@@ -50,7 +50,7 @@ struct TimestampRules {
   int begin, end, end_of_text, no_timestamps;
 };
 
-// Applied to rows that have written tokens [rows, count] with a stride, one or more.
+// Applied to rows with generated tokens [rows, count] with a stride, count >= 1.
 void apply_timestamp_rules(const Instructions&, const LogitRows&, const int64_t* written, size_t stride, int count,
                            const TimestampRules&);
 

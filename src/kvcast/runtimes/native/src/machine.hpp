@@ -1,4 +1,4 @@
-// The means of a call: kernels, threads, working space, and how numbers are rounded while it runs.
+// The resources of a call: kernels, threads, scratch memory, and the floating-point rounding mode.
 #pragma once
 #include <cfenv>
 #include <cstddef>
@@ -45,8 +45,8 @@ class Space {
   size_t size_ = 0;
 };
 
-// Numbers are rounded to the nearest, and subnormal ones count as zero, whatever the thread has set; that is kept.
-// Tails of softmaxes and of GELU are subnormal, and there Intel's processors take 150 cycles for a multiplication.
+// Sets round-to-nearest and flush-to-zero for a call; restores the thread's own mode afterwards. Tails of softmaxes and
+// of GELU are subnormal, and there Intel's processors take 150 cycles for a multiplication.
 class Environment {
  public:
   Environment() {

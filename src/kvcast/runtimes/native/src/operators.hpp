@@ -13,7 +13,7 @@ extern "C" {
 struct kvcast_matrix;
 
 struct kvcast_operators {
-  // x [rows, inputs], `stride` numbers apart, times the matrix, plus its bias: out [rows, outputs].
+  // x [rows, inputs], rows `stride` elements apart, times the matrix, plus its bias: out [rows, outputs].
   int (*multiply)(const kvcast_matrix*, const float* x, int64_t stride, int64_t rows, float* out,
                   const kvcast::Lent*);
 

@@ -23,7 +23,7 @@ const int8_t* table_of(Encoding encoding) {
 
 namespace {
 
-// Some rows of a matrix as its format stores them, and room for one row's numbers.
+// Some rows of a matrix in its format, and room for one row's values.
 class CodedRows {
  public:
   void resize(Format format, size_t inputs) {
@@ -40,7 +40,7 @@ class CodedRows {
     large_least_.resize(is_large && has_least() ? BLOCK * (inputs / LARGE) : 0);
   }
 
-  // Row n of those that are being packed.
+  // Row n of the rows being packed.
   void read(int n, Encoding encoding, const uint8_t* row, bool own, const Reading& reading) {
     const int inputs = static_cast<int>(inputs_);
     if (format_ == Format::F32) return reading.numbers(encoding, row, inputs, at(numbers_, n, inputs_));

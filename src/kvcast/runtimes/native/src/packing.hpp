@@ -4,15 +4,15 @@
 
 namespace kvcast {
 
-// Rows of numbers as files hold them: an address and an encoding for each.
+// Rows of values as stored in files: an address and an encoding for each.
 struct FileRows {
   const uint8_t* const* rows;
   const Encoding* encodings;
 };
 
-// Rows [outputs] of `inputs` numbers to tiles. With `own`, rows keep the codes that the format can hold, and without
-// it those of 4 bits in INT4_MIN and Q8_0's in INT8_BLOCK. Others are rounded; INT4_MIN searches codes. Formats that
-// files alone have take rows of one encoding, with such codes. bias [outputs], null: zeros.
+// Rows [outputs] of `inputs` values to tiles. With `own`, rows keep codes that the format can hold; without it, 4-bit
+// codes in INT4_MIN and Q8_0's in INT8_BLOCK. Others are quantized; INT4_MIN searches codes. Formats that only files
+// have take rows of one encoding, with such codes. bias [outputs], null: zeros.
 void pack_rows(Machine&, Format, bool own, int outputs, int inputs, const FileRows&, const float* bias, uint8_t* tiles);
 
 }  // namespace kvcast

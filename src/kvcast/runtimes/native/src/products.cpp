@@ -101,8 +101,7 @@ void multiply(Machine& machine, const Product& product) {
     }
     with.finish(sums, std::min(BLOCK, outputs - tile * BLOCK), epilogue);
   };
-  // What results are added to and written to comes to the second cache while they are computed: the first one
-  // holds the factors.
+  // The results' residuals and destinations are prefetched to L2 while they are computed: L1 holds the factors.
   constexpr int SECOND = 2;
   const auto fetch = [&](int m, int tile) {
     const size_t first = static_cast<size_t>(tile) * BLOCK;

@@ -16,7 +16,7 @@ void pack(Machine&, Format, int outputs, int inputs, const void* codes, const fl
 // Row n of the matrix, as floats [k].
 void unpack_row(const Instructions&, const Matrix&, int n, float* out);
 
-// Bytes of `rows` rows of k inputs as int8, and where their parts lie in `data`, aligned to 64.
+// Bytes of `rows` rows of k inputs as int8, and their parts' addresses in `data`, aligned to 64.
 size_t rounded_bytes(int rows, int inputs);
 Rounded rounded(uint8_t* data, int rows, int inputs);
 

@@ -11,7 +11,7 @@
 namespace kvcast {
 namespace {
 
-// Takes the words of an instruction one by one.
+// Reads the words of an instruction in order.
 class Words {
  public:
   Words(const int64_t* words, size_t count) : words_(words), left_(count) {}
@@ -87,7 +87,7 @@ void read(Words& words, Arrays& to) {
 #undef FIELD
 #undef INSTRUCTION
 
-// Where rounded rows lie; none for address 0.
+// The address of quantized rows; none for address 0.
 struct MaybeRounded {
   Rounded value;
   bool there;

@@ -1,6 +1,6 @@
 // The interpreter: a program is a stream of instructions with all sizes, strides and addresses filled in.
 //
-// An instruction is its number, how many words follow, and these words: integers and addresses as they are,
+// An instruction is its opcode, the count of words that follow, and these words: integers and addresses as they are,
 // floats as the bits of a double. instructions.def has them all; Python writes them and program.cpp reads them by it.
 #pragma once
 #include <cstddef>
@@ -33,7 +33,7 @@ void channel_convolution(Machine&, const ChannelConvolution&);
 
 // Matrices that every position rewrites: the gated delta rule and the selective scan.
 
-// Positions follow one another, in a chunk as in steps, so the results are the same numbers.
+// Positions are computed in sequence, in a chunk as in steps, so the results are bit-identical.
 void rewrite_states(Machine&, const RewriteStates&);
 
 // Elementwise operations over strided arrays of up to four dimensions, and gathering along one of them.
@@ -51,7 +51,7 @@ void gather(Machine&, const Gather&);
 
 void relative_scores(Machine&, const RelativeScores&);
 
-// Operations of encoders of sound, whose inputs differ in length.
+// Operations of audio encoders, whose inputs differ in length.
 
 void rotate(Machine&, const Rotation&);
 void group_norm(Machine&, const GroupNorm&);
@@ -66,8 +66,8 @@ inline Matrix matrix_of(const Stack& stack, int expert) {
 }
 
 // kvcast::mixture_of_experts: x through gate and up, the gate's activation times up, and down; times the
-// softmax over the logits of the experts that were chosen, or of all, summed from the highest on. Of equally high ones
-// the first is taken. Experts that no token chose are not read. A token's result depends on that token alone.
+// softmax over the logits of the chosen experts, or of all, summed from the highest down. Of equal ones the first is
+// taken. Experts that no token chose are not read. A token's result depends on that token alone.
 struct Mixture {
   int tokens, experts, each;  // each: how many a token goes through
   const float* logits;        // [tokens, experts]
@@ -94,8 +94,8 @@ void alignment_scores(Machine&, const AlignmentScores&);
 void attention_by_token(Machine&, const AttentionByToken&);
 void dtw(Machine&, const Dtw&);
 
-// The probability of one token of each row, among some: what a product with the vocabulary's matrix and a softmax
-// would give, of which nothing else is written.
+// The probability of one token of each row: the GEMM with the vocabulary's matrix and the softmax, fused, without
+// storing logits.
 struct TokenProbabilities {
   Matrix matrix;  // [vocabulary, k]
   int rows;

@@ -70,7 +70,7 @@ class Prepared {
   float *gates_, *units_;
 };
 
-// Some columns of a head's matrix, in one row.
+// Some columns of a head's state, in one row.
 StateColumns columns_of(const RewriteStates& w, const Prepared& prepared, int row, int head, int first) {
   const int line = row * w.new_positions, key_head = head / (w.value_heads / w.key_heads);
   const size_t column = static_cast<size_t>(head) * w.value_dim + first;

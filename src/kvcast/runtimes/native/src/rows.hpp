@@ -12,7 +12,7 @@ namespace kvcast {
 
 constexpr int NUMBERS_AT_ONCE = 8192;  // some microseconds
 
-// Calls work(m) for each row below `rows` of `width` numbers.
+// Calls work(m) for each row below `rows` of `width` values.
 template <class Work>
 void for_rows(Machine& machine, int rows, int width, Work&& work) {
   const int at_once = std::max(1, NUMBERS_AT_ONCE / std::max(1, width));

@@ -115,7 +115,7 @@ class Leave {
     return away_;
   }
 
-  // Tells of a call in which the caller worked and then waited.
+  // Records a call in which the caller worked and then waited.
   int after(Clock::duration worked, Clock::duration waited, int threads) {
     if (waited < 2 * worked + STALL || away_ == threads) return away_;  // a tile takes as long as another
     const auto now = Clock::now();
@@ -188,7 +188,7 @@ struct Threads::Pool {
       }
     }
     if (tiles == 0) return 0;
-    const int all = count;  // the call may end with the tiles that are told of now
+    const int all = count;  // the call may end with the tiles that are recorded now
     if (done.fetch_add(tiles) + tiles == all && caller_sleeps.load()) {
       const std::lock_guard<std::mutex> lock(mutex);
       all_done.notify_one();
@@ -196,7 +196,7 @@ struct Threads::Pool {
     return tiles;
   }
 
-  // The thread's own range, and then what others leave.
+  // The thread's own range, then the remaining tiles of others.
   int work_from(int me) {
     int tiles = work_on([&] { return ranges[me].claim_first(); });
     for (int i = 1; i <= size; i++) {

@@ -11,17 +11,16 @@ struct Lent {
   void (*on_each)(void (*work)(void*), void* context);
 };
 
-// Who claims which of a call's tiles. NEIGHBOURS: each thread begins with a range of its own, so that it reads memory
-// in its order; for tiles that take about as long as each other. IN_ORDER: whoever is free claims the first of all.
+// Who claims which of a call's tiles. NEIGHBOURS: each thread begins with its own range, so that it reads memory in its
+// order; for tiles that take about as long as each other. IN_ORDER: whoever is free claims the first of all.
 enum class Sharing { NEIGHBOURS, IN_ORDER };
 
-// Threads claim tiles one at a time, the caller too, and a thread whose range is done claims those of others, so a
-// thread that the system takes away delays its own tile and no other. Threads without work spin for some
-// microseconds, as the next call mostly comes soon, and then sleep. Where other processes keep taking a
-// core away, a thread fewer takes part for a while.
+// Threads claim tiles one at a time, the caller too, and a thread whose range is done steals from others, so a thread
+// that the system takes away delays its own tile and no other. Threads without work spin for some microseconds, as the
+// next call mostly comes soon, and then sleep. Where other processes keep taking a core away, a thread fewer takes part
+// for a while.
 //
-// One call at a time. A process that was forked has none of its parent's threads; its first call starts
-// threads of its own.
+// One call at a time. A forked process has none of its parent's threads; its first call starts its own.
 class Threads {
  public:
   // Throws std::system_error where the system has no threads left.

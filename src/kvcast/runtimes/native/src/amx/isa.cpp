@@ -9,7 +9,7 @@
 namespace kvcast {
 namespace {
 
-// Four tiles of sums: one product of tiles waits for none of the others.
+// Four tiles of sums: no tile product waits for another.
 double dot_int8(int64_t turns) {
   using namespace amx_tiles;
   Shapes shapes;
@@ -35,7 +35,7 @@ bool run_here() { return avx512_bf16.run_here(); }
 #else
 
 // Linux keeps no room for tiles until a process asks for it; threads and forks inherit the permission. From then on
-// tiles may have to lie on a thread's stack for signals: where one is too small, the permission is refused.
+// tiles are saved on a thread's signal stack: if that is too small, the permission is refused.
 bool system_grants_tiles() {
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of asm/prctl.h, where newer systems alone have it
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;

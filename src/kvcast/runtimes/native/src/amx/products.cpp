@@ -147,7 +147,7 @@ INLINE void sum_codes(const Rounded& row, int first, int steps, float* to) {
 }
 
 // AMX's tiles: sums of the first 16 rows (0, 1) and of the others (2, 3), rows' codes (4, 5), weights (6, 7). Setting
-// their shapes takes as long as a step, so they stay while rows come in equal numbers.
+// their shapes takes as long as a step, so they are kept while the number of rows is unchanged.
 template <int DEPTH>
 class TileShapes {
  public:

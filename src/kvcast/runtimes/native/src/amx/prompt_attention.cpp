@@ -13,7 +13,7 @@ using namespace amx_tiles;
 
 // AMX's tiles: sums (0, 1), codes of keys or values (2), those of a strip's queries or shares (3, 4).
 //
-// Values lie as tiles have them: [PART / 64, head_width, 64].
+// Values in tile layout: [PART / 64, head_width, 64].
 struct Dots {
   static constexpr int CODES = ROW_BYTES, POSITIONS = ROW_BYTES, NUMBERS = ROWS, ROOM = ROWS;
   static constexpr int ZERO = 0;

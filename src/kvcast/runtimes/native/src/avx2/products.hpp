@@ -13,7 +13,7 @@ constexpr int STRIPS = BLOCK / STRIP;
 constexpr int FLOATS = STRIP, SIDE = 4;
 
 INLINE void round_vectors(const __m256 v[VECTORS], const Rounded& to) {
-  // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
+  // Magnitudes compare as integers in the order of the floats, and NaN is above them all, so it is kept.
   __m256i most = _mm256_setzero_si256();
   for (int z = 0; z < VECTORS; z++) most = _mm256_max_epi32(most, _mm256_castps_si256(magnitude(v[z])));
   const int32_t bits = greatest(most);
@@ -222,7 +222,7 @@ struct Strip {
         const int step = first + i;
         const uint8_t* weights = part + Of::codes(i);
         const int8_t* codes = in.codes + step * Of::DEPTH;
-        // Of one row, processors foresee enough.
+        // For one row the hardware prefetcher suffices.
         if (ROWS > 1) fetch_ahead(part + i * (Of::EACH / Of::STEPS), Of::EACH / Of::STEPS);
         __m256i sums[ROWS][PAIR];
         if constexpr (Of::CODES_ARE == Coded::BYTES) {

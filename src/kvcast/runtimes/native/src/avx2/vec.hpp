@@ -41,13 +41,13 @@ AVX2_BEGIN
 
 using Vector = __m256;
 using Mask = __m256i;
-using Some = int;          // how many numbers of a vector are read or written, as this set takes it best
+using Some = int;          // lane mask of a partial vector, in this ISA's form
 constexpr int FLOATS = 8;  // of a Vector
 constexpr int SUMS = 1;    // that norms take in turn
 
 INLINE Some some(int count) { return count; }
 
-// The first `count` of 8 numbers; all if there are more, none if there are less than one.
+// The first `count` of 8 lanes, clamped to 0 .. 8.
 INLINE Mask first(int count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -55,7 +55,7 @@ INLINE Mask between(int begin, int end) { return _mm256_andnot_si256(first(begin
 INLINE Vector keep(Mask there, Vector x) { return _mm256_and_ps(_mm256_castsi256_ps(there), x); }  // elsewhere 0
 INLINE Vector select(Mask there, Vector x, Vector other) { return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(there)); }
 
-// The first `count` of 8 numbers, and zeros. Nothing else is read.
+// The first `count` of 8 values, then zeros. Nothing else is read.
 INLINE __m256 load(const float* from, int count) {
   return count >= 8 ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, first(count));
 }
@@ -96,7 +96,7 @@ INLINE void store(uint16_t* to, int count, __m256 x) {
   std::memcpy(to, halves, std::min(8, count) * sizeof(uint16_t));
 }
 
-// The nearest whole numbers.
+// Rounds to the nearest integers.
 INLINE void store(int8_t* to, int count, __m256 x) {
   const __m256i whole = _mm256_cvtps_epi32(x);
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
@@ -128,7 +128,7 @@ INLINE Vector unless_less(Vector of, Vector bound, Vector x) {
   return _mm256_and_ps(_mm256_cmp_ps(of, bound, _CMP_NLT_UQ), x);
 }
 
-// Horizontal ones, each in one fixed order.
+// Horizontal reductions, each in a fixed order.
 INLINE float total(__m256 x) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -153,7 +153,7 @@ INLINE float greatest(__m256 x) {
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
 
-// The greatest of vectors; NaN if there is one.
+// The elementwise maximum; NaN if either is.
 struct Peak {
   Vector most, unordered = _mm256_setzero_ps();
 
@@ -166,7 +166,7 @@ struct Peak {
 
 // 2^x to 2e-7 relative; far below 0 nearly 0, from 128 on infinite; NaN stays. Cephes' exp2f.
 INLINE __m256 exp2(__m256 x) {
-  // Of two numbers of which one is NaN, the second is taken.
+  // If either operand is NaN, the instruction returns the second.
   x = _mm256_min_ps(_mm256_set1_ps(128.f), _mm256_max_ps(_mm256_set1_ps(-126.f), x));
   const __m256 whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m256 rest = _mm256_sub_ps(x, whole);

@@ -12,7 +12,7 @@ namespace kvcast {
 
 AVX512_BEGIN
 
-// Columns lie in blocks of positions, one block after the other: [PART / COLUMNS, padded(d), COLUMNS].
+// Columns are stored in blocks of positions: [PART / COLUMNS, padded(d), COLUMNS].
 constexpr int COLUMNS = 32;
 constexpr int COLUMN_VECTORS = COLUMNS / 16;
 constexpr int COLUMN_QUERIES = 3;  // that share a block's loads: the tree of their sums fills the registers
@@ -41,12 +41,12 @@ INLINE void transpose(__m512 (&x)[16]) {
   }
 }
 
-// Where the 16 positions from t on lie among columns, at number 0 of a head.
+// The address of the 16 positions from t on among columns, at element 0 of a head.
 INLINE size_t column(int t, int head_dim) {
   return static_cast<size_t>(t / COLUMNS) * COLUMNS * padded(head_dim) + t % COLUMNS;
 }
 
-// The keys of a part, numbers or codes, as columns; positions around them up to whole blocks are zeros.
+// The keys of a part, floats or codes, as columns; padded to whole blocks with zeros.
 template <class T>
 void pack_columns(const Part& part, float* columns) {
   const int d = part.head_dim, count = part.counts[0] + part.counts[1];
@@ -70,7 +70,7 @@ void pack_columns(const Part& part, float* columns) {
   }
 }
 
-// The values of a part, numbers or codes, as floats [PART, d].
+// The values of a part, floats or codes, as floats [PART, d].
 template <class T>
 void pack_values(const Part& part, float* values) {
   const int d = part.head_dim;

@@ -32,7 +32,7 @@ INLINE Codes round(const float* x, const float* center, int head_dim, int width,
     const __m512 v = _mm512_maskz_loadu_ps(there, x + d);
     return center ? _mm512_maskz_sub_ps(there, v, _mm512_load_ps(center + d)) : v;
   };
-  // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
+  // Magnitudes compare as integers in the order of the floats, and NaN is above them all, so it is kept.
   __m512i most_of = _mm512_setzero_si512();
   for (int d = 0; d < head_dim; d += 16)
     most_of = _mm512_max_epi32(most_of, _mm512_castps_si512(_mm512_abs_ps(numbers(d))));

@@ -5,7 +5,7 @@
 
 namespace kvcast {
 
-constexpr int CHUNK = 256;  // positions whose scores are held at once: the scores of several queries lie in the first cache
+constexpr int CHUNK = 256;  // positions whose scores are held at once: the scores of several queries fit into L1
 
 // Values that vdpbf16ps multiplies at once, or FMA.
 template <class Value>

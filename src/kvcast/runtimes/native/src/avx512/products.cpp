@@ -39,7 +39,7 @@ INLINE void round_vectors(const __m512 v[VECTORS], const Rounded& to) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512i codes = _mm512_max_epi8(_mm512_permutexvar_epi32(order, in_lanes), _mm512_set1_epi8(-127));
   _mm512_storeu_si512(to.codes, codes);
-  // -128 * the sums of FINE codes, each in a lane of its own.
+  // -128 * the sums of FINE codes, one per lane.
   __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), codes);
   sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
   sums = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC))), 7);

@@ -20,7 +20,7 @@ constexpr int STRIP = 2 * LANES;  // queries that are multiplied at once
 constexpr int FOUR = 4;           // codes that are multiplied at once
 constexpr int WIDEST_PROMPT_HEAD = 256;
 constexpr float NOT_SEEN = -1e30f;  // the greatest score of no positions: less than any, and finite
-constexpr float LEAST_SCALE = 1e-18f;  // of values: its logarithm and its inverse are numbers
+constexpr float LEAST_SCALE = 1e-18f;  // of values: its logarithm and its inverse are finite
 constexpr float LOG2_MOST_SHARE = 7.994353f;  // the greatest share becomes 255, which no fraction of `DITHER` exceeds
 
 // What is added to a position's shares before their fractions are cut off: small ones count right on average.
@@ -29,7 +29,7 @@ alignas(64) constexpr float DITHER[16] = {.03125f, .53125f, .28125f, .78125f, .1
 
 AVX512_BEGIN
 
-// Arrays one after the other, aligned to 64 bytes.
+// Consecutive arrays, aligned to 64 bytes.
 struct Layout {
   uint8_t* space;
   size_t bytes = 0;
@@ -62,7 +62,7 @@ struct PromptPart {
   }
 };
 
-// A tile's space. Queries lie in strips, filled up with queries of zeros: [S, .., STRIP].
+// A tile's scratch memory. Queries are in strips, padded with zeros: [S, .., STRIP].
 struct PromptSpace {
   int head_width, width, strips;      // S
   uint8_t* query;                     // [S, width / 4, STRIP, 4], codes + a zero of the products' own
@@ -87,7 +87,7 @@ struct PromptSpace {
   }
 };
 
-// Sums and differences of lanes that lie STEP apart.
+// Sums and differences of lanes STEP apart.
 template <int STEP>
 INLINE __m512 butterfly(__m512 x) {
   const __m512 other = STEP == 1   ? _mm512_permute_ps(x, 0xb1)
@@ -124,7 +124,7 @@ INLINE void turn(__m512 (&x)[MOST], int vectors) {
 // Codes of turned numbers; returns the scale. A NaN is in the scale.
 template <int MOST>
 INLINE float round(const __m512 (&x)[MOST], int vectors, __m512i (&codes)[MOST]) {
-  // As integers, magnitudes have the order of the numbers, and NaN is above them all.
+  // Magnitudes compare as integers in the order of the floats, and NaN is above them all.
   __m512i most_of = _mm512_setzero_si512();
   for (int i = 0; i < vectors; i++) most_of = _mm512_max_epi32(most_of, _mm512_castps_si512(_mm512_abs_ps(x[i])));
   const int32_t bits = _mm512_reduce_max_epi32(most_of);
@@ -136,7 +136,7 @@ INLINE float round(const __m512 (&x)[MOST], int vectors, __m512i (&codes)[MOST])
   return most < SMALLEST ? 0.f : most / 127.f;
 }
 
-// Where position t of a part lies; null where no query sees it.
+// The address of position t of a part; null if no query attends to it.
 template <class T>
 INLINE const T* line_at(const Part& part, const void* const lines[2], int t) {
   const int at = t - part.begin, second = at - part.counts[0];
@@ -168,7 +168,7 @@ INLINE float take_line(const T* line, int head_dim, int vectors, __m512i (&codes
   return round(x, vectors, codes) * scale_of(line, head_dim);
 }
 
-// log2 of positive numbers to 1e-6; NaN stays.
+// log2 of positive values to 1e-6; NaN stays.
 INLINE __m512 log2(__m512 x) {
   const __m512 unit = _mm512_set1_ps(1.f), mantissa = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
   // The exponent that belongs to that mantissa.
@@ -245,7 +245,7 @@ struct PromptKernel {
   static void attend(const PromptTile& tile, const uint8_t* packed, const int* first, const int* last) {
     const PromptSpace space = space_of(tile);
     const PromptPart part(packed, tile.head_dim, Products::CODES);
-    for (int m = 0; m < space.strips * STRIP; m++) {  // what fills a strip up sees as much as the last query
+    for (int m = 0; m < space.strips * STRIP; m++) {  // padding queries see as much as the last query
       space.first[m] = first[std::min(m, tile.queries - 1)];
       space.last[m] = last[std::min(m, tile.queries - 1)];
     }
@@ -275,7 +275,7 @@ struct PromptKernel {
   }
 
  private:
-  // A strip of queries with what each sees of the part.
+  // A strip of queries with the positions of the part that each sees.
   struct Strip {
     const uint8_t* query;
     const float* query_scale;
@@ -283,7 +283,7 @@ struct PromptKernel {
     float softcap;
     const int *first, *last;
     int begin, end;          // positions that any query sees, in whole steps
-    int all_begin, all_end;  // those that all see
+    int all_begin, all_end;  // positions that all see
 
     INLINE Strip(const PromptTile& tile, const PromptSpace& space, int index)
         : query(space.query + static_cast<size_t>(index) * STRIP * space.width),
@@ -315,7 +315,7 @@ struct PromptKernel {
     }
   };
 
-  // Calls with(0 of the type that holds the numbers, vectors of a head; 0: any).
+  // Calls with(0 of the cache's element type, vectors of a head; 0: any).
   template <class With>
   static INLINE void with_shape(Number number, int head_width, const With& with) {
     const auto with_type = [&](auto zero) {
@@ -345,7 +345,7 @@ struct PromptKernel {
     }
   }
 
-  // Scales lie where their logarithms will.
+  // Scales are stored where their logarithms will be.
   template <class T, int VECTORS>
   static void pack_values(const Part& part, const PromptPart& to, int begin, int end) {
     constexpr int MOST = VECTORS ? VECTORS : WIDEST_PROMPT_HEAD / LANES;

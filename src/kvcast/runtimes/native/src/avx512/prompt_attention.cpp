@@ -8,7 +8,7 @@ AVX512_BEGIN
 
 namespace {
 
-constexpr int ROWS = 8;  // positions, or numbers of a head, whose sums lie in registers: 8 x 2
+constexpr int ROWS = 8;  // positions, or channels of a head, whose sums are in registers: 8 x 2
 
 // int32 sums += codes (unsigned) x four signed ones. GCC 12 moves sums to other registers and back around the intrinsic.
 INLINE void dot(__m512i& sum, __m512i codes, __m512i four) {
@@ -39,7 +39,7 @@ INLINE void store(const __m512i (&sums)[ROWS][2], void* to) {
 // Values lie in strips of ROWS numbers of a head: [head_width / ROWS, PART / 4, ROWS, 4].
 struct Dots {
   static constexpr int CODES = LANES, POSITIONS = ROWS, NUMBERS = ROWS, ROOM = 0;
-  static constexpr int ZERO = 128;  // what is multiplied by the signed codes of keys is unsigned
+  static constexpr int ZERO = 128;  // the operand multiplied by signed key codes is unsigned
 
   static void prepare() {}
   static void release() {}

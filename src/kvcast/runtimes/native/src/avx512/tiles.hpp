@@ -1,5 +1,5 @@
-// How tiles of int8 and int4 lie for AVX-512: two halves of 32 outputs each, one after the other. Four codes of
-// an output lie together, which is how vpdpbusd wants its operand, and AMX as well.
+// Layout of int8 and int4 tiles for AVX-512: two halves of 32 outputs each. Four codes of an output are adjacent, as
+// vpdpbusd and AMX expect their operand.
 //
 // INT8 is [2, k / 4, HALF, 4] codes + 128; then scales and bias. strips.hpp has the formats of groups.
 #pragma once

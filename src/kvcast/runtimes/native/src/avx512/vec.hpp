@@ -13,7 +13,7 @@
 // Functions between these two use AVX-512, whatever the rest is compiled for. No header may be included
 // between them: its definitions would be compiled for AVX-512 and could be taken for all files.
 #if defined(__clang__)
-// One literal: clang takes no two that follow each other.
+// One literal: clang rejects adjacent string literals here.
 #define AVX512_BEGIN \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c\"))), apply_to = function)")
 #define AVX512_END _Pragma("clang attribute pop")
@@ -45,11 +45,11 @@ AVX512_BEGIN
 
 using Vector = __m512;
 using Mask = __mmask16;
-using Some = __mmask16;     // which numbers of a vector are read or written, as this set takes it best
+using Some = __mmask16;     // lane mask of a partial vector, in this ISA's form
 constexpr int FLOATS = 16;  // of a Vector
 constexpr int SUMS = 1;     // that norms take in turn
 
-// The first `count` of 16 numbers; all if there are more, none if there are less than one.
+// The first `count` of 16 lanes, clamped to 0 .. 16.
 INLINE Mask first(int count) {
   return count >= 16 ? 0xffff : count > 0 ? static_cast<__mmask16>((1u << count) - 1) : 0;
 }
@@ -103,11 +103,11 @@ INLINE Vector unless_less(Vector of, Vector bound, Vector x) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, bound, _CMP_NLT_UQ), x);
 }
 
-// Horizontal ones, each in one fixed order.
+// Horizontal reductions, each in a fixed order.
 INLINE float total(Vector x) { return _mm512_reduce_add_ps(x); }
 INLINE float greatest(Vector x) { return _mm512_reduce_max_ps(x); }
 
-// The greatest of vectors; NaN if there is one.
+// The elementwise maximum; NaN if either is.
 struct Peak {
   Vector most;
   __mmask16 unordered = 0;
@@ -121,7 +121,7 @@ struct Peak {
 
 // 2^x to 2e-7 relative; far below 0 nearly 0; NaN stays. Cephes' exp2f.
 INLINE __m512 exp2(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-126.f), x);  // of two numbers of which one is NaN, the second is taken
+  x = _mm512_max_ps(_mm512_set1_ps(-126.f), x);  // if either operand is NaN, the instruction returns the second
   const __m512 whole = _mm512_roundscale_ps(x, 0), rest = _mm512_sub_ps(x, whole);
   __m512 sum = _mm512_set1_ps(1.5353362e-4f);
   for (float term : {1.3398874e-3f, 9.6184373e-3f, 5.5503325e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.f})

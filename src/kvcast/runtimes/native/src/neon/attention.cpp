@@ -25,7 +25,7 @@ void score(const Part& part, float* scores) {
   const auto score_one = [&](int i, int at) {
     take(static_cast<const T*>(part.keys[i]), part.counts[i], part.head_dim, part.query, part.queries, scores + at);
   };
-  // Not a loop: GCC 12 for ARM takes one to write nothing, and leaves calls of this out.
+  // Not a loop: GCC 12 for ARM assumes that one writes nothing, and drops calls of this.
   score_one(0, part.begin);
   score_one(1, part.begin + part.counts[0]);
 }

@@ -9,8 +9,8 @@
 namespace kvcast {
 namespace with_neon {
 
-// As numbers, since compilers and assemblers know these instructions only where they may use them everywhere.
-// The first lines give the registers' names their numbers.
+// As encoded words, since compilers and assemblers accept these instructions only if enabled for the whole file. The
+// first lines map register names to their indices.
 __asm__(
     ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n"
     ".equ kvcast_v\\n, \\n\n"
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int STRIPS = BLOCK / STRIP;
 constexpr int FLOATS = STRIP;
-constexpr int SIDE = 8;         // inputs of an output that lie side by side
+constexpr int SIDE = 8;         // adjacent inputs of an output
 constexpr uint8_t SIGNS = 0;
 constexpr int TWOS = STRIP / 2;  // vectors of a strip's SIDE inputs
 
@@ -73,7 +73,7 @@ struct Matrices {
 };
 
 INLINE void round_vectors(const float32x4_t v[VECTORS], const Rounded& to) {
-  // As integers, magnitudes have the order of the numbers, and NaN is above them all: it is not lost.
+  // Magnitudes compare as integers in the order of the floats, and NaN is above them all, so it is kept.
   uint32x4_t most = vdupq_n_u32(0);
   for (int z = 0; z < VECTORS; z++) most = vmaxq_u32(most, vreinterpretq_u32_f32(vabsq_f32(v[z])));
   const uint32_t bits = vmaxvq_u32(most);
@@ -115,7 +115,7 @@ void finish(const float* x, int count, const Epilogue& epilogue) {
   });
 }
 
-// Four numbers, from z * 4 on.
+// Four values, from z * 4 on.
 INLINE Vector halves(const uint8_t* at, int z) { return load(reinterpret_cast<const uint16_t*>(at) + z * LANES); }
 INLINE Vector signed_bytes(const uint8_t* at, int z) { return load(reinterpret_cast<const int8_t*>(at) + z * LANES); }
 INLINE Vector bytes(const uint8_t* at, int z) {

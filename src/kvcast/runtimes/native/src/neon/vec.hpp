@@ -31,13 +31,13 @@ constexpr int VECTORS = BLOCK / LANES;
 
 using Vector = float32x4_t;
 using Mask = uint32x4_t;
-using Some = int;  // how many numbers of a vector are read or written, as this set takes it best
+using Some = int;  // lane mask of a partial vector, in this ISA's form
 constexpr int FLOATS = LANES;
-constexpr int SUMS = QUADS;  // that norms take in turn: a single one would wait for each addition
+constexpr int SUMS = QUADS;  // accumulators that norms use in turn: one alone would wait for each addition
 
 INLINE Some some(int count) { return count; }
 
-// The first `count` of 4 numbers, and zeros. Nothing else is read.
+// The first `count` of 4 values, then zeros. Nothing else is read.
 INLINE float32x4_t load(const float* from, int count) {
   if (count >= LANES) return vld1q_f32(from);
   float numbers[LANES] = {};
@@ -80,7 +80,7 @@ INLINE void store(uint16_t* to, int count, float32x4_t x) {
   std::memcpy(to, halves, std::min(LANES, count) * sizeof(uint16_t));
 }
 
-// The nearest whole numbers.
+// Rounds to the nearest integers.
 INLINE void store(int8_t* to, int count, float32x4_t x) {
   const int16x4_t words = vmovn_s32(vcvtnq_s32_f32(x));
   int8_t codes[8];
@@ -88,7 +88,7 @@ INLINE void store(int8_t* to, int count, float32x4_t x) {
   std::memcpy(to, codes, std::min(LANES, count));
 }
 
-// The first `count` of 4 lanes; all if there are more, none if there are less than one.
+// The first `count` of 4 lanes, clamped to 0 .. 4.
 INLINE uint32x4_t first(int count) {
   constexpr int32_t PLACES[LANES] = {0, 1, 2, 3};
   return vcgtq_s32(vdupq_n_s32(count), vld1q_s32(PLACES));
@@ -126,11 +126,11 @@ INLINE Vector unless_less(Vector of, Vector bound, Vector x) {
   return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vcltq_f32(of, bound)));
 }
 
-// Horizontal ones, each in one fixed order.
+// Horizontal reductions, each in a fixed order.
 INLINE float total(float32x4_t x) { return vaddvq_f32(x); }
 INLINE float greatest(float32x4_t x) { return vmaxvq_f32(x); }  // NaN if there is one
 
-// The greatest of vectors; NaN if there is one.
+// The elementwise maximum; NaN if either is.
 struct Peak {
   Vector most;
 

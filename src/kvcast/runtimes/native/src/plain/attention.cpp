@@ -39,7 +39,7 @@ void store(const float* x, int count, Number number, void* to) {
   }
 }
 
-// Numbers first .. first + count of a line.
+// Elements first .. first + count of a line.
 void load(const void* line, Number number, int head_dim, int first, int count, float* to) {
   float scale = 1;
   if (number == Number::INT8) std::memcpy(&scale, static_cast<const int8_t*>(line) + head_dim, sizeof scale);
@@ -50,7 +50,7 @@ void load(const void* line, Number number, int head_dim, int first, int count, f
     }
 }
 
-// Calls work(position in the part, line [LANES numbers at most], their first index, how many there are).
+// Calls work(position in the part, line [at most LANES values], their first index, their count).
 template <class Work>
 void each(const Part& part, Number number, const void* const lines[2], Work&& work) {
   float numbers[LANES];

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int SUMS = 32;
 
-// As fast as compilers make it; whole numbers are no faster.
+// As fast as the compiler makes it; integers are no faster.
 double multiply(int64_t turns) {
   static volatile float given = 1, taken;
   const float x = given, y = given;

@@ -39,7 +39,7 @@ void finish(const float* x, int count, const Epilogue& epilogue) {
   if (epilogue.to) round(results, count, *epilogue.to);
 }
 
-// Copies count numbers, and zeros up to BLOCK of them.
+// Copies `count` values, and pads with zeros to BLOCK.
 void copy_or_zeros(const float* from, int count, float* to) {
   for (int i = 0; i < BLOCK; i++) to[i] = from && i < count ? from[i] : 0;
 }

@@ -44,8 +44,8 @@ void store_numbers(const float* x, int count, Number number, void* to) {
   }
 }
 
-// Scores of QUERIES queries against keys [count, d]. DIM is d; 0: any. Lanes are numbers of a key.
-// `scores` is filled past count, up to a multiple of FLOATS.
+// Scores of QUERIES queries against keys [count, d]. DIM is d; 0: any. Lanes are channels of a key. `scores` is filled
+// past count, up to a multiple of FLOATS.
 template <class T, int QUERIES, int DIM>
 void score_keys(const T* key, int count, int head_dim, const float* query, float* scores) {
   constexpr int KEYS = keys_at_once(QUERIES);
@@ -192,7 +192,7 @@ template <class T>
 constexpr void (*MIX[AT_ONCE])(const Part&, int, const float*, float*) = {mix<T, 1>, mix<T, 2>, mix<T, 3>,
                                                                          mix<T, 4>, mix<T, 5>, mix<T, 6>};
 
-// The scales of lines of codes, which lie after these.
+// The scales of lines of codes, stored after the codes.
 void read_scales(const Part& part, const void* const lines[2], float* scales) {
   for (int i = 0, at = part.begin; i < 2; at += part.counts[i++])
     for (int t = 0; t < part.counts[i]; t++)
@@ -218,7 +218,7 @@ struct Scales {
   }
 };
 
-// Calls with(0 of the type that holds the numbers).
+// Calls with(0 of the cache's element type).
 template <class With>
 INLINE void with_type(Number number, With&& with) {
   if (number == Number::INT8) return with(int8_t{});

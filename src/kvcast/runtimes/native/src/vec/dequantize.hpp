@@ -1,4 +1,4 @@
-// Rows of numbers as files hold them, read and rounded.
+// Dequantizes and quantizes rows of values as stored in files.
 //
 // Each instruction set includes this where its own instructions are allowed, so it includes nothing itself and
 // defines nothing that two files could share. The file that includes it has
@@ -62,8 +62,8 @@ INLINE void read_q8_0(const uint8_t* block, float* out) {
   for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(codes[i]);
 }
 
-// A large block's codes; whole numbers that are the scale and the least value (if any) of each FINE of them, and the
-// block's two numbers that these are multiplied with.
+// A large block's codes; the integer scale and minimum (if any) of each FINE of them, and the block's two factors of
+// these.
 struct LargeBlock {
   int8_t codes[LARGE];
   int scales[PARTS], least[PARTS];
@@ -125,7 +125,7 @@ void split_q6_k(const uint8_t* block, LargeBlock& to) {
   to.scale = half_at(block + 208);
   for (int part = 0; part < PARTS; part++) {
     to.scales[part] = static_cast<int8_t>(block[192 + part]);
-    const int group = part / 2 % 4;  // of 32 numbers, in a half of the block
+    const int group = part / 2 % 4;  // of 32 values, in a half of the block
     const uint8_t* from = low + part / 8 * 64 + group % 2 * 32 + part % 2 * 16;
     const uint8_t* bits = high + part / 8 * 32 + part % 2 * 16;
     for (int i = 0; i < FINE; i++)
@@ -148,7 +148,7 @@ void split_iq4_xs(const uint8_t* block, LargeBlock& to) {
   }
 }
 
-// Calls use(block, first) with each large block of a row and the place of its first number; false for an encoding
+// Calls use(block, first) with each large block of a row and the index of its first value; false for an encoding
 // without such.
 template <class Use>
 INLINE bool large_blocks(Encoding encoding, const uint8_t* row, int count, Use use) {
@@ -321,7 +321,7 @@ INLINE Lanes lanes_at(const float* from) {
 INLINE Lanes less(Lanes a, Lanes b) { return a < b ? a : b; }
 INLINE Lanes more(Lanes a, Lanes b) { return a > b ? a : b; }
 
-// To the nearest whole number, of equally near ones to the even; |x| is below 2^22.
+// Round to nearest, ties to even; |x| is below 2^22.
 INLINE Lanes whole(Lanes x) { return (x + 12582912.f) - 12582912.f; }
 
 // x / by, and 0 where `by` is not above 0.
@@ -368,7 +368,7 @@ void round_groups(const float* x, int count, int8_t* codes, float* scales) {
   }
 }
 
-// LANES groups of numbers [GROUP, LANES], which are coded side by side.
+// LANES groups of values [GROUP, LANES], quantized in parallel.
 struct Coding {
   Lanes codes[GROUP], scales, least, error;
 };
@@ -395,8 +395,7 @@ INLINE void code_groups(const Lanes* x, Lanes scales, Lanes least, Coding& to) {
 }
 
 // Int4 codes: llama.cpp's make_qkx2_quants. Several ranges, a little narrower and wider than a group's, give codes;
-// of the scale and least value that fit these codes best (least squares), those with the least error stay. They
-// are halves.
+// the least-squares scale and minimum of each are compared, and the pair with the least error is kept. They are halves.
 INLINE void search_groups(const Lanes* x, Coding& best) {
   constexpr int TRIALS = 11;
   Lanes lowest = x[0], highest = x[0], total{};

@@ -25,7 +25,7 @@ struct FloatHead {
 size_t head_bytes(int positions, int head_dim) { return 3 * sizeof(float) * FloatHead(nullptr, positions, head_dim).part(); }
 
 constexpr int PER_STRIP = STRIP / FLOATS;  // vectors
-constexpr int CHUNK = 256;               // positions whose scores are held at once: 6 x 256 lie in the first cache
+constexpr int CHUNK = 256;               // positions whose scores are held at once: 6 x 256 fit into L1
 
 void pack_head(const EncoderHead& of, int first) {
   const FloatHead head(of);

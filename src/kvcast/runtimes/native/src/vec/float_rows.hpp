@@ -13,7 +13,7 @@ void halves_to_floats(const uint16_t* halves, int count, float* out) {
 #include "vec/rows.hpp"
 #include "vec/scores.hpp"
 
-// Without a loop over numbers one by one, which the few of a tile would leave compilers with.
+// Without a scalar loop, which compilers would otherwise emit for a tile's few values.
 Softmax exponentials(const float* x, const float* added, int count) {
   const Vector nothing = all(-INFINITY);
   Vector sums[VECTORS];

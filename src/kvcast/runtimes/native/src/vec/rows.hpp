@@ -2,10 +2,10 @@
 // but other such files. The file that includes it has Vector and its arithmetic.
 #pragma once
 
-// Numbers i.. of x [width], or `otherwise` where there is no x.
+// Elements i.. of x [width], or `otherwise` if x is null.
 INLINE Vector load_or(const float* x, int i, Some there, float otherwise) { return x ? load(x + i, there) : all(otherwise); }
 
-// term(sum, x, how many there are) of all numbers, in SUMS vectors in turn.
+// term(sum, x, count) of all elements, in SUMS vectors in turn.
 template <class Term>
 INLINE float sum_of(const float* x, int width, Term&& term) {
   Vector sums[SUMS];

@@ -6,8 +6,8 @@
 #pragma once
 
 constexpr int LANES = 16;
-constexpr float LEAST = -3.4e38f;  // lesser numbers are -infinity
-constexpr float LEAST_EXPONENT = -87;  // e to less than this is no normal number
+constexpr float LEAST = -3.4e38f;  // smaller values are -infinity
+constexpr float LEAST_EXPONENT = -87;  // e to less than this is subnormal
 
 void read_line(const void* line, Number number, int head_dim, float* out) {
   switch (number) {
@@ -27,7 +27,7 @@ void read_line(const void* line, Number number, int head_dim, float* out) {
   }
 }
 
-// e^x for LEAST_EXPONENT <= x <= 0, within 2 units in the last place (the polynomial is that of Cephes' expf).
+// e^x for LEAST_EXPONENT <= x <= 0, within 2 units in the last place (Cephes' expf polynomial).
 inline float exponential(float x) {
   const int32_t power = static_cast<int32_t>(x * 1.44269504f - 0.5f);
   const float n = static_cast<float>(power), r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -65,9 +65,9 @@ float total_of(const float* x, int count) {
   return total;
 }
 
-// e^(x - most) in place, for numbers that are at most `most`.
+// e^(x - most) in place, for values of at most `most`.
 void to_exponentials(float* x, float most, int count) {
-  // A loop of its own: with it in the other, GCC makes no vectors of that.
+  // A separate loop: fused with the other, GCC does not vectorize it.
   for (int i = 0; i < count; i++) {
     const float less = x[i] - most;
     x[i] = less > LEAST_EXPONENT ? less : LEAST_EXPONENT;
@@ -92,7 +92,7 @@ void standardise(float* x, size_t stride, int tokens, int count) {
       const float d = x[s * stride + i] -= means[i];
       factors[i] += d * d;
     }
-  // No token stands out in a frame to which all attend alike.
+  // A frame to which all tokens attend equally has no weight for any.
   for (int i = 0; i < count; i++) {
     const float deviation = __builtin_sqrtf(factors[i] / static_cast<float>(tokens));
     factors[i] = deviation == 0 ? 1 : 1 / deviation;
@@ -122,7 +122,7 @@ void add_medians(const float* x, int count, float* out) {
 constexpr float NOTHING = -126;  // 2 to less than this counts as nothing
 constexpr int VECTORS_OF_LINE = PANEL_COLUMNS / FLOATS;
 
-// The line of PANEL_COLUMNS numbers that begins here; if there are fewer, a copy that -infinity fills up.
+// The line of PANEL_COLUMNS values that begins here; if there are fewer, a copy padded with -infinity.
 INLINE const float* line(const float* from, int there, float* copy) {
   if (there >= PANEL_COLUMNS) return from;
   for (int l = 0; l < PANEL_COLUMNS; l++) copy[l] = l < there ? from[l] : -INFINITY;

@@ -2,8 +2,8 @@
 // set includes this where its own instructions are allowed, so it includes nothing itself. The file that includes it
 // has Vector and its arithmetic. No guard: what it defines is in the namespace that includes it.
 //
-// The matrix is read and written once for each position: what the next position's key gets of it is summed while it is
-// written. These sums have the same order as those of a position that comes alone.
+// The state is read and written once for each position: its product with the next position's key is summed while it is
+// written, in the same order as for a position alone.
 
 template <bool CORRECTS, int VECTORS, bool WHOLE>
 void rewrite(const StateColumns& w, int there) {

@@ -1,15 +1,15 @@
-// How products' tiles lie in memory, where outputs lie in strips, one after the other.
+// Memory layout of GEMM tiles whose outputs are in consecutive strips.
 //
 // Each instruction set includes this where its own instructions are allowed, so it includes nothing itself and
 // defines nothing that two files could share. The file that includes it has
 //   STRIP, FLOATS: outputs of a strip of codes, and of one of floats;
-//   SIDE: inputs of an output that lie side by side, 4 or 8;
+//   SIDE: adjacent inputs of an output, 4 or 8;
 //   SIGNS: the mask that is xored to int8 codes as they are stored;
 //   LANES: floats of a Vector, of which halves(from, z), bytes(from, z) and signed_bytes(from, z) are the z-th of
 //     numbers one after the other; multiply(a, b) and store(to, x).
 #pragma once
 
-// Copies count numbers, and zeros up to BLOCK of them.
+// Copies `count` values, and pads with zeros to BLOCK.
 void copy_or_zeros(const float* from, int count, uint8_t* to) {
   std::memset(to, 0, BLOCK * sizeof(float));
   if (from) std::memcpy(to, from, count * sizeof(float));
@@ -24,7 +24,7 @@ void pack(const Stored& from, uint8_t* tile) {
   const size_t inputs = from.inputs;
   float* to = reinterpret_cast<float*>(tile);
   if (from.count < BLOCK) std::memset(to, 0, inputs * BLOCK * sizeof(float));
-  for (size_t begin = 0; begin < inputs; begin += 16)  // the written part lies in the first cache
+  for (size_t begin = 0; begin < inputs; begin += 16)  // the written part fits into L1
     for (int n = 0; n < from.count; n++)
       for (size_t k = begin; k < std::min(begin + 16, inputs); k++)
         to[(n / FLOATS * inputs + k) * FLOATS + n % FLOATS] = static_cast<const float*>(from.codes)[n * inputs + k];
@@ -38,7 +38,7 @@ void unpack(const uint8_t* tile, int inputs, int n, float* out) {
 
 }  // namespace f32
 
-// Where input k of output n of a strip lies.
+// The offset of input k of output n of a strip.
 INLINE size_t place(int n, int k) { return k / SIDE * SIDE * STRIP + SIDE * n + k % SIDE; }
 
 // SIDE inputs from k on of an output of stored int8 codes; zeros past their end.
@@ -93,7 +93,7 @@ enum class Coded { BYTES, NIBBLES, TABLE };
 
 constexpr size_t HALVES = STRIP * sizeof(uint16_t);
 
-// Of `each` numbers that stored outputs have, a strip's i-th ones; zeros where there are none.
+// The i-th of `each` values per stored output, for a strip; zeros where absent.
 INLINE float number(const float* from, const Stored& stored, int each, int strip, int i, int n) {
   const int output = strip * STRIP + n;
   return output < stored.count && i < each ? from[static_cast<size_t>(output) * each + i] : 0;
@@ -239,7 +239,7 @@ void pack(const Stored& from, uint8_t* tile) {
     for (int i = 0; i < BLOCK; i++) tile[BLOCK * sizeof(float) + i] = static_cast<uint8_t>(from.table[i % TABLE]) ^ SIGNS;
 }
 
-// Where the numbers of codes lie, behind a tile's bias.
+// The address of the codes' values, after a tile's bias.
 INLINE const uint8_t* table_of(const uint8_t* tile, size_t strip) {
   return tile + BLOCK / STRIP * strip + BLOCK * sizeof(float);
 }
