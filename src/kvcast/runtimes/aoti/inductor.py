@@ -11,7 +11,7 @@ with keys one by one, the input of int8 rounding. It also stores values that sho
 registers, such as
   a gate and its values before they are multiplied.
 - It confuses the order of axes when one of size 1 has the same stride as another; with the wrong
-  layout of a mask, a step's softmax ran one number at a time.
+  layout of a mask, a step's softmax was not vectorized.
 """
 
 import functools
@@ -96,14 +96,14 @@ def call_graph(
 ) -> torch.fx.GraphModule:
     """Return a graph of one node, a call of `program`, for `compile_program` to trace.
 
-    Inductor traces its input, so a graph of operators from torch.export would only be
-    traced twice; that took a seventh of an export.
+    Inductor traces its input, so a graph of operators from torch.export would be traced twice; that
+    took a seventh of an export.
 
     Args:
         program: takes flat tensors and returns a list of them.
-        arguments: typical ones. Dynamic sizes that are equal there are one symbol.
+        arguments: examples. Dynamic sizes that are equal in them become one symbol.
         sizes: the dynamic axes of each argument.
-        results: the number of the program's results.
+        results: how many results the program has.
 
     """
     env = ShapeEnv(prefer_deferred_runtime_asserts_over_guards=True)
@@ -133,7 +133,7 @@ def trace(
 
     Takes the place of AOTAutograd's `aot_export_module` in Inductor. That traces twice, first to
     learn which inputs are written and which results are views, and through a class of tensors in
-    Python. Both serve gradients, which there are none of here, and took three times as long.
+    Python. Both serve gradients, which are not needed here, and took three times as long.
 
     Args:
         module: the program; takes and returns flat tensors.
@@ -182,9 +182,9 @@ def trace(
 
 
 def _fixed_sizes(env: ShapeEnv) -> list[str]:
-    """Name the sizes that tracing took for numbers.
+    """Name the sizes that tracing specialized to constants.
 
-    Bounds are none of a program's own: they decide between kernels, whose layouts are the same.
+    Bounds do not come from the program: they decide between kernels with equal layouts.
     """
     equations = [guard.expr for guard in env.guards if getattr(guard.expr, "rel_op", "") == "=="]
     return [str(equation) for equation in equations if len(equation.free_symbols) == 1]
@@ -204,9 +204,8 @@ def compile_program(
 ) -> tuple[list[str], dict[str, Tensor]]:
     """Return the files that Inductor writes (native code, its sources, metadata) and its constants.
 
-    These are the constants that are not weights of the module: weights rearranged for a tuned
-    product. `shims` are operators that the code calls directly, and the C++ that defines what it
-    calls.
+    The constants are weights repacked for a tuned product. `shims`: operators that the code calls
+    directly, and the C++ that defines them.
     """
     quicker = _quicker() if torch.__version__.startswith(_TORCH) else nullcontext()
     options = _OPTIONS | (TUNED if max_autotune else {})
@@ -279,11 +278,11 @@ def _unchecked() -> Iterator[None]:
 
 @contextmanager
 def remembered_strides() -> Iterator[None]:
-    """Let Inductor remember all strides it derived, so that equal layers are analysed once.
+    """Make Inductor cache all strides it derived, so that equal layers are analysed once.
 
     Its own caches have 128 entries, fewer than a layer needs: each layer evicts the one before,
     and simplifying the same expressions again took a quarter of an export. The propagation of
-    dtypes is a singleton that sets itself up anew at every access.
+    dtypes is a singleton that reinitializes at every access.
     """
     remembered = {
         name: functools.cache(inspect.unwrap(getattr(sizevars, name)))

@@ -1,4 +1,4 @@
-"""Compiles programs to one AOTInductor package, with their weights in a file beside it.
+"""Compiles programs to one AOTInductor package, with their weights in a separate file.
 
 Each program is exported with dynamic shapes wherever callers vary a size, kvcast's operators are
 replaced by plain ones, and Inductor compiles the result to native code for this machine. Weights
@@ -95,14 +95,14 @@ def lower(
         precision: of the programs.
         folder: an existing folder.
         device: the device of the programs, as torch names it.
-        max_autotune: let Inductor time several kernels for each product and keep the fastest.
-        on_phase: called as each program is exported and compiled.
-        blocks_of: the codes that the checkpoint has for a matrix, which int4 keeps.
+        max_autotune: have Inductor time several kernels for each GEMM and keep the fastest.
+        on_phase: called when each program is exported and compiled.
+        blocks_of: the checkpoint's codes of a matrix, which int4 keeps.
 
     Returns:
         The manifest's entries for the programs. Caches are inputs that are written in place. The
-        inputs `slots_linear` and `slots_ring` come first; only their size matters, which says how
-        many slots of such a cache to read. `prefill` is `decode` compiled for many tokens.
+        inputs `slots_linear` and `slots_ring` come first; only their size matters: how many slots
+        of such a cache to read. `prefill` is `decode` compiled for many tokens.
 
     """
     (folder / PACKAGE).parent.mkdir()
@@ -232,7 +232,7 @@ def _examples(
 def _drop_assertions(module: torch.fx.GraphModule) -> None:
     """Remove torch.export's assertions about sizes: not 0 or 1, not equal to one another.
 
-    It makes them to keep layouts general; the code it generates works for those sizes as well.
+    It adds them to keep layouts general; the generated code works for these sizes as well.
     """
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_scalar.default:
@@ -251,7 +251,7 @@ def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
 def _add(weights: dict[str, Tensor], others: Mapping[str, Tensor]) -> None:
     """Add in place. Raises RuntimeError if programs use one name for different tensors.
 
-    The loader would give both the same tensor, and compiled code does not check what it receives.
+    The loader would pass both the same tensor, and compiled code does not check its arguments.
     """
     for name, tensor in others.items():
         known = weights.setdefault(name, tensor)

@@ -2,9 +2,10 @@
 
 A cache is written by `index_put_` on the caller's own buffer: tracing turns that into a value
 and a copy back, and Inductor fuses these into one write in place again. Unlike the eager kernels,
-these never look at data, so programs have no branches: each call says how many slots to read, and
-a ring has room for all new positions beside the ones they see. A view of the first slots would need
-fixed strides, so the extra inputs `slots_linear` and `slots_ring` say how many count.
+these never depend on data, so programs have no branches: each call passes how many slots to read,
+and a ring has slots for all new positions in addition to the positions they see. A view of the
+first slots would need fixed strides, so the extra inputs `slots_linear` and `slots_ring` pass how
+many count.
 
 A step's attention is sums that Inductor turns into loops; products would first copy the slots that
 they read and rearrange a cross cache. For more than 16 tokens `prefill`, the same program over the
@@ -61,7 +62,7 @@ _CALL: ContextVar[_SharedByLayers] = ContextVar("call")
 
 @contextmanager
 def reading(slots: Mapping[str, int]) -> Iterator[None]:
-    """Set how many slots, from the first, self-attention reads of each kind of cache.
+    """Set how many leading slots self-attention reads of each kind of cache.
 
     Holds for one call of a program; its layers share their masks.
     """
@@ -159,7 +160,7 @@ def _attend_by_sums(
     """As `_attend_by_products`, for few queries: one pass over the keys and one over the values.
 
     Inductor turns this into loops that read the cache in place, while a matrix product first copies
-    the slots that it reads out of a larger cache.
+    the slots that it reads from a larger cache.
     """
     rows, heads, new, head_dim = query.shape
     kv_heads, held = key.shape[1:3]
@@ -308,7 +309,7 @@ def _mixture_of_experts(
 
 
 def multiply_by_onednn(module: GraphModule) -> None:
-    """Let oneDNN compute the remaining fp32 products, for which torch would call MKL; in place.
+    """Route the remaining fp32 GEMMs from MKL to oneDNN, in place.
 
     On processors that are not Intel's, MKL takes twice as long for many rows, and 2.4 times as long
     for one row by a large matrix. On Intel's, both are fast.
@@ -326,8 +327,8 @@ def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Tabl
     """Return the function that replaces each operator.
 
     Args:
-        dtype: the dtype of attention without a cache; caches bring their own.
-        few: optimise for steps of few tokens rather than for many new ones.
+        dtype: the dtype of attention without a cache; caches have their own.
+        few: optimize for steps of few tokens rather than for many new ones.
         device: the device that the program will run on.
 
     """

@@ -1,6 +1,6 @@
-"""What an AOTInductor package holds beside its programs: its C++ sources and its weights.
+"""The C++ sources and weights of an AOTInductor package.
 
-Running does not need the sources, so they lie in a separate archive, without their comments, which
+Running does not need the sources, so they are in a separate archive, without their comments, which
 name folders of the machine that compiled them.
 """
 
@@ -27,9 +27,9 @@ _LONGEST = 1 << 28
 
 
 def write_sources(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
-    """Write the archive under a bundle's folder; `files` are those that Inductor made, by program.
+    """Write the archive under a bundle's folder; `files`: Inductor's output, by program.
 
-    Of these the ones that end in `.cpp` count.
+    Only `.cpp` files are archived.
     """
     with zipfile.ZipFile(folder / SOURCES, "w", zipfile.ZIP_DEFLATED) as archive:
         for program, paths in files.items():
@@ -99,7 +99,7 @@ def read_stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int
 
 
 def own_name(name: str) -> str:
-    """Return a tensor's name in programs; those of fewer bits have a dtype in the file's."""
+    """Return a tensor's name in programs; the file's name of a narrower tensor has a dtype."""
     return _ROUNDED.sub("", name.removeprefix(PREFIX))
 
 

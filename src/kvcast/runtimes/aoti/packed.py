@@ -70,7 +70,7 @@ _MAKERS: Mapping[str, Callable[[PackedWeights, Machine, Tensors, str], NDArray[A
 }
 
 
-# There are none for eager PyTorch: only a package that is open has what they read.
+# None for eager PyTorch: only an opened package has the memory they read.
 torch.library.define(
     "kvcast::multiply_packed", "(Tensor hidden, Tensor matrix, int outputs) -> Tensor"
 )
@@ -105,7 +105,7 @@ def _(
 class MatrixWords(nn.Module):
     """The words of a matrix, zeros until a package is opened.
 
-    In two dimensions, as Inductor would write the numbers of one into its code.
+    In two dimensions: Inductor would inline the values of a vector into its code.
     """
 
     def __init__(self, name: str) -> None:
@@ -133,7 +133,7 @@ def mix(hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int
 def mix_shares_of_all(
     hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int
 ) -> Tensor:
-    """As `mix`, with weights that sum to what a softmax over all experts gives those chosen."""
+    """As `mix`, with the chosen experts' weights from a softmax over all experts."""
     share = logits.softmax(dim=-1).topk(each, dim=-1).values.sum(-1, keepdim=True)
     return mix(hidden, logits, gate_up, down, each) * share
 

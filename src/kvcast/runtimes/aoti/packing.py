@@ -29,11 +29,11 @@ _LOGITS = "logits"
 
 
 class PackedMatrices:
-    """The quantised matrices of a package's programs.
+    """The quantized matrices of a package's programs.
 
     Attributes:
-        stored: what the package's file holds of those packed so far, by the names of the
-            submodules that programs know them by.
+        stored: the file's tensors of the matrices packed so far, by their submodules' names in
+            programs.
 
     """
 
@@ -88,7 +88,7 @@ class PackedMatrices:
         return module.graph.call_function(form, (hidden, logits, *words, each))
 
     def _words(self, module: GraphModule, weight: Any, label: str) -> Node | None:
-        """Return the node with a matrix's words; None for one that stays as it is."""
+        """Return the node with a matrix's words; None if it is not packed."""
         name, owner = _name(weight), _owner(weight)
         kind = self._kinds.get(name, Kind.EXACT)
         if kind is Kind.EXACT:
@@ -141,7 +141,7 @@ def graph_roles(exported: torch.export.ExportedProgram, outputs: Sequence[str]) 
 
 
 def _multiplied(node: Node) -> Iterator[str]:
-    """Yield the matrices whose products become a result with nothing but numbers in between."""
+    """Yield the matrices whose products become a result with only scalar operations in between."""
     if node.target is _LINEAR:
         yield _name(node.args[1])
         return

@@ -1,9 +1,9 @@
 """Lowers the precision of an exported program's matrices, in products and embedding lookups.
 
 Everything between products stays fp32: a product's input is cast, or rounded to int8, for the
-kernel, and its result is cast back. The few columns of a table that are far larger than the others
-are scaled down, and their inputs scaled up. A matrix that programs read in different dtypes has one
-name for each. Products that stay fp32 go to oneDNN. int4 is multiplied in `packed`.
+kernel, and its result is cast back. A table's few outlier columns are scaled down, and their inputs
+scaled up. A matrix that programs read in different dtypes has one name for each. Products that stay
+fp32 go to oneDNN. int4 is multiplied in `packed`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,12 +50,12 @@ class _CastLinear(nn.Module):
 class _Int8Linear(nn.Module):
     """int8 weights with a scale per output, int8 activations with a scale and zero point per token.
 
-    Each token has its own scale, so its result does not depend on the tokens beside it. Activations
-    are asymmetric, after a GELU nearly all positive, so int8 covers the range from the lowest value
-    to the highest. Zeros, of which there are many, stay exactly zero.
+    Each token has its own scale, so its result does not depend on the batch. Activations are
+    asymmetric, after a GELU nearly all positive, so int8 covers the range from the minimum to the
+    maximum. Zeros, which are frequent, stay exactly zero.
 
     int8 products are twice as fast as int8 weights with bf16 activations
-    (`aten._weight_int8pack_mm`), and unlike those they are also fast for many tokens.
+    (`aten._weight_int8pack_mm`), and, unlike these, also fast for many tokens.
     """
 
     weight: Tensor
@@ -78,7 +78,7 @@ class _Int8Linear(nn.Module):
         high_n = tokens_ni.amax(dim=1, keepdim=True).clamp(min=0)
         # Also `kept`: otherwise loops recompute a token's scale for each of its values.
         scales_n = kept(((high_n - low_n) / _STEPS).clamp(min=_SMALLEST))
-        # The value that int8's zero stands for, in whole steps.
+        # Minus the zero point.
         middle_n = kept((low_n / scales_n).round() + _STEPS // 2)
         rounded_ni = ((tokens_ni / scales_n).round() - middle_n).to(torch.int8)
         product = torch._int_mm(rounded_ni, self.weight.t()).float() + middle_n * self.sums
@@ -126,7 +126,7 @@ class _CastConvolution(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, hidden: Tensor, *settings: Any) -> Tensor:
-        """[b, inputs, t] to [b, outputs, t / stride], fp32; `settings` are those of `conv1d`."""
+        """[b, inputs, t] to [b, outputs, t / stride], fp32; `settings` as for `conv1d`."""
         given = hidden.to(self.weight.dtype)
         return conv1d(given, self.weight, None, *settings).float() + self.bias[:, None]
 
@@ -188,7 +188,7 @@ def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> 
         if not products and len(matrix.weight) < LARGE_TABLE:
             continue
         form = forms[bool(lookups)](matrix)
-        # A name of its own: another program may read the same matrix in another dtype.
+        # A separate name: another program may read the same matrix in another dtype.
         reduced = f"{owner}_{str(form.weight.dtype).removeprefix('torch.')}"
         module.set_submodule(reduced, form)
         for node in products:

@@ -110,7 +110,7 @@ def encoder_attention(
 ) -> ir.Value:
     """Attend to all keys.
 
-    Those of an encoder stay flat: if heads are split, the kernel stores the attention weights of
+    An encoder's queries stay flat: if heads are split, the kernel stores the attention weights of
     all heads instead of working in blocks (72 MB for 8 heads of 1,500 positions).
     """
     given = [query, key, value, None, lengths, bias]
@@ -141,7 +141,7 @@ def short_convolution(
     past: ir.Value,
     lengths: ir.Value,
 ) -> ir.Value:
-    """Convolve new inputs and those before them, and write the new ones into the ring."""
+    """Convolve new and cached inputs, and write the new ones into the ring."""
     factors = write.array(kernel.name)
     length, (rows, _, _, width) = len(factors), dims(past)
     held = write.node("Squeeze", [past, write.integers(1)], _FLOAT, [rows, *dims(past)[2:]])
@@ -199,7 +199,7 @@ def delta_rule(
     lengths: ir.Value,
     key_heads: int,
 ) -> ir.Value:
-    """Rewrite matrices by new positions, one after the other, and read them at each."""
+    """Update states by new positions in sequence, and read them at each."""
     heads, key_dim, value_dim = map(number, dims(state)[1:])
     keys = key_heads * key_dim
     rows, new, _ = dims(x)
@@ -237,7 +237,7 @@ def delta_rule(
 
 
 def _position(state: Shape, each: Sequence[Sequence[int]]) -> ir.Graph:
-    """Return what a position does: matrices before it to those after it, and its results."""
+    """Return the loop body of a position: states before it to states after it, and its results."""
     rows, heads, key_dim, value_dim = state
 
     def value(name: str, *sizes: int | str) -> ir.Value:
@@ -295,7 +295,7 @@ def _with(write: GraphWriter, operator: str, x: ir.Value, other: ir.Value) -> ir
 
 
 def _at_least(write: GraphWriter, x: ir.Value, least: int) -> ir.Value:
-    """Tell where [r, c] are at least a number, [r, c, 1]."""
+    """Return the mask of [r, c] at least a bound, [r, c, 1]."""
     given = [x, write.number(least, _INT64)]
     return _column(write, write.node("GreaterOrEqual", given, _BOOL, dims(x)), 2)
 

@@ -15,7 +15,7 @@ MultiHeadAttention over fp32 takes 0.31; with five queries 0.31 against 0.37. (1
 in turn, so that none was still in the processor's cache.)
 
 The operator decodes a cache once for each query, so many queries, of a prompt or of a text that is
-aligned, have a branch of their own: the cache is cast once and MultiHeadAttention reads it. With 6
+aligned, have a separate branch: the cache is cast once and MultiHeadAttention reads it. With 6
 heads and 64 queries that takes 1.4 ms instead of 3.3; they break even at 10 to 12. Steps do not
 notice the branch. The operator then runs for one query, as its outputs have to alias the cache.
 

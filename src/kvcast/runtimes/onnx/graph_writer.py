@@ -1,6 +1,6 @@
 """Writes ONNX graphs node by node, and fuses operators: a step spends its time starting them.
 
-A value's shape has numbers and the names of sizes that callers vary. Equal nodes are written once.
+A value's shape has sizes and names of dynamic sizes. Equal nodes are emitted once.
 
 Fusion makes a decoder-only layer ten operators: one GroupQueryAttention, fed by one packed product,
 rotates, writes and attends; norms take the additions before them. Results do not change.
@@ -39,7 +39,7 @@ class GraphWriter:
     """A graph so far.
 
     Attributes:
-        changed: inputs after the program wrote to them, and results beside an operation's own.
+        changed: inputs after the program wrote to them, and additional results of operations.
 
     """
 
@@ -114,7 +114,7 @@ class GraphWriter:
         return self.nodes(operator, inputs, [(dtype, shape)], domain, **attributes)[0]
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what was made under a name; all layers share it."""
+        """Return a cached value by name; all layers share it."""
         if name not in self._shared:
             self._shared[name] = make()
         made: T = self._shared[name]
@@ -127,7 +127,7 @@ class GraphWriter:
         return self._matrices[name]
 
     def constant(self, name: str, array: NDArray[np.generic] | None = None) -> ir.Value:
-        """Return a constant of the program or, under a name of its own, another array."""
+        """Return a constant of the program or, under a new name, another array."""
         held = self._graph.initializers.get(name)
         if held is not None:
             return held
@@ -172,13 +172,13 @@ class GraphWriter:
         return self._dims[size]
 
     def is_size(self, value: Any) -> bool:
-        """Tell whether a value is a size, which takes the dtype of what it meets."""
+        """Return whether a value is a size, which takes the dtype of the other operands."""
         return value in self._dims
 
     def reshaped(self, x: ir.Value, sizes: Sequence[int | ir.Value]) -> ir.Value:
-        """Return x in another shape: numbers, sizes, 0 for the axis of x in this place, and one -1.
+        """Return x in another shape: integers, sizes, 0 for the same axis of x, and one -1.
 
-        The -1 has a number if all else has.
+        The -1 is a known size if all others are.
         """
         shape = [
             self._dims[size] if isinstance(size, ir.Value) else size or dims(x)[axis]
@@ -218,7 +218,7 @@ class GraphWriter:
 
 
 def dims(value: ir.Value) -> list[Dim]:
-    """Return the shape of a value: numbers and names."""
+    """Return the shape of a value: sizes and names."""
     if value.shape is None:
         raise TypeError(f"the axes of {value.name} are not known")
     return [size if isinstance(size, int) else str(size.value) for size in value.shape]
@@ -242,7 +242,7 @@ def broadcast(*shapes: Shape) -> list[Dim]:
 
 
 def _rest(shape: Shape, others: Shape) -> Dim:
-    """Return the size that, times the others, makes as many numbers as a shape has."""
+    """Return the size that completes the others to a shape's element count."""
     left, named = list(shape), [size for size in others if isinstance(size, str)]
     for size in named:
         if size in left:

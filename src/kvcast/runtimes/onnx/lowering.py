@@ -30,7 +30,8 @@ from kvcast.runtimes.onnx.operations import graph_of
 from kvcast.runtimes.target import LoweringJob, Stored, StoredNumbers
 
 FOLDER = "onnx"
-# What GroupQueryAttention takes; as it rotates, it rounds half a head down to a multiple of 8.
+# The head sizes of GroupQueryAttention: when rotating, it rounds half a head down to a multiple of
+# 8.
 _HEAD_MULTIPLE, _ROTARY_HEAD_MULTIPLE = 8, 16
 
 
@@ -118,7 +119,7 @@ def _has_cross_caches(signatures: Mapping[str, ProgramSignature]) -> bool:
 
 
 def _self_aliases(decode: ir.Model) -> dict[str, str]:
-    """Return which result of `decode` is written into which argument's buffer."""
+    """Map results of `decode` to the arguments whose buffers they share."""
     names = [value.name or "" for value in decode.graph.inputs]
     past = [name for name in names if name.startswith("past_")]
     return {name.replace("past_", "present_", 1): name for name in past}
@@ -143,10 +144,10 @@ _SMALL = 256  # tensors of up to this many bytes stay in the graph's own file
 def save_graph(
     model: ir.Model, folder: Path, file: str, aliases: dict[str, str], beside: str | None = None
 ) -> Graph:
-    """Write `file` with its data beside it; return the manifest's entry for it.
+    """Write `file` with its external data; return the manifest's entry for it.
 
-    `beside` names a graph saved earlier in the same folder. Tensors that both have under one name
-    are not written again: both graphs read the same bytes, on disk and, being mapped, in memory.
+    `beside` names a graph saved earlier in the same folder. Tensors with the same name in both are
+    not written again: both graphs share the bytes, on disk and, being mapped, in memory.
     """
     RemoveUnusedNodesPass()(model)
     path = folder / file
@@ -186,7 +187,7 @@ _TRANSPOSED = ".transposed"  # ends the name of a weight [inputs, outputs]
 
 
 def read_stored(folder: Path, manifest: Manifest) -> Stored:
-    """Return an fp32 bundle's constants, if what reads graphs is installed."""
+    """Return an fp32 bundle's constants, if `onnx` is installed."""
     if manifest.quantize != "none":
         return Stored()
     try:

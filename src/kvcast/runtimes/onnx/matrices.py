@@ -7,16 +7,16 @@
   calls have the same shape, `DynamicQuantizeMatMul` has one scale. Decoder-only models are smoothed
   first (`runtimes/lowering/activations.py`), and the product after a gate, whose input has outlier
   channels, keeps int8 blocks.
-- int4 matrices become blocks of 32 inputs with a scale and a least value each. A
-  step reads the fewest bytes.
+- int4 matrices become blocks of 32 inputs with a scale and a minimum each. A step reads the fewest
+  bytes.
 - A tied embedding and head become one table in blocks of 8 bits: every token depends on it, in the
   lookup and in the last product. With 4 bits SmolLM2-135M's perplexity was 13.6 instead of 10.7.
-- Matrices in blocks keep the checkpoint's own codes, where it has any.
+- Matrices in blocks keep the checkpoint's codes, if it has any.
 
 `MatMulNBits` multiplies with, and `GatherBlockQuantized` looks up, scale * (code - zero). They are
-fast only around one fixed zero in the middle of the codes. Where a block's least value is
-elsewhere, the difference is added separately: to a lookup directly, and to a product times the sum
-of the block's inputs, in a small product.
+fast only with one fixed zero point in the middle of the codes. Where a block's minimum differs, the
+difference is added separately: to a lookup directly, and to a product times the sum of the block's
+inputs, in a small GEMM.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -50,7 +50,7 @@ class Exact(Matrix):
     def product(self, write: GraphWriter, x: ir.Value, bias: ir.Value | None) -> ir.Value:
         *axes, _ = dims(x)
         shape = [*axes, len(write.array(self._name))]
-        if len(axes) == 1:  # as it is stored: the head may be the table of a lookup
+        if len(axes) == 1:  # in stored form: the head may be an embedding table
             given = [x, write.constant(self._name), bias]
             return write.node("Gemm", given, ir.DataType.FLOAT, shape, transB=1)
         weight_io = write.transposed(self._name)
@@ -67,7 +67,7 @@ class Exact(Matrix):
 
 
 class Int8Columns(Matrix):
-    """In int8, with a scale for each output, and one for a call's activations or each row's."""
+    """int8, with a scale per output, and one for the activations of a call or of each row."""
 
     def __init__(self, name: str, *, by_row: bool = False) -> None:
         self._name = name
@@ -110,7 +110,8 @@ class Packed:
     Attributes:
         codes: uint8 [outputs, blocks, block * bits / 8], low bits first.
         scales: fp32 [outputs, blocks].
-        bits: of a code: 4 or 8. The code 2^(bits-1) stands for 0, or for `rest`.
+        bits: bits per code: 4 or 8. The zero point is 2^(bits-1); it dequantizes to 0, or to
+            `rest`.
         rest: fp32 [blocks, outputs]; None where it is 0 everywhere.
 
     """
@@ -218,7 +219,7 @@ def _unflattened(x: ir.Value) -> ir.Value:
 def to_int8_columns(
     weight_io: NDArray[Any],
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantise [inputs, outputs] symmetrically with one scale per output."""
+    """Quantize [inputs, outputs] symmetrically with one scale per output."""
     scales = np.abs(weight_io).max(axis=0) / np.float32(127)
     scales[scales == 0] = 1
     return np.rint(weight_io / scales).astype(np.int8), scales
@@ -240,18 +241,18 @@ def quantized(
 ) -> dict[str, Matrix]:
     """Return the matrices that become "int8" or "int4", by name.
 
-    Products of many tokens are int8 where others are int4: those of `encode`. Programs that are
-    neither `encode` nor `decode` stay in fp32, since they run once a source, and so do a mixture's
-    experts. int4 keeps the checkpoint's codes; int8 keeps those of 8 bits where it has blocks,
-    which take more time than a scale for each output. `outliers` are the epilogues of products
-    after which products are in blocks.
+    With int4, matrices of `encode` are int8, as its GEMMs have many tokens. Programs other than
+    `encode` and `decode` stay in fp32, since they run once per source, and so do a mixture's
+    experts. int4 keeps the checkpoint's codes; int8 keeps 8-bit codes in blocks, which take more
+    time than a scale per output. `outliers`: the epilogues of products whose results are multiplied
+    in blocks.
     """
     kept = blocks_of if quantize == "int4" else of_eight_bits(blocks_of)
     bits = {"encode": (8, no_blocks), "decode": ({"int8": 8, "int4": 4}[quantize], kept)}
     matrices: dict[str, Matrix] = {}
     for program, (size, codes) in bits.items():
         for name, source, is_outlier in _products(programs.get(program), outliers):
-            # What `encode` gave has many positions.
+            # The results of `encode` have many positions.
             if (size == 8 or source.startswith("cross_")) and not is_outlier:
                 by_row = program == "decode" and not source.startswith("cross_")
                 matrices[name] = Int8Columns(name, by_row=by_row)
@@ -280,7 +281,7 @@ def _products(
 
 
 def _tables(program: Program) -> set[str]:
-    """Return the tables of tokens: of what is given, and of logits."""
+    """Return the token tables: of embeddings, and of logits."""
     return set(roles_of(program).heads) | {
         step.arguments[0].name
         for step in program.steps
@@ -291,7 +292,7 @@ def _tables(program: Program) -> set[str]:
 def in_blocks(
     name: str, weight_oi: NDArray[np.float32], bits: int, blocks_of: BlocksOf = no_blocks
 ) -> Packed:
-    """Return a matrix [outputs, inputs] with its own codes, or with so many bits.
+    """Return a matrix [outputs, inputs] with its own codes, or quantized to `bits`.
 
     Raises AssertionError if the codes are not of this matrix.
     """
@@ -313,7 +314,7 @@ def packed(blocks: CodedMatrix) -> Packed:
     codes = blocks.codes.reshape(*scales.shape, BLOCK)
     if blocks.least is None:
         return Packed(codes=codes.view(np.uint8) ^ np.uint8(128), scales=scales, bits=8)
-    with np.errstate(all="ignore"):  # a damaged file's numbers may be anything
+    with np.errstate(all="ignore"):  # a damaged file may hold any values
         rest = np.ascontiguousarray((blocks.least.astype(np.float32) + 8 * scales).T)
     return Packed(
         codes=codes[..., 0::2] | (codes[..., 1::2] << 4),
@@ -347,7 +348,7 @@ def _block(inputs: int) -> int:
 
 
 def indivisible(inputs: int, block: int) -> KvcastError:
-    """Return the error for a matrix whose inputs make no whole number of blocks."""
+    """Return the error for a matrix whose inputs are not a multiple of the block size."""
     return KvcastError(
         f"a matrix of {inputs} inputs cannot be quantized in blocks of {block}: use --quantize none"
     )

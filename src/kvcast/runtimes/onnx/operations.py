@@ -1,6 +1,6 @@
 """Each operation of a program as ONNX Runtime's operators.
 
-A function here takes the writer and the operation's arguments, as values, constants and numbers,
+A function here takes the writer and the operation's arguments, as values, constants and scalars,
 and returns its result.
 """
 
@@ -174,9 +174,9 @@ def _mixture_of_experts(
 
 
 def _chosen(write: GraphWriter, logits: ir.Value, each: int) -> ir.Value:
-    """Return what a softmax over all experts gives those that a token goes through, [n, 1].
+    """Return the softmax over all experts, of the experts of a token, [n, 1].
 
-    Without normalisation the kernel takes logits themselves as shares.
+    Without normalization the kernel takes the logits themselves as routing weights.
     """
     tokens, _ = dims(logits)
     shares = write.node("Softmax", [logits], _FLOAT, dims(logits), axis=-1)
@@ -197,7 +197,7 @@ def _index_select(write: GraphWriter, x: Any, axis: int, index: Any) -> ir.Value
 
 
 def _operands(write: GraphWriter, *given: Any) -> list[ir.Value]:
-    """Return operands in one dtype: numbers and sizes take that of the arrays."""
+    """Return operands in one dtype: scalars and sizes take the arrays' dtype."""
     values = [write.constant(item.name) if isinstance(item, Constant) else item for item in given]
     arrays = [v for v in values if isinstance(v, ir.Value) and not write.is_size(v)]
     dtypes = {array.dtype for array in arrays}

@@ -1,7 +1,7 @@
-"""Bundles on ONNX Runtime, without torch: `decode`, which all families have, and `encode`.
+"""Bundles on ONNX Runtime, without torch: `decode`, for all families, and `encode`.
 
 Each layer's key and value are bound as past and as present of the graph, so a step writes its new
-positions there and copies nothing else; encoded inputs are bound where they lie.
+positions there and copies nothing else; encoded inputs are bound in place.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,12 +94,12 @@ class OnnxRuntime(BoundRuntime):
         return self._divided(run, empty=False)
 
     def _divided(self, run: Run, *, empty: bool) -> Iterator[Run]:
-        """Divide a run into pieces that GroupQueryAttention takes at once.
+        """Split a run into pieces that one GroupQueryAttention call supports.
 
-        With several queries an input over keys that are there, be they beams over a quantised
-        cross cache or a chunk over a self cache, it takes one input or row at a time. Prompts of
-        models without an encoder go one by one as well: int8 products have one scale for all that
-        they multiply, and a text is not to depend on its neighbours.
+        With several queries per input over cached keys (beams over a quantized cross-attention
+        cache, or a chunk over a self-attention cache) it takes one input or row at a time. Prompts
+        of models without an encoder also run row by row: int8 GEMMs have one scale per call, and a
+        text must not depend on its batch.
         """
         if run.new > 1 and not (empty and run.slots):
             return run.split(1)
@@ -159,10 +159,10 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
         return logits_rpv[0], queries_rsx[0]
 
     def _kept_logits(self, cache: CacheHandle, positions: int) -> Float32:
-        """Return memory for logits that is kept for the next time.
+        """Return memory for logits that is reused by the next call.
 
-        Fresh pages would cost more than the product that fills them, so there is room for as many
-        as there can be; those that are never used take no memory.
+        Fresh pages would cost more than the GEMM that fills them, so the maximum is allocated;
+        untouched pages take no memory.
         """
         bound = cache.memory.bound
         if "query" not in bound:
@@ -184,7 +184,7 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
 def _parts(layer: CacheLayers, capacity: int) -> list[Layer]:
     """Describe the tensors of a layer in a cache for sequences of `capacity` positions.
 
-    A ring has as many slots whatever the capacity: a row can go to another cache as it lies.
+    A ring's slots do not depend on the capacity: a row can be copied to another cache unchanged.
     """
     if parts := recurrent_layers(layer, np.float32):
         return parts

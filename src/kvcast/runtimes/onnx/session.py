@@ -92,11 +92,11 @@ def onnx_session(path: Path, threads: int, profile: Path | None = None) -> OnnxG
 
 @cache
 def products_saturate() -> bool:
-    """Tell whether ONNX Runtime clips sums of two products of uint8 and int8 to 16 bits here.
+    """Return whether ONNX Runtime clips sums of two uint8 by int8 products to 16 bits here.
 
     It does on x86 without VNNI, where that took the correlation of a small Mixtral's logits with
-    fp32's from 0.998 to 0.924. A test product with the largest of such sums shows it, because ONNX
-    Runtime alone knows its choice of kernels.
+    fp32's from 0.998 to 0.924. Tested with a product of the largest such sums, because ONNX Runtime
+    does not report its choice of kernels.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -112,10 +112,10 @@ def bind(
     values: Mapping[str, np.ndarray[Any, Any]],
     results: Mapping[str, np.ndarray[Any, Any]],
 ) -> Any:
-    """Bind a decode graph: inputs by name, the results that are wanted, and caches as both.
+    """Bind a decode graph: inputs by name, requested results, and caches as both.
 
     An output that the manifest calls an alias is bound to that input's memory, and so written in
-    place. The arrays are the caller's to keep as long as the binding.
+    place. The caller keeps the arrays alive as long as the binding.
     """
     binding = session.io_binding()
     wrapped = {name: ort_value(values[name]) for name in graph.inputs}

@@ -1,8 +1,8 @@
 """The traffic of calls on ONNX Runtime, from the nodes of a bundle's graphs.
 
-A cache is in place where the manifest binds past and present to one buffer and a node makes present
-that then writes new positions alone. Every other node that makes present, such as `Concat`, copies
-all of it, and so does one that reads a cache and is neither attention nor a view.
+A cache is in place if the manifest binds past and present to one buffer and the node that returns
+present only writes new positions. Every other node that returns present, such as `Concat`, copies
+all of it, and so does a node that reads a cache and is neither attention nor a view.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from kvcast.runtimes.traffic import (
     caches_of,
 )
 
-_SPARE = 128  # slots of a ring beside its window's
+_SPARE = 128  # slots of a ring past its window
 _NO_CONTENT = frozenset({"Shape", "Size"})
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _LOOKUPS = frozenset({"Gather", "GatherBlockQuantized"})
@@ -124,7 +124,7 @@ class _Counter:
         return size
 
     def _count_cache(self, node: ir.Node, name: str, value: ir.Value) -> None:
-        """Count what a node reads of a cache, or of a view of one."""
+        """Count a node's reads of a cache, or of a view of one."""
         size, cache = self._bytes(name), self._caches[name]
         is_own = name.startswith("past_")
         read = copied = 0
@@ -142,7 +142,7 @@ class _Counter:
         self._tally.cache(name, node.op_type, size, read=read, copied=copied)
 
     def _count_result(self, node: ir.Node, value: ir.Value) -> None:
-        """Count what a node writes of a cache, if a cache is its result."""
+        """Count a node's writes to a cache, if a cache is its result."""
         name = value.name or ""
         if name in self._caches and name in self._results:  # of `encode`
             size = prod(self._caches[name].shape) * _item(value)
@@ -167,7 +167,7 @@ class _Counter:
         return prod(self._caches[cache].shape) * _item(self._arrays[cache])
 
     def _numbers(self, value: ir.Value | None) -> int:
-        """Return how many numbers a value has; sizes without a known name count as one."""
+        """Return a value's element count; sizes without a known name count as one."""
         if value is None or value.shape is None:
             return 1
         return prod(_size(str(getattr(dim, "value", dim)), self._sizes) for dim in value.shape)
@@ -178,7 +178,7 @@ def _item(value: ir.Value) -> int:
 
 
 def _size(dim: str, sizes: CallSizes) -> int:
-    """Return a size: a number, a name, or a product of these."""
+    """Return a size: an integer, a name, or a product of these."""
     named = {
         "rows": sizes.rows,
         "batch": sizes.rows,
@@ -190,9 +190,9 @@ def _size(dim: str, sizes: CallSizes) -> int:
 
 
 def _taken(node: ir.Node, sizes: CallSizes) -> Iterator[ir.Graph]:
-    """Yield the branches of a condition that a call takes; both where that cannot be told.
+    """Yield the branches of a condition that a call takes; both if undecidable.
 
-    Where a bundle's graph asks for many queries, it asks whether an input has more than a constant.
+    A bundle's graph branches on whether an input has more queries than a constant.
     """
     if node.op_type != "If":
         return
@@ -204,5 +204,5 @@ def _taken(node: ir.Node, sizes: CallSizes) -> Iterator[ir.Graph]:
     if few is None:
         yield from branches.values()
         return
-    # Each row has an input of its own, so an input has as many queries as a row.
+    # Each row has its own input, so an input has as many queries as a row.
     yield branches["then_branch" if sizes.new > int(few.numpy().item()) else "else_branch"]

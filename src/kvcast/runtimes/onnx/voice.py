@@ -26,10 +26,10 @@ class VoiceGraph:
 
 
 class VoiceListener:
-    """Listens to one recording from its start, block after block.
+    """Processes one recording from its start, in blocks.
 
-    The graph's state goes in and comes out in each call. Two buffers take turns, so nothing is
-    copied or allocated; they belong to this object, and the session to nobody.
+    Each call takes and returns the graph's state. Two buffers alternate, so nothing is copied or
+    allocated; this object owns them, and shares the session.
     """
 
     def __init__(self, session: Any) -> None:
