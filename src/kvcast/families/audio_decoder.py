@@ -1,9 +1,8 @@
 """Decoder-only models of audio: Qwen3-ASR, both Voxtrals and Granite Speech as data.
 
-An encoder turns audio into embeddings, which lie in a slot; token numbers from the vocabulary's
-size on stand for those of the row's own slot, in order, so that audio may be anywhere in a prompt.
-Or the embedding at a token's position is added to the token's. Everything behind is
-`kvcast.families.decoder`'s.
+An encoder turns audio into embeddings, stored in a slot; token ids from vocab_size on stand for the
+embeddings of the row's slot, in order, so that audio may be anywhere in a prompt. Or the embedding
+at a token's position is added to the token's. The rest is `kvcast.families.decoder`.
 """
 
 from collections.abc import Mapping
@@ -114,7 +113,7 @@ def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program
 
 
 def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
-    """Return the embeddings of new tokens, some of which are those of audio."""
+    """Return the embeddings of new tokens, of text and audio."""
     vocab = dimensions.vocab_size
     text = write.embedding(EMBEDDING, write.step("clamp", TOKENS, 0, vocab - 1))
     places = write.step("clamp", write.step("sub", TOKENS, vocab), 0, dimensions.audio.positions)
@@ -123,9 +122,9 @@ def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
 
 
 def _beside(write: ProgramWriter) -> Node:
-    """Return the sums of new tokens' embeddings and those of audio at their positions.
+    """Return the sums of new tokens' embeddings and the audio embeddings at their positions.
 
-    Past the end of the audio it is the first one, of silence.
+    Past the end of the audio the first embedding, of silence, is added.
     """
     places = positions(write)
     is_there = write.step("lt", places, write.size(EMBEDDINGS, 2))
@@ -143,7 +142,7 @@ def _constants(
 
 
 def _probe(dimensions: AudioDecoderDimensions) -> Probe:
-    """Return two inputs of noise, each between or beside tokens of text."""
+    """Return two inputs of noise, placed between, or added to, tokens of text."""
     generator, audio, vocab = np.random.default_rng(0), dimensions.audio, dimensions.vocab_size
     frames = audio.frames or _PROBED
     features_btm = generator.uniform(-1, 1, (2, frames, audio.n_mels)).astype(np.float32)

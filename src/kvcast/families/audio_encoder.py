@@ -39,7 +39,7 @@ _WINDOWS, _WINDOW_LENGTHS = Node("windows"), Node("window_lengths")
 
 
 class ChunkLayout(NamedTuple):
-    """Where the positions of some frames of audio lie, as `encode` takes them for one input.
+    """The layout of one input's positions in chunks and windows, as `encode` takes it.
 
     Attributes:
         source: [t], which of the chunks' positions are audio; the others are padding.
@@ -70,7 +70,7 @@ class SoundEncoder(Protocol):
 
     @property
     def frames(self) -> int:
-        """Frames that each input has; 0: as many as its audio has."""
+        """Frames of each input; 0: depends on the audio."""
 
     @property
     def most_frames(self) -> int:
@@ -86,7 +86,7 @@ class SoundEncoder(Protocol):
         return cls(**fields)
 
     def encoded(self, frames: int) -> int:
-        """Return how many embeddings so many frames become."""
+        """Return the number of embeddings of `frames` frames."""
 
     def arguments(self) -> tuple[Argument, ...]:
         """Return what `encode` takes."""
@@ -106,7 +106,7 @@ class SoundEncoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AudioEncoder(SoundEncoder):
-    """Everything that determines an encoder's tensor shapes and computation.
+    """The dimensions of an encoder: all that determines tensor shapes and computation.
 
     Attributes:
         chunk: frames of a chunk; 0: one convolution halves all frames.
@@ -168,7 +168,7 @@ class AudioEncoder(SoundEncoder):
         return _halved(self.n_mels)
 
     def layout(self, frames: int) -> ChunkLayout:
-        """Return where the positions of so many frames lie, one or more."""
+        """Return the layout of `frames` >= 1 frames."""
         whole, rest = divmod(frames, self.chunk)
         each = _halved(self.chunk)
         lengths = [each] * whole + ([_halved(rest)] if rest else [])
@@ -226,8 +226,8 @@ def batch_of(layouts: list[ChunkLayout], chunks: int) -> tuple[NDArray[np.generi
     """Return the layouts of equally long inputs as `encode` takes them, after their features.
 
     Args:
-        layouts: of each.
-        chunks: positions of all chunks of one, padding included.
+        layouts: of each input.
+        chunks: positions of all chunks of an input, with padding.
 
     """
     source_bt = np.stack([layout.source + i * chunks for i, layout in enumerate(layouts)])

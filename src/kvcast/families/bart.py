@@ -49,15 +49,15 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class BartDimensions:
-    """Everything that determines a model's tensor shapes and computation.
+    """All that determines a model's tensor shapes and computation.
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "bart", "marian", ...
-        vocab_size: rows of the embedding; of the target's where the source has its own.
-        source_vocab_size: rows of the source's own embedding; None where both share one.
+        vocab_size: rows of the embedding; the target's if the source has its own.
+        source_vocab_size: rows of the source's embedding; None if shared.
         decoder_heads: number of heads of each attention in the decoder.
         activation: of the feed-forward; one of ACTIVATIONS.
-        norm_first: whether norms precede attention and feed-forward, or follow their residuals.
+        norm_first: pre-norm, or post-norm after residuals.
         late_positions: whether the decoder adds positions to embeddings that are normed already.
         target_positions: length of the longest target, including the start token.
 

@@ -35,8 +35,8 @@ class PrecisionRoles:
     """Roles of matrices and caches that decide on the precision they may have.
 
     Attributes:
-        outliers: of "gate" and "activation", the ones whose results have a few huge values:
-            matrices that read them are quantised in blocks.
+        outliers: of "gate" and "activation", those with outlier channels: matrices that read them
+            are quantized in blocks.
         smoothed: whether norms are smoothed before matrices become int8 (SmoothQuant).
         int8_self_cache: whether self caches may be int8.
         int8_cross_cache: whether cross caches may be int8.
@@ -58,8 +58,8 @@ class Probe:
     Attributes:
         prompts: tokens [s] of each row.
         source: input of `encode`, with one entry a row; empty without an encoder.
-        alone: the same for each row, with one entry, where arrays tell where other entries lie;
-            empty: slices of `source` do.
+        alone: the same with one entry for each row, if arrays locate entries of the batch; empty:
+            slices of `source` are used.
 
     """
 
@@ -80,26 +80,26 @@ def _not_calibrated(_: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family. Functions take the family's dimensions.
+    """A model family. Functions take the family's dimensions.
 
     Attributes:
-        interface: how a runtime of its models is driven.
+        interface: the runtime interface of its models.
         dimensions: the class of its dimensions, with `from_json`.
         positions: length of the longest sequence; of the longest target with an encoder.
         whole: `decode` over a whole sequence at once, with the lengths of its sources as its last
-            input; None where `decode` is that itself.
-        constants: tensors of programs that are no checkpoint's; a function of the dimensions and of
-            the checkpoint's tensors by canonical name.
+            input; None if `decode` does that.
+        constants: tensors of programs that are not in checkpoints; a function of the dimensions and
+            of the checkpoint's tensors by canonical name.
         tensor_shapes: canonical names of all tensors, with their shapes.
         tokenizer: opens a tokenizer; a function of text files by name, and the dimensions.
         model_class: the class that users call; takes a runtime, a tokenizer and the dimensions.
-        usual_prompt: tokens of a prompt, to count operations of.
-        longest: sizes of the arguments of `encode` and `decode` for the longest input, or for one
-            of so many positions where these vary; a function of the dimensions and the latter.
+        usual_prompt: length of a typical prompt, for FLOP counts.
+        longest: sizes of the arguments of `encode` and `decode` for the longest input, or for a
+            given number of positions if it varies; a function of the dimensions and that number.
         biased: whether self-attention adds a bias that differs from head to head.
         one_by_one: whether a call of `decode` takes one new token of each row.
-        calibration_problem: why codes of int4 cannot be calibrated; empty if they can.
-        facts: beside sizes, for callers that read only a file of programs.
+        calibration_problem: why int4 codes cannot be calibrated; empty if they can.
+        facts: additional facts, for callers that read only a file of programs.
 
     """
 

@@ -1,8 +1,8 @@
 """Granite Speech's encoder as data: a Conformer over blocks, and a Q-Former that pools windows.
 
 The Q-Former (BLIP-2) has learnt queries that attend to each other and to a window of positions;
-its norms follow their residuals, as in BERT. Canonical tensors are [out, in], as in torch's Linear;
-query, key and value are one tensor, and so are key and value.
+norms follow residuals, as in BERT. Canonical tensors are [out, in], as in torch's Linear; query,
+key and value are one tensor, and so are key and value.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class QueryFormer:
     """Sizes of a Q-Former.
 
     Attributes:
-        crossing: every how many layers queries attend to positions, from the first on.
+        crossing: queries attend to positions in every `crossing`-th layer, from the first on.
         activation: of feed-forwards; one of `sizes.ACTIVATIONS`.
 
     """
@@ -146,9 +146,10 @@ class BlockConformer(SoundEncoder):
     """Everything that determines an encoder's tensor shapes and computation.
 
     Attributes:
-        n_mels: bands of a frame, which are those of two frames of 10 ms.
-        kernel: length of a layer's convolution, an odd number.
-        characters: of which probabilities are brought back, after half of the layers.
+        n_mels: bands of a frame, which joins two frames of 10 ms.
+        kernel: length of a layer's convolution, odd.
+        characters: number of CTC characters, whose probabilities are fed back after half of the
+            layers.
         window: positions that become `queries` embeddings.
 
     """
@@ -196,9 +197,9 @@ class BlockConformer(SoundEncoder):
 
     @override
     def arguments(self) -> tuple[Argument, ...]:
-        """Frames, and of each block and window of an input which positions of all it has.
+        """Frames, and the positions of each block and window of an input.
 
-        The places of a block that hold nothing come last; a window's are the number of positions.
+        Empty places of a block come last; in a window they are the number of positions.
         """
         shape = ("batch", "frames", self.n_mels)
         return (
@@ -300,7 +301,7 @@ class BlockConformer(SoundEncoder):
         return write.linear(valid, f"{name}.out", bias=True, residual=x)
 
     def _projected(self, write: ProgramWriter, x: Node) -> Node:
-        """Return the embeddings of all windows, [batch, t, output]; zeros follow the last one."""
+        """Return the embeddings of all windows, [batch, t, output], padded with zeros."""
         nothing = write.step("index_select", Constant(_NOTHING), 0, _zero(write))
         lines = write.step("cat", [write.step("flatten", x, 0, 1), nothing], 0)
         windows = write.step("flatten", _WINDOWS, 0, 1)

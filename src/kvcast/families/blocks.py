@@ -44,7 +44,7 @@ def cache_of(prefix: str, layer: int) -> tuple[Node, Node]:
 def attend(
     write: ProgramWriter, layer: int, qkv: Sequence[Node], scale: float, **options: Any
 ) -> Node:
-    """Attend over a layer's own cache; options are those of `SelfAttention`."""
+    """Attend over a layer's own cache; options as for `SelfAttention`."""
     query, key, value = qkv
     call = SelfAttention(query, key, value, *cache_of("past", layer), LENGTHS, scale, **options)
     return write.self_attention(call)
@@ -53,9 +53,9 @@ def attend(
 def attend_shared_cache(
     write: ProgramWriter, layer: int, query: Node, scale: float, **options: Any
 ) -> Node:
-    """Attend at `offsets`, [rows, asked, width], over the cache that an earlier layer has written.
+    """Attend at `offsets`, [rows, asked, width], over the cache of an earlier layer.
 
-    Options are those of `SharedAttention`.
+    Options as for `SharedAttention`.
     """
     call = SharedAttention(query, *cache_of("past", layer), LENGTHS, OFFSETS, scale, **options)
     return write.step("shared_attention", *call)
@@ -70,7 +70,7 @@ def new_positions(write: ProgramWriter, dtype: str = "int64") -> Node:
 def positions(write: ProgramWriter) -> Node:
     """Return the positions of new tokens, int64 [rows, new], where rows may be packed.
 
-    An operation of its own, as attention is: only these know which row a token belongs to.
+    A separate operation, like attention: only they know the row of a token.
     """
     return write.step("positions", TOKENS, LENGTHS)
 
@@ -78,7 +78,7 @@ def positions(write: ProgramWriter) -> Node:
 def gather_embeddings(write: ProgramWriter, places: Node) -> Node:
     """Return EMBEDDINGS of each row's own slot at places [rows, new]: [rows, new, width]."""
     slots, count = write.size(EMBEDDINGS, 0), write.size(EMBEDDINGS, 2)
-    # Neighbouring rows read one slot, so they are one row of all its new tokens.
+    # Adjacent rows read one slot, so they are one row of all its new tokens.
     by_slot = write.step("view", places, [slots, -1])
     first = write.step("mul", write.step("arange", slots, dtype="int64"), count)
     index = write.step("add", by_slot, write.step("unsqueeze", first, 1))
@@ -90,7 +90,7 @@ def gather_embeddings(write: ProgramWriter, places: Node) -> Node:
 def select_asked(write: ProgramWriter, hidden: Node) -> Node:
     """Return the hidden states at `offsets`, [rows, asked, width].
 
-    Only they go through the head, which is as large as many layers.
+    Only these go through the head, which is as large as many layers.
     """
     return write.step("index_select", hidden, 1, OFFSETS)
 

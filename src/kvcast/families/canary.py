@@ -1,6 +1,6 @@
 """Canary and its relatives as data: a FastConformer and a decoder that attends to it.
 
-Canonical tensors are those of `conformer` and `stacks`.
+Canonical tensors as in `conformer` and `stacks`.
 """
 
 from collections.abc import Mapping
@@ -40,10 +40,10 @@ class CanaryDimensions:
     Attributes:
         architecture: the checkpoint's name for it, for people only: "canary", "cohere_asr".
         decoder_heads: number of heads of each of its attentions.
-        target_positions: length of the longest text, with what precedes it.
-        before: tokens that precede what tells of the language.
+        target_positions: length of the longest text, with its prompt.
+        before: tokens that precede the language token.
         activation: of the feed-forward; one of `sizes.ACTIVATIONS`.
-        projected: whether a matrix lies between encoder and decoder.
+        projected: whether a projection precedes the decoder.
 
     """
 

@@ -1,9 +1,9 @@
 """Voxtral Realtime's encoder as data: Whisper's convolutions and a decoder's layers, all causal.
 
-A position sees a window of those before it, so that no later audio changes it. Neighbouring
-positions are joined, and a projector gives embeddings, one for each token of the text. Canonical
-tensors are [out, in], as in torch's Linear; query, key and value are one tensor in this order, and
-so are gate and up.
+A position attends to a sliding window of earlier positions, so that later audio does not change it.
+Adjacent positions are joined, and a projector returns embeddings, one for each token of the text.
+Canonical tensors are [out, in], as in torch's Linear; query, key and value are one tensor in this
+order, and so are gate and up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class CausalEncoder(SoundEncoder):
         window: positions that one sees, its own among them.
         activation: of gates; one of `sizes.ACTIVATIONS`.
         output: size of an embedding, and inner width of the projector.
-        delay: how many embeddings later than its audio the text comes.
+        delay: delay of the text after its audio, in embeddings.
 
     """
 
@@ -192,7 +192,7 @@ class CausalEncoder(SoundEncoder):
         return write.step("flatten", write.step("cat", turned, -1), 2, 3)
 
     def continued(self, write: ProgramWriter, x: Node, qkv: Sequence[Node], i: int) -> Node:
-        """Let the hidden states attend to keys, of which theirs are the last ones."""
+        """Attend from the hidden states to keys, of which theirs are the last."""
         layer, scale = f"encoder.layers.{i}", self.head_dim**-0.5
         given = *qkv, self.heads, scale, self.window - 1, 0
         mixed = write.step("window_attention", *given)
@@ -228,7 +228,7 @@ def _convolved(write: ProgramWriter, x: Node, number: int, *, padding: int) -> N
 def streamed(encoder: CausalEncoder) -> StreamedSource:
     """Write `listen`, which takes the frames of embeddings [1, n, frames of one * n_mels].
 
-    It leaves the last inputs of convolutions, and keys and values of each layer's window.
+    It returns the last inputs of convolutions, and keys and values of each layer's window.
     """
     mixed = encoder.heads * encoder.head_dim
     left = {"frames": (_KERNEL - 1, encoder.n_mels), "halves": (_KERNEL - _HALVED, encoder.width)}

@@ -1,10 +1,10 @@
 """Audio encoders whose layers attend and convolve each channel: FastConformer, as data.
 
-Log-mel features are first made fewer by convolutions. Attention adds what depends on distances
-alone, as in Transformer-XL. Canonical tensors are [out, in], as in torch's Linear, kernels
-[positions, bands, channels]; query, key and value are one tensor; of the convolution's first
-projection, gates are the first half. Norms of batches are part of kernels, and the half of each
-feed-forward that counts is part of its last matrix.
+Log-mel features are first subsampled by convolutions. Attention adds a term for relative distances,
+as in Transformer-XL. Canonical tensors are [out, in], as in torch's Linear, kernels [positions,
+bands, channels]; query, key and value are one tensor; of the convolution's first projection, gates
+are the first half. BatchNorms are folded into kernels, and the half-step factor of each
+feed-forward into its last matrix.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Conformer:
     """Sizes of such an encoder.
 
     Attributes:
-        kernel: length of a layer's convolution, an odd number.
+        kernel: length of a layer's convolution, odd.
         activation: of feed-forwards and convolutions; one of `sizes.ACTIVATIONS`.
         scaled: whether the first layer's input is multiplied by the square root of its width.
 
@@ -184,10 +184,10 @@ def require_kernel(length: int) -> None:
 def module_shapes(
     layer: str, width: int, inner: int, channels: int, kernel: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a layer by canonical name, but those inside of its attention.
+    """Return the tensors of a layer by canonical name, without its attention.
 
     Args:
-        layer: what names begin with.
+        layer: prefix of names.
         width: size of a hidden state.
         inner: inner width of a feed-forward.
         channels: of the convolution.

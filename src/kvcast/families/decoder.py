@@ -99,7 +99,7 @@ def _layers(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Nod
 
 
 def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> list[Node]:
-    """Return the embeddings of each layer that tokens have beside `x`; none in most models."""
+    """Return per-layer token embeddings, in addition to `x`; none in most models."""
     width, all_new = dimensions.layer_embedding, dimensions.reading - 1
     if not width:
         return []
@@ -116,9 +116,9 @@ def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) 
 def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int) -> Node:
     """Add attention and feed-forward to the hidden state.
 
-    The result of the last layer with a cache is that of the positions that meet the head,
-    [rows, asked, width], and so are those of layers that read the caches of others: all that other
-    positions leave for later tokens is in the caches by then.
+    The last layer with a cache, and layers that read other layers' caches, return only the
+    positions that reach the head, [rows, asked, width]: all that later tokens need of other
+    positions is in the caches by then.
     """
     layer = f"decoder.layers.{i}"
     before = _before(write, x, f"{layer}.attention", dimensions)
@@ -138,7 +138,7 @@ def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int)
 
 
 def _mixed(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i: int) -> Node:
-    """Return what attention, or another layer in its place, has before its last product."""
+    """Return the result of attention, or of another mixer, before its output projection."""
     if dimensions.mixer(i) == ATTENTION:
         return _attention(write, before, dimensions, i)
     match dimensions.state(i):
@@ -181,7 +181,7 @@ def _norm(write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimension
 def _head(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
     if not dimensions.tied:
         return write.linear(x, "decoder.head", bias=dimensions.head_bias)
-    # A matrix's bias is of its own module, which the table of embeddings has none of.
+    # A matrix's bias belongs to its module; the embedding table has none.
     logits = write.linear(x, "decoder.embedding")
     return (
         write.step("add", logits, Constant("decoder.head.bias")) if dimensions.head_bias else logits
@@ -286,7 +286,7 @@ def _inner(write: ProgramWriter, before: Node, block: str, dimensions: DecoderDi
 def _feed_forward_and_experts(
     write: ProgramWriter, x: Node, before: Node, layer: str, dimensions: DecoderDimensions
 ) -> Node:
-    """Add a feed-forward of `before` and experts of `x` to `x`, each with norms of its own."""
+    """Add a feed-forward of `before` and experts of `x` to `x`, each with its own norms."""
     block, experts = f"{layer}.feed_forward", f"{layer}.experts"
     inner, bias = _inner(write, before, block, dimensions), dimensions.feed_forward_bias
     product = write.linear(inner, f"{block}.down", bias=bias)
@@ -333,7 +333,7 @@ def constants(
     dimensions: DecoderDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the tables of angles, of factors on queries, and what norms without weights have."""
+    """Return the tables of angles and query factors, and unit weights of norms without weights."""
     tables: dict[str, NDArray[np.generic]] = {}
     for i, (rotary, size) in enumerate(_rotary_kinds(dimensions)):
         cosines, sines = rotary.tables(dimensions.max_positions, size)
@@ -354,7 +354,7 @@ def constants(
 
 
 def _probe(dimensions: DecoderDimensions) -> Probe:
-    """Return prompts as long as the longest window of up to 600 positions, if there are so many.
+    """Return prompts as long as the longest window of up to 600 positions, if they fit.
 
     So every step wraps around its ring. Rings of longer windows do not wrap here.
     """

@@ -32,31 +32,31 @@ _OF_LAYERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderDimensions:
-    """Everything that determines a decoder-only model's tensor shapes and computation.
+    """All that determines a decoder-only model's tensor shapes and computation.
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "llama", "mistral", ...
         inner: inner width of the feed-forward (of one expert).
         kv_heads: number of key and value heads; `heads` is a multiple.
-        windows: how many positions a query of each layer sees, including its own; None: all.
+        windows: each layer's sliding window, including the query's position; None: full attention.
         rotary: for layers without a window, and for all layers unless `window_rotary` is given;
             None: no rotation (Cohere 2).
         window_rotary: for layers with a window (Gemma 3).
-        unrotated: numbers of further layers without rotation (SmolLM 3).
+        unrotated: indices of further layers without rotation (SmolLM 3).
         learned_positions: whether an embedding of each position is added to tokens' (GPT-2).
         norm_bias: whether layer norms have biases (all but Cohere's).
         activation: of the gate, one of `sizes.ACTIVATIONS`; of the inner layer where there is no
             gate, and then SQUARED, too.
         gated: whether feed-forwards have a gate (all but StarCoder 2, GPT-2's kin and others).
-        attention_scale: factor on the products of queries and keys.
-        scaled_by_depth: whether that factor is divided by a layer's number, from 1 (some GPT-2).
+        attention_scale: factor on scores.
+        scaled_by_depth: whether that factor is divided by the layer's index, from 1 (some GPT-2).
         qkv_limit: of queries, keys and values, to which they are clamped before rotation (OLMo); 0:
             none.
         qkv_bias: whether query, key and value have biases (Qwen 2).
         out_bias: whether attention's output projection has a bias (some Llamas).
         head_bias: whether the head has a bias (Phi).
         query_key_norm: norm of each head of queries and keys before rotation (Qwen 3, Gemma 3).
-        whole_query_key_norm: whether that norm is of all heads together (OLMo 2).
+        whole_query_key_norm: whether that norm is over all heads together (OLMo 2).
         own_query_key_norms: whether that norm has other weights for each head (StableLM, Cohere).
         pre_norms: norms before attention and feed-forward (all but OLMo 2 and EXAONE 4).
         post_norms: norms after attention and feed-forward (Gemma 2 and 3, OLMo 2).
@@ -67,20 +67,20 @@ class DecoderDimensions:
         logit_softcap: the same, on the model's logits; 0: none.
         logit_scale: factor on the head's input (Cohere's and Granite's on logits).
         experts: number of experts in each feed-forward; 0: no mixture.
-        experts_normalised: whether the shares of a token's experts sum to 1 (Mixtral), and not
-            those of all (Qwen 2).
+        experts_normalised: whether routing weights sum to 1 over a token's experts (Mixtral), not
+            over all (Qwen 2).
         shared_inner: inner width of an expert that all tokens go through (Qwen 2); 0: none.
-        shared_gated: whether each token has a share of it (not Granite 4).
-        dense_layers: numbers of layers that have one feed-forward instead of experts.
+        shared_gated: whether a sigmoid gate scales it (not Granite 4).
+        dense_layers: indices of layers that have one feed-forward instead of experts.
         expert_bias: whether the router and the experts' matrices have biases (GPT-OSS).
-        expert_inner: inner width of an expert, where layers have experts beside a feed-forward
-            (Gemma 4); 0: experts are in its place.
-        swiglu_limit: of experts' gates and, on both sides, of what they multiply, to which 1 is
-            added (GPT-OSS); 0: none.
+        expert_inner: inner width of an expert, if layers have experts in addition to a feed-forward
+            (Gemma 4); 0: experts replace it.
+        swiglu_limit: clamp of experts' gates from above and, on both sides, of the up projection,
+            to which 1 is added (GPT-OSS); 0: none.
         swiglu_alpha: with a limit, factor on gates in their sigmoid.
-        sinks: whether each head has a learned logit beside those of a query, whose share gives
-            nothing (GPT-OSS).
-        mixers: of each layer one of `convolutions.MIXERS`; empty: all are attention.
+        sinks: whether each head has an attention sink: a learned logit in the softmax without a
+            value (GPT-OSS).
+        mixers: each layer's mixer, one of `convolutions.MIXERS`; empty: all are attention.
         convolution: length of a convolution, its own position included; 0: there is none.
         delta: sizes of layers with delta nets (Qwen 3.5).
         state_space: sizes of layers with state spaces (Granite 4).
@@ -88,12 +88,12 @@ class DecoderDimensions:
         layer_head_dims: size of a head of each layer, where layers differ (Gemma 4).
         layer_kv_heads: number of key and value heads of each layer, where layers differ.
         layer_inners: inner width of each layer's feed-forward, where layers differ.
-        sources: of each layer the layer whose keys and values it reads, itself or an earlier one;
-            empty: its own. Layers that read those of others come last.
-        keys_as_values: numbers of layers whose values are their keys before norm and rotation.
+        sources: for each layer the index of the layer whose cache it reads, itself or an earlier
+            one; empty: its own. Layers that read another's cache come last.
+        keys_as_values: indices of layers whose values are their keys before norm and rotation.
         value_norm: whether heads of values are normed, without a weight.
-        layer_embedding: width of the embeddings that tokens have for each layer; 0: none.
-        layer_scales: whether the result of each layer is multiplied by a number of its own.
+        layer_embedding: width of per-layer token embeddings (Gemma 4); 0: none.
+        layer_scales: whether each layer's result is multiplied by a learned scalar.
 
     """
 
@@ -250,7 +250,7 @@ class DecoderDimensions:
         return len(self.windows)
 
     def mixer(self, layer: int) -> str:
-        """Return how a layer mixes positions, one of `convolutions.MIXERS`."""
+        """Return a layer's mixer, one of `convolutions.MIXERS`."""
         return self.mixers[layer] if self.mixers else ATTENTION
 
     def head_dim_of(self, layer: int) -> int:
@@ -284,7 +284,7 @@ class DecoderDimensions:
 
     @property
     def reading(self) -> int:
-        """Number of the first layer that reads another's keys and values, as all later ones do."""
+        """Index of the first layer that reads another's cache, as all later ones do."""
         shared = (i for i, source in enumerate(self.sources) if source != i)
         return next(shared, self.layers)
 
@@ -339,9 +339,9 @@ def scaled_residuals(*, residual: float, embedding: float, epsilon: float) -> di
 
 
 def sources_of_types(*, kinds: Sequence[Hashable], shared: int) -> tuple[int, ...]:
-    """Return `sources` of layers of which the last `shared` read those of others (Gemma 4).
+    """Return `sources` of layers of which the last `shared` read other layers' caches (Gemma 4).
 
-    Each reads the keys and values of the last layer of its kind that has any.
+    Each reads the cache of the last layer of its kind that has one.
     """
     own = kinds[: len(kinds) - shared]
     if not set(kinds) <= set(own):

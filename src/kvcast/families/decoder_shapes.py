@@ -1,8 +1,8 @@
 """Canonical names and shapes of a decoder-only model's tensors.
 
 Tensors are [out, in], as in torch's Linear. Query, key and value are one tensor in this order, and
-so are gate and up. RMS norms multiply by their weight as it is (Gemma's files store it minus one).
-Rotary pairs are in halves of a head.
+so are gate and up. RMS norms multiply by their weight (Gemma's files store it minus one). Rotary
+pairs are in halves of a head.
 """
 
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -72,7 +72,7 @@ def _norm_shapes(
 
 
 def _mixer_shapes(dimensions: DecoderDimensions, i: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of what mixes positions: attention or another layer in its place."""
+    """Return the tensors of a mixer: attention or its replacement."""
     if dimensions.mixer(i) == ATTENTION:
         return _attention_shapes(dimensions, i)
     if state := dimensions.state(i):

@@ -3,10 +3,10 @@
 Tensors of a mixture: `router.weight` [experts, width]; `gate_up` [experts, 2 * inner, width] and
 `down` [experts, width, inner], a matrix for each expert; perhaps biases of these; of a shared
 expert `shared.gate_up`, `shared.down`, and perhaps `shared.gate.weight` [1, width], whose sigmoid
-scales it. Experts beside a feed-forward have a norm before their router and `scales` [experts],
-factors on their routing weights. Layer embeddings: a table has a row of all layers' embeddings for
-each token, to which a projection of the usual embedding is added; each layer multiplies its part
-by a gate of its hidden state and adds the result.
+scales it. Experts in addition to a feed-forward have a norm before their router and `scales`
+[experts], factors on their routing weights. Layer embeddings: a table has a row of all layers'
+embeddings for each token, to which a projection of the usual embedding is added; each layer
+multiplies its part by a gate of its hidden state and adds the result.
 """
 
 import math
@@ -46,7 +46,7 @@ class MixtureSizes(Protocol):
 
     @property
     def experts_normalised(self) -> bool:
-        """Whether the shares of a token's experts sum to 1, and not those of all."""
+        """Whether routing weights sum to 1 over a token's experts, not over all."""
 
     @property
     def shared_inner(self) -> int:
@@ -62,7 +62,7 @@ class MixtureSizes(Protocol):
 
     @property
     def swiglu_limit(self) -> float:
-        """Of gates and of what they multiply, to which 1 is added; 0: none."""
+        """Clamp of gates and of the up projection, to which 1 is added; 0: none."""
 
     @property
     def swiglu_alpha(self) -> float:
@@ -70,11 +70,11 @@ class MixtureSizes(Protocol):
 
     @property
     def expert_inner(self) -> int:
-        """Inner width of an expert beside the feed-forward; 0: experts are in its place."""
+        """Inner width of an expert next to a feed-forward; 0: experts replace it."""
 
     @property
     def dense_layers(self) -> Sequence[int]:
-        """Numbers of the layers that have one feed-forward instead."""
+        """Indices of the layers that have one feed-forward instead."""
 
     @property
     def dense_inner(self) -> int:
@@ -108,12 +108,12 @@ def check_mixtures(sizes: MixtureSizes) -> None:
 
 
 def is_mixture(sizes: MixtureSizes, layer: int) -> bool:
-    """Tell whether a layer has experts in place of a feed-forward."""
+    """Return whether a layer has experts in place of a feed-forward."""
     return bool(sizes.experts) and not sizes.expert_inner and layer not in sizes.dense_layers
 
 
 def has_experts_beside(sizes: MixtureSizes, layer: int) -> bool:
-    """Tell whether a layer has experts beside its feed-forward."""
+    """Return whether a layer has experts in addition to its feed-forward."""
     return bool(sizes.expert_inner) and layer not in sizes.dense_layers
 
 
@@ -151,9 +151,9 @@ def write_mixture(
     sizes: MixtureSizes,
     routed: Node | None = None,
 ) -> Node:
-    """Send tokens [rows, n, width] through their experts.
+    """Route tokens [rows, n, width] through their experts.
 
-    `routed` is what the router reads; None: the same.
+    `routed`: the router's input; None: the same.
     """
     tokens = write.step("flatten", normed, 0, -2)
     read = tokens if routed is None else write.step("flatten", routed, 0, -2)
@@ -225,7 +225,7 @@ def embed_for_layers(
 def add_layer_embedding(
     write: ProgramWriter, x: Node, part: Node, i: int, *, activation: str, epsilon: float
 ) -> Node:
-    """Add what layer i makes of its part of the embeddings to its hidden state."""
+    """Add layer i's gated part of the per-layer embeddings to its hidden state."""
     layer = f"decoder.layers.{i}.layer_input"
     gate = write.linear(x, f"{layer}.gate", activation=activation)
     product = write.linear(write.step("mul", gate, part), f"{layer}.out")

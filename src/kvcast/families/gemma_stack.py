@@ -1,4 +1,4 @@
-"""A stack of Gemma's blocks, an encoder or a decoder, as data, and what writes its parts."""
+"""A stack of Gemma's blocks, an encoder or a decoder, as data, and the writer of its layers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ class GemmaStack:
 
     Attributes:
         kv_heads: number of heads of keys and values; `heads` is a multiple.
-        windows: of each layer how many positions a query sees, its own included: of the decoder the
-            last ones, of the encoder half of the others before it and half after it, where the odd
-            one is; None: all.
-        window_rotary: angles of layers with windows; None: those of the others.
-        attention_scale: factor on the products of queries and keys.
+        windows: each layer's window, the query's position included: in the decoder the last
+            positions, in the encoder half of the others before it and half, rounded up, after it;
+            None: all.
+        window_rotary: angles of layers with windows; None: as in other layers.
+        attention_scale: factor on scores.
         attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
         query_key_norm: norm of each head of queries and keys before rotation (Gemma 3).
 
@@ -127,7 +127,7 @@ class StackWriter:
     """Writes the parts that layers of a stack have.
 
     Attributes:
-        name: what the names of its tensors begin with.
+        name: prefix of its tensors' names.
         tables: of each kind of angles, the names of its cosines and sines.
 
     """

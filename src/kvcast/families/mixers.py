@@ -1,9 +1,9 @@
-"""Decoder layers that mix positions by something else than attention.
+"""Decoder layers that mix positions without attention.
 
-Short convolutions (LFM2) multiply inputs by a gate, convolve each channel with those before, and
-multiply by another gate. Gated delta nets (Qwen 3.5) and selective state spaces (Mamba-2, Granite
-4) rewrite a matrix per head, the state, with every token; their queries, keys and values are
-convolved first, and their results are normed and gated.
+Short convolutions (LFM2) multiply inputs by a gate, convolve each channel causally, and multiply by
+another gate. Gated delta nets (Qwen 3.5) and selective state spaces (Mamba-2, Granite 4) rewrite a
+matrix per head, the state, with every token; their queries, keys and values are convolved first,
+and their results are normed and gated.
 """
 
 import math
@@ -28,7 +28,7 @@ class StateSizes:
     """Sizes of such layers.
 
     Attributes:
-        value_heads: number of heads of values, and of matrices; a multiple.
+        value_heads: number of heads of values, and of states; a multiple of `key_heads`.
         key_dim: size of a head of queries and keys.
         convolution: length of the convolution, its own position included.
 
@@ -63,7 +63,7 @@ class StateSizes:
 
     @property
     def channels(self) -> int:
-        """Number of channels that are convolved: queries, keys and values."""
+        """Number of convolved channels: queries, keys and values."""
         return 2 * self.keys + self.values
 
     def cache(self) -> CacheLayers:
@@ -85,7 +85,7 @@ class DeltaNet(StateSizes):
 
     @property
     def projected(self) -> tuple[int, ...]:
-        """Parts of the first projection: what is convolved, the gate, shares and steps."""
+        """Parts of the first projection: convolved channels, gate, shares and steps."""
         return self.channels, self.values, self.value_heads, self.value_heads
 
     def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
@@ -123,7 +123,7 @@ class StateSpace(StateSizes):
     """Sizes of such layers.
 
     Attributes:
-        norm_eps: of the norm of results, of which each head of keys has a part of its own.
+        norm_eps: of the norm of results, grouped by heads of keys.
         bias: whether the first and the last projection have biases.
 
     """
@@ -142,7 +142,7 @@ class StateSpace(StateSizes):
 
     @property
     def projected(self) -> tuple[int, ...]:
-        """Parts of the first projection: what is convolved, the gate, and steps."""
+        """Parts of the first projection: convolved channels, gate and steps."""
         return self.channels, self.values, self.value_heads
 
     @property
@@ -174,7 +174,7 @@ class StateSpace(StateSizes):
     def mamba_order(self) -> tuple[list[int], list[int]]:
         """Return which of Mamba's channels, and of its first projection's rows, come in our order.
 
-        Mamba has a gate, values, keys, queries and steps; what is convolved are the middle ones.
+        Mamba's order is gate, values, keys, queries, steps; the middle three are convolved.
         """
         values, keys = self.values, self.keys
         steps = range(values + self.channels, sum(self.projected))
@@ -230,7 +230,7 @@ class ConvolvingSizes(Protocol):
 
     @property
     def mixers(self) -> Sequence[str]:
-        """Of each layer one of MIXERS; empty: all are attention."""
+        """Each layer's mixer, one of MIXERS; empty: all are attention."""
 
     @property
     def delta(self) -> DeltaNet | None:

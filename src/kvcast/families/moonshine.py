@@ -168,13 +168,13 @@ class MoonshineDimensions:
         return sum(after for _, after in self.windows)
 
     def positions_of(self, samples: int) -> int:
-        """Return how many positions a recording becomes; at least 1: shorter ones are padded."""
+        """Return the number of positions of a recording; at least 1: shorter ones are padded."""
         if self.frame:
             return max(1, -(-samples // self.position_samples))
         return positions_over_samples(samples)
 
     def padded_samples(self, positions: int) -> int:
-        """Return the samples of the longest recording that becomes so many positions."""
+        """Return the samples of the longest recording of `positions` positions."""
         if self.frame:
             return positions * self.position_samples
         return (positions - 1) * STRIDE + REACH + STRIDE - 1
@@ -296,7 +296,7 @@ def source_of(
     longest = int(lengths_b.max())
     samples_bn = np.zeros((len(sounds), dimensions.padded_samples(longest)), np.float32)
     for samples_n, sound in zip(samples_bn, sounds, strict=True):
-        # What is left of a frame counts as silence.
+        # The rest of the last frame is silence.
         rest = len(sound) % dimensions.frame if dimensions.frame else 0
         samples_n[: len(sound) - rest] = sound[: len(sound) - rest]
     if dimensions.frame:

@@ -1,9 +1,9 @@
-"""Moonshine's encoders: over samples, and over frames, whose positions see windows.
+"""Moonshine's encoders: over samples, and over frames with windowed attention.
 
-What is over frames can be encoded as it comes. `listen` takes the next samples and gives the
-encoded positions that no later audio changes; `finish` gives the last ones, whose windows reach
-past the end. Both take what `listen` left: the last frames of convolutions, keys and values of
-every layer's window, and the hidden states whose windows were not complete.
+The encoder over frames can stream. `listen` takes the next samples and returns the encoded
+positions that later audio cannot change; `finish` returns the last positions, whose windows extend
+past the end. Both take the state that `listen` returned: the last frames of convolutions, keys and
+values of every layer's window, and the hidden states whose windows were not complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def normed_frames(samples: int) -> int:
 
 
 def encoder_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
-    """Return every canonical name of the encoder, and of what brings its results to the decoder."""
+    """Return every canonical name of the encoder and of the projections to the decoder."""
     shapes = _frame_shapes(dimensions) if dimensions.frame else _sample_shapes(dimensions)
     shapes["encoder.norm.weight"] = (dimensions.encoder_width,)
     layer = _layer_shapes(dimensions)
@@ -160,7 +160,7 @@ def _padded(write: ProgramWriter, x: Node) -> Node:
 
 
 def _halved(write: ProgramWriter, x: Node, number: int, padding: int | list[int]) -> Node:
-    """Convolve frames [batch, n, width] at every second one."""
+    """Convolve frames [batch, n, width] with stride 2."""
     epilogue: dict[str, Any] = {"activation": "silu"} if number == 1 else {}
     x = write.conv1d(
         write.step("transpose", x, 1, 2),
@@ -195,7 +195,7 @@ def _continued(
     lengths: Node | None = None,
     following: int = 0,
 ) -> Node:
-    """Let the hidden states x attend within their windows, and return the next layer's."""
+    """Attend within windows of the hidden states x, and return the next layer's."""
     heads, scale = dimensions.encoder_heads, dimensions.encoder_head_dim**-0.5
     window = dimensions.windows[layer]
     mixed = write.step("window_attention", *qkv, heads, scale, *window, lengths, following)
@@ -232,9 +232,9 @@ def normed_by(write: ProgramWriter, x: Node, name: str) -> Node:
 
 
 def _left(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, int]]:
-    """Return what `listen` leaves: of each part, positions at the beginning, and width.
+    """Return the state of `listen`: of each part, positions at the beginning, and width.
 
-    At a beginning convolutions have zeros before it, and windows nothing.
+    At the beginning convolutions are padded with zeros, and windows are empty.
     """
     width = dimensions.encoder_width
     mixed = dimensions.encoder_heads * dimensions.encoder_head_dim

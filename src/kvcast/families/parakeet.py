@@ -1,9 +1,9 @@
 """Parakeet as data: a FastConformer whose positions a transducer, or CTC, turns into tokens.
 
-A step reads the encoded position that its token's number tells beside the token, and gives logits
-of the next token there: with a prediction network over the tokens so far, whose LSTMs' states are
-a cache, or without one (CTC). Tokens that mean "nothing here" leave the states as they are. Knows
-no file format, weights, text or runtimes, and not which position is read next.
+A decode token packs a token id and an encoder frame, `token + frame * vocab_size`; the step returns
+logits of the next token there: with a prediction network over the tokens so far, whose LSTMs'
+states are a cache, or without one (CTC). Blank tokens leave the states unchanged. The caller
+chooses the next frame.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,10 +55,10 @@ class ParakeetDimensions:
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "parakeet_tdt", ...
-        prediction_layers: number of LSTMs over the tokens so far; 0: CTC.
+        prediction_layers: number of LSTM layers over the tokens so far; 0: CTC.
         activation: of the sum of both networks; one of `sizes.ACTIVATIONS`.
-        durations: how many positions a token may take, which logits after those of tokens choose
-            from; empty: a blank takes one position and others none.
+        durations: frames that a token may advance, whose logits follow the tokens'; empty: a blank
+            advances one frame and others none.
 
     """
 
@@ -94,7 +94,7 @@ class ParakeetDimensions:
 
     @property
     def head_dim(self) -> int:
-        """Size of an encoded position, as that of a head."""
+        """Size of an encoded position, as a head size."""
         return self.width
 
     @property
@@ -161,7 +161,7 @@ def _encode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
 
 
 def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
-    """Write `decode`: one new token for each row, beside the number of a position, to logits."""
+    """Write `decode`: one packed token and frame for each row to logits."""
     position = write.step("floor_divide", TOKENS, dimensions.tokens)
     token = write.step("sub", TOKENS, write.step("mul", position, dimensions.tokens))
     x = write.step("flatten", gather_embeddings(write, position), 0, 1)
@@ -175,7 +175,7 @@ def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
 
 
 def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions) -> Node:
-    """Return what tokens so far let expect [rows, width], and rewrite states."""
+    """Return the prediction network's output [rows, width], and update states."""
     layers, width = dimensions.prediction_layers, dimensions.width
     has_begun = write.step("unsqueeze", write.step("ge", LENGTHS, 1), 1)
     held = write.step("where", has_begun, write.step("flatten", _STATE, 1, 3), 0.0)
@@ -196,7 +196,7 @@ def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions
 def _remembered(
     write: ProgramWriter, x: Node, before: Sequence[Node], name: str
 ) -> tuple[Node, Node]:
-    """Return the output and the cell of an LSTM, after those before."""
+    """Return the output and the cell of an LSTM layer, from the previous ones."""
     output, cell = before
     gates = write.linear(write.step("cat", [x, output], -1), name, bias=True)
     taken, kept, new, given = write.chunk(gates, 4)

@@ -1,7 +1,7 @@
 """Signatures of programs, and layouts of caches: names, shapes and dtypes as data.
 
 A size that callers vary has a name in a shape: "rows", "new", "asked", "capacity", "ring",
-"inputs", "batch", "source", "n", and what audio encoders have, such as "frames".
+"inputs", "batch", "source", "n", and in audio encoders others, such as "frames".
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ LENGTHS_OF_SOURCES = Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int3
 
 @dataclass(frozen=True, kw_only=True)
 class CacheArgument:
-    """A key and a value for each layer, or what else `parts` names; a shape for each tensor.
+    """A key and a value for each layer, or other `parts`; a shape for each tensor.
 
     `dtype` is of keys and values.
     """
@@ -119,7 +119,7 @@ class CacheLayers:
     (the last inputs of a convolution in one tensor, not keys and values; capacity is its length),
     "state" (a matrix [heads, capacity, head_dim] that each token rewrites, and the last inputs of
     a convolution before it), "cross" (filled once by encode) or "embeddings" (filled by encode too:
-    vectors of `head_dim` numbers that tokens of a prompt stand for, in one tensor). `dtype` is a
+    vectors of `head_dim` values that token ids of a prompt refer to, in one tensor). `dtype` is a
     self cache's dtype, such as "float32". `length` and `channels` are of the convolution before a
     state; 0: there is none.
     """
@@ -151,7 +151,7 @@ class CacheLayers:
     def sizes(self) -> tuple[tuple[int, int | None, int], ...]:
         """Heads, positions and size of a head of each of a layer's tensors.
 
-        Positions are None where a runtime has as many as it wants.
+        Positions are None if the runtime chooses the capacity.
         """
         if self.kind != "state":
             return ((self.heads, None, self.head_dim),) * len(self.parts)
@@ -159,7 +159,7 @@ class CacheLayers:
         return ((1, None, self.channels), state) if self.length else (state,)
 
     def of_dtype(self, dtype: str) -> Self:
-        """Return the layers with keys and values of a dtype; others stay as they are."""
+        """Return the layers with keys and values in a dtype; others are unchanged."""
         return self if self.kind in _PARTS else replace(self, dtype=dtype)
 
 
@@ -218,15 +218,15 @@ NEXT = "next_"
 
 @dataclass(frozen=True, kw_only=True)
 class StreamedSource:
-    """How a source is encoded as it comes, by programs over the weights of `encode`.
+    """Streaming encoding of a source, by programs over the weights of `encode`.
 
-    `listen` takes "samples", the count of positions "done" and what it left before by name, and
-    gives cross keys and values that no later audio changes, and what it leaves now, named NEXT and
-    the name. `finish` takes the same without samples, and gives the last positions.
+    `listen` takes "samples", the count of positions "done" and its previous state by name, and
+    returns cross keys and values that later audio cannot change, and its new state, named NEXT and
+    the name. `finish` takes the same without samples, and returns the last positions.
 
     Attributes:
         programs: `listen` and `finish`.
-        left: of each part that `listen` leaves, its shape before all audio, [positions, width].
+        left: of each part of the state of `listen`, its initial shape, [positions, width].
 
     """
 
@@ -235,7 +235,7 @@ class StreamedSource:
 
 
 def empty_caches(caches: Sequence[CacheLayers], positions: int) -> dict[str, NDArray[np.float32]]:
-    """Return self caches of one row for so many positions, by the names of `decode`'s inputs."""
+    """Return self-attention caches of one row, by the names of `decode`'s inputs."""
     each = [layers for layers in caches if layers.kind not in ENCODED for _ in range(layers.layers)]
     names = _part_names("past", [layers.parts for layers in each])
     sizes = [
@@ -269,8 +269,8 @@ class KeysAndValues:
     """Keys and values of a layer.
 
     Attributes:
-        window: how many positions a query sees, its own included; None: all.
-        source: number of an earlier layer whose cache is read instead; None: the layer has its own.
+        window: the sliding window, the query's position included; None: full attention.
+        source: index of an earlier layer whose cache is read instead; None: the layer has its own.
 
     """
 
@@ -305,10 +305,10 @@ class EncoderDecoderSizes(Protocol):
 
 
 def self_caches(layers: Sequence[KeysAndValues], max_positions: int) -> tuple[CacheLayers, ...]:
-    """Describe self caches, one entry for each layer that has its own, in order.
+    """Describe self-attention caches, one entry for each layer that has its own, in order.
 
-    A ring's capacity is its window, the smallest possible. What later layers read is no ring: a
-    chunk displaces positions that its own queries see, and these layers come when it is written.
+    A ring's capacity is its window, the smallest possible. A cache that later layers read is
+    linear: in a ring a chunk has evicted positions that these layers' queries attend to.
     """
     read = {layer.source for layer in layers}
     return tuple(
@@ -340,5 +340,5 @@ def self_and_cross_caches(dimensions: EncoderDecoderSizes) -> tuple[CacheLayers,
 
 
 def embeddings_cache(positions: int, width: int) -> CacheLayers:
-    """Describe what `encode` gives a decoder without cross-attention to read."""
+    """Describe the embeddings that `encode` returns for a decoder without cross-attention."""
     return CacheLayers(kind="embeddings", layers=1, heads=1, head_dim=width, capacity=positions)

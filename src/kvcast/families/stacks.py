@@ -91,7 +91,7 @@ def stack_shapes(
     """Return the tensors of a stack, "encoder" or "decoder", by canonical name.
 
     Args:
-        stack: which.
+        stack: "encoder" or "decoder".
         dimensions: sizes that both may share.
         inner: inner width of its feed-forward.
         layers: number of its layers.
@@ -203,7 +203,7 @@ class SourceSizes(EncoderDecoderSizes, Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens to choose from."""
+        """Vocabulary size."""
 
     @property
     def start_token(self) -> int:
@@ -222,7 +222,7 @@ def source_programs(dimensions: SourceSizes) -> Mapping[str, ProgramSignature]:
 
 
 def source_probe(dimensions: SourceSizes, tokens: int, longest: int) -> Probe:
-    """Return two sources of different lengths, of a vocabulary with so many tokens."""
+    """Return two sources of different lengths, of a vocabulary of `tokens` ids."""
     generator = np.random.default_rng(0)
     lengths_b = np.array([longest, max(1, longest // 2)], np.int32)
     source_bt = generator.integers(0, tokens, (len(lengths_b), longest))
