@@ -37,10 +37,10 @@ _ENCODINGS: Mapping[str, Encoding] = {
 class StoredTensor:
     """A tensor with a known shape, whose values are read on demand.
 
-    `blocks` reads a matrix's codes, where the file has codes of up to 8 bits. `rows` locates a
-    matrix's rows, along its last axis, in the file. `kinds` and `nbytes` are
-    of the file's own values, which `read` may widen; computed ones have none. `problem` says why
-    its values cannot be read; empty if they can.
+    `blocks` reads a matrix's codes, if the file has codes of up to 8 bits. `rows` locates a
+    matrix's rows, along its last axis, in the file. `kinds` and `nbytes` are of the file's values,
+    which `read` may widen; computed tensors have none. `problem`: why its values cannot be read;
+    empty if they can.
     """
 
     shape: tuple[int, ...]
@@ -114,7 +114,7 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
         return type(self)({name: self._parts[name] for name in names})
 
     def beside(self, unused: Sequence[str]) -> Self:
-        """Return these tensors beside others that are not used."""
+        """Return these tensors and unused others."""
         return type(self)(self._parts, unused)
 
     def parts_of(self, name: str) -> Sequence[StoredTensor]:
@@ -122,7 +122,7 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
         return self._parts.get(name, ())
 
     def has_codes(self) -> bool:
-        """Tell whether a matrix lies in the files in codes of its own."""
+        """Return whether a matrix is stored as codes in the files."""
         parts = (part for parts in self._parts.values() for part in parts)
         return any(part.rows is not None and part.blocks is not None for part in parts)
 
@@ -164,7 +164,7 @@ class Checkpoint:
         return family_with(self.dimensions)
 
     def opened_in(self, precision: BundlePrecision) -> BundlePrecision:
-        """Return what a precision is for these files: int8 where `OWN` finds no codes to keep."""
+        """Resolve a precision for these files: int8 if `OWN` finds no codes to keep."""
         keeps = precision.quantize != OWN or self.tensors.has_codes()
         return precision if keeps else replace(precision, quantize="int8")
 
@@ -173,9 +173,9 @@ class Checkpoint:
 class CheckpointReader:
     """One format. `files` lists everything that `read` depends on, so their hash identifies it.
 
-    It raises InputMissingError where one is missing. `types` lists the types of models in this
-    format, as it calls them, by their family's class of dimensions. `adapter_layout` is that of the
-    adapters which `read` takes and merges, after the path; None if it takes none.
+    It raises InputMissingError if a file is missing. `types` lists the format's model types, by
+    their family's class of dimensions. `adapter_layout` is the layout of adapters that `read`
+    merges, after the path; None if it takes none.
     """
 
     name: str
@@ -203,14 +203,14 @@ def unreadable_tensor(shape: tuple[int, ...], problem: str) -> StoredTensor:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file whole; raises InputOutputError for a pointer to one."""
+    """Read a whole file; raises InputOutputError for a Git LFS pointer."""
     content = path.read_bytes()
     _refuse_pointer(path, content[: len(_POINTER)])
     return content
 
 
 def _refuse_pointer(path: Path, beginning: bytes) -> None:
-    """Raise InputOutputError for what Git has in the place of a large file."""
+    """Raise InputOutputError for a Git LFS pointer in place of a large file."""
     if beginning == _POINTER:
         raise InputOutputError(
             f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in its repository"
@@ -242,7 +242,7 @@ def generation_settings(
 ) -> dict[str, Any]:
     """Pick settings out of a configuration; `names` maps their canonical names to the file's.
 
-    Raises InputOutputError, naming `label`, unless each is a list of ids or of pairs of numbers.
+    Raises InputOutputError, naming `label`, unless each is a list of ids or of pairs of integers.
     """
     settings = {}
     for canonical, name in names.items():
@@ -256,7 +256,7 @@ def generation_settings(
 
 
 def _is_list_of_numbers(value: object) -> bool:
-    """Tell whether `value` is a list of whole numbers, or of pairs of them."""
+    """Return whether `value` is a list of integers, or of pairs of integers."""
     if not isinstance(value, list):
         return False
     pairs = [item for item in value if isinstance(item, list) and len(item) == 2]

@@ -1,8 +1,8 @@
 """LoRA adapters: reads PEFT's layout, and merges adapters into tensors when these are read.
 
-PEFT's tuners/lora decides what fields mean. Pickled weights are refused, and so is everything that
-cannot be added to a model's weights. Tensors have the names of the files, before a family joins and
-reorders them: the adapted part of a fused tensor is changed alone.
+Fields mean what they mean in PEFT's tuners/lora. Pickled weights are refused, and so are adapters
+that cannot be merged into a model's weights. Tensors have the names of the files, before a family
+joins and reorders them: only the adapted part of a fused tensor changes.
 """
 
 import math
@@ -36,7 +36,7 @@ _MATRIX = 2  # axes
 
 class Change(Protocol):
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Tell whether a tensor of this shape can be changed."""
+        """Return whether the change fits a tensor of this shape."""
 
     def applied(self, weight: NDArray[np.float32], share: float) -> NDArray[np.float32]:
         """Return a weight with this share of the change, in its own memory or in another's.
@@ -83,7 +83,7 @@ class LowRank(Change):
         return (self.lora_b.shape[0], *self.lora_a.shape[1:])
 
     def _turned(self, shape: tuple[int, ...]) -> bool:
-        """Tell whether a weight of this shape has its inputs first."""
+        """Return whether a weight of this shape has its inputs first."""
         either = isinstance(self.transposed, str)
         return shape == self._shape[::-1] if either else bool(self.transposed)
 
@@ -140,12 +140,13 @@ def merged(
     label: str,
     heads: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, StoredTensor]:
-    """Return a model's tensors with what adapters change.
+    """Return a model's tensors with adapters merged.
 
-    `heads` maps the name of a head that files leave out to those that the embedding which is used
-    for it may have. Training changed one of both: the other stays as it is.
+    `heads` maps the name of a head that files omit to the possible names of the tied embedding.
+    Training changed only one of both: the other is unchanged.
 
-    Raises KvcastError, naming the adapter, for a tensor that the model lacks or of another shape.
+    Raises KvcastError, naming the adapter, for a tensor that is missing in the model or has another
+    shape.
     """
     changes: dict[str, list[tuple[Adapter, Change]]] = {}
     own = {**stored}
@@ -204,7 +205,7 @@ class _Names:
         }
 
     def found(self, name: str) -> str | None:
-        """Return the name in the files, or that of a head which files leave out."""
+        """Return the name in the files, or of a head that files omit."""
         if name in self._stored:
             return name
         plain = _WRAPPERS.sub("", name)
@@ -225,7 +226,7 @@ class _Names:
 CONFIG, STEM = "adapter_config.json", "adapter_model"
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?")
-# Parts of names that tell how PEFT wrapped a module.
+# Parts of names that PEFT adds when it wraps a module.
 _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save(?:\.default)?|original_module)(?=\.)")
 # Patterns that may take exponentially long, or long: files are not trusted.
 _SLOW = re.compile(r"\)[*+{]|(?:[*+?{].*){5}")
@@ -268,20 +269,20 @@ _COMPUTED = frozenset(
         "init_lora_weights",
     }
 )
-# Others change the model's own weights before training, so that the adapter fits those alone.
+# Others change the model's weights before training, so that the adapter fits only the changed ones.
 _INITIAL = frozenset({True, False, "gaussian", "eva", "orthogonal"})
 _ADVICE = "merge it with peft's merge_and_unload, and give the merged model"
 
 
 def is_peft(folder: Path) -> bool:
-    """Tell whether a folder has an adapter in this layout."""
+    """Return whether a folder has an adapter in this layout."""
     return (folder / CONFIG).is_file()
 
 
 def read_peft(folder: Path, name: str) -> Adapter:
-    """Read an adapter, which users call `name`.
+    """Read the adapter named `name`.
 
-    Raises KvcastError with one line for what is no LoRA, or is not read, or contradicts itself.
+    Raises KvcastError with one line if it is no LoRA, is unsupported, or is inconsistent.
     """
     path = require_file(folder / CONFIG, "it is no adapter in PEFT's layout")
     config = _Config(fields=Fields(values=read_json_object(path), label=str(path)))
@@ -322,7 +323,7 @@ class _Config:
                 f"the adapter to LoRA as peft's documentation says, or {_ADVICE}"
             )
         for name, value in values.items():
-            # Numbers and texts alone configure what a flag or an object turns on.
+            # Scalars and strings only configure features that a flag or an object turns on.
             known = name in _WITHOUT_EFFECT or name in _COMPUTED
             if not known and value and isinstance(value, bool | dict | list):
                 raise self.fields.error(f"{name[:40]!r} is not supported: {_ADVICE}")
@@ -371,7 +372,7 @@ def _expression(pattern: str) -> re.Pattern[str] | None:
 def _changes(
     stored: Mapping[str, StoredTensor], config: _Config, label: str
 ) -> dict[str, list[Change]]:
-    """Return an adapter's changes by the name of a tensor, those that replace it first."""
+    """Return an adapter's changes by the name of a tensor, replacements first."""
     changes: dict[str, list[Change]] = {}
     factors: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in stored.items():
@@ -421,5 +422,5 @@ def _low_rank(
 
 
 def _fit(shape: tuple[int, ...], rank: int) -> bool:
-    """Tell whether a second matrix's shape [outputs, rank], or a convolution's, has this rank."""
+    """Return whether the shape of B, [outputs, rank] or a convolution's, has this rank."""
     return len(shape) > 1 and shape[1] == rank and set(shape[2:]) <= {1}

@@ -95,12 +95,12 @@ def fingerprint(path: Path, adapters: Sequence[Adapter] = ()) -> str:
 def open_checkpoint(path: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     """Read the checkpoint in a folder or GGUF file; its tensors are read on lookup.
 
-    Adapters are merged into its weights, each when it is read. Raises KvcastError with one line if
+    Adapters are merged into its weights as these are read. Raises KvcastError with one line if
     there is no supported, complete checkpoint, or an adapter does not fit it.
     """
     with os_errors_as_ours():
         reader = _reader_of(path)
-        reader.files(path)  # raises where one is missing
+        reader.files(path)  # raises if one is missing
         if not adapters:
             return reader.read(path)
         if (layout := reader.adapter_layout) is None:
@@ -240,5 +240,5 @@ def _located(name: str, on_phase: OnPhase) -> Path:
 
 
 def _public(name: str) -> str:
-    """Return a hub id as it is, and the last part of a path."""
+    """Return a hub id unchanged, and the last part of a path."""
     return Path(name).resolve().name if Path(name).exists() else name

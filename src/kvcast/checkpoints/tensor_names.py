@@ -48,9 +48,9 @@ def fill(
 ) -> LazyTensors:
     """Fill canonical tensors from `stored`, checking every shape without reading values.
 
-    Entries are consumed one by one, so a configuration that asks for too much fails at the first
-    missing tensor. Raises KvcastError, naming `label` and the tensor, for one that is missing, has
-    another shape or unreadable values, or, unless it is `lenient`, does not belong to `model`.
+    Entries are consumed one by one, so a configuration with too many layers fails at the first
+    missing tensor. Raises KvcastError, naming `label` and the tensor, for a tensor that is missing,
+    has another shape or unreadable values, or, unless `lenient`, does not belong to `model`.
     """
     filled: dict[str, list[StoredTensor]] = {}
     used = set()
@@ -107,8 +107,7 @@ def take_apart(
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield canonical tensors under the names of a file, one by one: the inverse of `fill`.
 
-    Parts are equal, but for queries where keys have `keys` rows and so have values. Serves tensors
-    without experts.
+    Parts are equal, unless keys and values have `keys` rows each. For tensors without experts.
     """
     for canonical in tensors:
         tensor, names = tensors[canonical], _names(canonical, table)
@@ -120,7 +119,7 @@ def take_apart(
 
 
 def same(tensor: StoredTensor, other: StoredTensor) -> bool:
-    """Tell whether two tensors are equal, reading them only if their shapes are."""
+    """Return whether two tensors are equal, reading them only if their shapes are."""
     return tensor.shape == other.shape and np.array_equal(tensor.read(), other.read())
 
 
@@ -134,7 +133,7 @@ def drop_tied(own: dict[str, StoredTensor], head: str, embedding: str) -> None:
 
 
 def zeros(shape: tuple[int, ...]) -> StoredTensor:
-    """Return a bias that files leave out; float16 keeps the dtype of what it is joined with."""
+    """Return a bias that files omit; float16, so that concatenation keeps the others' dtype."""
     return StoredTensor(shape=shape, read=lambda: np.zeros(shape, np.float16))
 
 
@@ -144,7 +143,7 @@ def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a norm's weight that is stored minus one."""
+    """Return a norm's weight that is stored minus 1."""
     # Added in float32, as transformers does: half precision would round small weights away.
     return weight.astype(np.float32) + np.float32(1)
 
@@ -164,7 +163,7 @@ def transposed(tensor: StoredTensor) -> StoredTensor:
 
 
 def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
-    """Return a tensor whose rows `move` puts into another order, those of its codes as well."""
+    """Return a tensor with its rows, and its codes' rows, reordered by `move`."""
     blocks, rows = tensor.blocks, tensor.rows
     return replace(
         changed(tensor, move),
@@ -174,7 +173,7 @@ def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def picked(tensor: StoredTensor, index: NDArray[np.intp]) -> StoredTensor:
-    """Return some rows of a tensor, those of its codes as well."""
+    """Return some rows of a tensor and of its codes."""
     part = reordered(tensor, lambda rows: rows[index])
     nbytes = tensor.nbytes * len(index) // tensor.shape[0]
     return replace(part, shape=(len(index), *tensor.shape[1:]), nbytes=nbytes)
@@ -197,7 +196,7 @@ def by_part(
 
 
 def joined_flat(tensors: Sequence[StoredTensor]) -> StoredTensor:
-    """Return the values of small tensors one after the other, [count]."""
+    """Return the concatenated values of small tensors, [count]."""
     return StoredTensor(
         shape=(sum(prod(tensor.shape) for tensor in tensors),),
         read=lambda: np.concatenate([tensor.read().ravel() for tensor in tensors]),
@@ -225,7 +224,7 @@ def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTens
     blocks = [part.blocks for part in parts if part.blocks is not None]
     if len(blocks) < len(parts) or len(shape) < _MATRIX:
         return tensor
-    # Matrices of experts follow one another as well: [experts * outputs, inputs].
+    # Matrices of experts are also concatenated: [experts * outputs, inputs].
     return replace(tensor, blocks=lambda: joined([read_blocks() for read_blocks in blocks]))
 
 
@@ -240,7 +239,7 @@ def _names(canonical: str, table: NameTable) -> list[str]:
     """Return the names in the file that make up `canonical`, with its layer filled in."""
     layer = _LAYER.search(canonical)
     names = table[_LAYER.sub("{i}", canonical)]
-    # An expert's number is filled in later.
+    # An expert's index is filled in later.
     return [name.format(i=int(layer[0]) if layer else 0, e="{e}") for name in names]
 
 
@@ -264,7 +263,7 @@ def _decoder_parts(
         counts = (rows // 2, rows // 2)
     elif ".delta.input." in canonical and dimensions.delta is not None:
         counts = dimensions.delta.projected
-    if len(names) == 1:  # files may have the parts as one
+    if len(names) == 1:  # files may have the parts in one tensor
         counts = (rows,)
     for expert in range(dimensions.experts if per_expert else 1):
         for name, count in zip(names, counts, strict=True):
@@ -294,9 +293,9 @@ def in_halves(
     Args:
         stored: by the file's names.
         dimensions: the model's.
-        is_rotated: tells by its name whether a tensor has heads of queries or keys, and perhaps
+        is_rotated: returns by name whether a tensor has heads of queries or keys, and perhaps
             values after both.
-        neighbours: whether pairs are neighbouring rows in the file, not halves of what turns.
+        neighbours: whether pairs are adjacent rows in the file, not halves of the rotated channels.
 
     """
     size, rotary = dimensions.head_dim, dimensions.rotary or dimensions.window_rotary
@@ -318,10 +317,10 @@ def in_halves(
 
 
 def head_order(head_dim: int, channels: int, *, neighbours: bool) -> NDArray[np.intp]:
-    """Return which of a file's rows of a head of queries or keys becomes each of kvcast's.
+    """Return the permutation from a file's rows of a query or key head to kvcast's.
 
-    In files, the first `channels` rows are rotary pairs and the others do not turn. In kvcast,
-    pairs are in halves of the whole head, those that turn first.
+    In files, the first `channels` rows are rotary pairs and the others are not rotated. In kvcast,
+    pairs are in halves of the whole head, rotated ones first.
     """
     if neighbours:
         first, second = np.arange(0, channels, 2), np.arange(1, channels, 2)

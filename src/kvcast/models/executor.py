@@ -1,7 +1,7 @@
-"""Executes programs with PyTorch, operation by operation, for eager and for torch.export.
+"""Executes programs with PyTorch, op by op, for eager and for torch.export.
 
-A matrix is a linear layer, so that layers can be watched or replaced by quantised ones. Parameters
-have the names of the checkpoint's tensors, buffers those of programs' other constants.
+A matrix is a linear layer, so that layers can be hooked or replaced by quantized ones. Parameters
+have the names of the checkpoint's tensors, buffers the names of programs' other constants.
 """
 
 import operator
@@ -208,7 +208,7 @@ class TorchProgram(nn.Module):
                 self._hold(name, weights[name])
 
     def _owner(self, path: str, layer: nn.Module | None = None) -> nn.Module:
-        """Return the submodule at a path, `layer` or an empty one where there is none yet."""
+        """Return the submodule at a path; create `layer` or an empty one if missing."""
         if not path:
             return self
         before, _, leaf = path.rpartition(".")
@@ -235,7 +235,7 @@ class TorchProgram(nn.Module):
         self._places[name] = layer, leaf
 
     def forward(self, *arguments: Tensor) -> list[Tensor]:
-        """Take the program's inputs, and give its results. Caches are written in place."""
+        """Take the program's inputs and return its results. Caches are written in place."""
         return self.run(arguments)
 
     def run(self, arguments: Sequence[Tensor], **others: Operation) -> list[Tensor]:
@@ -279,15 +279,15 @@ class TorchProgram(nn.Module):
     ) -> Tensor:
         """Run `decode` of a decoder-only model on rows with any number of new tokens each.
 
-        Only attention, convolutions and positions know rows: no other operation sees padding, or a
-        token's neighbours.
+        Only attention, convolutions and positions depend on rows: no other operation sees padding,
+        or other tokens.
 
         Args:
             tokens_n: int64 [n], the new tokens of these rows, concatenated.
             rows: the rows of the caches that take part.
             counts: the number of new tokens of each.
             lengths: int32 [rows of the caches], positions in the caches before this call.
-            offsets: int64 [m], which of the n positions get logits.
+            offsets: int64 [m], indices of the n positions whose logits are returned.
             caches: each [rows, ...], written in place.
 
         Returns:

@@ -5,8 +5,8 @@ models use a table of cosines and one of sines. Pairs are in halves: channel i o
 with channel i + head_dim / 2. In a partial rotation, the other pairs have angle 0.
 
 "longrope" and "dynamic" depend on the length of the text. A cache holds rotated keys, so the
-frequencies cannot change in the middle of a text: all texts use those of the model's longest
-sequence, as in vLLM and llama.cpp; transformers chooses by the length of each text.
+frequencies cannot change in the middle of a text: all texts use the frequencies of the model's
+longest sequence, as in vLLM and llama.cpp; transformers chooses by the length of each text.
 """
 
 import math
@@ -27,7 +27,7 @@ class Rotary:
 
     Attributes:
         base: the slowest pair turns by base ** -(1 - 2 / head_dim) radians per position.
-        scaling: one of SCALINGS, which decides on the attributes below.
+        scaling: one of SCALINGS, which selects the attributes below.
         low_frequency: "llama3": pairs with fewer turns over `trained_positions` are scaled fully;
             "yarn": its beta_slow.
         high_frequency: "llama3": pairs with more turns are not scaled; "yarn": its beta_fast.
@@ -37,8 +37,8 @@ class Rotary:
         truncate: "yarn": whether whole pairs bound the blend.
         partial: the share of a head's channels that turn, from the first on; "proportional": the
             share of its pairs, at frequencies as if all of them turned.
-        divisors: "longrope": what each pair's frequency is divided by.
-        long_divisors: the same where sequences may be longer than `trained_positions`.
+        divisors: "longrope": divisor of each pair's frequency.
+        long_divisors: the same if sequences may be longer than `trained_positions`.
         query_beta: queries at position p are multiplied by
             1 + query_beta ln(1 + floor(p / trained_positions)) (Llama 4, Ministral 3).
 
@@ -112,7 +112,7 @@ class Rotary:
         return (1 + self.query_beta * np.log1p(lengths)).astype(np.float32)
 
     def frequencies(self, head_dim: int, positions: int = 0) -> NDArray[np.float32]:
-        """Return radians per position, [head_dim / 2], fastest first and then those of no turn.
+        """Return radians per position, [head_dim / 2], fastest first, unrotated pairs last.
 
         `positions` is the length of the longest sequence. Rounds to float32 at the same steps as
         transformers: at position 8,000, the last bit of a frequency changes a cosine by 5e-4.
@@ -152,9 +152,9 @@ class Rotary:
         return plain
 
     def _extended_base(self, rotated: int, positions: int) -> float:
-        """Return the base; of "dynamic" a larger one, where sequences may be longer than trained.
+        """Return the base; a larger one for "dynamic" if sequences may be longer than trained.
 
-        Its rule is that of bloc97's and emozilla's dynamic NTK scaling.
+        This is bloc97's and emozilla's dynamic NTK scaling.
         """
         if self.scaling != "dynamic" or positions <= self.trained_positions:
             return self.base

@@ -38,7 +38,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """One operation: arguments are nodes, constants, numbers, strings, None and lists of these."""
+    """One op: arguments are nodes, constants, scalars, strings, None and lists of these."""
 
     name: str
     operation: str
@@ -84,7 +84,7 @@ class Program:
         return step
 
     def needed(self, outputs: Sequence[str]) -> list[Step]:
-        """Return the steps without which some results, or a cache, would not be written."""
+        """Return the steps that some results or a cache depend on."""
         wanted = {self.outputs.get(name, name) for name in outputs}
         kept = []
         for step in reversed(self.steps):
@@ -179,15 +179,15 @@ class SelfAttention(NamedTuple, Generic[T]):
         value_cache: like `key_cache`.
         lengths: int32 [r], positions in each row's cache before the call.
         scale: factor on the products of queries and keys.
-        window: positions that a query sees, its own among them; 0: all.
+        window: sliding window, the query's position included; 0: all.
         softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
         cosines: [positions, d / 2], for rotary embeddings; None: no rotation.
         sines: like `cosines`.
         bias: [r or 1, h or 1, s, c], added to the scaled products; linear caches only.
-        causal: whether a position sees only those up to itself.
-        sinks: [h], a logit beside those of a head's queries, whose share gives nothing.
-        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see beside the
-            cache, in the same softmax; they are not rotated, and have no bias. None: none.
+        causal: whether a position sees only positions up to itself.
+        sinks: [h], attention sinks: a logit in each head's softmax without a value.
+        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see in one softmax
+            with the cache; not rotated, without bias. None: none.
         cross_value: like `cross_key`.
         cross_lengths: int32 [b], how many of an input's t positions are valid; None: all.
 
@@ -213,20 +213,20 @@ class SelfAttention(NamedTuple, Generic[T]):
 
     @property
     def crosses(self) -> bool:
-        """Whether queries see an encoded input beside the cache."""
+        """Whether queries see an encoded input in one softmax with the cache."""
         return self.cross_key is not None
 
 
 class SharedAttention(NamedTuple, Generic[T]):
-    """A call of attention over a cache that an earlier layer has written in the same call.
+    """A call of attention over the cache of an earlier layer.
 
     Attributes:
         query: [r, a, h * d], of some of the new positions.
-        key_cache: [r, kv_heads, c, d], linear: no new position has displaced another.
+        key_cache: [r, kv_heads, c, d], linear: nothing was evicted.
         value_cache: like `key_cache`.
-        lengths: as of `SelfAttention`.
-        offsets: int64 [a], the new positions that queries are of, of every row.
-        scale: as of `SelfAttention`, and so are the others.
+        lengths: as in `SelfAttention`.
+        offsets: int64 [a], the queries' indices among the new positions, in every row.
+        scale: as in `SelfAttention`, and so are the others.
         window: positions that a query sees; 0: all.
         sines: like `cosines`.
         sinks: [h].

@@ -34,10 +34,10 @@ class Recipe:
     """A choice of precisions for one model.
 
     Attributes:
-        sha256: of its files, and of adapters that are merged into it.
-        matrices: "fp32", "int8" or "int4" of each, by the names that programs have.
-        self_cache: "fp32", "fp16" or "int8", of caches that tokens are appended to.
-        measured: numbers and words on how it was found; nothing depends on them.
+        sha256: of its files, and of merged adapters.
+        matrices: "fp32", "int8" or "int4" of each, by name in programs.
+        self_cache: "fp32", "fp16" or "int8", of self-attention caches.
+        measured: measurements of the search; nothing depends on them.
 
     """
 
@@ -53,7 +53,7 @@ class Recipe:
         return set(self.matrices.values()) <= {"fp32"}
 
     def fields(self) -> dict[str, Any]:
-        """Return what a file or a manifest holds; matrices in the order of their names."""
+        """Return the fields of a file or a manifest; matrices sorted by name."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -113,7 +113,7 @@ class Recipe:
 
 
 def names_recipe(quantize: str | None) -> bool:
-    """Tell whether a quantisation that a user asks for is a recipe's path."""
+    """Return whether a requested quantization is a recipe's path."""
     return quantize is not None and quantize.endswith(ENDING)
 
 

@@ -1,6 +1,6 @@
-"""What the kernels of attention share: heads, rotation, which keys queries see, and the products.
+"""Shared by the attention kernels: heads, rotation, masks and products.
 
-Letters in shapes are those of `kvcast.models.ops.attention`.
+Letters in shapes: see `kvcast.models.ops.attention`.
 """
 
 import torch
@@ -20,9 +20,9 @@ def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def blocks_of_rows(rows: list[int], counts: list[int]) -> list[tuple[slice, slice, int]]:
-    """Divide concatenated new positions: rows of a cache, their positions, and how many of each.
+    """Divide concatenated new positions: rows of a cache, their positions, and counts.
 
-    Neighbouring rows with the same number of new positions form one batched block.
+    Adjacent rows with equally many new positions form one batched block.
     """
     first, count = rows[0], counts[0]
     if rows == list(range(first, first + len(rows))) and counts == [count] * len(rows):
@@ -42,7 +42,7 @@ def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
     slots_c = torch.arange(held, device=last_r.device)
     last_r1 = last_r[:, None]
     newest_r1 = last_r1 % capacity
-    # One division per row: in compiled loops, one per slot would cost more than all of attention.
+    # One division per row: compiled, a division per slot would cost more than all of attention.
     lap_rc = torch.where(slots_c > newest_r1, capacity, 0)
     return last_r1 - newest_r1 + slots_c - lap_rc
 
@@ -67,14 +67,14 @@ def padding_mask(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
 def within_windows(
     distance_mt: Tensor, before: int, after: int, lengths: Tensor | None = None
 ) -> Tensor:
-    """Return which keys queries see that see so many positions before and after their own.
+    """Return the mask of windows around queries.
 
     Args:
-        distance_mt: how far after a query's position a key's is.
-        before: how many positions before its own a query sees.
+        distance_mt: key position minus query position.
+        before: positions that a query sees before its own.
         after: how many after it.
         lengths: int32 [b], how many of an input's t positions are valid; None: all. A query always
-            sees its own position, as no softmax is of nothing.
+            sees its own position, so that no softmax is empty.
 
     Returns:
         [m, t], or [b, 1, m, t] with lengths.
@@ -99,7 +99,7 @@ def attend(
 ) -> Tensor:
     """[r, h, s, d] over [r, kv_heads, c, d], with a boolean or additive mask; None: all are seen.
 
-    `beside` are keys and values [b, kv_heads, t, d] in the same softmax, and their boolean mask.
+    `beside`: more keys and values [b, kv_heads, t, d] in the same softmax, with a boolean mask.
     """
     if not softcap and sinks is None and beside is None:
         shares_keys = query.shape[1] > key.shape[1]

@@ -56,7 +56,7 @@ def self_attention(
     cross_value: Tensor | None = None,
     cross_lengths: Tensor | None = None,
 ) -> Tensor:
-    """Append `key` and `value` to a cache and attend to everything in it.
+    """Append `key` and `value` to a cache and attend to all of it.
 
     Args:
         query: [r, s, heads * d].
@@ -67,18 +67,18 @@ def self_attention(
         value_cache: like `key_cache`.
         lengths: int32 [r], positions in each row's cache before this call.
         scale: factor on the products of queries and keys.
-        window: how many positions a query sees, including its own; 0: all, and then c must be at
-            least the length of the longest row.
+        window: sliding window, including the query's position; 0: all, and then c must be at least
+            the length of the longest row.
         softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
         cosines: [positions, d / 2], for rotary embeddings; None: no rotation.
         sines: like `cosines`.
         bias: [r or 1, heads or 1, s, c], added to the scaled products with positions 0 .. c - 1;
             for linear caches only.
-        causal: whether a position sees only those up to itself. If not, it sees all of its row,
+        causal: whether a position sees only positions up to itself. If not, it sees all of its row,
             including this call's positions.
-        sinks: [heads], a logit beside those of a head's queries, whose share gives nothing.
-        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see beside the
-            cache, in the same softmax. Row i reads input i // (r // b).
+        sinks: [heads], attention sinks: a logit in each head's softmax without a value; None: none.
+        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see in one softmax
+            with the cache. Row i reads input i // (r // b).
         cross_value: like `cross_key`.
         cross_lengths: int32 [b], how many of an input's t positions are valid; None: all.
 
@@ -97,7 +97,7 @@ def self_attention(
         query, key = rotated(query, *angles), rotated(key, *angles)
     capacity, new = key_cache.shape[2], query.shape[2]
     if capacity >= window + new - 1 or int(positions_rs.max()) < capacity:
-        # No new position displaces one that a query sees, so reading the cache is enough.
+        # No new position evicts one that a query sees, so reading the cache is enough.
         _write(key_cache, value_cache, key, value, positions_rs)
         last_r = positions_rs[:, -1]
         # Slots past the longest row are not valid. Skipping them makes a step's cost depend on the
@@ -244,7 +244,7 @@ def cross_attention(
     bias: Tensor | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Attend to complete keys and values, all of which every query sees.
+    """Attend to complete keys and values without a mask.
 
     Several rows may read one input. Without a causal mask the order of queries does not matter, so
     an input's rows fold into its query axis and keys are never repeated.
@@ -286,7 +286,7 @@ def encoder_attention(
     cosines: Tensor | None = None,
     sines: Tensor | None = None,
 ) -> Tensor:
-    """Attend from every position to every other, without a cache.
+    """Attend from every position to all positions, without a cache.
 
     Args:
         query: [b, t, heads * d].
@@ -318,7 +318,7 @@ def encoder_attention(
 
 
 def _like_query(query: Tensor, *_arguments: Any, **_options: Any) -> Tensor:
-    """Return a result as each of the operators gives it, without numbers."""
+    """Return an empty result, as each of the operators returns it to tracing."""
     return torch.empty_like(query)
 
 

@@ -44,10 +44,10 @@ def window_attention(
     lengths: Tensor | None = None,
     following: int = 0,
 ) -> Tensor:
-    """Attend from positions to those in a window around each, at the cost of the window.
+    """Attend within a window around each position, at the cost of the window.
 
-    Queries may be the latest of a stream, whose keys of before are kept. `source_attention`
-    (`kvcast.models.ops.encoders`) is of whole inputs, some of whose layers see all.
+    Queries may be the latest of a stream, whose earlier keys are cached. `source_attention`
+    (`kvcast.models.ops.encoders`) takes whole inputs, and some of its layers see all positions.
 
     Args:
         query: [b, m, heads * d], of m positions in order.
@@ -55,11 +55,11 @@ def window_attention(
         value: like `key`.
         heads: number of heads.
         scale: factor on the products of queries and keys.
-        before: how many positions before its own a query sees.
+        before: positions that a query sees before its own.
         after: how many after it.
         lengths: int32 [b], 1 or more: how many of an input's t positions are valid; None: all. The
             results for the others are meaningless.
-        following: how many positions follow that of the last query.
+        following: how many positions follow the last query.
 
     Returns:
         [b, m, heads * d].
@@ -77,12 +77,12 @@ def window_attention(
 
 
 def relative_scores(query: Tensor, key: Tensor, heads: int, scale: float) -> Tensor:
-    """Multiply queries by the keys of their distances to all positions.
+    """Multiply queries by keys of relative distances (Transformer-XL).
 
     Args:
         query: [b, t, h * d].
-        key: [2, t, h * d], of distances 0 .. t - 1 behind a query and ahead of it; the first of
-            those ahead is not read.
+        key: [2, t, h * d], of distances 0 .. t - 1 behind a query and ahead of it; distance 0 ahead
+            is not read.
         heads: h.
         scale: factor on products.
 
@@ -112,7 +112,7 @@ def source_attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Attend from every position to those around it, with rotary embeddings and no cache.
+    """Attend from every position within a window, with rotary embeddings and no cache.
 
     Args:
         query: [b, t, heads * d].
@@ -124,8 +124,8 @@ def source_attention(
             the others are meaningless.
         cosines: [t or more, d / 2].
         sines: like `cosines`.
-        window: how many positions one sees: itself, half of the others before it and half after it,
-            where the odd one is; 0: all.
+        window: the window: the position itself, half of the others before it and half, rounded up,
+            after it; 0: all.
         softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
 
     Returns:

@@ -28,15 +28,15 @@ def delta_rule(
     lengths: Tensor,
     key_heads: int,
 ) -> Tensor:
-    """Rewrite matrices by new positions, one after the other, and read them at each.
+    """Update states by new positions in sequence, and read them at each.
 
     Args:
         x: [r, s, 2 * g * k + h * v], queries, keys and values.
-        share: [r, s, h], of what the matrix lacks; before the sigmoid.
-        step: [r, s, h], how much the matrix decays; before the softplus.
+        share: [r, s, h], beta of the delta rule, before the sigmoid.
+        step: [r, s, h], decay of the state, before the softplus.
         decay: [h], logarithms of factors on steps.
         bias: [h], added to steps.
-        state: [r, h, k, v], rewritten. Without earlier positions it counts as zeros.
+        state: [r, h, k, v], updated in place. Zeros without earlier positions.
         lengths: int32 [r], positions in each row before this call.
         key_heads: g.
 
@@ -136,11 +136,11 @@ def packed_states(
     lengths: Tensor,
     key_heads: int,
 ) -> Tensor:
-    """Do an operation for some rows of a batch, each with its own number of new positions.
+    """Run an operation on some rows of a batch, each with its own number of new positions.
 
     Args:
         operation: `delta_rule` or `selective_scan`.
-        parts: its arguments of positions, [n, ...] for all rows, concatenated.
+        parts: its per-position arguments, [n, ...] for all rows, concatenated.
         constants: its other arguments before the state.
         state: [r, h, k, v].
         rows: the rows of the state that take part, each once.
@@ -163,7 +163,7 @@ def packed_states(
 def convolve_and_keep(
     x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Convolve new inputs and those before them, and write the new ones into a cache.
+    """Convolve new and cached inputs, and write the new ones into the cache.
 
     Args:
         x: [r, s, w].
@@ -243,10 +243,10 @@ def packed_short_convolution(
 
 
 def channel_convolution(x: Tensor, kernel: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """Convolve neighbours along two axes, padded with zeros.
+    """Convolve each channel along two axes, padded with zeros.
 
     Args:
-        x: [b, t, f, w], or [b, t, f, 1] where all channels are made of one.
+        x: [b, t, f, w], or [b, t, f, 1] if all output channels read one.
         kernel: [l, k, w], of odd sizes.
         bias: [w].
         stride: along both axes.
