@@ -1,6 +1,6 @@
 """Parakeet as data: a FastConformer whose positions a transducer, or CTC, turns into tokens.
 
-A decode token packs a token id and an encoder frame, `token + frame * vocab_size`; the step returns
+A decode token packs a token id and an encoder frame, `token + frame * tokens`; the step returns
 logits of the next token there: with a prediction network over the tokens so far, whose LSTMs'
 states are a cache, or without one (CTC). Blank tokens leave the states unchanged. The caller
 chooses the next frame.

@@ -65,7 +65,7 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class T5Dimensions:
-    """Everything that determines a T5's tensor shapes and computation.
+    """All that determines a T5's tensor shapes and computation.
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "t5", "mt5", ...
@@ -76,7 +76,7 @@ class T5Dimensions:
         gated: whether the feed-forward has a gate (1.1 and later).
         tied: whether the head is the embedding (1.0).
         logit_scale: factor on the head's input (1.0: width ** -0.5).
-        layer_bias: whether each layer has a table of relative positions of its own (UMT5).
+        layer_bias: whether each layer has its own table of relative positions (UMT5).
         cross_bias: whether cross-attention has the decoder's position bias too (bert4keras).
         target_positions: length of the longest target, including the start token.
 

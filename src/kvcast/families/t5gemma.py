@@ -1,12 +1,12 @@
 """T5Gemma, an encoder and a decoder of Gemma 2's blocks, and T5Gemma 2, of Gemma 3's, as data.
 
-A layer of T5Gemma's decoder attends to the target and then to the source. One of T5Gemma 2's
-attends to both at once: the source's keys and values are made by the matrices and the norm of the
-target's, and are not rotated; one softmax is over all.
+A layer of T5Gemma's decoder attends to the target and then to the source. A layer of T5Gemma 2's
+attends to both in one softmax: the source's keys and values use the target's matrices and norm, and
+are not rotated.
 
 Canonical tensors are [out, in], as in torch's Linear. Query, key and value of self-attention are
-one tensor in this order; key and value of what a source is projected by are one, and so are gate
-and up. Norms multiply by their weight as it is. Rotary pairs are in halves of a head.
+one tensor in this order; key and value of cross-attention are one, and so are gate and up. Norms
+multiply by their weight, without adding 1. Rotary pairs are in halves of a head.
 """
 
 import math
@@ -56,13 +56,13 @@ _ANGLES = ("cosines", "sines")
 
 @dataclass(frozen=True, kw_only=True)
 class T5GemmaDimensions:
-    """Everything that determines a T5Gemma's tensor shapes and computation.
+    """All that determines a T5Gemma's tensor shapes and computation.
 
     Attributes:
         architecture: the checkpoint's name for it, for people only.
         logit_softcap: c in c tanh(x / c), on the model's logits; 0: none.
         merged: whether a layer of the decoder attends to target and source at once (T5Gemma 2).
-        eoi_token: the end of an image, whose embedding is a tensor of its own, not scaled; None:
+        eoi_token: the end-of-image token, whose embedding is a separate tensor, not scaled; None:
             there is no such tensor.
 
     """

@@ -1,8 +1,8 @@
 """UniLM generators (Dong et al. 2019, arXiv:1905.03197): RoFormer, SimBERT.
 
-A BERT with a mask by which source positions see the whole source, and target positions everything
-up to themselves. Canonical tensors are [out, in], as in torch's Linear. Query, key and value are
-one tensor in this order; rotary pairs, if any, are in halves of a head. The output head is the
+A BERT with a prefix-LM mask: source positions see the whole source, and target positions all up to
+themselves. Canonical tensors are [out, in], as in torch's Linear. Query, key and value are one
+tensor in this order; rotary pairs, if any, are in halves of a head. The output head is the
 embedding.
 """
 
@@ -62,7 +62,7 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class UnilmDimensions:
-    """Everything that determines a UniLM's tensor shapes and computation.
+    """All that determines a UniLM's tensor shapes and computation.
 
     Attributes:
         architecture: the checkpoint's name for it, for people only: "roformer", "bert", ...

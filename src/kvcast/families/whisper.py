@@ -230,7 +230,7 @@ def _decode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
         x = _fed(write, x, layer)
     normed = write.layer_norm(select_asked(write, x), "decoder.norm", _EPSILON)
     logits = split_rows(write, write.linear(join_rows(write, normed), "decoder.embedding"))
-    # One selection for all heads: a step would notice one for each.
+    # One selection for all heads: one per head would slow a step measurably.
     aligned = write.step("cat", [queries[layer] for layer in _aligned_layers(dimensions)], -1)
     aligned = write.step("index_select", aligned, -1, Constant(_ALIGNED_CHANNELS))
     return write.program(**{"logits": logits, ALIGNMENT_QUERIES: aligned})

@@ -97,7 +97,7 @@ class BoundRuntime(CachedRuntime):
         """Bind the calls that append several tokens to each row of a run."""
 
     def divided(self, run: Run) -> Iterable[Run]:
-        """Divide a run of one new token each into runs that one call takes."""
+        """Split a run of one new token each into runs of one call."""
         return (run,)
 
     @override
@@ -145,7 +145,7 @@ class BoundRuntime(CachedRuntime):
     def arguments(
         self, memory: Memory, run: Run, given: Sequence[NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Return the inputs of `decode` by name: the given ones, caches and encoded inputs."""
+        """Return the inputs of `decode` by name: `given`, caches and encoded inputs."""
         cells, encoded = memory.views(run.places, run.slots)
         values: dict[str, NDArray[Any]] = dict(zip(_NEW, given, strict=True))
         values |= zip(self._past, cells, strict=True)

@@ -27,9 +27,9 @@ class Reference(Protocol):
     """A model in fp32.
 
     Attributes:
-        name: tells in a proof's record what executes it.
+        name: names its executor in a proof's record.
         dimensions: the family's.
-        runtime: runs its programs as runtimes are driven.
+        runtime: runs its programs.
 
     """
 

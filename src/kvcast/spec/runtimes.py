@@ -26,12 +26,13 @@ class BundlePrecision:
     """The precision of a bundle.
 
     Attributes:
-        quantize: how weight matrices are quantised: "none", one of the target's schemes, `OWN`, or
+        quantize: how weight matrices are quantized: "none", one of the target's schemes, `OWN`, or
             `RECIPE`.
-        dtype: of everything that is not quantised: "fp32", "bf16" or "fp16".
-        cache: of self caches: the same as `dtype`, or "int8".
+        dtype: of all that is not quantized: "fp32", "bf16" or "fp16".
+        cache: of self-attention caches: the same as `dtype`, or "int8".
         calibrated: whether int4's codes are calibrated; see `CALIBRATED`.
-        recipe: the precision of each matrix and of cross caches; None: it follows from the rest.
+        recipe: the precision of each matrix and of cross-attention caches; None: it follows from
+            the rest.
 
     """
 
@@ -66,28 +67,27 @@ class PrecisionRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeInfo:
-    """One runtime.
+    """A runtime's declared abilities.
 
     Attributes:
-        summary: what sets it apart, in a few words.
+        summary: its distinguishing features, in a few words.
         extra: the extra to install for exporting and opening models, as in `kvcast[extra]`; None:
-            nothing to install would help.
+            no extra is needed or would help.
         target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
             models run without a bundle.
-        traffic: the `kvcast.runtimes.traffic.TrafficReader` that counts what its programs read and
-            write, as `module:class`.
-        direct: whether checkpoints are opened as they are, without a bundle.
-        keeps_codes: whether a checkpoint that is opened as it is keeps its own codes by default.
-        recipes: whether each matrix may have a precision of its own.
+        traffic: the `kvcast.runtimes.traffic.TrafficReader` that counts its programs' reads and
+            writes, as `module:class`.
+        direct: whether checkpoints are opened directly, without a bundle.
+        keeps_codes: whether a checkpoint opened directly keeps its codes by default.
+        recipes: whether matrices may differ in precision.
         compiles: whether exporting compiles native code, so that build options apply.
         package: the file of its bundles that can contain native code; empty if none can.
-        dtypes: dtypes of everything that is not quantised; the first is the default with "none".
-        caches: dtypes of self caches, the default first; empty if they follow `dtypes`.
+        dtypes: dtypes of all that is not quantized; the first is the default with "none".
+        caches: dtypes of self-attention caches, the default first; empty if they follow `dtypes`.
         quantized_cache: the default dtype of caches if matrices are quantised; empty: the same.
-        other_layers: whether layers may be other than attention, such as convolutions, or have
-            heads of several sizes, or share caches.
-        states: operations of programs over other caches than keys and values, where not all are
-            there.
+        other_layers: whether layers without attention (such as convolutions), several head sizes,
+            and shared caches are supported.
+        states: supported operations over recurrent caches, if not all.
 
     """
 
@@ -116,12 +116,12 @@ class RuntimeInfo:
 
     @property
     def default_opening(self) -> str:
-        """How checkpoints are quantised by default where they are opened as they are, in words."""
+        """The default quantization of checkpoints opened directly, in words."""
         own = "a GGUF file's own codes or " if self.keeps_codes else ""
         return f"{own}{self.default_quantize}"
 
     def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
-        """Fill in defaults, or read a recipe; raises UsageError for what the runtime lacks."""
+        """Fill in defaults, or read a recipe; raises UsageError for unsupported options."""
         if request.quantize is not None and names_recipe(request.quantize):
             return self._by_recipe(Path(request.quantize), request)
         quantize = request.quantize or self.default_quantize
@@ -157,7 +157,7 @@ class RuntimeInfo:
         )
 
     def choose_opening(self, request: PrecisionRequest) -> BundlePrecision:
-        """Fill in defaults for a checkpoint that is opened as it is."""
+        """Fill in defaults for a checkpoint opened directly."""
         precision = self.choose_precision(request)
         if self.keeps_codes and request.quantize is None:
             return replace(precision, quantize=OWN)

@@ -1,6 +1,6 @@
 """Shape inference: the shape of every op's result in a program, from the shapes of its inputs.
 
-For what is counted or declared without running a program; all sizes are known.
+For counts and declarations without running a program; all sizes are known.
 """
 
 from collections.abc import Callable, Mapping

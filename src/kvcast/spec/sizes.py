@@ -11,7 +11,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 def require_positive(**sizes: int) -> None:
-    """Raise KvcastError unless each is a positive whole number."""
+    """Raise KvcastError unless each is a positive integer."""
     for name, value in sizes.items():
         if type(value) is not int or value <= 0:
             raise KvcastError(f"{name} must be a positive whole number, not {value!r}")
@@ -44,6 +44,6 @@ def require_heads(width: int, *counts: int, name: str = "width") -> None:
 
 
 def require_token(name: str, token: int, count: int) -> None:
-    """Raise KvcastError unless `token` is the number of one of `count` tokens."""
+    """Raise KvcastError unless `token` is an id below `count`."""
     if type(token) is not int or not 0 <= token < count:
         raise KvcastError(f"{name} {token} is not one of {count} tokens")

@@ -1,6 +1,6 @@
-"""Matrices as checkpoints store them: int8 or int4 codes in blocks of 32 inputs, and encoded rows.
+"""Quantized matrices in checkpoints: int8 or int4 codes in blocks of 32 inputs, and encoded rows.
 
-A `FileRows` row is an address and an encoding, so kernels read rows where they lie in the file;
+A `FileRows` row is an address and an encoding, so kernels read rows in place from the mapped file;
 reordering rows, or joining several tensors', copies nothing.
 """
 
@@ -18,12 +18,12 @@ BLOCK = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CodedMatrix:
-    """A matrix [outputs, inputs]; a number is code * scale, plus the least value of its block.
+    """A matrix [outputs, inputs]; a value is code * scale, plus its block's minimum.
 
     Attributes:
-        codes: int8, or 0 .. 15 as uint8 where there are least values, [outputs, inputs].
+        codes: int8, or 0 .. 15 as uint8 with minimums, [outputs, inputs].
         scales: float16 [outputs, inputs / 32].
-        least: float16, likewise: the value of code 0; None for int8.
+        least: minimums, float16, likewise: the value of code 0; None for int8.
 
     """
 
@@ -53,7 +53,7 @@ BlocksOf = Callable[[str], CodedMatrix | None]
 
 
 def no_blocks(_: str) -> None:
-    """Tell that a checkpoint has numbers alone."""
+    """The `blocks_of` of a checkpoint without quantized matrices."""
 
 
 def of_eight_bits(blocks_of: BlocksOf) -> BlocksOf:
@@ -69,8 +69,8 @@ def of_eight_bits(blocks_of: BlocksOf) -> BlocksOf:
 def joined(parts: Sequence[CodedMatrix]) -> CodedMatrix:
     """Return matrices with the same inputs as one, the outputs of the first before those of others.
 
-    Where they are not of one kind all become int8, those that were not by rounding: finer than the
-    4 bits, or about as fine as the 5 and 6, that they had.
+    Mixed kinds all become int8; others are requantized: finer than 4 bits, about as fine as 5 and
+    6.
     """
     least = [part.least for part in parts]
     given = [part_least for part_least in least if part_least is not None]
@@ -88,7 +88,7 @@ def rounded(matrix: NDArray[np.float32]) -> CodedMatrix:
     """Return the int8 blocks nearest to a matrix, whose inputs are a multiple of 32."""
     blocks = matrix.reshape(len(matrix), -1, BLOCK)
     most = np.finfo(np.float16).max
-    with np.errstate(all="ignore"):  # a damaged file's numbers may be anything
+    with np.errstate(all="ignore"):  # a damaged file may hold any values
         scales = (np.abs(blocks).max(axis=-1) / np.float32(127)).clip(0, most).astype(np.float16)
         divisors = scales.astype(np.float32)[..., None]
         codes = np.divide(blocks, divisors, out=np.zeros_like(blocks), where=divisors > 0)
@@ -97,7 +97,7 @@ def rounded(matrix: NDArray[np.float32]) -> CodedMatrix:
 
 
 class Encoding(IntEnum):
-    """How a row of numbers is held; ggml's types have their numbers in GGUF."""
+    """The encoding of a row of values; ggml's types have their GGUF ids."""
 
     F32 = 0
     F16 = 1
@@ -134,12 +134,12 @@ FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K})
 
 @dataclass(frozen=True, kw_only=True)
 class FileRows:
-    """Rows of `width` numbers each.
+    """Rows of `width` values each.
 
     Attributes:
         addresses: int64 [rows].
         encodings: int32 [rows], of `Encoding`.
-        owners: arrays in whose memory the rows lie, which this keeps alive.
+        owners: the arrays that hold the rows, kept alive by this.
 
     """
 
@@ -153,7 +153,7 @@ class FileRows:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the rows take where they lie."""
+        """The rows' bytes in their files."""
         counts = np.bincount(self.encodings).tolist()
         sizes = [BLOCKS[Encoding(i)] if count else (1, 0) for i, count in enumerate(counts)]
         return sum(
@@ -163,7 +163,7 @@ class FileRows:
 
     @classmethod
     def of(cls, raw: NDArray[np.uint8], rows: int, width: int, encoding: Encoding) -> Self:
-        """Return the rows that bytes hold, one after the other."""
+        """Return the consecutive rows in bytes."""
         first, each = raw.ctypes.data, raw.nbytes // rows
         return cls(
             addresses=first + each * np.arange(rows, dtype=np.int64),
@@ -191,9 +191,9 @@ class FileRows:
         )
 
     def release(self) -> None:
-        """Let go of the pages of mapped files that were read: they count as this process's memory.
+        """Release the read pages of mapped files, which count as this process's memory.
 
-        They are read again when somebody asks for them.
+        They are read again on access.
         """
         for owner in self.owners:
             mapped = owner
@@ -226,7 +226,7 @@ class FileRows:
 
 
 def joined_rows(parts: Sequence[FileRows]) -> FileRows:
-    """Return the rows of several parts of one width, one after the other."""
+    """Return the concatenated rows of several parts of one width."""
     return FileRows(
         addresses=np.concatenate([part.addresses for part in parts]),
         encodings=np.concatenate([part.encodings for part in parts]),

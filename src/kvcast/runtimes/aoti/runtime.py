@@ -1,11 +1,11 @@
 """Bundles of AOTInductor, of every interface: compiled programs where eager executes them.
 
-A package holds native code, so it is opened only after the bundle's checksums were found right. All
-its programs are given the same weights, which are in memory once. Caches belong to the caller, so
-several of them share one package.
+A package holds native code, so it is opened only after the bundle's checksums were verified. All
+its programs share one set of weights in memory. Caches belong to the caller, so several caches
+share one package.
 
 A decoder-only program writes a ring before it reads it, so a ring has spare slots, and a chunk that
-would evict more is divided.
+would evict more is split.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,9 +66,9 @@ class CompiledProgram:
         self._slots = torch.empty(0, dtype=torch.int8, device=device)
 
     def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
-        """Run; `slots` is the number of slots to read, for each kind of self cache.
+        """Run; `slots`: how many slots to read, for each kind of self-attention cache.
 
-        Caches must be on the device, all else is brought there.
+        Caches must be on the device; other arguments are copied there.
         """
         sizes = [self._slots_of(slots[kind]) for kind in self._kinds]
         given = list(inputs)
@@ -194,13 +194,13 @@ class AotiEncoderDecoder(TorchEncoderDecoder):
         return self._decode(inputs, {"linear": held})
 
 
-# A ring takes a chunk of one position more than it has slots to spare.
+# A ring takes a chunk of one position more than its spare slots.
 _SPARE = 127
 
 
 @dataclass(frozen=True)
 class Rings:
-    """Sizes of caches as a manifest describes them, one entry a layer."""
+    """Sizes of caches from a manifest, one entry per layer."""
 
     layers: Sequence[CacheLayers]
 
@@ -223,7 +223,7 @@ class Rings:
 
 
 class RowsProgram:
-    """A compiled `decode` over as many new positions for every row."""
+    """A compiled `decode` over equally many new positions for every row."""
 
     def __init__(self, program: DecodeProgram, rings: Rings) -> None:
         self._program = program
@@ -251,7 +251,7 @@ class RowsProgram:
         return [torch.cat(parts, dim=1)[:, order] for parts in zip(*pieces, strict=True)]
 
     def _pieces(self, new: int, held: int, ring: int | None) -> Iterator[slice]:
-        """Cut new positions so that none displaces one that a query of its piece sees."""
+        """Split new positions so that none evicts one that a query of its piece sees."""
         first = 0
         while first < new:
             size = new - first
@@ -262,7 +262,7 @@ class RowsProgram:
 
 
 class AotiDecoderOnly(TorchDecoderOnly):
-    """A ring has slots to spare beside the window."""
+    """A ring has spare slots past the window."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._rings = Rings(manifest.cache)

@@ -1,10 +1,10 @@
-"""The traffic of calls on AOTInductor, from the C++ that a package was compiled of.
+"""The traffic of calls on AOTInductor, from the C++ sources of a package.
 
-Its `run_impl` calls one function after the other: operators of PyTorch, kernels over packed
-matrices, and loops that Inductor fused. Sizes are arithmetic over the arguments' sizes, so those of
-all buffers are known for a call. A cache is in place where fused loops have it as memory to write;
-it is copied where an operator such as `clone`, `copy_` or `cat` takes it, or where loops that read
-it fill a buffer as large. What is compiled must be what is here: checksums of both tell.
+Its `run_impl` calls functions in sequence: operators of PyTorch, kernels over packed matrices, and
+loops that Inductor fused. Sizes are arithmetic over the arguments' sizes, so those of all buffers
+are known for a call. A cache is in place where fused loops have it as memory to write; it is copied
+where an operator such as `clone`, `copy_` or `cat` takes it, or where loops that read it fill a
+buffer as large. What is compiled must be what is here: checksums of both tell.
 """
 
 import ast
@@ -113,7 +113,7 @@ def _stored(path: Path) -> dict[str, _Stored]:
 
 
 def _taken(manifest: Manifest, sizes: CallSizes) -> Iterator[str]:
-    """Yield the programs that calls of these sizes take: one of the forms of `decode`."""
+    """Yield the programs that calls of these sizes use: one of the forms of `decode`."""
     many = "prefill" in manifest.graphs and sizes.rows * sizes.new > _FEW_TOKENS
     other = _FORMS[0] if many else _FORMS[1]
     return (name for name in manifest.graphs if name != other)
@@ -263,7 +263,7 @@ class _Counter:
             self.tally.cache(cache, by, size, **given)
 
     def _is_copied(self, cache: str, numbers: int, seen: int) -> bool:
-        """Tell whether loops that read a cache fill a buffer with as many numbers as they read."""
+        """Return whether loops that read a cache fill a buffer of the same element count."""
         about = self.caches[cache]
         return about.kind not in FIXED_SIZE and numbers * _ITEMS[about.dtype] >= seen > 0
 

@@ -1,1 +1,1 @@
-"""Eager PyTorch: programs as they are."""
+"""Runs programs in eager PyTorch."""

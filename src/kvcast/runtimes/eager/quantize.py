@@ -101,11 +101,10 @@ class Executed(Protocol):
 def quantize_matrices(executed: Executed, quantize: str) -> set[str]:
     """Replace the matrices of a program's products with their "int8" or "int4" form, in place.
 
-    Tables that are looked up as well stay as they are, and so do routers and gates of one output,
-    which are small.
+    Embedding tables are not quantized, nor are routers and gates of one output, which are small.
 
     Returns:
-        Their names.
+        Names of the replaced matrices.
 
     Raises:
         KvcastError: the kernel does not support a matrix's sizes. Others may have been replaced.

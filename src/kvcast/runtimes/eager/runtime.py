@@ -1,4 +1,4 @@
-"""Programs of every interface run by PyTorch as they are, and PyTorch's thread settings.
+"""Runs programs of every interface in eager PyTorch; PyTorch's thread settings.
 
 The model comes as an argument.
 """
@@ -66,9 +66,9 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
         own: Sequence[Tensor],
         encoded: Sequence[Tensor],
     ) -> Sequence[Tensor]:
-        """Return the results of the program `decode` but for caches, on the CPU.
+        """Return the results of the program `decode` without caches, on the CPU.
 
-        The first is the logits fp32 [rows, p, vocab]. The self caches `own` are written.
+        The first is the logits fp32 [rows, p, vocab]. The self-attention caches `own` are written.
         """
         raise NotImplementedError
 
@@ -203,7 +203,8 @@ class TorchDecoderOnly(TorchRuntime):
             rows: the rows of the caches that take part, ascending.
             counts: the number of new tokens of each.
             lengths: int32 [rows of the caches], positions in the caches before this call.
-            offsets: int64 [m], which of the n positions get logits, as many of each row.
+            offsets: int64 [m], indices of positions whose logits are returned, equally many per
+                row.
             caches: as the program has them, each [rows, ...].
 
         """
@@ -248,9 +249,9 @@ def decode_neighbours(
     offsets: Tensor,
     caches: Sequence[Tensor],
 ) -> Tensor:
-    """Do as `decode_packed`, with a program that takes as many new positions for every row.
+    """As `decode_packed`, with a program that takes equally many new positions for every row.
 
-    Rows side by side that have equally many go in one call, on views of the caches.
+    Adjacent rows with equally many share one call, on views of the caches.
     """
     offsets_rp = offsets.view(len(rows), -1)
     logits, first, row = [], 0, 0
@@ -265,7 +266,7 @@ def decode_neighbours(
 
 
 class EagerDecoderOnly(TorchDecoderOnly):
-    """A ring has as many slots as the window."""
+    """A ring has exactly the window's slots."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -322,22 +323,22 @@ _RUNTIMES: Mapping[Interface, Any] = {
 
 
 def eager_runtime(model: Model) -> Any:
-    """Return a runtime that runs a model's programs as they are."""
+    """Return a runtime that runs a model's programs in eager PyTorch."""
     return _RUNTIMES[family_with(model.dimensions).interface](model)
 
 
-# Numbers of mallopt(3)'s parameters in glibc's malloc.h.
+# mallopt(3)'s parameter ids in glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-# All that one call of a program needs, and then some; and the most that glibc takes.
+# More than one call of a program needs; and glibc's maximum.
 _KEPT_BYTES, _LARGEST_BLOCK = 1 << 30, 32 << 20
 
 
 def use_threads(threads: int) -> None:
     """Compute with this many threads, and keep freed memory for the next call.
 
-    glibc gives large blocks back to the system as soon as they are free and asks for them anew,
-    page by page: that was 100,000 page faults and 100 of 250 ms in a prefill of 512 tokens. The
-    most that a process takes stays the same. A user's own settings of malloc take precedence.
+    glibc returns large blocks to the system as soon as they are free and maps them again, page by
+    page: 100,000 page faults and 100 of 250 ms in a prefill of 512 tokens. Peak memory is
+    unchanged. A user's malloc settings take precedence.
     """
     torch.set_num_threads(threads)
     if platform.libc_ver()[0] == "glibc" and not _is_set_by_user():

@@ -105,7 +105,7 @@ def _watched(
     caches: Mapping[str, CacheTensor],
     sizes: CallSizes,
 ) -> Sequence[Tensor]:
-    """Run a program without numbers and count what it does; return its results."""
+    """Run a program on meta tensors and count its operators; return its results."""
     held = {_storage(part): name for name, part in arguments.items() if name in caches}
     lines = {name: prod(cache.shape[:2]) * cache.shape[-1] for name, cache in caches.items()}
     watch = _Watch(tally, held, dict(_constants(program)), lines, sizes)
@@ -124,8 +124,8 @@ def _constants(program: TorchProgram) -> Iterator[tuple[int, str]]:
 class _Watch(TorchDispatchMode):
     """Counts operators; `caches` and `constants` are names by memory.
 
-    `lines` are the numbers of a position of all rows of a cache, by the cache's name. Within an
-    operator over caches, whose name is `inside`, only what it does to these is counted.
+    `lines`: elements of a position of all rows of a cache, by name. Within an operator over caches,
+    named `inside`, only its accesses to caches are counted.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class _Watch(TorchDispatchMode):
     def _count_caches(
         self, func: Any, name: str, given: Sequence[Tensor], results: Sequence[Tensor]
     ) -> None:
-        """Count what an operator writes of caches, or reads of them or of views of them."""
+        """Count an operator's writes to caches, and reads of caches or views of caches."""
         held = [part for part in given if _storage(part) in self._caches]
         for i, part in enumerate(held):
             cache, size = self._caches[_storage(part)], part.untyped_storage().nbytes()

@@ -52,19 +52,19 @@ with quiet():
 FOLDER = "executorch"
 FILE = f"{FOLDER}/model.pte"
 CONSTANTS = f"{FOLDER}/constants.json"
-# Logits that one call returns at most; memory is planned for that many.
+# Maximum logits of one call; memory is planned for them.
 _MOST_ASKED = 8
 _CROSS_KEY, _CROSS_VALUE = "cross_key_", "cross_value_"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodLayout:
-    """The inputs that the methods of one file are made for.
+    """The input sizes of the methods of one file.
 
     Attributes:
-        self_layers: layout of the self caches; all but rings may have less capacity.
-        longest_source: the most tokens of a source, where sources have various lengths.
-        facts: facts for callers beside `facts_of`.
+        self_layers: layout of the self-attention caches; all but rings may have less capacity.
+        longest_source: maximum tokens of a source, if sources vary in length.
+        facts: additional facts for callers, next to `facts_of`.
 
     """
 
@@ -89,7 +89,7 @@ def facts_of(
         "layers": len(each),
         "kv_heads": attended.heads,
         "head_dim": attended.head_dim,
-        # One for each layer; a ring has this many slots however long the text is.
+        # One per layer; a ring has this many slots however long the text is.
         "caches": [len(run.parts) for run in each],
         "capacities": [run.capacity for run in each],
         "rings": [int(run.kind != "linear") for run in each],
@@ -105,7 +105,7 @@ def export_method(
     """Export a program with kvcast's operators replaced by ExecuTorch's.
 
     Self caches are laid out as `executorch_operators` describes, cross keys as [heads, d, t] and
-    cross values as [heads, t, d], for fast products. All else is one row's.
+    cross values as [heads, t, d], for fast GEMMs. All else is of one row.
 
     Args:
         signature: the program's.
@@ -114,7 +114,7 @@ def export_method(
         cross_dtype: of cross caches.
 
     Raises:
-        KvcastError: the program needs something for which ExecuTorch has no operator.
+        KvcastError: the program needs an operation that ExecuTorch lacks.
 
     """
     with quiet(), torch.no_grad():
@@ -191,8 +191,8 @@ def save_methods(
     Args:
         methods: exported methods by name.
         program: their signatures.
-        facts: for callers that read only this file. Each becomes a method without
-            arguments that returns numbers or a text; `executorch/constants.json` has them too.
+        facts: for callers that read only this file. Each becomes a method without arguments that
+            returns numbers or a string; `executorch/constants.json` has them too.
         folder: the bundle's folder.
 
     Returns:
@@ -258,7 +258,8 @@ def _redirect_cache_sizes(module: GraphModule, inputs: Sequence[str]) -> None:
 def _drop_written_arguments(program: ExportedProgram) -> None:
     """Drop results that a method wrote in place, as they would be copies of whole caches.
 
-    Operators write in place from here on, so that those whose caches nothing reads afterwards stay.
+    From here on operators write in place, so that writes to caches that are not read afterwards
+    stay.
     """
     unsafe_remove_auto_functionalized_pass(program)
     graph, specs = program.graph_module.graph, program.graph_signature.output_specs
@@ -270,7 +271,7 @@ def _drop_written_arguments(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-# Most new positions of one call. With a bias attention is products over the whole capacity.
+# Maximum new positions of one call. With a bias, attention is GEMMs over the whole capacity.
 _CHUNK, _BIASED_CHUNK = 128, 16
 # Memory is planned for the longest source, whose bias has an entry for each pair of positions.
 _LONGEST_BIASED_SOURCE = 512

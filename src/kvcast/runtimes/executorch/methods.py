@@ -1,7 +1,6 @@
-"""The methods of an ExecuTorch file, over caches that lie in the caller's memory.
+"""The methods of an ExecuTorch file, over caches in the caller's memory.
 
-A method takes one row. It reads its arguments, and writes its caches, where they lie; what it gives
-is copied.
+A method takes one row. It reads its arguments and writes its caches in place; results are copied.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ from kvcast.runtimes.opening import ProgramFile, TensorSpec, check_programs, nam
 
 _TOKENS, _LENGTHS, _OFFSETS = range(3)
 _FIRST_CACHE = 3
-# Numbers as executorch's core/portable_type/scalar_type.h has them.
+# Ids from executorch's core/portable_type/scalar_type.h.
 _DTYPES = {1: "int8", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 15: "bfloat16"}
 
 
@@ -153,7 +152,7 @@ class DecodeMethod:
     def call(
         self, tokens_s: Int64, length: int, offsets: Int64, caches: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Run the method once; as `run`, with as many tokens and offsets as it takes."""
+        """Run the method once; as `run`, with as many tokens and offsets as one call takes."""
         given = [
             torch.from_numpy(np.ascontiguousarray(tokens_s, np.int64)[None]),
             torch.tensor([length], dtype=torch.int32),

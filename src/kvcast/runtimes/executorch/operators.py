@@ -167,7 +167,7 @@ def _encoder_attention(
     parts = [query_htd, key_htd.transpose(1, 2), value_htd]
     if bias is not None:
         parts.append(bias[0])
-    # One head at a time: the products of t by t positions dominate an encoder's peak memory.
+    # One head at a time: scores of t by t positions dominate an encoder's peak memory.
     each = zip(*(part.split(1) for part in parts), strict=True)
     mixed_htd = torch.cat([_attend(*of_head, scale=scale) for of_head in each])
     return _side_by_side(mixed_htd.unsqueeze(2))

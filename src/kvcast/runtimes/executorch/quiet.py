@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let nothing warn and nothing but errors be logged."""
+    """Suppress warnings, and log only errors."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

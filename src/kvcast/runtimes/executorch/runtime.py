@@ -1,4 +1,4 @@
-"""Bundles on ExecuTorch: `decode`, which all families have, and `encode`.
+"""Bundles on ExecuTorch: `decode`, for all families, and `encode`.
 
 Each layer's key and value are tensors. A call of `decode` processes one row: it takes that row's
 tensors, which it writes in place, and the results of `encode` for the input that the row reads.
@@ -87,7 +87,7 @@ class ExecutorchRuntime(CachedRuntime):
 
 
 class _SeparateSlots(Slots):
-    """Inputs of which each has tensors of its own, without padding: `parts` has them by slot."""
+    """Inputs with separate tensors, without padding: `parts` has them by slot."""
 
     def __init__(self, count: int, make: Make) -> None:
         super().__init__(count, make)
@@ -128,7 +128,7 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
         first, *lengths = source
         inputs = []
         for i, part in enumerate(first):
-            # Where inputs have lengths, what follows is padding, and one alone needs none.
+            # If inputs have lengths, the rest is padding; a single input needs none.
             whole = part[: int(lengths[0][i])] if lengths else part
             if lengths and len(whole) > self._longest_source:
                 raise KvcastError(

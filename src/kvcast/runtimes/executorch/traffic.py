@@ -1,8 +1,8 @@
 """The traffic of calls on ExecuTorch, from the instructions of a `.pte` file.
 
 A cache is an argument that stays in the caller's memory: `llama::update_cache` writes new positions
-there. It is copied where anything else than attention or a view takes it, such as `view_copy`,
-`index_put` or a delegate, which takes its arguments into memory of its own.
+there. It is copied if anything but attention or a view takes it, such as `view_copy`, `index_put`
+or a delegate, which copies its arguments.
 
 The file has no names of layers, but each cache belongs to one. A layer begins after the operator
 whose result goes into its attention and is added to that later: the residual. `encode`, whose
@@ -68,7 +68,7 @@ class ExecutorchTraffic(TrafficReader):
 
 @dataclass(frozen=True)
 class _Call:
-    """An instruction: its operator, its arguments' values by number, and the data it names."""
+    """An instruction: its operator, its arguments' values by index, and the data it names."""
 
     operator: str
     values: Sequence[int]
@@ -168,16 +168,17 @@ class _Method:
                     layers.setdefault(key.rpartition("_")[2], []).append(i)
         starts = {0: INPUT}
         for number, touching in layers.items():
-            # What reads a cache may come long before its layer.
+            # A cache may be read long before its layer.
             writing = [i for i in touching if self._calls[i].operator in _UPDATES] or touching
             starts[self._residual(writing[0], touching[-1])] = f"decoder layer {number}"
         starts[self._head()] = OUTPUT
         return starts
 
     def _residual(self, first: int, last: int) -> int:
-        """Return the instruction after the one that gives the residual of an attention.
+        """Return the instruction after the one that returns the residual of an attention.
 
-        It is what the attention is made of and, perhaps of the asked positions alone, read later.
+        The residual is the attention's input and is read again later, perhaps only at the requested
+        positions.
         """
         shape = self._hidden()
         later = {value for call in self._calls[last + 1 :] for value in call.values}
