@@ -133,7 +133,7 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
         return None if read is None else read()
 
     def rows_of(self, name: str) -> FileRows | None:
-        """Return where a matrix's rows lie; None where they lie nowhere as they are."""
+        """Return the location of a matrix's rows; None if files do not have them unchanged."""
         parts = self._parts.get(name, ())
         reads = [part.rows for part in parts if part.rows is not None]
         return (

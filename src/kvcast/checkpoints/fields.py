@@ -29,7 +29,7 @@ class Fields:
     def whole(
         self, name: str, default: int | None = None, least: int = 1, most: int = _MOST
     ) -> int:
-        """Return a whole number from `least` to `most`."""
+        """Return an integer from `least` to `most`."""
         value = self._value(name, default)
         if type(value) is not int or not least <= value <= most:
             raise self.error(f"{name} must be a whole number from {least} to {most}")
@@ -38,7 +38,7 @@ class Fields:
     def positive(self, name: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
         value = self._value(name, default)
-        # A comparison, because a whole number too large for a float cannot be converted.
+        # A comparison, because an integer too large for a float cannot be converted.
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.error(f"{name} must be a number above 0")
         try:

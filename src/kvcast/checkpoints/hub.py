@@ -36,7 +36,7 @@ _PATTERNS = [
     "model.bin",
     "vocabulary.*",
     "bundle.json",
-    # Of models that are whole with one alone.
+    # For models that need only one of these.
     "adapter_config.json",
     "adapter_model.safetensors",
 ]
@@ -69,14 +69,14 @@ _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 
 
 def is_hub_id(model: str) -> bool:
-    """Tell whether `model` has the form `org/name[@revision][:quantisation]`."""
+    """Return whether `model` has the form `org/name[@revision][:quantization]`."""
     return _HUB_ID.fullmatch(model) is not None
 
 
 def snapshot_in(folder: Path) -> Path:
-    """Return the snapshot in a model's folder of huggingface_hub's cache; another folder as it is.
+    """Return the snapshot in a model's folder of huggingface_hub's cache; other folders unchanged.
 
-    That of the main branch, or else the newest. The whole cache is its only model. Raises
+    The main branch's snapshot, or else the newest. For the whole cache, its only model's. Raises
     InputMissingError if there is no snapshot, UsageError for a cache of several models.
     """
     root = folder.parent if folder.name == "snapshots" else folder
@@ -106,11 +106,11 @@ def download(
 
     Only files of these patterns are fetched, by default a model's.
 
-    With `:quantisation`, such as `:Q4_K_M`, it is the GGUF file that has it in its name. `on_phase`
-    is told how much has arrived; without it the library draws its own bars on a terminal.
+    With `:quantization`, such as `:Q4_K_M`, it is the GGUF file that has it in its name. `on_phase`
+    reports progress; without it the library draws its own bars on a terminal.
 
     Raises InputMissingError if there is no such model, revision or file, or it is not in the cache
-    and the hub cannot be reached; KvcastError if several files have the quantisation, access is
+    and the hub cannot be reached; KvcastError if several files have the quantization, access is
     denied or the download fails.
     """
     match = _HUB_ID.fullmatch(model)
@@ -137,13 +137,13 @@ def download(
         if of_model and (more := _missing_patterns(folder)):
             folder = fetched([*wanted, *more])
     except Exception as error:
-        # Beside its own errors, the library lets those of its HTTP client through.
+        # The library also raises its HTTP client's errors.
         raise _one_line(error, repository, revision) from error
     return folder if quantization is None else _file_of(folder, repository, quantization)
 
 
 def _telling(on_phase: OnPhase) -> Any:
-    """Return a class of progress bars that draws nothing and tells how many bytes have arrived."""
+    """Return a class of progress bars that draws nothing and reports the downloaded bytes."""
     from tqdm import tqdm
 
     bars: list[Any] = []  # of bytes: one counts what the network brings, one what was written
@@ -166,13 +166,13 @@ def _telling(on_phase: OnPhase) -> Any:
 
 
 def _patterns_of(quantization: str) -> list[str]:
-    """Return the patterns of GGUF files, which tell letters from capitals."""
+    """Return patterns of GGUF files in several spellings, as patterns are case-sensitive."""
     spellings = {quantization, quantization.lower(), quantization.upper()}
     return [f"*{spelling}*.gguf" for spelling in sorted(spellings)]
 
 
 def _file_of(folder: Path, repository: str, quantization: str) -> Path:
-    """Return the GGUF file with that quantisation in its name, of several parts the first."""
+    """Return the GGUF file with that quantization in its name, of several parts the first."""
     named = re.compile(rf"(^|[^A-Za-z0-9]){quantization}(?![A-Za-z0-9_])", re.IGNORECASE)
     files = sorted(path for path in folder.rglob("*.gguf") if named.search(path.stem))
     models = {_PART_NUMBER.sub("", str(path.relative_to(folder))): path for path in reversed(files)}

@@ -26,7 +26,7 @@ from kvcast.checkpoints.unsupported import refuse_incomplete
 from kvcast.errors import InputMissingError, KvcastError
 
 _WEIGHTS = "model.safetensors"
-# Configurations that GPTQ, AWQ and ModelOpt leave beside the model's own.
+# Configurations that GPTQ, AWQ and ModelOpt add to the model's.
 _OF_CODES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _NOT_READ = "which is not read: give the model that it was made from, or a GGUF file of it"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")

@@ -70,10 +70,10 @@ def with_start_token(folder: Path, config: Mapping[str, Any]) -> Mapping[str, An
 
 
 def recommended_options(folder: Path) -> dict[str, Any]:
-    """Return what text.json says of options that generation_config.json recommends.
+    """Return the options for text.json that generation_config.json recommends.
 
-    One that does nothing is left out. As in transformers, what describes sampling counts if
-    do_sample is true.
+    Options without effect are omitted. As in transformers, sampling options count only if do_sample
+    is true.
     """
     fields = generation_fields(folder)
     if isinstance(top_k := fields.get("top_k"), int) and top_k < 0:  # as others write 0
@@ -117,7 +117,7 @@ def end_token_by_text(folder: Path, text: str | None) -> int:
 
 
 def ids_of_tokens(path: Path) -> dict[str, Any]:
-    """Return what a tokenizer.json gives as the ids of texts, of tokens that were added as well."""
+    """Return the ids of tokens, added ones included, from a tokenizer.json."""
     fields = read_json_object(path)
     model, added = fields.get("model"), fields.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -134,7 +134,7 @@ def ids_of_tokens(path: Path) -> dict[str, Any]:
 def special_tokens(
     folder: Path, settings: Mapping[str, Any], model_type: str = ""
 ) -> dict[str, Any]:
-    """Return what text.json says of special and added tokens, as transformers reads the files.
+    """Return the special and added tokens for text.json, as transformers reads the files.
 
     special_tokens_map.json counts where tokenizer_config.json lists no added tokens.
     """
@@ -215,12 +215,12 @@ class HuggingFaceFamily:
         read: takes the folder, its configuration and its tensors by name.
         required: names of further files, each with advice for a folder without it.
         codes: the quant_method of model types whose weights may be in codes.
-        renamed: gives the names that transformers' modules and adapters have for tensors, for those
-            of files, where they differ.
+        renamed: maps names in files to names in transformers' modules and adapters, where they
+            differ.
         ignored: last part of the names of tensors that hold no weights.
-        heads: names of heads that files leave out where an embedding is used for it, each with the
-            names that the embedding may have; without what depends on the class that saved a model.
-        adapted: model types that are whole only with the adapter in their folder, if there is one.
+        heads: names of tied heads that files omit, each with the possible names of the embedding;
+            without prefixes of the class that saved a model.
+        adapted: model types whose folder may have an adapter that belongs to the model.
 
     """
 
@@ -257,7 +257,7 @@ def tokenizer_file(folder: Path) -> dict[str, bytes]:
 
 
 def token_numbers(folder: Path, texts: tuple[str, ...]) -> list[int]:
-    """Return the numbers that tokenizer.json gives tokens; KvcastError for one without."""
+    """Return the ids of tokens in tokenizer.json; KvcastError for a file without."""
     path = folder / _TOKENIZER
     numbers = ids_of_tokens(path)
     for text in texts:

@@ -22,7 +22,7 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.unsupported import refuse_incomplete
 from kvcast.errors import InputOutputError, KvcastError
 
-_CODES = "U8"  # readers that know what they stand for read them
+_CODES = "U8"  # readers of quantized formats interpret them
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -51,7 +51,7 @@ def read_weights(paths: Iterable[Path], ignored: str | None = None) -> dict[str,
 
 
 def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, StoredTensor]:
-    """Map a safetensors file; float16 and float32 stay as they are, bfloat16 reads as float32.
+    """Map a safetensors file; float16 and float32 are unchanged, bfloat16 is read as float32.
 
     Tensors whose names end in `ignored` are left out, whatever their dtype.
 

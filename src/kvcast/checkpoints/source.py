@@ -53,7 +53,7 @@ def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
     """Return the folder or GGUF file of a packaged model, a path, or a hub id.
 
     A hub id is `org/name[@revision]`, or `org/name[@revision]:Q4_K_M` for the GGUF file of that
-    quantisation.
+    quantization.
 
     Packaged models are `demo`, `demo-base`, `demo-chat`, `demo-t5` and `demo-unilm`; write `./demo`
     for a folder of that name. `org/name` is downloaded from the hub when needed. Raises KvcastError

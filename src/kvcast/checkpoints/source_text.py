@@ -104,7 +104,7 @@ def _further(kind: str, settings: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def _languages(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what text.json says of the language of sources, as transformers' classes have it."""
+    """Return the source languages for text.json, as in transformers' classes."""
     of_source = settings.get("src_lang") or settings.get("source_lang")
     told = {"source_language": of_source} if isinstance(of_source, str) else {}
     place = _PLACES.get(_class(settings, config))
@@ -119,10 +119,10 @@ def _class(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _recommended(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what generation_config.json recommends; config.json's fields count where it is absent.
+    """Return generation_config.json's recommended options; without the file, config.json's.
 
-    Lengths are without the token that a target starts with. Raises KvcastError for a value that is
-    none, or that cannot be followed.
+    Lengths are without the token that a target starts with. Raises KvcastError for an invalid or
+    unsupported value.
     """
     path = folder / "generation_config.json"
     values = generation_fields(folder) if path.is_file() else dict(config)

@@ -1,8 +1,7 @@
-"""Refuses files of formats that kvcast does not read, and names the way to one that it does.
+"""Rejects unsupported file formats, and suggests how to convert them.
 
 OpenAI's names and .pt files, other pickled weights, whisper.cpp's ggml files, adapters. Pickles are
-never loaded, because loading one runs the code in it. Only names are looked at, and the
-first bytes of a file.
+never loaded, because loading one runs its code. Only names and first bytes of files are examined.
 """
 
 import re

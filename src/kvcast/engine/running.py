@@ -112,7 +112,7 @@ class Running:
         self.slot = slot
 
     def pause(self, held_s: Int64, next_s: Int64) -> None:
-        """Take its only row, which holds these tokens: it will read them, and what it chose.
+        """Take its only row, which holds these tokens: they will be prefilled again.
 
         Tokens are in the prefix cache's form.
         """

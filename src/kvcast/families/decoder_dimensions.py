@@ -275,7 +275,7 @@ class DecoderDimensions:
         )
 
     def projected(self, layer: int) -> tuple[int, ...]:
-        """Return the outputs of a layer's projection: queries, and keys and values of its own."""
+        """Return the outputs of a layer's projection: queries, own keys and values."""
         reads, size = self.keys_and_values(layer), self.head_dim_of(layer)
         keys = reads.heads * size
         if reads.source is not None:

@@ -172,7 +172,7 @@ class StateSpace(StateSizes):
         return {_ONES: np.ones(self.normed, np.float32)} if self.key_heads > 1 else {}
 
     def mamba_order(self) -> tuple[list[int], list[int]]:
-        """Return which of Mamba's channels, and of its first projection's rows, come in our order.
+        """Return the order of Mamba's channels and of its first projection's rows.
 
         Mamba's order is gate, values, keys, queries, steps; the middle three are convolved.
         """

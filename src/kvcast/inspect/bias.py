@@ -1,4 +1,4 @@
-"""T5's relative position bias: the bucket, or the value, of each pair of a query and a key.
+"""T5's relative position bias: the bucket, or the value, of each query-key pair.
 
 It depends only on the distance between them, so a call over a cache needs just the rows of its own
 positions.
@@ -38,7 +38,7 @@ class Bias:
 
     @classmethod
     def plain(cls, buckets: int, max_distance: int) -> Self:
-        """Show the buckets' numbers; raises UsageError for impossible sizes."""
+        """Show the bucket indices; raises UsageError for impossible sizes."""
         if buckets < 4 or buckets % 4 or buckets > MOST_POSITIONS:
             raise UsageError(f"buckets must be 4, 8, ... up to {MOST_POSITIONS:,}, not {buckets}")
         if max_distance <= buckets // 2:

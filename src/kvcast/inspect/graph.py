@@ -1,4 +1,4 @@
-"""What a model's programs do, layer by layer, as JSON, as tables and as a picture.
+"""A model's operators and memory traffic by layer, as JSON, as tables and as a picture.
 
 `kvcast.loading.opening` reads them; docs/inspect.md documents every field.
 """
@@ -73,7 +73,7 @@ def _encoded(model: ModelTraffic) -> Iterator[bool]:
 
 
 def _rows(program: ProgramTraffic) -> Iterator[Sequence[str]]:
-    """Yield a row for each layer; neighbours that do the same share one."""
+    """Yield a row for each layer; equal adjacent layers share one."""
     for _, alike in groupby(program.layers, key=_does):
         layers = list(alike)
         first = layers[0]
@@ -96,7 +96,7 @@ def _rows(program: ProgramTraffic) -> Iterator[Sequence[str]]:
 
 
 def _does(layer: LayerTraffic) -> Any:
-    """Return what is alike in layers that share a row: all but their numbers."""
+    """Return the properties by which layers share a row: all but their indices."""
     caches = tuple(replace(cache, name="") for cache in layer.caches)
     stack = layer.name.rpartition(" ")[0]
     return stack, dict(layer.operators), layer.weights, caches

@@ -49,8 +49,8 @@ class Mask:
 
     Attributes:
         seen: [queries, keys].
-        beside: rows that read their old contents and the new positions side by side; others read
-            only the cache, after writing it.
+        beside: rows that read the old ring and the new positions side by side; others read only the
+            cache, after writing it.
 
     """
 

@@ -33,7 +33,7 @@ class Cost:
     bytes: float = 0.0
 
     def seconds(self, rates: Mapping[str, float]) -> float:
-        """Return the least time at these rates, of which those of its own products are needed.
+        """Return the least time at these rates; only the rates of its own products are needed.
 
         Reading and multiplying overlap, the two products do not.
         """
@@ -44,10 +44,10 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Formats in a family's bundles that other families of the same quantisation may lack."""
+    """Formats in a family's bundles that other families of the same quantization may lack."""
 
     int4_table: bool = False  # whether the head's table has 4 bits in an int4 bundle; else 8
-    # whether cross caches have 8 bits where matrices are quantised; else fp32
+    # whether cross caches have 8 bits where matrices are quantized; else fp32
     int8_cross: bool = False
     # whether scales of int8 matrices' columns are charged; they are few
     column_scales: bool = False
@@ -56,15 +56,15 @@ class Stored:
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
     precision: str  # fp32, bf16, int8 or int4
-    # whether what is not quantised is multiplied in bf16. Nobody measures its rate: int8's is no
+    # whether what is not quantized is multiplied in bf16. Nobody measures its rate: int8's is no
     # lower, and a floor must not be too high
     bf16_products: bool = False
 
     def cost(self, work: Work, stored: Stored, width: int) -> Cost:
         """Charge work on a model whose table is `width` wide.
 
-        Products with weights are int8 where weights are quantised, attention and convolutions are
-        fp32. Numbers of bf16 are half as long as those of fp32.
+        GEMMs with weights are int8 if weights are quantized; attention and convolutions are fp32.
+        bf16 values take half the bytes of fp32.
         """
         products = (
             work.encoder + work.cross_keys_values + work.keys_values + work.linear + work.head
@@ -127,14 +127,13 @@ class Rates:
         self._threads = threads
 
     def measure(self, working_set: int) -> dict[str, float]:
-        """Return bytes or operations a second.
+        """Return bytes or operations per second.
 
         `read`: memory. `read_again`: `working_set` bytes, over and over, which a large processor
-        cache may hold. `int8`, `fp32`: multiplying numbers in registers with the instructions that
-        the native runtime chooses here, which no product surpasses; a multiplication and an
-        addition are two operations.
+        cache may hold. `int8`, `fp32`: multiply-adds in registers with the ISA that the native
+        runtime chooses here, the upper bound of any GEMM; each counts as two operations.
 
-        Raises KvcastError where there is no native runtime.
+        Raises KvcastError without a native runtime.
         """
         machine = Machine(self._threads)
         return {
@@ -165,7 +164,7 @@ def _multiply(machine: Machine, *, int8: bool) -> float:
 
 
 def _best(act: Callable[[], object], tries: int) -> float:
-    """Return the least seconds of some tries after one that does not count."""
+    """Return the least seconds of some tries after a warm-up."""
     act()
     best = float("inf")
     for _ in range(tries):
@@ -202,12 +201,12 @@ class MachineRates:
         step_bytes: float,
         bytes_per_weight: float,
     ) -> Self:
-        """Use the given figures, and measure the rest with that many threads.
+        """Use the given figures, and measure the rest with `threads`.
 
-        `step_bytes` are what one step reads. The best figure of `kvcast.inspect.roofline` counts,
-        since it yields a lower bound on the time: the fastest reading, and the better of int8 and
-        float32 products, unless weights are float32. Raises KvcastError if there is no native
-        runtime to measure with.
+        `step_bytes`: bytes that one step reads. The best figure of `kvcast.inspect.roofline`
+        counts, since it yields a lower bound on the time: the fastest reading, and the better of
+        int8 and float32 products, unless weights are float32. Raises KvcastError if there is no
+        native runtime to measure with.
         """
         if bandwidth is not None and rate is not None:
             return cls(bandwidth=bandwidth, rate=rate)

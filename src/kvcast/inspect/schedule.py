@@ -166,7 +166,7 @@ def check_texts(schedule: Schedule, texts: Texts) -> None:
 
 
 def cells(schedule: Schedule, call: ModelCall, row: int, texts: Texts) -> Iterator[str]:
-    """Yield what each slot of a row shows after a call."""
+    """Yield the label of each slot of a row after a call."""
     before = call.lengths[row]
     for position in positions_held(before + call.counts[row], schedule.capacity).tolist():
         if position == EMPTY:

@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 def _three(value: float) -> str:
-    """Return three digits; whole numbers below a thousand as they are."""
+    """Return three significant digits; integers below 1,000 exactly."""
     if value == round(value) and abs(value) < 1000:
         return f"{value:.0f}"
     decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0

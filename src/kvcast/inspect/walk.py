@@ -22,7 +22,7 @@ _STATE_PRODUCTS = {"delta_rule": 3, "selective_scan": 2}
 
 
 class ConstantShapes(dict[str, Shape]):
-    """Shapes of tensors, and of a family's derived constants where one is asked for."""
+    """Shapes of tensors, and of a family's derived constants on access."""
 
     def __init__(self, family: Family, dimensions: Any, shapes: Mapping[str, Shape]) -> None:
         super().__init__(shapes)
@@ -96,7 +96,7 @@ class _Product:
 
 
 class _Mixture(NamedTuple):
-    """A mixture of experts; `size`: weights of one of them."""
+    """A mixture of experts; `size`: weights of one expert."""
 
     experts: int
     used: int
@@ -134,7 +134,7 @@ class Attention:
 
 
 class DecodeCounts:
-    """What a walk over `decode` finds; products of all new positions, and of the asked ones."""
+    """The counts of a walk over `decode`: GEMMs of all new positions, and of requested ones."""
 
     def __init__(self, program: Program, tensors: Mapping[str, Shape], embedded: int) -> None:
         self._tensors = tensors
@@ -192,7 +192,7 @@ class DecodeCounts:
 
     @cached_property
     def products(self) -> Mapping[str, tuple[int, int]]:
-        """Multiplications by part, for each new position and for each asked one."""
+        """Multiplications by part, for each new position and for each requested one."""
         counts = {part: [0, 0] for part in ("keys_values", "linear", "head")}
         for product in self._products.values():
             outputs, width = product.shape
@@ -224,7 +224,7 @@ def _projection(node: Node, steps: Mapping[str, Step]) -> tuple[str, str]:
 
 
 def pairs(length: int, window: int | None) -> int:
-    """Return the number of pairs of a query and a key that it sees among `length` positions.
+    """Return the number of query-key pairs in the mask of `length` positions.
 
     This is the sum of min(q + 1, window) over all q below `length`.
     """

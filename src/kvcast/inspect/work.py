@@ -71,7 +71,7 @@ PARTS = ("encoder", "cross_keys_values", "keys_values", "linear", "attention", "
 
 @dataclass(frozen=True, kw_only=True)
 class CacheKind:
-    """Cache layers of one kind, for one sequence; `numbers`: values of all of them together."""
+    """Cache layers of one kind, for one sequence; `numbers`: their total values."""
 
     kind: str
     layers: int
@@ -120,7 +120,7 @@ class ModelWork:
         return self.shapes[self._decode.head][1]
 
     def encode(self, inputs: int = 1) -> Work:
-        """Count what is computed once for each input, with or without a cache."""
+        """Count operations that run once for each input, with or without a cache."""
         return self._encoded(inputs)[0]
 
     def project(self, inputs: int = 1) -> Work:
@@ -254,7 +254,7 @@ class ModelWork:
         return self.family.write_programs(self.dimensions)
 
     def _encoded(self, inputs: int) -> tuple[Work, Work]:
-        """Count `encode`: what is the encoder's, and the projections to cross keys and values."""
+        """Count `encode`: the encoder, and the projections to cross keys and values."""
         if "encode" not in self._programs:
             return Work(), Work()
         if inputs in self._encodings:

@@ -58,13 +58,13 @@ class CacheHandle:
         return self.memory.has_snapshots
 
     def reachable(self, row: int, most: int) -> int:
-        """Return the longest length, up to `most`, that a row can be cut to; 0: only to nothing."""
+        """Return the longest length, up to `most`, to truncate a row to; 0: only reset."""
         if most >= self.history.shortest[row]:
             return min(most, int(self.lengths[row]))
         return self.snapshots.longest(row, most)
 
     def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
-        """Return the handle after rows got tokens; raises KvcastError if these do not fit."""
+        """Return the handle after rows append tokens; KvcastError if they do not fit."""
         history = self._turned(self.history.append(rows, tokens), rows)
         restored = self.snapshots.restore_pending(self.memory, rows)
         return type(self)(self.memory, history, self.reads, restored)

@@ -137,7 +137,7 @@ class History:
         return reordered, list(moves.values())
 
     def _common(self) -> Int32:
-        """Return how much two rows have in common, [rows, rows]: a row with itself, everything."""
+        """Return each pair's common prefix length, [rows, rows]; a row's own on the diagonal."""
         common_rr = self.parted_rr.copy()
         np.fill_diagonal(common_rr, self.lengths)
         return common_rr

@@ -31,7 +31,7 @@ class Ring(Protocol):
         """Return the least length that a row can be cut to, which reached so many positions."""
 
     def slot(self, position: int, reached: int) -> int:
-        """Return where a position lies that a row still has, which reached so many."""
+        """Return the slot of a position that a row still holds."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def positions_held(length: int, capacity: int) -> Positions:
 
 
 def visible(queries: Positions, keys: Positions, window: int | None) -> NDArray[np.bool_]:
-    """Tell which keys [k] each query [q] sees, both given by position; returns [q, k].
+    """Return the mask [q, k] of the keys that each query sees, from positions.
 
     A query at q sees p if 0 <= q - p < window, so the window includes the query's own position.
     With a window of None it sees all positions up to its own. No query sees EMPTY.
@@ -69,7 +69,7 @@ def visible(queries: Positions, keys: Positions, window: int | None) -> NDArray[
 
 
 def may_write_first(length: int, new: int, capacity: int, window: int | None) -> bool:
-    """Tell whether `new` positions of a row may be written before its queries read the cache.
+    """Return whether `new` positions of a row may be written before its queries read the cache.
 
     They may if the positions that they overwrite are outside every new query's window (capacity >=
     window + new - 1), or if they overwrite none. Otherwise the old contents and the new positions

@@ -84,7 +84,7 @@ class RuntimeInfo:
         package: the file of its bundles that can contain native code; empty if none can.
         dtypes: dtypes of all that is not quantized; the first is the default with "none".
         caches: dtypes of self-attention caches, the default first; empty if they follow `dtypes`.
-        quantized_cache: the default dtype of caches if matrices are quantised; empty: the same.
+        quantized_cache: the default dtype of caches if matrices are quantized; empty: the same.
         other_layers: whether layers without attention (such as convolutions), several head sizes,
             and shared caches are supported.
         states: supported operations over recurrent caches, if not all.

@@ -53,7 +53,7 @@ BlocksOf = Callable[[str], CodedMatrix | None]
 
 
 def no_blocks(_: str) -> None:
-    """The `blocks_of` of a checkpoint without quantized matrices."""
+    """Return None: `blocks_of` of a checkpoint without quantized matrices."""
 
 
 def of_eight_bits(blocks_of: BlocksOf) -> BlocksOf:

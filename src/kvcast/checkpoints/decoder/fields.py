@@ -1,7 +1,7 @@
 """Fields of a configuration as the dimensions that a model type has and others do not.
 
-Functions of a type take its fields; those of windows a layer's number, too, and tell whether it has
-one.
+Functions of a type take its fields; window functions also take a layer's index, and return whether
+it has a window.
 """
 
 import math
@@ -240,7 +240,7 @@ def qwen_experts(fields: Fields) -> dict[str, Any]:
 
 
 def qwen2_experts(fields: Fields) -> dict[str, Any]:
-    """Return those of Qwen 2 with experts."""
+    """Return the fields of Qwen 2 with experts."""
     return qwen_experts(fields) | {
         "qkv_bias": fields.flag("qkv_bias"),
         "shared_inner": fields.whole("shared_expert_intermediate_size"),
@@ -248,7 +248,7 @@ def qwen2_experts(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3_experts(fields: Fields) -> dict[str, Any]:
-    """Return those of Qwen 3 with experts."""
+    """Return the fields of Qwen 3 with experts."""
     return qwen_experts(fields) | configured_biases(fields) | {"query_key_norm": True}
 
 
@@ -267,7 +267,7 @@ def olmoe(fields: Fields) -> dict[str, Any]:
 
 
 def limited(fields: Fields) -> dict[str, Any]:
-    """Return the limit of queries, keys and values, if there is one."""
+    """Return the clamp of queries, keys and values, if any."""
     is_limited = fields.values.get("clip_qkv") is not None
     return {"qkv_limit": fields.positive("clip_qkv") if is_limited else 0.0}
 
@@ -286,7 +286,7 @@ def helium(fields: Fields) -> dict[str, Any]:
 
 
 def _is_rotated(fields: Fields, layer: int) -> bool:
-    """Tell whether a layer of SmolLM 3 has rotation, which `no_rope_layers` says in spite of it."""
+    """Return whether a layer of SmolLM 3 has rotation: `no_rope_layers` is 1 where it has."""
     flags = fields.values.get("no_rope_layers")
     if flags is None:
         return (layer + 1) % fields.whole("no_rope_layer_interval") != 0
@@ -296,13 +296,13 @@ def _is_rotated(fields: Fields, layer: int) -> bool:
 
 
 def windowed_unless_rotated(fields: Fields, layer: int) -> bool:
-    """SmolLM 3: layers without rotation have one, if it is used."""
+    """SmolLM 3: layers without rotation have a window, if enabled."""
     enabled = fields.flag("use_sliding_window") and always_windowed(fields, layer)
     return enabled and not _is_rotated(fields, layer)
 
 
 def windowed_if_any_but_every_nth(fields: Fields, layer: int) -> bool:
-    """EXAONE 4: all but each n-th layer have one, if there is one."""
+    """EXAONE 4: all but each n-th layer have a window, if enabled."""
     return always_windowed(fields, layer) and windowed_but_every_nth(fields, layer)
 
 
@@ -319,7 +319,7 @@ def always_windowed(fields: Fields, _layer: int) -> bool:
 
 
 def windowed_from_a_layer_on(fields: Fields, layer: int) -> bool:
-    """Qwen 2 and 3: later layers have one, if it is used."""
+    """Qwen 2 and 3: later layers have a window, if enabled."""
     enabled = fields.flag("use_sliding_window") and always_windowed(fields, layer)
     return enabled and layer >= fields.whole("max_window_layers", least=0)
 
@@ -329,7 +329,7 @@ def windowed_if_used(fields: Fields, _layer: int) -> bool:
 
 
 def windowed_in_turns_up_to_a_layer(fields: Fields, layer: int) -> bool:
-    """Qwen 2 with experts: each other of the first layers has one, if it is used."""
+    """Qwen 2 with experts: every other of the first layers has a window, if enabled."""
     before = layer < fields.whole("max_window_layers", least=0)
     return windowed_if_used(fields, layer) and before and layer % 2 == 0
 

@@ -132,7 +132,7 @@ def read_decoder(
 
 
 def is_tied(own: dict[str, StoredTensor], kind: DecoderType) -> bool:
-    """Tell whether the head is the embedding, as it is meant to be; leaves one name for it.
+    """Return whether the head is tied to the embedding; keeps one name for both.
 
     A head that differs counts, whatever the configuration says.
     """
@@ -173,7 +173,7 @@ def dimensions_of(
 
 
 def _type_of(config: Mapping[str, Any], label: str) -> DecoderType:
-    """Return the properties of a model's type; of one with images, those of its decoder's."""
+    """Return the properties of a model's type; for a vision-language model, its decoder's."""
     name, outer = config["model_type"], Fields(values=config, label=label)
     if name not in WRAPPERS:
         return TYPES[name]
@@ -188,7 +188,7 @@ def _type_of(config: Mapping[str, Any], label: str) -> DecoderType:
 
 
 def _fields(config: Mapping[str, Any], kind: DecoderType, label: str) -> Fields:
-    """Return the configuration over its defaults; for a model with images, that of its decoder."""
+    """Return the configuration over its defaults; for a vision-language model, its decoder's."""
     outer = Fields(values=config, label=label)
     text = outer.group("text_config")
     if text is None:

@@ -97,13 +97,13 @@ def qwen3_5(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3_5_experts(fields: Fields) -> dict[str, Any]:
-    """Return those of Qwen 3 Next, and of Qwen 3.5 with experts."""
+    """Return the fields of Qwen 3 Next, and of Qwen 3.5 with experts."""
     shared = {"shared_inner": fields.whole("shared_expert_intermediate_size")}
     return qwen3_5(fields) | qwen_experts(fields) | shared
 
 
 def qwen3_5_experts_restated(fields: Fields) -> dict[str, Any]:
-    """Return what is the same in all models, beside layer types."""
+    """Return layer types and the fields that are equal in all models."""
     return qwen3_5_restated(fields) | {
         "intermediate_size": fields.whole("moe_intermediate_size"),
         "mlp_only_layers": [],

@@ -1,7 +1,6 @@
 """Reads folders in Mistral's own layout: params.json, consolidated*.safetensors, a tokenizer.
 
-Names and defaults are those of mistral-inference (args.py, transformer.py and cache.py). Knows
-nothing of other formats.
+Names and defaults are those of mistral-inference (args.py, transformer.py and cache.py).
 """
 
 import json
@@ -179,7 +178,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _detect(folder: Path) -> bool:
-    """Tell whether there are weights in Mistral's layout but not in Hugging Face's.
+    """Return whether there are weights in Mistral's layout but not in Hugging Face's.
 
     Mistral publishes both side by side. Hugging Face's is then preferred, as its tokenizer needs no
     further library.

@@ -34,7 +34,7 @@ class DecoderType:
     `norms_less_one`: whether norm weights are stored minus one; `whole_norms`: ends of the names
         of others.
     `rotary`: settings of rotary embeddings that other types do not have.
-    `neighbours`: whether rotary pairs are neighbouring rows, not halves of what turns.
+    `neighbours`: whether rotary pairs are adjacent rows, not halves of the rotated channels.
     `prepare`: changes tensors that a table of names cannot describe.
     `names_instead`: names that files may have in place of others.
     `foreign`: name prefixes of parts that are not read.

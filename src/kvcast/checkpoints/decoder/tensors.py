@@ -38,7 +38,7 @@ _NORM_OF_A_HEAD = re.compile(r"(.+\.[qk])_layernorm\.norms\.(\d{1,4})\.weight")
 def heads_apart(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return queries before keys before values, of which files have those of each key together."""
+    """Return queries, keys, values in this order, from files that group them by key head."""
     keys, size = dimensions.kv_heads, dimensions.head_dim
     each = dimensions.heads // keys
     rows = np.arange(keys * (each + 2) * size).reshape(keys, each + 2, size)

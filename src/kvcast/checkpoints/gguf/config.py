@@ -60,7 +60,7 @@ Config = dict[str, Any]
 
 
 def _experts(values: Values) -> Config:
-    """Return the number of experts, by all names that model types have for it, and a token's."""
+    """Return the numbers of experts and of experts per token, under any model type's names."""
     experts = values.count("expert_count")
     used = values.whole("expert_used_count") if experts else 0
     return {
@@ -70,7 +70,7 @@ def _experts(values: Values) -> Config:
 
 
 def _many_experts(values: Values) -> Config:
-    """Return experts whose width is not that of other feed-forwards."""
+    """Return experts whose width differs from other feed-forwards'."""
     inner = values.same_whole(_EXPERT_INNER)
     config = _experts(values) | {"norm_topk_prob": True, "decoder_sparse_step": 1}
     return config | {"moe_intermediate_size": inner, "intermediate_size": inner}
@@ -216,7 +216,7 @@ def _falcon(values: Values) -> Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """How llama.cpp converts a model type: what a file's metadata does not say."""
+    """How llama.cpp converts a model type: facts missing in a file's metadata."""
 
     model_type: str | Callable[[Values], str]
     fields: Callable[[Values], Config] = lambda _: {}
@@ -320,7 +320,7 @@ class Architecture:
 def _rotary(
     values: Values, tensors: Mapping[str, GgufTensor], share: float, truncate: bool
 ) -> Config:
-    """Return the fields of rotary embeddings; KvcastError for those of an unknown kind."""
+    """Return the fields of rotary embeddings; KvcastError for an unknown kind."""
     base = values.positive(_BASE, 10_000.0)
     config: Config = {"rope_theta": base, _ORIGINAL: values.whole("context_length")}
     if _LONG in tensors and _SHORT in tensors:

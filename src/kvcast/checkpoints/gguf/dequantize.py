@@ -1,7 +1,7 @@
-"""Dequantizes ggml's block types, and reads them as codes, scales and least values.
+"""Dequantizes ggml's block types, and reads them as codes, scales and minimums.
 
-The layouts are those of ggml's ggml-common.h, the arithmetic that of ggml-quants.c, in float32: a
-value is its code times a scale and, where a type is asymmetric, plus a least value.
+Layouts follow ggml's ggml-common.h, arithmetic follows ggml-quants.c, in float32: a value is its
+code times a scale plus, in asymmetric types, a minimum.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,8 +40,8 @@ def dequantize(kind: str, raw: Bytes, shape: tuple[int, ...]) -> NDArray[np.floa
 def read_blocks(kind: str, raw: Bytes, shape: tuple[int, ...]) -> CodedMatrix:
     """Return a matrix of this ggml type as blocks of 32 codes.
 
-    Q8_0, Q4_0 and Q4_1 are exact. The scales and least values of Q4_K are products that become
-    halves. Other types become int8, from the values that they stand for.
+    Q8_0, Q4_0 and Q4_1 are exact. The scales and minimums of Q4_K are products rounded to float16.
+    Other types are dequantized and become int8.
     """
     if kind not in ("Q8_0", "Q4_0", "Q4_1", "Q4_K"):
         return rounded(dequantize(kind, raw, shape))
@@ -57,7 +57,7 @@ def read_blocks(kind: str, raw: Bytes, shape: tuple[int, ...]) -> CodedMatrix:
 
 
 def _planes(raw: Bytes, bits: int, run: int) -> Bytes:
-    """Unpack codes of so many bits: each `run` bytes hold runs of as many codes, low bits first."""
+    """Unpack codes of `bits`: each `run` bytes hold runs of equally many codes, low bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     codes = (raw.reshape(len(raw), -1, 1, run) >> shifts) & np.uint8((1 << bits) - 1)
     return codes.reshape(len(raw), -1)

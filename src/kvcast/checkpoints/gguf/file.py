@@ -1,4 +1,4 @@
-"""Parses the container of GGUF files: a header of named values, then tensors, mostly quantised.
+"""Parses the container of GGUF files: a header of named values, then tensors, mostly quantized.
 
 The layout, little-endian, from ggml's docs/gguf.md; a string is a u64 length, then bytes:
 
@@ -9,8 +9,7 @@ The layout, little-endian, from ggml's docs/gguf.md; a string is a u64 length, t
 
 The gguf library's reader is not used because it trusts the header's counts and lengths, and makes
 several arrays for each token of a vocabulary. Here, they are checked against the file before
-anything is allocated. Its dequantisation serves those who want arrays of numbers; kernels read rows
-where they lie.
+anything is allocated. Its dequantization is used to read arrays; kernels read rows in place.
 """
 
 import math
@@ -60,7 +59,7 @@ class GgufTensor:
     raw: NDArray[np.uint8]
 
     def stored(self) -> StoredTensor:
-        """Read as float16 or float32: quantised types are dequantized, bfloat16 is widened."""
+        """Read as float16 or float32: quantized types are dequantized, bfloat16 is widened."""
         if self.type.name in _KINDS:
             return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.label)
         stored = (self.type.name, self.raw, self.shape)
@@ -138,7 +137,7 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
 
 
 def _whole(file: GgufFile, name: str, default: int) -> int:
-    """Return a whole number among the values; the default where it is something else."""
+    """Return an integer among the values; the default for another type."""
     value = file.values.get(name, default)
     return value if type(value) is int else default
 

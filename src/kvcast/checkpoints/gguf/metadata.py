@@ -22,7 +22,7 @@ class Values:
 
     @property
     def layers(self) -> int:
-        """Number of layers, without those that predict further tokens, which come last."""
+        """Number of layers, without multi-token prediction layers, which come last."""
         return self.whole("block_count") - self.whole("nextn_predict_layers", 0, least=0)
 
     @property
@@ -40,13 +40,13 @@ class Values:
         return self.fields.whole(self._full(name), default, **limits)
 
     def count(self, name: str) -> int:
-        """Return a whole number, 0 for none."""
+        """Return an integer, 0 for none."""
         return self.whole(name, 0, least=0)
 
     def same_whole(self, name: str, default: int | None = None, absent: int | None = None) -> int:
         """Return a number that the file may have once for each layer, if all are the same.
 
-        Layers with the number `absent` have nothing that it is of.
+        Layers with the value `absent` lack the feature.
         """
         value = self.plain(name)
         if not isinstance(value, np.ndarray):

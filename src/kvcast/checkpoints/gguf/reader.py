@@ -120,7 +120,7 @@ def _stored(
 
 
 def is_rotated(name: str) -> bool:
-    """Tell whether a tensor of the file has heads of queries or keys, of rotary pairs."""
+    """Return whether a tensor of the file has query or key heads with rotary pairs."""
     return any(part in name for part in _ROTATED)
 
 
@@ -150,7 +150,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Tell by its name whether `path` is a GGUF file."""
+    """Return whether `path` is named as a GGUF file."""
     return path.suffix.lower() == SUFFIX and path.is_file()
 
 
@@ -170,7 +170,7 @@ _MATRIX, _STACKED = 2, 3  # axes
 
 
 def read_gguf_adapter(path: Path, name: str) -> Adapter:
-    """Read an adapter, which users call `name`; raises KvcastError with one line."""
+    """Read the adapter named `name`; raises KvcastError with one line."""
     file = read_gguf(path)
     fields = Fields(values=file.values, label=str(path))
     for field, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):

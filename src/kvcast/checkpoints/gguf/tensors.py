@@ -149,7 +149,7 @@ _OF_HEADS = (".ssm_beta.weight", ".ssm_alpha.weight", ".ssm_dt.bias", DECAY)
 def delta_net_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return tensors in the order of other formats, gates and what is convolved by own names."""
+    """Return tensors in other formats' order, gates and convolved channels under separate names."""
     sizes = dimensions.delta
     if sizes is not None and sizes.key_heads != sizes.value_heads:
         stored = {name: _beside_their_key(name, tensor, sizes) for name, tensor in stored.items()}
@@ -159,7 +159,7 @@ def delta_net_tensors(
 def grouped_delta_net_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return the same of files whose heads of values lie beside those of their key."""
+    """Return the same tensors of files whose value heads are grouped by key head."""
     sizes = dimensions.delta
     if sizes is None:
         return _as_elsewhere(stored, dimensions)
@@ -200,14 +200,14 @@ def _as_elsewhere(
 
 
 def _beside_their_key(name: str, tensor: StoredTensor, sizes: DeltaNet) -> StoredTensor:
-    """Put a tensor's heads of values, if it has such, beside those of the same key."""
+    """Group a tensor's value heads, if any, by key head."""
     if name.endswith((_QKV, _KERNEL)):
         return reordered(tensor, partial(_grouped, sizes, 2 * sizes.keys, sizes.value_dim))
     if name.endswith(_GATE):
         return reordered(tensor, partial(_grouped, sizes, 0, sizes.value_dim))
     if name.endswith(_OF_HEADS):
         return reordered(tensor, partial(_grouped, sizes, 0, 1))
-    if name.endswith(_OUT):  # its columns, over which codes lie in blocks
+    if name.endswith(_OUT):  # its columns, along which codes are in blocks
         return changed(tensor, lambda matrix: _grouped(sizes, 0, sizes.value_dim, matrix.T).T)
     return tensor
 
@@ -235,7 +235,7 @@ _STEPS = (DECAY, ".ssm_d", ".ssm_norm.weight")
 def gemma4_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Leave out keys and values of layers that read those of others; divide norms of routers."""
+    """Omit keys and values of layers that read another's cache; divide norms of routers."""
     layers = range(dimensions.reading, dimensions.layers)
     unread = {
         f"blk.{i}.attn_{name}.weight" for i in layers for name in ("k", "v", "k_norm", "v_norm")
@@ -264,7 +264,7 @@ def kernels_turned(
 def state_space_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return state spaces as Mamba's files have them, keys before values in what is convolved."""
+    """Return state spaces in Mamba's layout, keys before values among convolved channels."""
     space = dimensions.state_space
     if space is None:
         return dict(stored)

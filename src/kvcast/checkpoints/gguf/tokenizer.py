@@ -1,8 +1,7 @@
 """Converts a GGUF file's tokenizer and chat template to the files that `kvcast.text` reads.
 
-A GGUF file has a vocabulary, merges or scores, and the name of a pre-tokenizer. What that name
-stands for is taken from llama.cpp's src/llama-vocab.cpp and from the tokenizer.json that the models
-were published with.
+A GGUF file has a vocabulary, merges or scores, and the name of a pre-tokenizer. Pre-tokenizers are
+taken from llama.cpp's src/llama-vocab.cpp and from the models' published tokenizer.json.
 """
 
 import json
@@ -142,7 +141,7 @@ class _Vocabulary:
         return None if token is None else self.tokens[token]
 
     def end_tokens(self, eos: int | None) -> list[int]:
-        """Return the tokens that end a text: those that the file names first, then by their texts.
+        """Return the tokens that end a text: first those named in the file, then known texts.
 
         Raises KvcastError if there is none.
         """

@@ -265,7 +265,7 @@ def _read(
 
 
 def _about_adapter(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Return a notice for a folder that lacks the adapter which its configuration tells of."""
+    """Return a notice for a folder that lacks the adapter named in its configuration."""
     if not config.get("has_lora_adapter") or is_peft(folder):
         return []
     return [
@@ -302,7 +302,7 @@ def _apart(
 
 
 def _outer(config: Mapping[str, Any], label: str) -> Fields:
-    """Return the fields that hold those of the encoder and the decoder."""
+    """Return the fields that contain the encoder's and the decoder's."""
     fields = Fields(values=config, label=label)
     return fields.group("thinker_config") or fields
 

@@ -34,16 +34,16 @@ class AudioType:
 
     Attributes:
         decoder: the usual model type of its `text_config`.
-        text: values of fields that its `text_config` may leave out, over the decoder's own.
+        text: defaults of fields that its `text_config` may omit, over the decoder's.
         encoder: reads the encoder's dimensions from the outer fields.
         check: raises KvcastError for a folder that declares other features.
-        prefixes: how names of the encoder's tensors begin, without what the whole is called.
+        prefixes: prefixes of the encoder's tensor names, without the model's.
         names: names of the encoder's tensors in files, by canonical name.
         renamed: names in other files of the type, as regular expressions with replacements.
         prepare: changes the encoder's tensors as they are read; takes a name for messages.
-        fixed: values that fields of its `text_config` count as, whatever they are.
-        adapted: whether a folder may have an adapter that is a part of the model.
-        lenient: whether files have tensors of the encoder that are no part of the model.
+        fixed: values that override fields of its `text_config`.
+        adapted: whether a folder may have an adapter that belongs to the model.
+        lenient: whether files have unused tensors of the encoder.
 
     """
 
@@ -157,7 +157,7 @@ def _encoder_of(outer: Fields) -> BlockConformer:
         heads=heads,
         head_dim=fields.whole("dim_head", width // heads),
         layers=fields.whole("num_layers", most=MOST_LAYERS),
-        # One of even length begins as far before a position, and ends one earlier.
+        # An even kernel begins as far before a position, and ends one earlier.
         kernel=fields.whole("conv_kernel_size") // 2 * 2 + 1,
         channels=width * fields.whole("conv_expansion_factor"),
         block=block,
@@ -225,7 +225,7 @@ def _of_layer(tensors: Tensors, encoder: BlockConformer, layer: str) -> None:
 
 
 def _distances(tensors: Tensors, encoder: BlockConformer, name: str) -> None:
-    """Take the keys of distances in a block: those behind a query, and those ahead of it."""
+    """Select the keys of relative distances in a block, behind and ahead of a query."""
     given = tensors.changed.get(name)
     rows = 0 if given is None or not given.shape else given.shape[0]
     shape, zero = (2, encoder.block, encoder.head_dim), rows // 2
@@ -339,7 +339,7 @@ def _realtime_encoder_of(outer: Fields) -> CausalEncoder:
 def _conditioned(
     stored: dict[str, StoredTensor], encoder: CausalEncoder, label: str
 ) -> dict[str, StoredTensor]:
-    """Return the decoder's tensors, where norms have what the delay multiplies by."""
+    """Return the decoder's tensors, with the delay's factors folded into norms."""
     own = dict(stored)
     for name in stored:
         if not name.endswith(_NORM):

@@ -45,7 +45,7 @@ class _Kind:
     """A model_type.
 
     Attributes:
-        nested: whether the decoder's fields are in an object of their own, and its positions waves.
+        nested: whether the decoder's fields are nested, and its positions sinusoidal.
         start: the token that starts texts, where no configuration names one; None: `bos_token_id`.
 
     """

@@ -1,7 +1,7 @@
 """FastConformer encoders in Hugging Face layout, which several model types have.
 
-Their fields, the names of their tensors, and what these become: norms of batches and halves of
-feed-forwards are multiplied into matrices, and numbers lie as kernels read them.
+Config fields, tensor-name map and weight transforms: BatchNorm and half-step FFN factors are folded
+into the matrices, which are stored in kernel layout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +119,7 @@ def conformer_of(fields: Fields) -> Conformer:
 def conformer_tensors(
     stored: Mapping[str, StoredTensor], encoder: Conformer, fields: Fields, label: str
 ) -> dict[str, StoredTensor]:
-    """Return all tensors, those of the encoder as `NAMES` has them.
+    """Return all tensors, the encoder's by the names of `NAMES`.
 
     Raises KvcastError, naming `label`, for one that is missing or has another shape.
     """
@@ -266,7 +266,7 @@ class Tensors:
         )
 
     def part(self, name: str, shape: tuple[int, ...], to: str, rows: slice) -> None:
-        """Put some rows of a tensor of that shape beside it."""
+        """Add some rows of a tensor of that shape under another name."""
         tensor = self.of(name, shape)
         self.changed[to] = picked(tensor, np.arange(shape[0])[rows])
 

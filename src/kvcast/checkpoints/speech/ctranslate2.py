@@ -96,7 +96,7 @@ _GENERATION = {
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One entry of model.bin, as stored; the scale of a quantised one is another entry."""
+    """One entry of model.bin, as stored; the scale of a quantized entry is another entry."""
 
     kind: str
     shape: tuple[int, ...]
@@ -235,9 +235,9 @@ def _dequantised(variable: Variable, scale: Variable | None, label: str) -> Stor
 
 
 def _dimensions(variables: Mapping[str, Variable], named: object, label: str) -> WhisperDimensions:
-    """Derive sizes from the shapes; the number of heads is a variable of its own.
+    """Derive sizes from the shapes; the number of heads is a separate variable.
 
-    `named` is what the configuration lists as alignment heads.
+    `named`: the configuration's alignment heads.
     """
 
     def size(name: str, axis: int, rank: int) -> int:

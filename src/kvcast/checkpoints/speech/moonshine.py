@@ -262,9 +262,9 @@ def _rotary(fields: Fields) -> Rotary:
 
 
 def _windows(fields: Fields) -> tuple[tuple[int, int], ...]:
-    """Return for each layer how many positions before and after its own a position sees.
+    """Return each layer's window: positions before and after a position.
 
-    Configurations count its own among the first, and one too many of the second.
+    Configurations include its own in the first count, and one too many in the second.
     """
     listed, windows = fields.values["sliding_windows"], []
     for window in listed if isinstance(listed, list) else [listed]:

@@ -102,7 +102,7 @@ def read_parakeet(
             f"a {dimensions.architecture} model",
             lenient=True,
         ),
-        # Nothing ends a text but its sound; any token that is no text will do.
+        # A text ends only with its audio; any token without text will do.
         text=read_text(folder, {"eos_token_id": 0}),
         source=f"Hugging Face folder {folder}",
     )

@@ -186,7 +186,7 @@ def check_tied(head: StoredTensor, embedding: StoredTensor, label: str) -> None:
 
 
 def with_key_biases(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return tensors with biases of keys, which Whisper's layers and those like them lack."""
+    """Return tensors with zero key biases, which Whisper-like layers lack."""
     own = dict(stored)
     for name, weight in stored.items():
         if name.endswith(".k_proj.weight"):
@@ -266,7 +266,7 @@ _NAMED_LARGE: Mapping[str, Heads] = {
 
 
 def alignment_heads(dimensions: WhisperDimensions, named: object, model: str = "") -> Heads:
-    """Return the heads for a model of these dimensions; none if they are not known.
+    """Return the alignment heads of a model of these dimensions; none if unknown.
 
     Args:
         dimensions: the model's.
@@ -274,7 +274,7 @@ def alignment_heads(dimensions: WhisperDimensions, named: object, model: str = "
         model: its name in its files, such as "openai/whisper-large-v2".
 
     Raises:
-        KvcastError: `named` is no list of pairs of numbers.
+        KvcastError: `named` is not a list of pairs of integers.
 
     """
     listed = () if named is None else head_pairs(named)

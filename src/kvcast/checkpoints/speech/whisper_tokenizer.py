@@ -1,4 +1,4 @@
-"""The files beside a Whisper's weights that several layouts share: its tokenizer, its features.
+"""A Whisper's non-weight files that several layouts share: tokenizer and features.
 
 A tokenizer is the first of these that a folder has, and always becomes a tokenizer.json:
 
@@ -101,7 +101,7 @@ def _read_parts(folder: Path) -> bytes:
 def split_tokenizer(folder: Path, pattern: str) -> bytes:
     """Return vocab.json and merges.txt as a tokenizer.json that splits text by a pattern first."""
     description = json.loads(_read_parts(folder))
-    # An added token has its number from there, if it is in the vocabulary.
+    # An added token has its id from there, if it is in the vocabulary.
     description["model"]["vocab"] = read_json_object(folder / _VOCABULARY)
     byte_level = {**description["pre_tokenizer"], "use_regex": False}
     split = {
@@ -143,7 +143,7 @@ _LAYOUTS = (
 def _from_list(tokens: Any, path: Path) -> bytes:
     """Read a list of all tokens: text up to the end of text, then control tokens and added ones.
 
-    The list has no merges, but tokens are numbered in the order in which they were learned.
+    The list has no merges, but token ids are in the order of training.
     """
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise InputOutputError(f"{path} is not a list of tokens: fetch it again")
@@ -202,7 +202,7 @@ def _joined(
 
 
 def _is_special(text: str) -> bool:
-    """Tell whether a token steers, by the form of its name; timestamps have it, too."""
+    """Return whether a token is a control token, by the form of its name; timestamps included."""
     return len(text) > 4 and text.startswith("<|") and text.endswith("|>")
 
 
@@ -213,7 +213,7 @@ def _ids(fields: Mapping[str, Any], path: Path) -> dict[str, int]:
 
 
 def _decoded_tokens(path: Path) -> Iterable[tuple[int, str, bool]]:
-    """Yield number, text and whether it is special, of each token that the settings describe."""
+    """Yield id, text and whether it is special, of each token in the settings."""
     described = read_json_object(path).get("added_tokens_decoder") or {}
     for number, token in described.items() if isinstance(described, dict) else ():
         match token:

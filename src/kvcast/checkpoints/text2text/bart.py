@@ -1,7 +1,7 @@
 """Interprets BART and its relatives in Hugging Face layout: config.json, tensor names.
 
-Defaults are those of transformers, in whose models types differ by where norms are and by how
-positions are embedded: each is a row of a table.
+Defaults are transformers'. Its model types differ in the place of norms and in position embeddings:
+each is a row of a table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ def _marian_waves(
 def _fairseq_waves(positions: int, width: int, padding: int) -> NDArray[np.float32]:
     """Return sines and then cosines [positions, width], as in tensor2tensor, in fp32.
 
-    Positions follow the number of the token that pads.
+    Positions begin after the padding token's id.
     """
     half = width // 2
     step = np.float32(np.log(10000.0) / max(1, half - 1))
@@ -252,7 +252,7 @@ def read_bart(
 
 
 def bart_dimensions(config: Mapping[str, Any], label: str) -> BartDimensions:
-    """Read a configuration; the head has no bias that it tells of.
+    """Read a configuration; it does not describe the head's bias.
 
     Raises KvcastError, naming `label`, for what kvcast does not support.
     """
@@ -321,7 +321,7 @@ def _own_tensors(
 def _tables(
     stored: Mapping[str, StoredTensor], dimensions: BartDimensions, kind: _Kind, padding: int
 ) -> dict[str, StoredTensor]:
-    """Return tables of positions: learned ones without idle rows, or waves, stored or not."""
+    """Return position tables: learned without unused rows, or sinusoidal, stored or computed."""
     shape = (dimensions.source_positions, dimensions.width)
     tables = {}
     for name in _POSITIONS.values():

@@ -297,7 +297,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _detect(folder: Path) -> bool:
-    """Tell whether there is a TensorFlow checkpoint without a Hugging Face configuration."""
+    """Return whether there is a TensorFlow checkpoint without a Hugging Face configuration."""
     if not any(folder.glob(_INDEX)):
         return False
     path = folder / _CONFIGS[-1]

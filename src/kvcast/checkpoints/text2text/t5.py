@@ -1,8 +1,7 @@
 """Interprets T5s in Hugging Face layout (t5, mt5, umt5): config.json, tensor names, text files.
 
 There, T5 1.0, 1.1, FLAN-T5 and ByT5 are all "t5", and T5-PEGASUS is an "mt5" with word pieces.
-Defaults are those of transformers, whose T5 also decides how contradictory files are read. Knows
-nothing of how weights are stored.
+Defaults are transformers', whose T5 also decides how contradictory files are read.
 """
 
 import json
@@ -174,9 +173,9 @@ def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
 
 
 def _scaled(fields: Fields) -> bool:
-    """Tell whether logits are scaled, as they are with a tied head.
+    """Return whether logits are scaled, as with a tied head.
 
-    transformers 5 saves every head as tied, and has a field of its own for the scaling.
+    transformers 5 saves every head as tied, and has a separate field for the scaling.
     """
     return fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
 

@@ -127,7 +127,7 @@ def t5gemma_dimensions(config: Mapping[str, Any], label: str) -> T5GemmaDimensio
 
 
 def dimensions_of(outer: Fields, stacks: tuple[Fields, Fields], **parts: Any) -> T5GemmaDimensions:
-    """Return what both stacks' fields tell, beside the `parts` that a type of model reads."""
+    """Return dimensions from both stacks' fields, and the `parts` that a model type reads."""
     encoder, decoder = stacks
     usual = outer.whole("bos_token_id", decoder.whole("bos_token_id", least=0), least=0)
     return outer.make(
@@ -143,13 +143,13 @@ def dimensions_of(outer: Fields, stacks: tuple[Fields, Fields], **parts: Any) ->
 
 
 def _stack(fields: Fields, seen: Callable[[int], int]) -> GemmaStack:
-    """Read a stack, where a position sees so many of a window."""
+    """Read a stack; `seen` converts a window."""
     longest = fields.whole("max_position_embeddings")
     kinds = layer_kinds(fields, lambda i: FULL if i % 2 else SLIDING)
     window = fields.whole("sliding_window") if SLIDING in kinds else longest
     return stack_of(
         fields,
-        # One as long as any sequence is none.
+        # A window as long as any sequence is no window.
         windows=tuple(
             seen(window) if kind == SLIDING and window < longest else None for kind in kinds
         ),
@@ -158,7 +158,7 @@ def _stack(fields: Fields, seen: Callable[[int], int]) -> GemmaStack:
 
 
 def stack_of(fields: Fields, **parts: Any) -> GemmaStack:
-    """Return what a stack's fields tell, beside the `parts` that a type of model reads."""
+    """Return a stack from its fields, and the `parts` that a model type reads."""
     return fields.make(
         GemmaStack,
         width=fields.whole("hidden_size"),
@@ -181,7 +181,7 @@ def _softcap(fields: Fields, name: str) -> float:
 
 
 def layer_kinds(fields: Fields, usual: Callable[[int], str]) -> list[str]:
-    """Return each layer's kind, FULL or SLIDING; `usual` tells it where no field does."""
+    """Return each layer's kind, FULL or SLIDING; `usual`: the default without a field."""
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:
@@ -194,9 +194,9 @@ def layer_kinds(fields: Fields, usual: Callable[[int], str]) -> list[str]:
 
 
 def own_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return tensors without name prefixes, with norm weights as they multiply.
+    """Return tensors without name prefixes, with 1 added to norm weights.
 
-    A head that is the decoder's embedding is left out; one that differs counts, whatever the
+    A head equal to the decoder's embedding is dropped; a different one is kept, whatever the
     configuration says.
     """
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
@@ -322,7 +322,7 @@ def _stack_2(fields: Fields, widest: int) -> GemmaStack:
 
 
 def _text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors that texts need; one that the stacks share has the decoder's name."""
+    """Return the tensors for text; tensors shared by the stacks have the decoder's name."""
     named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     text = {
         name.replace(_TEXT, _ENCODER, 1): tensor

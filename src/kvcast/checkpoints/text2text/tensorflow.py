@@ -14,9 +14,8 @@ The second handle points to a block whose values are the handles of the other bl
 Keys are names of tensors; values are protocol buffers from tensorflow/core/protobuf's
 tensor_bundle.proto: a BundleHeaderProto for the first, empty key, and BundleEntryProto for the
 others. `x.data-00000-of-0000n` are the shards. TensorFlow writes indexes without compression. The
-index's checksums are verified. Those of the tensors are not, since that would take minutes in
-Python for a large model. Everything else is checked against the files before it is used. Knows
-nothing of the tensors' meaning.
+index's checksums are verified. The tensors' are not, since that would take minutes in Python for a
+large model. All else is checked against the files before it is used.
 """
 
 from collections.abc import Iterator, Mapping
@@ -243,7 +242,7 @@ class _IndexCursor:
         return self._data[start : self._position]
 
     def varint(self) -> int:
-        """Read a number of 64 bits, seven a byte, lowest first."""
+        """Read a 64-bit integer, seven bits per byte, lowest first."""
         number = 0
         for shift in range(0, 64, 7):
             (byte,) = self.take(1)
@@ -256,7 +255,7 @@ class _IndexCursor:
         return self.varint(), self.varint()
 
     def message(self) -> Iterator[tuple[int, int | bytes]]:
-        """Read a protocol buffer's fields, as numbers and contents, in their order."""
+        """Read a protocol buffer's fields, as field numbers and contents, in order."""
         while self.remaining:
             number, wire = divmod(self.varint(), 8)
             if wire == 0:

@@ -107,7 +107,7 @@ def read_unilm(
 
 
 def unilm_dimensions(config: Mapping[str, Any], label: str) -> UnilmDimensions:
-    """Read a configuration, which does not say whether there is a pooler.
+    """Read a configuration, which does not record whether there is a pooler.
 
     Raises KvcastError, naming `label`, for what kvcast's UniLM does not support.
     """

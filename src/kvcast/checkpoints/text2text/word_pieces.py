@@ -19,7 +19,7 @@ BEGIN, END, UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
 
 
 def has_word_pieces(folder: Path) -> bool:
-    """Tell by its files whether a folder's tokenizer is a word-piece tokenizer."""
+    """Return whether a folder's files are of a word-piece tokenizer."""
     whole = folder / "tokenizer.json"
     if not whole.is_file():
         return (folder / "vocab.txt").is_file()

@@ -1,4 +1,4 @@
-"""From a sound or a text to what is shown of the attention in it."""
+"""Computes the shown attention weights of an audio or a text."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -19,7 +19,7 @@ _ANSWER = 64
 
 
 def seconds_heard(model: InspectedModel) -> float:
-    """Return how many seconds of sound a model hears at once."""
+    """Return how many seconds of audio a model encodes at once."""
     frames = model.facts.get("mel_frames") or model.model.recognition.longest
     return float(frames) / 100
 
@@ -31,23 +31,23 @@ def over_sound(
     layer: int | None,
     head: int | None,
 ) -> AttentionView:
-    """Return what each token of a transcript attends to in the sound, when it is written.
+    """Return the attention of each token of a transcript to the audio, when generated.
 
     Args:
         model: transcribes.
-        samples: mono at 16 kHz, at most as many as the model hears at once.
-        language: code of what is spoken; None where the model tells.
+        samples: mono at 16 kHz, at most what the model encodes at once.
+        language: language code; None to detect it.
         layer: shows this one alone.
         head: shows this one alone, of that layer or of each.
 
     Raises:
         UsageError: there is no such layer, head or language.
-        KvcastError: nothing was heard.
+        KvcastError: no speech was recognized.
 
     """
     sequence = model.heard(samples, language)
     tokens_s = sequence.tokens_s
-    # Decoder-only models read the sound's embeddings as tokens beyond the vocabulary.
+    # Decoder-only models read the audio embeddings as token ids beyond the vocabulary.
     heard = tokens_s >= model.reader.checkpoint.dimensions.vocab_size
     columns = np.flatnonzero(heard) if heard.any() else None
     view = _view(model, sequence, "sound", layer, head, columns)
@@ -61,17 +61,17 @@ def over_sound(
 def over_text(
     model: InspectedModel, text: str, new: int | None, layer: int | None, head: int | None
 ) -> AttentionView:
-    """Return what each token attends to: of a text to itself, of an answer to its source.
+    """Return the attention of each token: of a text to itself, of an answer to its source.
 
     Args:
         model: reads text.
         text: continued by `new` tokens, 0 by default; or answered by `new`, 64 by default.
-        new: most tokens to write.
-        layer: as for a sound.
+        new: maximum tokens to generate.
+        layer: as for audio.
         head: likewise.
 
     Raises:
-        UsageError: as for a sound; or the text is too long or empty.
+        UsageError: as for audio; or the text is too long or empty.
 
     """
     answers = model.kind == "cross"
@@ -89,7 +89,7 @@ def _view(
 ) -> AttentionView:
     rows = range(len(sequence.tokens))
     if over != "text":
-        # The row of a token is that of the position which wrote it.
+        # A token's row is the position that generated it.
         rows = range(sequence.prompt - 1, len(sequence.tokens) - 1)
         if not rows:
             raise KvcastError(f"{model.name} wrote nothing")
@@ -131,7 +131,7 @@ def _spelled(model: InspectedModel, tokens: Sequence[int]) -> list[Token]:
 
 
 def _padded_to(model: InspectedModel, samples: Float32, positions: int, seconds: float) -> float:
-    """Return how many seconds the encoder's positions cover: its window's, or the sound's."""
+    """Return how many seconds the encoder's positions cover: its window's, or the audio's."""
     if "mel_frames" in model.facts:
         return seconds_heard(model)
     half = model.model.recognition.input(samples[: len(samples) // 2])

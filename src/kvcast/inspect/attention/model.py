@@ -31,9 +31,9 @@ class FedSequence:
     """One sequence, until its row was emptied.
 
     Attributes:
-        source: what `encode` took for the input that the row reads, each [1, ...]; () for none.
+        source: the arguments of `encode` for the row's input, each [1, ...]; () for none.
         prompt: how many tokens came before the first that the model chose.
-        tokens: the tokens that were fed. The last one that was chosen need not be among them.
+        tokens: the fed tokens. The last chosen token may be missing.
 
     """
 
@@ -147,7 +147,7 @@ class RecordingRuntime:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedModel:
-    """A model over a runtime that keeps what it is fed."""
+    """A model over a runtime that records the tokens it is fed."""
 
     name: str
     reader: AttentionReader
@@ -177,7 +177,7 @@ class InspectedModel:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the family tells of its models beside sizes."""
+        """The family's facts about its models, in addition to sizes."""
         return self.reader.family.facts(self.reader.checkpoint.dimensions)
 
     @property
@@ -187,15 +187,15 @@ class InspectedModel:
         return list(zip(*parts, strict=True))
 
     def spelled(self, token: int) -> str:
-        """Return what a token spells; its number in angle brackets where that is nothing."""
+        """Return the text of a token; its id in angle brackets if empty."""
         tokenizer = self.model.tokenizer
         spell = getattr(tokenizer, "decode_with_timestamps", tokenizer.decode)
         return spell([token]) or f"<{token}>"
 
     def heard(self, samples: Float32, language: str | None) -> FedSequence:
-        """Transcribe mono samples at 16 kHz, greedily; return the text of the first excerpt.
+        """Transcribe mono samples at 16 kHz, greedily; return the text of the first chunk.
 
-        Raises UsageError for a language that the model does not know, or none where it needs one.
+        Raises UsageError for an unsupported language, or a missing one that the model needs.
         """
         self.recorded.sequences.clear()
         for _ in self.model.transcribe(samples, temperature=0.0, language=language):
@@ -203,7 +203,7 @@ class InspectedModel:
         return self._first()
 
     def read(self, text: str, new: int) -> FedSequence:
-        """Read a text, and write up to so many tokens after it, or in answer to it, greedily."""
+        """Generate up to `new` tokens after a text, or in answer to it, greedily."""
         self.recorded.sequences.clear()
         # The last token is chosen and not fed.
         self.model.generate(text, max_new_tokens=new + 1, temperature=0.0)

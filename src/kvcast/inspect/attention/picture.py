@@ -1,6 +1,6 @@
 """Draws a view of attention as SVG: weights as a picture, with the names of rows and columns.
 
-Over a sound its spectrogram lies above, with the same scale of time.
+Above a view over audio is its spectrogram, on the same time scale.
 """
 
 import struct
@@ -51,7 +51,7 @@ def draw(view: AttentionView, spectrogram_mf: Float32 | None = None) -> str:
 
     Args:
         view: what to draw.
-        spectrogram_mf: of the same sound, 0 to 1, lowest band first; for a view over a sound.
+        spectrogram_mf: of the same audio, 0 to 1, lowest band first; for a view over audio.
 
     """
     names = [_shown(token.text) for token in view.rows]
@@ -141,7 +141,7 @@ _PALETTED = 3
 
 
 def png(shares_hw: Float32, colours: NDArray[np.uint8]) -> bytes:
-    """Return a PNG file (ISO/IEC 15948) of numbers from 0 to 1, each a pixel.
+    """Return a PNG file (ISO/IEC 15948) of values from 0 to 1, one per pixel.
 
     Args:
         shares_hw: from the top left.

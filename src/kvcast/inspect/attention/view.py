@@ -19,7 +19,7 @@ Over: TypeAlias = Literal["sound", "source", "text"]
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A token of a text; `text` is what it spells, or its number in angle brackets."""
+    """A token; `text`: its text, or its id in angle brackets."""
 
     id: int
     text: str
@@ -34,10 +34,10 @@ class AttentionView:
     """Averaged weights.
 
     Attributes:
-        rows: tokens. Over the text itself, that which a row's position reads; otherwise that which
-            it wrote.
-        columns: tokens; none over a sound.
-        seconds: of a sound that a column stands for; 0 over tokens.
+        rows: tokens: over the text itself the token fed at a row's position, otherwise the
+            generated one.
+        columns: tokens; none over audio.
+        seconds: of audio per column; 0 over tokens.
         weights_st: [rows, columns].
         error: largest difference of weights times values from the layers' own results, relative.
 
@@ -63,7 +63,7 @@ class AttentionView:
         return f"{self.model}: a text of {rows} tokens over {over}; {_averaged(self.heads)}"
 
     def of_sound(self, seconds: float, shown: int) -> Self:
-        """Return a view over the first `shown` columns of a sound, each of so many seconds."""
+        """Return a view over the first `shown` columns of audio, each of `seconds`."""
         return replace(self, seconds=seconds, weights_st=self.weights_st[:, :shown])
 
     def document(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ _MOST = 3
 
 
 def render(view: AttentionView) -> str:
-    """Return a line for each row: over a sound its course in time, else the heaviest tokens."""
+    """Return a line for each row: over audio its course in time, else the heaviest tokens."""
     names = [json.dumps(token.text, ensure_ascii=False) for token in view.rows]
     width = max(map(len, names))
     lines = _courses(view) if view.over == "sound" else _heaviest(view)
@@ -148,11 +148,11 @@ def _heaviest(view: AttentionView) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadChoice:
-    """Which heads count.
+    """The selected heads.
 
     Attributes:
         head: this one alone, of that layer or of each.
-        usual: those that count if neither is given; none for all.
+        usual: the heads used if neither is given; none for all.
 
     """
 
@@ -182,11 +182,11 @@ class MeanWeights:
 
 
 def mean_weights(layers: Iterable[LayerWeights], choice: HeadChoice) -> MeanWeights:
-    """Return the mean of the heads that count; every layer is checked.
+    """Return the mean of the selected heads; every layer is checked.
 
     Raises:
         UsageError: there is no such layer or head.
-        KvcastError: weights times values are not what a layer computed.
+        KvcastError: weights times values differ from a layer's result.
 
     """
     heads: list[Head] = []

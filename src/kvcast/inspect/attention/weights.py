@@ -1,10 +1,9 @@
 """Attention weights of all layers and heads, from the queries and keys of a family's own program.
 
-The reference in fp32 runs `decode` over all tokens of a sequence at once, and gives the queries of
-its attention steps beside the caches that it wrote. Their products, with the step's own scale,
-rotation, bias, window, cap and sinks, are the weights. Weights times values must then be what the
-step itself computed; the largest difference is told, so a picture that is not the model's is
-noticed.
+The fp32 reference runs `decode` over all tokens of a sequence at once, and returns the queries of
+its attention steps and the caches. Their products, with the step's scale, rotation, bias, window,
+softcap and sinks, are the weights. Weights times values must equal the step's result; the largest
+difference is reported, so that a wrong picture is noticed.
 """
 
 import re
@@ -30,11 +29,11 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerWeights:
-    """What the queries of one layer attend to.
+    """The attention weights of one layer.
 
     Attributes:
         kind: over the sequence itself, or over an encoded input.
-        weights_hst: [heads, queries, keys]; those of a query sum to 1, but for the share of a sink,
+        weights_hst: [heads, queries, keys]; a query's weights sum to 1, minus the share of a sink,
             or of keys of the other kind in the same softmax.
         error: largest difference of weights times values from what the step computed, relative to
             its largest number.
@@ -55,7 +54,7 @@ class _Attention:
         key_htd: rotated; of every head of queries.
         bias_hst: added to the scaled products; [h or 1, s, t].
         softcap: c in c tanh(x / c); 0: none.
-        sinks_h: a logit beside those of a head's queries, whose share gives nothing.
+        sinks_h: attention sinks: a logit in each head's softmax without a value.
         encoded: how many of the keys, the last ones, are of an encoded input.
 
     """
@@ -215,7 +214,7 @@ def attention_kinds(program: Program) -> set[Kind]:
 
 
 def _kinds(step: Step) -> set[Kind]:
-    """Return what a step attends to; nothing of another operation."""
+    """Return the kinds of keys that a step attends to; none for another operation."""
     match step.operation:
         case "self_attention":
             call = SelfAttention[Any](*step.arguments, **step.keywords)
@@ -241,7 +240,7 @@ def layer_weights(
         program: `decode`, or what takes a whole sequence.
         inputs: of one row that holds nothing yet; self caches are written, with a slot for each
             position.
-        constants: gives tensors by name, for tables of angles and sinks.
+        constants: returns tensors by name, for tables of angles and sinks.
         kind: of attention.
 
     """
@@ -269,7 +268,7 @@ def layer_weights(
 
 
 def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, Step]]:
-    """Yield steps with the number of the layer whose matrices were read last."""
+    """Yield steps with the index of the layer whose matrices were read last."""
     layer = 0
     for step in steps:
         for part in step.arguments:

@@ -23,7 +23,7 @@ class CostLine:
     """One measure of all calls.
 
     Attributes:
-        unit: follows a number with a prefix; empty for plain counts.
+        unit: unit after an SI prefix; empty for plain counts.
 
     """
 
@@ -164,7 +164,7 @@ def model_kinds(
         caches: the layout of its caches.
         prompts: the schedule.
         window: drawn in place of that of its rings; None: their own.
-        capacity: slots of its rings; None: as few as serve.
+        capacity: slots of its rings; None: the fewest possible.
 
     """
     layers: dict[tuple[str, Schedule], int] = {}

@@ -38,7 +38,7 @@ def page(
     Args:
         schedule: its prompts, chunks and steps.
         window: of rings; None: those of the model, or no ring.
-        capacity: slots of rings; None: as few as serve.
+        capacity: slots of rings; None: the fewest possible.
         texts: words of each row's tokens; may be empty.
         model: as `kvcast inspect cost` takes it; None: one layer of each kind, without a model.
 
@@ -85,7 +85,7 @@ def story(
         kinds: of layers, whose schedules have the same calls.
         texts: words of each row's tokens; may be empty.
         costs: of these calls.
-        notes: lines about what is not drawn.
+        notes: lines about omitted parts.
 
     Raises:
         UsageError: texts do not fit, or there are too many positions.

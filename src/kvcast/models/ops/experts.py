@@ -71,7 +71,7 @@ def mixture_of_experts(
 
 
 def gated(gate_up: Tensor, alpha: float, limit: float, activation: str = "silu") -> Tensor:
-    """Return gates times what they multiply [..., i] of [..., 2 * i]; with a limit, GPT-OSS's."""
+    """Return gates times up projections [..., i] of [..., 2 * i]; GPT-OSS's with a limit."""
     gate, up = gate_up.chunk(2, dim=-1)
     if not limit:
         return _ACTIVATIONS[activation](gate) * up

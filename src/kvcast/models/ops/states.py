@@ -111,7 +111,7 @@ def _rewritten(
     *,
     corrects: bool,
 ) -> Tensor:
-    """Rewrite matrices, with shares [r, s, h] of what is kept and added; returns [r, s, h, v]."""
+    """Update states, with factors [r, s, h] of decay and update; returns [r, s, h, v]."""
     matrix = torch.where((lengths > 0)[:, None, None, None], state, 0.0)
     mixed = torch.empty_like(value)
     for s in range(value.shape[1]):

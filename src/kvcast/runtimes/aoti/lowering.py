@@ -186,7 +186,7 @@ def export_program(
     """Return a module to compile and flat examples of its arguments: slots, then the program's own.
 
     `traced` is `trace_program`'s; `name` is the form's: "prefill" is `decode` for many tokens.
-    `packed` gets the matrices that are quantised to int4.
+    `packed` gets the matrices that are quantized to int4.
     """
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
     given = _examples(signature, precision.torch_dtype, typical)

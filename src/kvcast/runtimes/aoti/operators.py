@@ -11,7 +11,7 @@ A step's attention is sums that Inductor turns into loops; products would first 
 they read and rearrange a cross cache. For more than 16 tokens `prefill`, the same program over the
 same weights, uses two products. An encoder attends a few heads at a time, because PyTorch's fused
 kernel does not use bf16 without matrix units. A softmax divides after it has mixed the values, so
-nothing of the products' size is stored in fp32. Without quantisation every expert sees every token,
+nothing of the products' size is stored in fp32. Without quantization every expert sees every token,
 as a graph has no sizes that depend on data.
 
 Letters in shapes: see `kvcast.models.ops.attention`.

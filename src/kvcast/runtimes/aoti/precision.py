@@ -144,8 +144,8 @@ class Precision:
     """The precision of a compiled program.
 
     Attributes:
-        dtype: of caches, attention and matrices that are not quantised: "fp32", "bf16" or "fp16".
-        quantize: how matrices are quantised: "none", "int8" or "int4".
+        dtype: of caches, attention and matrices that are not quantized: "fp32", "bf16" or "fp16".
+        quantize: how matrices are quantized: "none", "int8" or "int4".
 
     """
 

@@ -60,7 +60,7 @@ _VIEW = re.compile(r"auto (\w+) = .*reinterpret_tensor_wrapper\((\w+), \d+, (int
 _CALL = re.compile(r"\b(cpp_fused_\w+|kvcast_\w+|aoti_torch_\w+)\(")
 _POINTER = re.compile(r"\((const )?[\w:]+\*\)\((\w+)\.data_ptr\(\)\)")
 _SEEN = re.compile(r"reinterpret_tensor_wrapper\((\w+), \d+, (int_array_\d+),|\b([A-Za-z_]\w*)\b")
-_REDUCED = re.compile(r"_(?:int8|int4|packed)\.")  # in names of parts of a quantised matrix
+_REDUCED = re.compile(r"_(?:int8|int4|packed)\.")  # in names of parts of a quantized matrix
 _BOOKKEEPING = re.compile(
     r"aoti_torch_(empty_strided|new_|get_|delete_|assign_|dtype_|device_|layout_)"
 )

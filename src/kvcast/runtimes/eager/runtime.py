@@ -132,7 +132,7 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
 
 
 class EagerEncoderDecoder(TorchEncoderDecoder):
-    """A cross cache's arrays are key and value of each layer, and what `encode` took beside."""
+    """A cross-attention cache has each layer's key and value, and arguments of `encode`."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

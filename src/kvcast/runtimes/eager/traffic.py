@@ -114,7 +114,7 @@ def _watched(
 
 
 def _constants(program: TorchProgram) -> Iterator[tuple[int, str]]:
-    """Yield the memory of each constant with its name; a quantised matrix has further parts."""
+    """Yield the memory of each constant with its name; a quantized matrix has further parts."""
     for name, part in (*program.named_parameters(), *program.named_buffers()):
         path, _, leaf = name.rpartition(".")
         is_part = leaf in ("scales", "scales_and_zeros")

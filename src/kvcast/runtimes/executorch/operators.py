@@ -13,7 +13,7 @@ Encoders and cross-attention, whose caches do not grow, are products and a softm
 uses all threads and the processor's widest instructions, while `custom_sdpa` uses one thread and
 scalar exponentials: 23 ms instead of 77 for a layer of Whisper tiny's encoder. Cross caches are
 keys [heads, d, t] and values [heads, t, d], ready to be the products' second factors, in fp16 where
-weights are quantised. One row needs no padding, so the `lengths` of sources are not used.
+weights are quantized. One row needs no padding, so the `lengths` of sources are not used.
 
 Letters in shapes as in `kvcast.models.ops.attention`; k: key heads, g: query heads for each.
 """

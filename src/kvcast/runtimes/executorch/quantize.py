@@ -1,6 +1,6 @@
 """Quantizes matrices for XNNPACK, with int8 activations that have a scale per token.
 
-Products and tables of an exported graph become layers, which torchao then quantises into patterns
+Products and tables of an exported graph become layers, which torchao then quantizes into patterns
 that XNNPACK's partitioner recognises.
 """
 
@@ -26,7 +26,7 @@ _LEAST_ROWS = 1024
 
 
 def quantize_matrices(module: GraphModule, quantize: str) -> None:
-    """Quantise products with constant matrices, and token embeddings, in place.
+    """Quantize products with constant matrices, and token embeddings, in place.
 
     Args:
         module: a program in fp32.

@@ -1,6 +1,6 @@
 """Writes bundles for kvcast's own interpreter: a file of operations per program, and weights.
 
-A family writes its programs itself. Matrices are quantised here; they are packed for the processor
+A family writes its programs itself. Matrices are quantized here; they are packed for the processor
 when a bundle is opened.
 """
 

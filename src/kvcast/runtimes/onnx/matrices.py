@@ -36,7 +36,7 @@ from kvcast.spec.program import Program
 from kvcast.spec.stored_matrices import BLOCK, BlocksOf, CodedMatrix, no_blocks, of_eight_bits
 
 CODES, SCALES, ZERO, REST = ".codes", ".scales", ".zero", ".rest"
-# MatMulNBits can compute in int8: level 4 allows it to quantise activations in blocks.
+# MatMulNBits can compute in int8: level 4 allows it to quantize activations in blocks.
 _INT8_ACTIVATIONS = 4
 
 
@@ -325,7 +325,7 @@ def packed(blocks: CodedMatrix) -> Packed:
 
 
 def eight_bits(weight_oi: NDArray[np.float32]) -> Packed:
-    """Quantise [outputs, inputs] to 8 bits in blocks as large as the inputs allow, up to 128.
+    """Quantize [outputs, inputs] to 8 bits in blocks as large as the inputs allow, up to 128.
 
     A block's value of largest magnitude becomes code 0, at the longer end of the range; the scale
     is then fitted to the codes.

@@ -46,7 +46,7 @@ def graph_of(
     constants: Mapping[str, NDArray[Any]],
     matrices: Mapping[str, Matrix],
 ) -> ir.Model:
-    """Return a program as a graph; constants keep their names, and `matrices` are quantised."""
+    """Return a program as a graph; constants keep their names, and `matrices` are quantized."""
     write = GraphWriter(signature, constants, matrices)
     values: dict[str, Any] = dict(write.inputs)
 
