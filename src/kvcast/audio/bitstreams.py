@@ -47,7 +47,7 @@ class Frame(NamedTuple):
 
 
 class FrameCount(NamedTuple):
-    """The number of frames as the first frame tells it."""
+    """The number of frames that the first frame states."""
 
     begin: int
     is_cut: bool
@@ -86,20 +86,20 @@ def after_id3(file: FileSection, at: int = 0) -> int:
 
 
 def further_recordings(file: FileSection) -> Iterator[int]:
-    """Yield where recordings after the first begin: at a count of frames, or another kind of them.
+    """Yield where recordings after the first begin: at a frame count, or where frames change kind.
 
-    A decoder that has begun with one kind of frames, or with a count, loses what follows.
+    A decoder that began with one kind of frames, or with a count, drops the rest.
     """
     end, before = 0, None
     for at, frame, head in _frames(file, after_id3(file)):
         if before is not None and (frame.kind != before or _counts(head)):
-            # With the tags before it, but for that of the one before.
+            # With the tags before it, except the tag at the end of the previous recording.
             yield end + (_ID3V1_BYTES if file.at(end, 3) == b"TAG" else 0)
         end, before = at + frame.length, frame.kind
 
 
 def frame_count(file: FileSection) -> FrameCount | None:
-    """Return what the first frame tells of the number of frames; None if it tells nothing."""
+    """Return the number of frames that the first frame states; None if it states none."""
     begin = after_id3(file)
     head = file.at(begin, 256)
     at = max(head.find(b"Xing"), head.find(b"Info"))
@@ -134,10 +134,10 @@ def _end_of(file: FileSection, begin: int, count: int) -> int:
 def _frames(file: FileSection, start: int) -> Iterator[tuple[int, Frame, bytes]]:
     """Yield each frame's position, the frame, and its first bytes; others are passed over.
 
-    A frame counts if it lies where the one before it ends and is of its kind, or if others of its
-    kind follow: pictures in tags, and damage, have such bytes by chance.
+    A frame counts if it is of the previous frame's kind and begins where that ends, or if others of
+    its kind follow: pictures in tags, and damage, have such bytes by chance.
     """
-    data, first = b"", start  # data lies at `first`
+    data, first = b"", start  # data begins at byte `first`
     expected, at = -1, start
     kind: tuple[int, ...] | None = None
     tried = 0
@@ -199,7 +199,7 @@ def read_pages(file: FileSection) -> OggPages:
         if page is None:
             following = data.find(b"OggS", at - first + 1)
             if following < 0 and first + len(data) >= file.size:
-                # What remains is a page that was cut off, or nothing.
+                # The rest is a page that was cut off, or nothing.
                 return OggPages(len(expected), has_gaps, is_ended and at == file.size)
             has_gaps |= following >= 0
             damaged += 1
@@ -227,7 +227,7 @@ def _page(data: bytes, at: int) -> bytes | None:
 
 
 def _checksum(page: bytes) -> int:
-    """Return the page's CRC-32: that of zlib with all bits reversed, from 0 on and not inverted."""
+    """Return the page's CRC-32: zlib's polynomial, but not reflected, initially 0, not inverted."""
     plain = page[:22] + bytes(4) + page[26:]
     crc = zlib.crc32(plain.translate(_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
     return int(f"{crc:032b}"[::-1], 2)

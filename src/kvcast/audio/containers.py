@@ -1,8 +1,8 @@
 """Damaged Matroska and WebM (RFC 9559), and the timestamps of frames in containers.
 
-FFmpeg drops the rest of a cluster, seconds of audio, where one block's header is damaged: what
-cannot be read becomes void. Containers round times, clocks of recorders drift, and where recordings
-were joined times begin anew.
+FFmpeg drops the rest of a cluster, seconds of audio, after one damaged block header: unreadable
+bytes are replaced by void elements. Containers round times, clocks of recorders drift, and times
+restart where recordings were joined.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ class _Element(NamedTuple):
 
 
 def void_patches(file: FileSection) -> Mapping[int, bytes]:
-    """Return headers of void elements, by position, to be read instead of what is damaged."""
+    """Return headers of void elements, by position, to be read instead of damaged elements."""
     if file.size > _LARGEST or file.at(0, 4) != _MAGIC:
         return {}
     data = file.at(0, file.size)
@@ -62,7 +62,7 @@ def _voids(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _after(element: _Element) -> int:
-    """Return where the next element is: inside of those that have others."""
+    """Return where the next element is: inside this one if it has children."""
     if element.name in {_SEGMENT, _CLUSTER} or element.end is None:
         return element.begin
     return element.end
@@ -119,7 +119,7 @@ def _width(name: int) -> int:
 
 
 def _void(length: int) -> bytes:
-    """Return the header of a void element of so many bytes, 2 at least."""
+    """Return the header of a void element of a size in bytes, 2 at least."""
     if length < 9:
         return bytes([_VOID, 0x80 | (length - 2)])
     return bytes([_VOID, 0x01]) + (length - 9).to_bytes(7, "big")
@@ -157,8 +157,8 @@ class FrameClock:
         """Begin.
 
         Args:
-            origin: time at which the recording begins; by default that of its first frame.
-            is_damaged: it is known that frames are missing, so small gaps count.
+            origin: time at which the recording begins; by default its first frame's.
+            is_damaged: frames are known to be missing, so small gaps count.
 
         """
         self.position = 0.0
@@ -173,16 +173,16 @@ class FrameClock:
         return (self._origin or 0.0) + self.position
 
     def doubt(self) -> None:
-        """Take times for inexact: they are not those of frames."""
+        """Treat times as inexact: they differ from the frames' real times."""
         self._is_exact = False
 
     def gap_before(self, time: float | None, lasts: float, following: float | None) -> float:
-        """Return the seconds without sound before a frame, and move behind them and it.
+        """Return the seconds of missing audio before a frame, and advance past both.
 
         Args:
             time: of the frame, if it has one.
             lasts: its seconds.
-            following: time of the next frame, if there is one that has one.
+            following: time of the next frame, if any.
 
         """
         gap = 0.0 if time is None else self._gap(time, lasts, following)
@@ -203,9 +203,9 @@ class FrameClock:
         return gap if gap >= _GAP else min(jump, max(gap, 0.0))
 
     def _jump(self, time: float, lasts: float) -> float:
-        """Return the seconds that a frame surely comes too late after the one before it.
+        """Return by how many seconds a frame is surely late after the previous one.
 
-        Where times were exact until now, those are whole frames; clocks are less exact.
+        If all times were exact so far, these are whole frames; clocks are less exact.
         """
         expected, self._expected = self._expected, time + lasts
         if expected is None:

@@ -54,10 +54,10 @@ def open_audio(
         source: a path, "-" for standard input, a binary file object (read from its start; it
             stays open), the bytes of a file, or samples: an array or a list [samples], [samples,
             channels] or [channels, samples], of floats with full scale 1.0 or of integers with
-            their type's full scale. A recording that is open already is returned as it is.
-        name: its name in messages; by default its own name.
-        track: number or language of a film's sound track; by default the container's default.
-        sampling_rate: samples per second of an array; a file knows its own.
+            their type's full scale. A recording that is open already is returned unchanged.
+        name: its name in messages; by default the file's name.
+        track: number or language of a film's audio track; by default the container's default.
+        sampling_rate: samples per second of an array; a file states its sample rate.
 
     Raises:
         InputMissingError: there is no such file.
@@ -125,18 +125,18 @@ class ArrayAudio(ChannelSource):
         full_scale: float = 1.0,
         notices: tuple[str, ...] = (),
     ) -> None:
-        """Look at all samples.
+        """Scan all samples.
 
         Args:
             samples: [samples], [samples, channels] or [channels, samples]; floats with full scale
-                1.0, or integers with that of their type.
+                1.0, or integers with their type's full scale.
             name: in messages.
             sampling_rate: samples per second.
-            full_scale: of floats at least: sound that came before shows it.
+            full_scale: of floats, at least: established by earlier audio of the stream.
             notices: known already.
 
         Raises:
-            UsageError: it is no such array, or the rate cannot be one of speech.
+            UsageError: it is no such array, or the sample rate is implausible for speech.
 
         """
         if samples.ndim not in {1, 2} or samples.dtype.kind not in "fiu":

@@ -46,7 +46,7 @@ def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
 
     Raises:
         InputMissingError: there is no such file.
-        InputOutputError: it cannot be decoded, is shorter than a frame, or is not sound.
+        InputOutputError: it cannot be decoded, is shorter than a frame, or is not audio.
         UsageError: an array that is not one channel of samples.
 
     """
@@ -68,11 +68,11 @@ def refuse_short(duration: float, name: str) -> None:
 
 
 class RecordedAudio:
-    """A recording that was read once: its length, where it is silent, and what users should know.
+    """A recording that was read once: its length, where it is silent, and notices for users.
 
     Attributes:
         duration: seconds of the recording.
-        timeline: maps seconds of the sound to seconds of the recording.
+        timeline: maps seconds of the audio to seconds of the recording.
         skipped: parts left out as no speech; None without voice activity detection.
         silent: whether all of it is silent, so that there is nothing to transcribe; see `notices`.
         notices: for the user about this recording, one line each.
@@ -118,14 +118,14 @@ class MelWindows(RecordedAudio):
         self._rewind()
 
     def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
-        """Return the encoder's input for the sound from frame `seek` on.
+        """Return the encoder's input for the audio from frame `seek` on.
 
         As in OpenAI's transcribe, values past the recording's end, or past `end` (the frame where
         a clip stops), are 0.0, which is not the value of silence.
 
         Args:
             seek: first frame, 0 to content_frames.
-            end: frame at which the sound is cut off.
+            end: frame at which the audio is cut off.
 
         Returns:
             A new array, float32 [n_mels, 3000].
@@ -258,10 +258,10 @@ def log_mel_stream(
 
 
 def window_features(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
-    """Return the encoder's input for up to 30 s of sound that may go on.
+    """Return the encoder's input for up to 30 s of audio that may continue.
 
-    As at the end of a recording, values past the sound are 0.0. Values are floored at 8 below the
-    maximum of this sound, as the loudness of the rest is unknown.
+    As at the end of a recording, values past the audio are 0.0. Values are floored at 8 below the
+    maximum of this audio, as the loudness of the rest is unknown.
 
     Args:
         samples: float32 [n] at 16 kHz.
@@ -325,7 +325,7 @@ class SampledAudio(RecordedAudio):
     def samples(self, first: int, end: int) -> NDArray[np.float32]:
         """Return the samples of frames `first` to `end`, float32 [n].
 
-        Those after the last whole frame belong to it.
+        Samples after the last whole frame belong to it.
         """
         start = first * HOP
         stop = self._samples if end >= self.content_frames else end * HOP

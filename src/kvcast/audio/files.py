@@ -1,6 +1,6 @@
 """Recordings that are files, in any format, of one part or several.
 
-All error messages about sound files come from here, with the file's name and in one line.
+All error messages about audio files come from here, with the file's name and in one line.
 """
 
 import contextlib
@@ -50,9 +50,9 @@ _MOST_NOTICES = 20
 
 
 class AudioFile(ChannelSource):
-    """A sound file in any format that libsndfile or, if installed, PyAV can read.
+    """An audio file in any format that libsndfile or, if installed, PyAV can read.
 
-    A file that was joined of several is read to its end, part by part. A source without seeking
+    A file that several were concatenated to is read to its end, part by part. An unseekable source
     (a pipe) is first copied to an unnamed temporary file on disk.
     """
 
@@ -67,13 +67,13 @@ class AudioFile(ChannelSource):
 
         Args:
             source: a path, "-" for standard input, or a binary file, which stays open.
-            name: in messages; by default its own.
-            track: number or language of a sound track; by default the container's default.
+            name: in messages; by default the file's name.
+            track: number or language of an audio track; by default the container's default.
 
         Raises:
             InputMissingError: there is no such file.
             InputOutputError: it cannot be opened, or is empty.
-            UsageError: it is a file of text.
+            UsageError: it is a text file.
 
         """
         self.notices: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class _FilePart:
             return reader.channels
 
     def blocks(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
-        """Yield mono float32 [samples] at 16 kHz; raises InputOutputError if there is no sound."""
+        """Yield mono float32 [samples] at 16 kHz; raises InputOutputError if there is no audio."""
         self.notices = []
         with contextlib.closing(self._opened()) as reader:
             scale = self._full_scale if reader.stores_floats else None
@@ -222,7 +222,7 @@ class _FilePart:
         self._note(*reader.notices)
 
     def _beyond_damage(self, reader: SoundReader) -> Iterator[NDArray[np.float32]]:
-        """Yield a reader's blocks; where libsndfile stops at damage, PyAV goes on."""
+        """Yield a reader's blocks; where libsndfile stops at damage, PyAV continues."""
         frames = 0
         try:
             for block in reader.blocks():
@@ -246,7 +246,7 @@ class _FilePart:
 
 
 def _without(frames: int, blocks: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-    """Yield what follows the first so many frames of blocks."""
+    """Yield blocks without their first `frames` frames."""
     for block in blocks:
         if len(block) > frames:
             yield block[frames:]
@@ -296,7 +296,7 @@ def _open_reader(
 ) -> SoundReader:
     """Open with libsndfile or, failing that, with PyAV; errors give libsndfile's reason.
 
-    A format without a header is the one that the file's name tells.
+    A format without a header is recognized by the file's name.
     """
     try:
         if file.at(0, 4) == b"OggS" and (reader := _ogg_with_times(file, track)) is not None:
@@ -334,7 +334,7 @@ def _opened_by_pyav(
 
 
 def _ogg_with_times(file: FileSection, track: str | int | None) -> "MediaReader | None":
-    """Open Ogg with PyAV if times matter, or tracks: libsndfile knows none."""
+    """Open Ogg with PyAV if times or tracks matter, which libsndfile ignores."""
     pages = read_pages(file)
     if (reader := _media_reader(file, track, is_damaged=pages.has_gaps)) is None:
         return None

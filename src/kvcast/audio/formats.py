@@ -182,9 +182,9 @@ _DECLARED = frozenset({_WAV, "AIFF"})
 
 
 def parts(file: BinaryIO) -> list[FileSection]:
-    """Return the parts of a file, in order: the whole file, if it was not joined.
+    """Return the parts of a concatenated file, in order; otherwise the whole file.
 
-    The one after MOST_PARTS is the rest of the file.
+    The part after MOST_PARTS is the rest of the file.
     """
     whole = FileSection(file)
     further = islice(_further_starts(whole), MOST_PARTS)

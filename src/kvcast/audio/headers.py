@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 20
 
 
 class Understated(NamedTuple):
-    """A header that tells of `stated` bytes of sound where `held` follow; patches mend it."""
+    """A header that states `stated` bytes of audio where `held` follow; patches repair it."""
 
     stated: int
     held: int
@@ -27,7 +27,7 @@ class Understated(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A chunk's name, where its size stands, where its content begins, and its size."""
+    """A chunk's name, the positions of its size field and its content, and its size."""
 
     name: bytes
     size_at: int
@@ -36,7 +36,7 @@ class _Chunk(NamedTuple):
 
 
 def understated(file: FileSection) -> Understated | None:
-    """Return how much a file's header conceals; None if it tells all, or has no length."""
+    """Return by how much a header's length is too small; None if it is right or there is none."""
     head = file.at(0, 40)
     for magic, read in _READERS.items():
         if head.startswith(magic):
@@ -71,7 +71,7 @@ def _aiff_frames(file: FileSection, walked: list[_Chunk], held: int) -> dict[int
 
 
 def _rf64(file: FileSection) -> Understated | None:
-    """Read a RIFF file whose sizes have 64 bits, in a chunk of their own (EBU Tech 3306)."""
+    """Read a RIFF file with 64-bit sizes in a separate chunk (EBU Tech 3306)."""
     walked = list(_chunks(file, 12, "<"))
     sizes = next((chunk for chunk in walked if chunk.name == b"ds64"), None)
     sound = next((chunk for chunk in walked if chunk.name == b"data"), None)
@@ -154,7 +154,7 @@ def _chunks(file: FileSection, at: int, order: str) -> Iterator[_Chunk]:
 
 
 def _goes_on(file: FileSection, sound: _Chunk, order: str) -> bool:
-    """Tell whether sound follows where a chunk of sound should end, instead of another chunk."""
+    """Return whether audio follows where an audio chunk should end, instead of another chunk."""
     end = sound.begin + sound.size
     for at in {end, end + end % 2}:
         after = next(_chunks(file, at, order), None)
@@ -164,7 +164,7 @@ def _goes_on(file: FileSection, sound: _Chunk, order: str) -> bool:
 
 
 def _is_sound(file: FileSection, sound: _Chunk) -> bool:
-    """Tell whether what follows a chunk of sound may be sound: neither tags nor padding."""
+    """Return whether the bytes after an audio chunk may be audio: neither tags nor padding."""
     at = sound.begin + sound.size
     left = file.size - at
     if left <= (_LEAST_BYTES if sound.size else 0) or file.at(at, 12).startswith(_NEVER_SOUND):

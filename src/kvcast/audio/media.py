@@ -25,8 +25,8 @@ from kvcast.audio.reader import (
 )
 
 # Only plain containers and no protocols: with playlists and scripts (hls, concat, dash), a file
-# could open other files or network addresses. Formats are left out that FFmpeg recognises by a
-# name alone, and those without sound.
+# could open other files or network addresses. Formats without audio, and formats that FFmpeg
+# recognises only by a file's name, are left out.
 FORMATS = (
     *("mov", "matroska", "webm", "avi", "asf", "flv", "live_flv", "kux", "rm", "ivr", "swf"),
     *("mpegts", "mpeg", "mxf", "gxf", "nut", "wtv", "dv", "nuv", "ogg", "ty", "pva", "nsv", "dhav"),
@@ -76,7 +76,7 @@ class _Losses:
 
 @dataclass
 class _Heard:
-    """A frame, and what was lost before it: packets with an error, and packets without a frame."""
+    """A frame, and the losses before it: packets with an error, and packets without a frame."""
 
     frame: av.AudioFrame
     damaged: _Losses
@@ -84,11 +84,11 @@ class _Heard:
 
 
 class MediaReader(SoundReader):
-    """One pass over a sound track of a seekable file.
+    """One pass over an audio track of a seekable file.
 
     Raises:
         UnreadableError: FFmpeg's libraries cannot open it.
-        NoSoundError: there is no sound in it.
+        NoSoundError: there is no audio in it.
         NoTrackError: there is no such track.
 
     """
@@ -104,10 +104,10 @@ class MediaReader(SoundReader):
         """Open it.
 
         Args:
-            file: its own position does not matter.
+            file: its position does not matter.
             track: a number or a language; by default the container's default.
             format_: FFmpeg's name of the format; by default it is recognised.
-            is_damaged: it is known that parts are missing, so every gap is one of them.
+            is_damaged: parts are known to be missing, so every gap is one.
 
         """
         self.notices: list[str] = []
@@ -228,7 +228,7 @@ class MediaReader(SoundReader):
         return float(self._stream.codec_context.frame_size or 0) / max(self.rate, 1)
 
     def _packets(self) -> "Iterator[av.Packet[av.AudioStream] | None]":
-        """Yield the track's packets, and None at their end; goes on after damage."""
+        """Yield the track's packets, and None at their end; continues after damage."""
         failures = 0
         while failures < _MOST_FAILURES:
             try:
@@ -268,7 +268,7 @@ class MediaReader(SoundReader):
             yield from _samples(to_float.resample(None))
 
     def _gap_before(self, heard: _Heard, following: _Heard | None) -> float:
-        """Return the seconds without sound before a frame, and count what was lost there."""
+        """Return the seconds of missing audio before a frame, and count the losses there."""
         at, frame = self._clock.position, heard.frame
         lasts = frame.samples / frame.sample_rate
         if not self._is_timed:
@@ -321,7 +321,7 @@ class MediaReader(SoundReader):
         if self._stream.duration is not None and self._stream.time_base is not None:
             return float(self._stream.duration * self._stream.time_base)
         if self._container.duration is None or len(self._container.streams) > 1:
-            return 0.0  # a film's duration is that of its longest stream
+            return 0.0  # a film's duration is its longest stream's
         return float(self._container.duration) / av.time_base
 
 

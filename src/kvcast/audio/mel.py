@@ -1,6 +1,6 @@
-"""Log-mel spectrograms in NumPy: those of Whisper, NeMo and Granite Speech.
+"""Log-mel spectrograms of Whisper, NeMo and Granite Speech, in NumPy.
 
-Whisper's is that of openai-whisper's `audio.py`: a periodic Hann window of 25 ms every 10 ms,
+Whisper's follows openai-whisper's `audio.py`: a periodic Hann window of 25 ms every 10 ms,
 centred with reflection; power; Slaney's mel filters; log10, floored at 8 below the maximum;
 (x + 4) / 4.
 """
@@ -125,14 +125,14 @@ def normalised_log_mel(
 ) -> NDArray[np.float32]:
     """Return NeMo's features, float32 [frames, n_mels], a frame for each whole 10 ms.
 
-    Samples less most of those before them, a symmetric Hann window of 25 ms every 10 ms, centred in
-    32 ms with zeros around the audio; power; Slaney's mel filters; the natural logarithm; each band
-    less its mean, over its deviation.
+    Pre-emphasis; a symmetric Hann window of 25 ms every 10 ms, centred in a 32 ms FFT, with zeros
+    around the audio; power; Slaney's mel filters; natural logarithm; each band normalized by its
+    mean and standard deviation.
 
     Args:
         samples: float32 [n]; zeros follow where there are fewer than 20 ms.
         n_mels: number of mel bands.
-        noise: deviation of what is added, the same for the same sound.
+        noise: standard deviation of the added dither, which is the same for the same audio.
 
     """
     sound = np.pad(samples, (0, max(0, _TWO_FRAMES - len(samples))))

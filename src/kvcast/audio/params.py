@@ -17,9 +17,9 @@ VOICE = Group("voice activity")
 class VoiceParams(Params):
     """Voice activity: the speech in a recording.
 
-    The defaults are faster-whisper's, not Silero's own, which suit short commands: Whisper reads
-    pauses as the ends of sentences, hears a soft first or last sound only if some silence around
-    speech stays, and every cut costs it context. So only long silences are worth leaving out.
+    The defaults are faster-whisper's, not Silero's, which suit short commands: Whisper takes
+    pauses for ends of sentences, misses a soft first or last phoneme without some silence around
+    speech, and loses context at every cut. So only long silences are worth leaving out.
     """
 
     vad: bool = VOICE(False)(

@@ -17,11 +17,11 @@ class UnreadableError(Exception):
 
 
 class NoSoundError(UnreadableError):
-    """The reader knows the format, and there is no sound in it; the text follows the name."""
+    """The format is readable but has no audio; the text follows the name."""
 
 
 class NoTrackError(Exception):
-    """There is no such sound track; the text follows the name."""
+    """There is no such audio track; the text follows the name."""
 
 
 class DamagedError(Exception):
@@ -76,10 +76,10 @@ class FileSection:
         """Prepare.
 
         Args:
-            file: stays open; its own position does not matter.
+            file: stays open; its position does not matter.
             start: the first byte.
-            stop: the one after the last; by default the end of the file.
-            patches: bytes that are read instead of those at a position of the section.
+            stop: the byte after the last; by default the end of the file.
+            patches: replacement bytes, by their position in the section.
 
         """
         self._file = file
@@ -106,7 +106,7 @@ class FileSection:
             self._file.seek(self._start + self._position)
             data = self._file.read(count)
             while 0 < len(data) < count and (more := self._file.read(count - len(data))):
-                data += more  # some files give less than they are asked for
+                data += more  # some files return less than requested
         except OSError:  # libraries in C cannot pass on exceptions; the missing length will show it
             return b""
         for at, patch in self._patches.items():
@@ -143,7 +143,7 @@ _UNKNOWN = frozenset({"", "und", "mis", "zxx", "mul"})
 
 
 class Track(NamedTuple):
-    """A sound track: its number, from 1 on, and what the container tells of it."""
+    """An audio track: its number, from 1 on, and the container's metadata."""
 
     number: int
     language: str = ""

@@ -102,7 +102,7 @@ class SndfileReader(SoundReader):
         self._compare(read)
 
     def _beyond(self, read: int) -> Iterator[NDArray[np.float32]]:
-        """Yield frames of a flac after those that its header counts."""
+        """Yield frames of a flac beyond the number in its header."""
         self._sound = _reopened(self._sound, _flac_of_any_length(self._file))
         while len(block := self._read()[0]):
             yield block[read:]
@@ -216,7 +216,7 @@ def _promised_frames(sound: soundfile.SoundFile) -> int:
     """Return how many frames the header promises; 0 if it does not say.
 
     For flac and mp3, libsndfile reports the header's number. Where a chunk states its size in bytes
-    (wav, aiff, au), libsndfile corrects it by the file's length and logs both numbers.
+    (wav, aiff, au), libsndfile corrects it by the file's length and logs both sizes.
     """
     if sound.frames >= _UNKNOWN_FRAMES:
         return 0

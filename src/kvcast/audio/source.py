@@ -38,7 +38,7 @@ class AudioSource(Protocol):
 
 
 class ChannelSource(AudioSource, Protocol):
-    """A recording whose channels can be heard one by one."""
+    """A recording whose channels can be read one by one."""
 
     @property
     def channels(self) -> int:
@@ -126,13 +126,13 @@ class Mixer:
 
     def mono(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return one channel [samples]."""
-        with np.errstate(over="ignore", invalid="ignore"):  # what is no sound is refused later
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are refused later
             samples_s = self._chosen(block_sc)
             return samples_s if self._scale == 1 else samples_s * self._scale
 
     @property
     def cancelled(self) -> bool:
-        """Whether channels cancelled out in a good part of the sound."""
+        """Whether channels cancelled out in a good part of the audio."""
         return self._cancelled > _OFTEN * self._samples
 
     def _chosen(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -155,7 +155,7 @@ class Mixer:
 
 
 class FullScale(NamedTuple):
-    """Full scale of floats: 1, or that of the integers that they are; a notice follows the name."""
+    """Full scale of floats: 1, or the integer type's if they hold integers; has a notice."""
 
     value: float
     notice: str | None

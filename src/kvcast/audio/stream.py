@@ -20,7 +20,7 @@ from kvcast.errors import InputOutputError
 Samples: TypeAlias = NDArray[np.float32]
 
 _RIFF_HEADER = 12
-_LONGEST_HEADER = 1 << 20  # nobody waits for a megabyte before the sound begins
+_LONGEST_HEADER = 1 << 20  # nobody waits for a megabyte before the audio begins
 
 _UNKNOWN_LENGTH = 0x7FFF0000
 """Programs that write to a pipe claim this many bytes of sound or more, or none at all."""
@@ -64,7 +64,7 @@ class _SampleLayout(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """The header of a WAV; `sound` is its number of bytes, None if unknown."""
+    """The header of a WAV; `sound` is the size of its audio in bytes, None if unknown."""
 
     layout: _SampleLayout
     length: int
@@ -74,15 +74,15 @@ class _Header(NamedTuple):
 class SoundStream:
     """Turns bytes into mono 16 kHz samples: WAV if they begin as one, else raw PCM.
 
-    Raw PCM is signed 16-bit little endian, one channel. Bytes after the end of a WAV's sound are
-    ignored, where its header says how much there is.
+    Raw PCM is signed 16-bit little endian, one channel. Bytes after the end of a WAV's audio are
+    ignored, if its header states the size.
     """
 
     def __init__(self, sample_rate: int = SAMPLE_RATE, name: str = "standard input") -> None:
         """Wait for bytes.
 
         Args:
-            sample_rate: of raw PCM, in hertz; a WAV knows its own.
+            sample_rate: of raw PCM, in hertz; a WAV states its sample rate.
             name: of the source in messages.
 
         """
@@ -90,7 +90,7 @@ class SoundStream:
         self._name = name
         self._raw = _SampleLayout(sample_rate, 1, 16, _CODINGS[_PCM, 16])
         self._layout: _SampleLayout | None = None
-        self._left: int | None = None  # bytes of sound that are still to come, if known
+        self._left: int | None = None  # bytes of audio that are still to come, if known
         self._held = b""
         self._resampler: soxr.ResampleStream | None = None
         self._seconds = 0.0
@@ -102,7 +102,7 @@ class SoundStream:
 
         Raises:
             InputOutputError: the stream is in another format, its header makes no sense, or its
-                samples are not sound.
+                samples are not audio.
 
         """
         self._held += data
@@ -129,7 +129,7 @@ class SoundStream:
         return samples
 
     def _begin(self, *, is_all: bool) -> bool:
-        """Find out the layout from the first bytes; tell whether they were enough."""
+        """Find the layout from the first bytes; return whether they were enough."""
         if len(self._held) < _RIFF_HEADER and not is_all:
             return False
         if (format_ := foreign(self._held)) is not None:
@@ -193,7 +193,7 @@ class SoundStream:
 
 
 def _wav_header(data: bytes, name: str) -> _Header | None:
-    """Read chunks up to the sound; None if the bytes end before it.
+    """Read chunks up to the audio; None if the bytes end before it.
 
     See "Multimedia Programming Interface and Data Specifications 1.0", RIFF and WAVE.
     """

@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 def between(parts: Sequence[Part], samples: int) -> tuple[Part, ...]:
-    """Return the gaps before, between and after parts of a recording of so many samples."""
+    """Return the gaps before, between and after parts of a recording of `samples` samples."""
     edges = [0, *(edge for part in parts for edge in part), samples]
     return tuple(Part(*gap) for gap in zip(edges[::2], edges[1::2], strict=True) if gap[0] < gap[1])
 
@@ -41,11 +41,10 @@ def common(parts: Iterable[Part], others: Sequence[Part]) -> tuple[Part, ...]:
 
 
 class Timeline:
-    """Maps seconds of a recording's joined parts to the recording's own.
+    """Maps seconds of a recording's joined parts to seconds of the recording.
 
-    Where a part ends and the next one begins, one moment of the parts is two of the recording. So
-    a time alone is not enough: what begins there belongs to the next part, and what ends there to
-    the one before.
+    At a joint, one moment of the parts is two of the recording. So a time alone is not enough:
+    words that begin there belong to the next part, words that end there to the previous one.
     """
 
     joints: tuple[float, ...]
@@ -78,11 +77,11 @@ class Timeline:
     def original(self, start: float, end: float) -> tuple[float, float]:
         """Return when something from `start` to `end`, seconds in the parts, was in the recording.
 
-        Predicted times are some tenths of a second off. If only the slack of a part lies on one
-        side of a joint, that side is not counted: otherwise a word that is said to begin just
-        before a joint would begin minutes early.
+        Predicted times are some tenths of a second off. If only the slack of a part is on one
+        side of a joint, that side is ignored: otherwise a word with a start just before a joint
+        would begin minutes early.
 
-        Without parts the times are returned as they are.
+        Without parts the times are returned unchanged.
         """
         if not self._parts:
             return start, end
@@ -103,7 +102,7 @@ class Timeline:
         return self._in_part(first, start), self._in_part(final, end)
 
     def of_word(self, start: float, end: float) -> tuple[float, float]:
-        """Return when a word was in the recording: it lies in one part, that of its middle.
+        """Return when a word was in the recording: all in the part that contains its middle.
 
         There must be parts.
         """

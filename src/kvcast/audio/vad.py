@@ -1,8 +1,8 @@
 """Voice activity detection: the speech of a recording, and endpointing of live audio.
 
 From probabilities of speech to parts as Silero's `get_speech_timestamps` does it (snakers4/
-silero-vad, utils_vad.py), in arrays. A part without 0.2 s of speech in one go is dropped: chords
-and tones sound like speech for up to 0.16 s. The probabilities come from a `Listener`: Silero, or
+silero-vad, utils_vad.py), in arrays. A part without 0.2 s of continuous speech is dropped: chords
+and tones pass for speech for up to 0.16 s. The probabilities come from a `Listener`: Silero, or
 `Loudness`, which needs no model.
 """
 
@@ -45,7 +45,7 @@ Callers keep some sound before them."""
 
 
 class Change(Enum):
-    """The state of speech after a piece of sound."""
+    """The state of speech after a piece of audio."""
 
     NONE = "nothing"
     BEGIN = "an utterance begins"
@@ -53,10 +53,10 @@ class Change(Enum):
 
 
 class Endpoints:
-    """Follows one stream of sound.
+    """Follows one audio stream.
 
     Attributes:
-        pause: samples without speech that end an utterance; the sound up to its end has as many.
+        pause: samples without speech that end an utterance; its audio includes them.
 
     """
 
@@ -78,7 +78,7 @@ class Endpoints:
         self._run = 0  # blocks in a row that speak for a change
 
     def follow(self, samples: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.float32], Change]]:
-        """Yield the sound [n] in order, cut after every change; less than a block is held back."""
+        """Yield the audio [n] in order, cut after every change; less than a block is held back."""
         samples = np.concatenate([self._held, samples])
         whole = len(samples) // BLOCK * BLOCK
         self._held = samples[whole:]
@@ -112,12 +112,12 @@ class Endpoints:
 class Loudness:
     """Detects speech by loudness, well above the quietest moment of the last seconds.
 
-    Any other loud sound passes for speech, too: a listener for quiet rooms. At first, and as long
-    as sound does not tell otherwise, a room is taken to be as quiet as `_QUIET_ROOM`.
+    Any loud noise passes for speech, too: a detector for quiet rooms. Until audio shows otherwise,
+    a room is assumed to be as quiet as `_QUIET_ROOM`.
     """
 
     _MARGIN = 12.0  # dB
-    _FAINTEST = -55.0  # dBFS; quieter sound is no speech
+    _FAINTEST = -55.0  # dBFS; quieter audio is no speech
     _QUIET_ROOM = -67.0  # dBFS
     _MEMORY = round(10 * SAMPLE_RATE / BLOCK)
 
@@ -172,10 +172,10 @@ class Speech:
 
 
 def find_speech(audio: AudioSource, listener: Listener, params: VoiceParams) -> Speech:
-    """Listen to a recording once, in memory that grows by 4 bytes for 32 ms.
+    """Read a recording once, in memory that grows by 4 bytes for 32 ms.
 
     Raises:
-        InputOutputError: it cannot be decoded, or is not sound.
+        InputOutputError: it cannot be decoded, or is not audio.
 
     """
     checked = CheckedAudio(audio)
@@ -245,7 +245,7 @@ def speech_parts(
     is_long = BLOCK * (pauses.end - pauses.start) > SAMPLE_RATE * _CUTTABLE
     cuts, audible = pauses.where(is_cut), pauses.where(is_cut | is_long)
     length = len(probabilities_n)
-    if len(pauses.end) and pauses.end[-1] == length:  # what ends in a pause is not heard in it
+    if len(pauses.end) and pauses.end[-1] == length:  # a pause at the end is no speech
         length = int(pauses.start[-1])
     stretches = _spoken(loud, audible, length)
     sustained = [(a, b) for a, b in stretches if BLOCK * (b - a) >= SAMPLE_RATE * _SHORTEST]
@@ -361,7 +361,7 @@ def spoken(
         clips: parts of the recording to transcribe, in order and disjoint.
 
     Raises:
-        InputOutputError: it cannot be decoded, or is not sound.
+        InputOutputError: it cannot be decoded, or is not audio.
 
     """
     speech = find_speech(audio, listener, params)

@@ -1,7 +1,7 @@
-"""Conversations as OpenAI's chat completions have them, checked, in the form that templates take.
+"""Validates conversations in OpenAI's chat format, and converts them for templates.
 
-Templates turn roles and names into control text, so these must not be arbitrary; all else that
-users send is text, wherever it stands. Where a template has no tools, `in_words` describes them in
+Templates turn roles and names into control text, so these must not be arbitrary; everything else
+that users send is plain text. Where a template has no tools, `in_words` describes them in
 a system message, as llama.cpp does.
 """
 
@@ -75,7 +75,7 @@ def checked(
 ) -> Conversation:
     """Return a valid conversation, with lone surrogates replaced; raises UsageError otherwise.
 
-    `parts`: whether what a user says in several parts stays so.
+    `parts`: whether a user's content in several parts is kept so.
     """
     if not messages:
         raise UsageError("the conversation is empty: give at least one message")
@@ -97,7 +97,7 @@ class _MessageReader:
     def __init__(self, where: str, message: Message, *, parts: bool) -> None:
         if not isinstance(message, Mapping):
             raise UsageError(f'{where} must be like {{"role": "user", "content": "Hello"}}')
-        # What clients send back of answers has fields of nothing.
+        # Answers that clients send back have null fields.
         self._given = {key: value for key, value in message.items() if value not in (None, [], {})}
         self._where = where
         self._keeps_parts = parts and message.get("role") == "user"
@@ -193,7 +193,7 @@ def _tool(where: str, tool: Tool) -> dict[str, Any]:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise UsageError(f"{where}: its parameters must be a JSON schema, an object")
-    # Templates write it as it is given, in this order.
+    # Templates print it unchanged, in this order.
     described = {name: value for name, value in function.items() if value is not None}
     described["parameters"] = _json_object(f"{where}: its parameters", parameters)
     given = {**tool, "function": described}
@@ -210,7 +210,7 @@ def _named(where: str, function: Mapping[str, Any]) -> str:
 
 
 def _json_object(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of plain types; raises UsageError for what JSON does not have."""
+    """Return a copy of plain types; raises UsageError for types that JSON does not have."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):

@@ -102,8 +102,7 @@ class TextParser(Protocol):
 class ToolCallParser(TextParser):
     """Divides one text into content and calls, however it is split into pieces.
 
-    White space around calls is left out. Text that only looks like a call is content, as it was
-    written.
+    White space around calls is left out. Text that only looks like a call is unchanged content.
     """
 
     def __init__(self, form: "ToolForm", names: Collection[str]) -> None:
@@ -132,7 +131,7 @@ class ToolCallParser(TextParser):
             parts += step_parts
         return parts
 
-    # A step returns what it has found, and None where it needs more text.
+    # A step returns its matches, or None where it needs more text.
 
     def _content(self, final: bool) -> list[str | ToolCall] | None:
         text, form = self._text, self._form

@@ -1,4 +1,4 @@
-"""Renders a chat template in a process of its own, because templates are untrusted programs.
+"""Renders a chat template in a separate process, because templates are untrusted programs.
 
 Reads JSON objects from standard input, one a line. The first has "template", "limits" and "longest"
 (a limit on characters); each later one has the template's variables for one conversation.

@@ -1,8 +1,8 @@
 """Chat templates, which format conversations as a model expects them.
 
-A template comes with a model and is a program in Jinja2's language, so each is rendered in a
-process of its own (template_process.py): started when first needed, ended after a failure or much
-work. One that escapes from its sandbox sees no conversation that it would not be given anyway.
+A template comes with a model and is a Jinja2 program, so each is rendered in a separate process
+(template_process.py): started when first needed, ended after a failure or much work. A template
+that escapes from its sandbox sees no conversation that it would not be given anyway.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class TooSlowError(Exception):
 
 
 class TemplateWorker:
-    """Renders one template. Threads may share it; a forked process gets a process of its own."""
+    """Renders one template. Threads may share it; a forked process gets a new process."""
 
     def __init__(self, template: str, limits: Mapping[str, int], longest: int) -> None:
         """Prepare; see template_process.py for the limits."""
@@ -87,7 +87,7 @@ class TemplateWorker:
                 self._lock.release()
 
     def forget(self) -> None:
-        """Leave the process to the one that this was forked from."""
+        """Leave the process to the parent that this one was forked from."""
         self._lock = threading.Lock()  # a thread that is not here may have held the other
         process, self._process = self._process, None
         if process is not None:
@@ -199,7 +199,7 @@ class _WorkerPool:
             worker.close_if_idle()
 
     def forget(self) -> None:
-        """Leave all processes to the one that this was forked from."""
+        """Leave all processes to the parent that this one was forked from."""
         self.lock = threading.Lock()
         for worker in list(self.workers):
             worker.forget()
@@ -283,7 +283,7 @@ class ChatTemplate:
 
     @property
     def tool_form(self) -> ToolForm | None:
-        """How it writes calls of tools; None if it knows none, or in no form that is known."""
+        """The format of its tool calls; None if it has none, or an unknown one."""
         return form_of(self._for_tools.source)
 
     @property

@@ -29,12 +29,12 @@ class EnforcedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolForm:
-    """How a model writes calls.
+    """A model's format of tool calls.
 
     Attributes:
         closing: the text after it; empty for none.
-        head: pattern for what stands between opening and JSON; a group `name` is the tool's, whose
-            arguments alone are the JSON then.
+        head: pattern of the text between opening and JSON; a group `name` is the tool's, and the
+            JSON is then only its arguments.
         bare: whether a call at the beginning of a text, or after another, needs no opening.
         markers: texts that a vocabulary may have as special tokens, which then count as text.
         call: the text of one call, with NAME and ARGUMENTS in it.
@@ -129,7 +129,7 @@ IN_WORDS = ToolForm(
 
 
 def knows_tools(template: str) -> bool:
-    """Whether a chat template uses the tools of a conversation, not only those of a message."""
+    """Whether a chat template uses the tools of a conversation, not only a message's."""
     return re.search(r"""(?<![\w.'"])tools\b(?!['"])""", template) is not None
 
 
@@ -152,7 +152,7 @@ def form_of(template: str) -> ToolForm | None:
 def lark(calls: Sequence[EnforcedCall], special: Mapping[str, int]) -> str:
     """Return a grammar in llguidance's Lark for a text that is one of these calls.
 
-    `special` has the tokens of those markers that are special tokens of the vocabulary.
+    `special` has the tokens of the markers that are special tokens of the vocabulary.
     """
     names = [f"call_{i}" for i in range(len(calls))]
     rules = [

@@ -238,7 +238,7 @@ def _values_of(texts: Sequence[list[TextGeneration]]) -> int:
 class _Spelling(NamedTuple):
     """The bytes and the text of a token.
 
-    `values` is a tuple, as garbage collections skip what consists of no other containers.
+    `values` is a tuple, as the garbage collector untracks tuples of atoms.
     """
 
     spelled: bytes
@@ -296,7 +296,7 @@ def event(document: Any, name: str | None = None) -> str:
 
 
 def _may_be_long(item: Any) -> bool:
-    """Whether events may repeat the log-probabilities of a text: the ones at its end."""
+    """Whether events may repeat all logprobs of a text: the events at its end."""
     ends = getattr(item, "finish_reason", None) is not None
     return ends and item.logprobs is not None
 

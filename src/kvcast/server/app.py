@@ -121,7 +121,7 @@ def _add_errors(app: FastAPI) -> None:
             return Response(status_code=499)
         answer = _as_api_error(error, cause)
         request.state.error = answer.code or answer.kind
-        headers = getattr(error, "headers", None) or {}  # of a 405, what is allowed
+        headers = getattr(error, "headers", None) or {}  # of a 405: the allowed methods
         document = document_for(request.url.path, answer)
         return JSONResponse(document, answer.status, {**headers, **answer.headers})
 

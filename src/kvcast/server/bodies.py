@@ -1,7 +1,7 @@
 """Bodies of requests and answers: forms, and JSON parsed within bounds and serialized in pieces.
 
-Reading and writing hold the interpreter's lock, so documents that would take long are refused
-unread, and long ones are read and written in parts. Beyond a megabyte a body is in a file.
+Parsing and serializing hold the GIL, so documents that would take too long are refused unparsed,
+and long ones are processed in parts. A body of more than a megabyte is kept in a file.
 """
 
 import json
@@ -40,7 +40,7 @@ class _JsonRequest(Request):
 
     @override
     async def body(self) -> bytes:
-        """Read the body; return only its beginning, as what is returned is kept until the end."""
+        """Read the body; return only its beginning, as FastAPI keeps the result to the end."""
         if self._whole is None:
             self._whole = b""
             self._spooled = tempfile.SpooledTemporaryFile(SPOOLED)  # noqa: SIM115 - read later
@@ -138,7 +138,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def parsed(content: bytes | str) -> Any:
     """Return a document; raises ValueError with the reason.
 
-    Lone surrogates and numbers that are not finite are no JSON, and no answer could repeat them.
+    Lone surrogates, NaN and infinity are not JSON, and no response could repeat them.
     """
     text = _decoded(content) if isinstance(content, bytes) else content
     opened = text.count("[") + text.count("{")

@@ -45,7 +45,7 @@ class Calls:
     def __init__(self, timeout: float) -> None:
         """Take the seconds that a request may take, once its body is there."""
         self._timeout = timeout
-        # Pools, as what waits for a thread can be taken back and a thread in use stays counted.
+        # Pools: queued work can be cancelled, and a busy thread stays counted.
         self._prompts = ThreadPoolExecutor(_PROMPTS, "kvcast-prompts")
         self._computing = ThreadPoolExecutor(_COMPUTING, "kvcast-answers")
         self._recordings = ThreadPoolExecutor(_RECORDINGS, "kvcast-recordings")
@@ -106,9 +106,9 @@ class Calls:
         return await self._attended(request, self._prompts, work, Job.cancel)
 
     async def try_grammar(self, request: Request, options: dict[str, Any]) -> None:
-        """Wait until the grammar of a text is known to do no harm, or to be refused.
+        """Wait until the grammar of a text is compiled in the sandbox, or refused.
 
-        It waits in a queue of its own, and takes no thread meanwhile that others could use. Raises
+        It waits in a separate queue, and blocks no thread that others could use. Raises
         UsageError for options that cannot be served, FullError, DeadlineError and GoneError.
         """
         if not options.keys() & _GRAMMARS:
@@ -159,8 +159,8 @@ class Calls:
     ) -> T:
         """Wait for work.
 
-        Raises GoneError if the client, whose body was read, leaves before, and DeadlineError after
-        so many seconds.
+        Raises GoneError if the client, whose body was read, disconnects, and DeadlineError after
+        `seconds`.
         """
         working = asyncio.ensure_future(work)
         watching = asyncio.ensure_future(gone(request.receive))

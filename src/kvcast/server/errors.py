@@ -152,7 +152,7 @@ MOST_URL = 8 << 10
 
 
 def size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Return the bytes that headers have as they are sent."""
+    """Return the size of headers on the wire, in bytes."""
     return sum(len(name) + len(value) + len(b": \r\n") for name, value in headers)
 
 

@@ -150,7 +150,7 @@ class Guard:
         self._access.check_origin(headers)
         if self._draining():
             raise stopping()
-        # A browser's WebSocket has no headers of its own; OpenAI's take the key like this.
+        # A browser's WebSocket cannot set headers; OpenAI's takes the key like this.
         offered = [
             subprotocol.removeprefix(_KEY)
             for subprotocol in scope["subprotocols"]
@@ -214,8 +214,8 @@ class Access:
     def check_host(self, headers: Headers) -> None:
         """Raise ApiError for a foreign host name at a local address.
 
-        A page from elsewhere may have its own name point here (DNS rebinding), and would be
-        answered as if it came from here.
+        A foreign page's host name may resolve to this address (DNS rebinding), and its requests
+        would count as same-origin.
         """
         if self._names is None or (host := headers.get("host")) is None:
             return
@@ -277,9 +277,9 @@ class Bodies:
         self._giving: asyncio.TimerHandle | None = None
 
     def freed(self, size: int) -> None:
-        """Note that a request is over whose body and answer had so many bytes.
+        """Record that a request is over, with the size of its body and response in bytes.
 
-        The C library keeps what was freed. It is given back for many bytes, and not often.
+        malloc keeps freed memory. It is trimmed after many bytes, and not often.
         """
         self._freed += size
         if self._freed >= _WORTH_FREEING and self._giving is None:
@@ -288,7 +288,7 @@ class Bodies:
 
     def _give_back(self) -> None:
         self._freed, self._giving = 0, None
-        gc.collect()  # an error may be in a cycle with what it was about
+        gc.collect()  # an error may be in a reference cycle with large objects
         give_back()
 
     def take(self, size: int) -> None:

@@ -116,7 +116,7 @@ def conversation(
     tools: Sequence[Mapping[str, Any]],
     most: int | None,
 ) -> Callable[[], Any]:
-    """Return the function that makes the prompt of a conversation, in a thread of its own."""
+    """Return the function that makes the prompt of a conversation, in a separate thread."""
     if served.kind == TEXT2TEXT:
         return limited(served, source(messages), most)
     longest = PromptLimit(served, served.longest_prompt, most)
@@ -137,7 +137,7 @@ def limited(
     *,
     special_tokens: bool = False,
 ) -> Callable[[], Any]:
-    """Return the maker of a prompt that is continued as it is; ApiError if it is too long."""
+    """Return the maker of a prompt that is continued unchanged; ApiError if it is too long."""
     longest = PromptLimit(served, served.longest_prompt, most)
 
     def made() -> Any:
@@ -157,7 +157,7 @@ class PromptLimit:
     """How long a prompt may be.
 
     Attributes:
-        most: as many as this server takes; None for no other limit.
+        most: tokens that this server accepts; None for no other limit.
 
     """
 
@@ -209,7 +209,7 @@ _SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the texts that messages consist of, as far as they are well-formed."""
+    """Yield the texts in messages, skipping malformed parts."""
     for message in messages:
         match message.get("content"):
             case str(text):

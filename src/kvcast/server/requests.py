@@ -48,7 +48,7 @@ def _number(name: str, *, least: float | None = None, most: float | None = None)
 
 
 def _text(name: str, *, most: int) -> Any:
-    """Return the bounds of an option, a text of at most so many characters."""
+    """Return the bounds of a text option, in characters."""
     check = _OPTIONS[name].option.check
     if not isinstance(check, Text):
         raise TypeError(f"{name} is no text")
@@ -115,7 +115,7 @@ _ToolChoice: TypeAlias = Annotated[
 
 
 class Body(BaseModel):
-    """A request's body; fields that are not known have no effect, as clients send their own."""
+    """A request's body; unknown fields are ignored, as clients send extensions."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -287,7 +287,7 @@ class ResponsesRequest(Sampled):
 
 
 class CountTokensRequest(Sampled):
-    """What the tokens of Anthropic's messages are counted of."""
+    """Anthropic's request to count the tokens of messages."""
 
     messages: Annotated[
         list[_Object], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)

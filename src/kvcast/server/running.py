@@ -77,7 +77,7 @@ class _DrainingServer(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Engines end what is late, so that its clients get an error; uvicorn would cut them off.
+        # Engines end late requests, so that their clients get an error; uvicorn would cut them off.
         threading.Thread(target=self._drain, daemon=True).start()
         await super().shutdown(sockets=sockets)
 
@@ -183,7 +183,7 @@ def run(
     server = _DrainingServer(config, started, drain)
     try:
         _listen(listening, params, config.backlog)
-        # Threads that compute leave it sooner to the one that serves connections.
+        # Computing threads yield the GIL sooner to the thread that serves connections.
         sys.setswitchinterval(_TURN)
         for served in models:
             served.prepare()

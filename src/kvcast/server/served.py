@@ -46,7 +46,7 @@ class Served:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt: as many as the model takes, and a row of its engine.
+        """Most tokens of a prompt: limited by the model and by a row of its engine.
 
         A longer text is translated sentence by sentence.
         """
@@ -58,12 +58,12 @@ class Served:
 
     @cached_property
     def longest_token(self) -> int:
-        """Most bytes of text that a token stands for; takes a moment at first."""
+        """Most bytes of text that a token decodes to; slow on the first call."""
         return longest_token(self.model.tokenizer)
 
     @property
     def _abilities(self) -> dict[str, Any] | None:
-        """What a model of speech can do, but for its languages."""
+        """Abilities of a speech model, without its languages."""
         if self.kind != SPEECH:
             return None
         able = vars(self.model.abilities).items()

@@ -184,7 +184,7 @@ async def speech(
     """Transcribe or translate a recording."""
     served = state.models.listening(form.model)
     options, words = _options(form, task)
-    check_room(served.engine)  # it may take long to read what would be refused
+    check_room(served.engine)  # before reading a body that would be refused
     recording = await state.calls.read(
         request,
         partial(recordings.read, form.file.file, form.audio_track),

@@ -1,1 +1,1 @@
-"""Recordings in, segments of text out: what all models that transcribe share."""
+"""Speech recognition shared by all models: recordings in, segments of text out."""

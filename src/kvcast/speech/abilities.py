@@ -1,6 +1,6 @@
-"""What each type of models of speech can do: languages, hints, times, live sound.
+"""Features of each speech model type: languages, hints, word times, live audio.
 
-Options are taken and refused by it, and tables for users are made of it.
+Decides which options a model accepts, and fills the tables in the docs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,12 +24,12 @@ class LanguageSource(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What a model can do.
+    """Features of a model type.
 
     Attributes:
-        hints: whether it reads names and terms before the speech.
-        translates: whether it can write English of other languages.
-        live: whether it hears sound that is still arriving.
+        hints: whether its prompt can hold names and terms to expect.
+        translates: whether it can translate other languages to English.
+        live: whether it transcribes audio while it arrives.
 
     """
 
@@ -47,7 +47,7 @@ class Abilities:
 
     @property
     def options(self) -> frozenset[str]:
-        """Names of the options of `TranscribeParams` that these abilities give a meaning."""
+        """Names of the options of `TranscribeParams` that have an effect on the model."""
         given = (
             (("hotwords", "initial_prompt"), self.hints),
             (("task",), self.translates),
@@ -57,7 +57,7 @@ class Abilities:
         return frozenset(name for names, can in given if can for name in names)
 
     def among(self, codes: Iterable[str]) -> "Abilities":
-        """Return those of a model that knows only these of the languages."""
+        """Return the abilities with `languages` limited to these."""
         among = frozenset(codes)
         known = {code: name for code, name in self.languages.items() if code in among}
         return replace(self, languages=known)

@@ -1,6 +1,6 @@
 """Qwen3-ASR, Voxtral and Granite Speech: decoder-only models with audio embeddings in the prompt.
 
-Prompts are those of transformers' processors, and for Granite those of IBM's model cards.
+Prompts follow transformers' processors and, for Granite, IBM's model cards.
 """
 
 import re
@@ -34,7 +34,7 @@ from kvcast.speech.voxtral_realtime import PacedWindow, VoxtralRealtimeRecogniti
 from kvcast.tokenizers.base import TextTokenizer
 
 _SOUND = "<|audio|>"
-# Of one day: without a system message templates tell today's date, and texts would change with it.
+# A fixed date: templates without a system message insert today's, which would change the text.
 _SYSTEM = (
     "Knowledge Cutoff Date: April 2024.\nToday's Date: April 9, 2025.\n"
     "You are Granite, developed by IBM. You are a helpful AI assistant"
@@ -47,7 +47,7 @@ _TRANSLATE_WITH_HINTS = f"{_SOUND}translate the speech to English. Keywords:{_SO
 
 
 class GraniteRecognition(AudioTokenRecognition):
-    """The sound is the beginning of a question; what language it is in, the model hears."""
+    """Audio first, then the question; the language is auto-detected."""
 
     abilities = ABILITIES["granite_speech"]
 
@@ -58,7 +58,7 @@ class GraniteRecognition(AudioTokenRecognition):
         self._around(_TRANSCRIBE)  # raises if there is no template
 
     def _around(self, question: str) -> list[list[int]]:
-        """Return the tokens before, between and after the marks of a question."""
+        """Return the tokens before, between and after the marks in a question."""
         if question not in self._asked:
             messages = [
                 {"role": "system", "content": _SYSTEM},
@@ -151,7 +151,7 @@ class QwenRecognition(AudioTokenRecognition):
 
 
 def without_repetitions(text: str) -> str:
-    """Return a text in which what is written 20 times and more stands once."""
+    """Return the text with anything repeated 20 times or more reduced to one copy."""
     text = re.sub(rf"(.)\1{{{_REPEATED},}}", r"\1", text, flags=re.DOTALL)
     if len(text) < 2 * _REPEATED:
         return text
@@ -159,7 +159,7 @@ def without_repetitions(text: str) -> str:
 
 
 class VoxtralRecognition(AudioTokenRecognition):
-    """Voxtral: an instruction of sound alone, then the language, then the order to transcribe."""
+    """Voxtral: an instruction of audio alone, then the language, then the transcribe token."""
 
     abilities = ABILITIES["voxtral"]
 

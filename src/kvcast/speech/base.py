@@ -142,7 +142,7 @@ class TranscriptionModel(ABC):
     def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> "LiveWindow":
         """Return a window over a live stream; raises UsageError as `live` does.
 
-        `answer` lets an engine decode the window's policies; by default it has rows of its own.
+        `answer` runs the window's policies on an engine; by default the window has separate rows.
         """
 
     @property
@@ -188,7 +188,7 @@ class TranscriptionModel(ABC):
 
         Raises UsageError for options that the model or an engine does not support.
         """
-        # Sampling fills as many rows as there are, unless the user asks for a number.
+        # Sampling fills all rows, unless the user gives a number.
         drawn = min(TranscribeParams().best_of, scheduler.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})
         if params.draft is not None:
@@ -256,7 +256,7 @@ class TranscriptionModel(ABC):
     @property
     @abstractmethod
     def _row_positions(self) -> int:
-        """Positions of an engine's rows: as many as any request needs."""
+        """Positions of an engine's rows: enough for any request."""
 
     @abstractmethod
     def _prefill(self, chunk: int) -> tuple[int | None, int]:

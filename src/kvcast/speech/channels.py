@@ -86,7 +86,7 @@ class ChannelTranscription(Iterator[Segment]):
 
     @property
     def language(self) -> str:
-        """Code of the language of the first channel; a segment tells its own."""
+        """Language code of the first channel; each segment has its `language`."""
         return self.open()._channels[0].language
 
     @property
@@ -96,7 +96,7 @@ class ChannelTranscription(Iterator[Segment]):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Notices for the user, one line each; those about the file once."""
+        """Notices for the user, one line each; about the file only once."""
         every = (notice for channel in self.open()._channels for notice in channel.notices)
         return tuple(dict.fromkeys(every))
 

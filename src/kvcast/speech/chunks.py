@@ -35,7 +35,7 @@ class ChunkOptions:
     """How chunks are decoded.
 
     Attributes:
-        strategy: makes a search; takes a number that separates chunks' random numbers.
+        strategy: makes a search; takes a number that seeds each chunk differently.
 
     """
 
@@ -50,7 +50,7 @@ class ChunkOptions:
 
 @dataclass(frozen=True)
 class EndsAsOne(LogitsProcessor):
-    """Lets the first of several tokens end a text whenever another would."""
+    """Replaces any of several end tokens by the first, if one is chosen."""
 
     ends: Sequence[int]
 
@@ -73,8 +73,8 @@ class Chunk(RecordingPart):
 
         Args:
             options: how it is decoded.
-            place: its first frame, and the one after its last.
-            samples: its sound; None where it is silent.
+            place: its first frame, and the frame after its last.
+            samples: its waveform; None where it is silent.
             ended: is called with the language of its text, once it is decoded.
 
         """
@@ -170,7 +170,7 @@ class Chunk(RecordingPart):
 
 
 def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
-    """Yield the first word of each sentence, and the one after its last; a pause ends one too."""
+    """Yield the first word of each sentence and the word after its last; pauses also end one."""
     begin = 0
     for i, (word, following) in enumerate(pairwise(words), 1):
         if word.word.endswith(_ENDS) or following.start - word.end > _PAUSE:

@@ -1,6 +1,6 @@
 """NeMo's FastConformers: Canary, Cohere's Transcribe and Parakeet (CTC, RNN-T and TDT transducers).
 
-Prompts and word times are those of NeMo and of transformers' processors. A transducer's decode
+Prompts and word times follow NeMo and transformers' processors. A transducer's decode
 token packs a token id and the encoder frame that is read next.
 """
 
@@ -32,19 +32,19 @@ from kvcast.transcripts.segments import Word
 class TransducerSizes(Protocol):
     @property
     def tokens(self) -> int:
-        """Number of tokens; logits of durations follow theirs."""
+        """Number of tokens; their logits come first, then the durations'."""
 
     @property
     def blank(self) -> int:
-        """The token that means "nothing here"."""
+        """The blank token."""
 
     @property
     def prediction_layers(self) -> int:
-        """0: CTC, where each position has a token, and the same ones side by side are one."""
+        """LSTM layers of the prediction network; 0: CTC, which merges repeated tokens."""
 
     @property
     def durations(self) -> Sequence[int]:
-        """How many positions a token may take; empty: a blank takes one and others none."""
+        """Numbers of positions a token may span (TDT); empty (RNN-T): a blank one, others none."""
 
     @property
     def most_symbols(self) -> int:
@@ -53,7 +53,7 @@ class TransducerSizes(Protocol):
 
 @dataclass(frozen=True)
 class Emission:
-    """A token, and the positions that it was heard at."""
+    """A token, and the encoder positions that it covers."""
 
     token: int
     first: int
@@ -62,11 +62,11 @@ class Emission:
 
 
 class TransducerRequest(Request):
-    """Writes the tokens of a sound, the likeliest of each step."""
+    """Greedy decoding of a transducer or CTC model."""
 
     def __init__(self, sound: Input, sizes: TransducerSizes) -> None:
         self._sizes, self._positions = sizes, sound.positions
-        # As in transformers, which counts the token that starts.
+        # As in transformers, which counts the start token.
         self._left = sizes.most_symbols * sound.positions - 1
         if not sizes.prediction_layers:
             self._left = sound.positions
@@ -123,7 +123,7 @@ _NOISE = {"cohere_asr": 1e-5}
 
 
 class CanaryRecognition(Recognition):
-    """A prompt of special tokens, the language of the speech and that of the text among them."""
+    """A prompt of special tokens, which name the languages of the speech and of the text."""
 
     def __init__(self, tokenizer: TextTokenizer, dimensions: CanaryDimensions) -> None:
         self.tokenizer, self._encoder = tokenizer, dimensions.encoder
@@ -161,7 +161,7 @@ class CanaryRecognition(Recognition):
 
 
 class CanaryModel(SpeechModel):
-    """An encoder of sound, and a decoder that attends to it."""
+    """An audio encoder, and a decoder that attends to it."""
 
     def __init__(
         self, runtime: EncoderDecoder, tokenizer: TextTokenizer, dimensions: CanaryDimensions
@@ -174,7 +174,7 @@ _MULTILINGUAL_TOKENS = 8193
 
 
 class ParakeetRecognition(Recognition):
-    """The likeliest token of each step; nothing is asked."""
+    """Greedy decoding without a prompt."""
 
     refused = frozenset(
         {
@@ -264,7 +264,7 @@ def _is_mark(text: str) -> bool:
 
 
 class ParakeetModel(SpeechModel):
-    """An encoder of sound, and a small network that writes as it goes over positions."""
+    """An audio encoder, and a small network that emits tokens position by position."""
 
     def __init__(
         self, runtime: EncoderDecoder, tokenizer: TextTokenizer, dimensions: ParakeetDimensions

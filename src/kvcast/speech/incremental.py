@@ -1,9 +1,9 @@
 """Live decoding of models whose encoder takes audio as it comes (streaming Moonshine).
 
-Encoder positions that no later audio changes are computed once. Every hypothesis is two: the text
-of these positions, and that of all audio so far; words with which both begin are settled. The
-tokens of the last hypothesis are drafts: verified in one call, and continued where the model
-chooses another.
+Encoder positions that no later audio changes are computed once. Every hypothesis has two texts,
+one of these positions and one of all audio so far; their common first words are settled. The
+tokens of the last hypothesis are drafts: verified in one call, and continued from the first that
+is rejected.
 """
 
 from collections import deque
@@ -25,10 +25,10 @@ from kvcast.tokenizers.stream import TextStream
 
 @dataclass(frozen=True, kw_only=True)
 class GrowingSizes:
-    """Sizes of a model that encodes sound as it comes.
+    """Sizes of a model that encodes audio as it arrives.
 
     Attributes:
-        ahead: positions after its own that an encoded position depends on.
+        ahead: later positions that an encoded position depends on.
 
     """
 
@@ -50,7 +50,7 @@ class GrowingText:
         start: int,
         ends: Sequence[int],
     ) -> None:
-        """Take a model's parts: its first token, and those that end texts."""
+        """Take a model's parts, its first token and its end tokens."""
         self._runtime, self._source, self._sizes = runtime, source, sizes
         self._start, self._ends = start, frozenset(ends)
         self._cache: Any = runtime.new_cache(1, sizes.tokens, inputs=1)
@@ -70,7 +70,7 @@ class GrowingText:
         return (self._sizes.positions - 1) * self._sizes.samples - self._samples
 
     def hear(self, samples: Float32) -> None:
-        """Encode more sound: what makes whole positions."""
+        """Encode more audio, as far as it fills whole positions."""
         self._samples += len(samples)
         self._waiting = np.concatenate([self._waiting, samples])
         whole = len(self._waiting) // self._sizes.samples
@@ -78,7 +78,7 @@ class GrowingText:
             self._encode(whole)
 
     def end(self) -> bool:
-        """Encode the rest, as if the sound ended here; return whether there is any."""
+        """Encode the rest, as if the audio ended here; return whether there is any."""
         each = self._sizes.samples
         least = 0 if self._stream.done else self._sizes.ahead + 1
         whole = max(-(-len(self._waiting) // each), least if len(self._waiting) else 0)
@@ -96,18 +96,18 @@ class GrowingText:
         self._waiting = self._waiting[samples:]
 
     def surely(self, guess: Sequence[int], most: int) -> list[int]:
-        """Return the text of what no later sound changes."""
+        """Return the text of the positions that no later audio changes."""
         self._stream.forget()
         return self._written(guess, most)
 
     def supposedly(self, guess: Sequence[int], most: int) -> list[int]:
-        """Return the text of all positions, the last ones as if the sound ended here."""
+        """Return the text of all positions, the last ones as if the audio ended here."""
         if self._stream.done:
             self._stream.finish()
         return self._written(guess, most)
 
     def wholly(self, guess: Sequence[int], most: int) -> list[int]:
-        """Return the text of a sound that ended, after reading all of the settled tokens again."""
+        """Return the text of complete audio, after reading all settled tokens again."""
         self._row.clear()
         return self._written(guess, most)
 
@@ -123,7 +123,7 @@ class GrowingText:
             return self._continued([self._start, *guess[:most]], most)
 
     def _continued(self, fed: list[int], most: int) -> list[int]:
-        """Return the text that goes on where the model would choose other tokens than those."""
+        """Verify draft tokens, and return the text decoded on from the first rejected one."""
         kept = len(self.settled)
         held = min(_alike(self._row, fed), kept)
         if held:
@@ -143,7 +143,7 @@ class GrowingText:
         return tokens
 
     def _chosen(self, fed: Sequence[int], asked: range) -> list[int]:
-        """Append tokens to the row, and return the likeliest one after each that is asked."""
+        """Append tokens to the row, and return the likeliest token after each requested one."""
         given = [np.array(fed, np.int64)]
         logits, self._cache = self._runtime.decode(given, self._cache, positions=asked)
         chosen: list[int] = logits[0].argmax(-1).tolist()
@@ -160,7 +160,7 @@ def _alike(tokens: Sequence[int], others: Sequence[int]) -> int:
 
 
 class GrowingWindow(Utterances):
-    """One utterance after another, each a text of its own."""
+    """One utterance after another, each a separate text."""
 
     def __init__(
         self,
@@ -172,16 +172,16 @@ class GrowingWindow(Utterances):
         agreement: int,
         step: float,
     ) -> None:
-        """Begin without sound.
+        """Begin without audio.
 
         Args:
             text: of an utterance.
             stream: starts decoding a text token by token.
-            most: gives the most tokens of so many seconds.
+            most: returns the most tokens for a number of seconds.
             language: its code.
             agreement: successive hypotheses that have to begin with a word before it is settled;
-                the text of what no later sound changes is one of them.
-            step: seconds of new sound that are worth a hypothesis.
+                the text that no later audio changes is one of them.
+            step: seconds of new audio that are worth a hypothesis.
 
         """
         super().__init__(language, step)

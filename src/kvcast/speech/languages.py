@@ -1,7 +1,7 @@
 """Whisper's languages, in the order of their tokens, their names and their other codes.
 
-Other codes are those of ISO 639-2 and 639-3, older ones, and those of single languages of a larger
-one that has a token; names are other English ones, CLDR's own names, and some without marks.
+Other codes: ISO 639-2 and 639-3, retired codes, and codes of a macrolanguage's members. Names:
+other English ones, the native names in CLDR, and some without diacritics.
 """
 
 import difflib
@@ -251,11 +251,10 @@ _LONGEST_CODE = 3
 def language_code(language: str, available: Collection[str]) -> str:
     """Turn a code or a name, in any case, into one of the `available` codes.
 
-    Codes are those of ISO 639 with or without what BCP 47 adds: `de`, `deu`, `de-AT`. Names are
-    English or in the language's own spelling.
+    Codes are ISO 639 codes or BCP 47 tags: `de`, `deu`, `de-AT`. Names are English or native.
 
-    Raises UsageError for an unknown language, suggesting how a name that is only misspelled is
-    written, and for one that the model does not know.
+    Raises UsageError for an unknown language, suggesting the right spelling of a misspelled name,
+    and for one that the model does not support.
     """
     wanted = " ".join(language.lower().split())
     code = _of_name(wanted) or _of_tag(wanted)

@@ -34,7 +34,7 @@ class LiveSegment:
 
     Attributes:
         id: counts from 0.
-        start, end: seconds from the beginning of the sound.
+        start, end: seconds from the beginning of the audio.
         text: as decoded; usually starts with a space.
         delay: seconds from the arrival of a word's end to its being settled; the mean of its words.
 
@@ -99,11 +99,11 @@ class Delays:
 
 
 class LiveTranscription:
-    """Text of one stream of sound, as it settles.
+    """Text of one audio stream, as it settles.
 
-    Feed it sound of any length, such as a microphone's buffers. A call returns when the sound was
-    heard. Sound that arrives meanwhile is best fed in one piece, as `kvcast transcribe --live`
-    does: then no sound piles up, however slow the machine.
+    Feed it audio of any length, such as a microphone's buffers. A call returns when the audio is
+    transcribed. Feed audio that arrives meanwhile in one piece, as `kvcast transcribe --live`
+    does: then no audio piles up, however slow the machine.
 
     Attributes:
         delays: of all words so far.
@@ -119,13 +119,13 @@ class LiveTranscription:
         notices: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wait for sound.
+        """Wait for audio.
 
         Args:
-            window: hears and settles.
+            window: transcribes audio and settles words.
             endpoints: finds utterances.
             notices: for the user.
-            clock: gives the time, in seconds, at which sound arrives and words settle.
+            clock: returns the time in seconds, for arrivals of audio and for delays.
 
         """
         self.delays = Delays()
@@ -142,16 +142,16 @@ class LiveTranscription:
 
     @property
     def duration(self) -> float:
-        """Seconds of sound so far."""
+        """Seconds of audio so far."""
         return self._arrivals.samples / SAMPLE_RATE
 
     @property
     def language(self) -> str:
-        """Code of the language: asked for, or as far as it is detected."""
+        """Code of the language: the given one, or the detected one once there is one."""
         return self._window.language
 
     def feed(self, samples: NDArray[Any]) -> list[Update]:
-        """Transcribe more sound, and return the updates.
+        """Transcribe more audio, and return the updates.
 
         Args:
             samples: at 16 kHz, as `kvcast.audio.decode.open_audio` takes an array.
@@ -164,7 +164,7 @@ class LiveTranscription:
         return self.update()
 
     def take(self, samples: NDArray[Any], at: float | None = None) -> None:
-        """Receive sound that arrived `at` this time of the clock; `update` hears it."""
+        """Receive audio that arrived `at` this time of the clock; `update` transcribes it."""
         sound = ArrayAudio(samples, name="the sound", full_scale=self._full_scale)
         blocks = list(sound.blocks())
         if sound.full_scale != self._full_scale and samples.dtype.kind == "f":
@@ -174,7 +174,7 @@ class LiveTranscription:
         self._arrivals.add(sum(map(len, blocks)), self._clock() if at is None else at)
 
     def update(self) -> list[Update]:
-        """Transcribe all sound that was taken, and return the updates."""
+        """Transcribe all audio received by `take`, and return the updates."""
         samples = np.concatenate([np.empty(0, np.float32), *self._taken])
         self._taken.clear()
         updates: list[Update] = []
@@ -189,7 +189,7 @@ class LiveTranscription:
         return updates
 
     def finish(self) -> list[Update]:
-        """Settle the rest; call it once, when no more sound will come."""
+        """Settle the rest; call it once, when no more audio will come."""
         updates = self.update()
         if self._is_speech:
             updates += self._take_piece(self._endpoints.finish())
@@ -197,7 +197,7 @@ class LiveTranscription:
         return updates
 
     def _take_piece(self, piece: NDArray[np.float32]) -> list[Update]:
-        """Add sound of one utterance, or of the silence between two."""
+        """Add audio of one utterance, or of the silence between two."""
         if not self._is_speech:
             self._window.skip(piece, _BEFORE)
             return []
@@ -233,7 +233,7 @@ class LiveTranscription:
             if word.text:
                 self._lines.add(word, now)
                 text += word.text
-        if end is not None:  # even without a segment: nothing follows what was interim
+        if end is not None:  # even without a segment: the interim text is gone
             updates.append(Update(settled=text, segment=self._lines.close(end)))
         elif text or self._window.supposed:
             updates.append(Update(settled=text, interim=self._window.supposed))
@@ -241,7 +241,7 @@ class LiveTranscription:
 
 
 class _Arrivals:
-    """Arrival times of sound, as far back as a line may begin."""
+    """Arrival times of audio, as far back as a line may begin."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -254,7 +254,7 @@ class _Arrivals:
             self._times.popleft()
 
     def when(self, seconds: float) -> float:
-        """Return the time when the sound up to this second had arrived."""
+        """Return the time when the audio up to this second had arrived."""
         at = bisect_left(self._times, (round(seconds * SAMPLE_RATE), -np.inf))
         return self._times[min(at, len(self._times) - 1)][1]
 

@@ -12,13 +12,13 @@ from kvcast.runtimes.base import Float32
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """A word that will not change; seconds count from the beginning of all sound.
+    """A word that will not change; seconds count from the beginning of the stream.
 
     Attributes:
         text: with its space; empty if only times were settled.
         ended: when the segment before it ended, if one did.
-        started: when its own segment starts, if it is the first word.
-        spoken: when it ends, as far as that is known.
+        started: when its segment starts, if it is the first word.
+        spoken: when it ends, if known.
 
     """
 
@@ -30,12 +30,12 @@ class Settled:
 
 
 class LiveWindow(Protocol):
-    """A window that moves along the sound.
+    """A window that moves along the audio.
 
     Attributes:
-        start: of the window, in samples from the beginning of all sound.
+        start: of the window, in samples from the beginning of the stream.
         decoded_to: sample up to which the last hypothesis reaches.
-        step: seconds of new sound that are worth a hypothesis.
+        step: seconds of new audio that are worth a hypothesis.
         notices: for the user, about the options, one line each.
 
     """
@@ -62,13 +62,13 @@ class LiveWindow(Protocol):
         """Text of the last hypothesis that is not settled."""
 
     def append(self, samples: Float32) -> None:
-        """Add sound, at most as much as there is room for."""
+        """Add audio, at most as much as there is room for."""
 
     def keep_last(self, samples: int) -> None:
-        """Drop the sound before these samples; there are no unsettled words."""
+        """Drop the audio before these samples; there are no unsettled words."""
 
     def skip(self, samples: Float32, kept: int) -> None:
-        """Skip sound without speech, and keep the last samples of it."""
+        """Skip audio without speech, and keep its last samples."""
 
     def listen(self) -> list[Settled]:
         """Make a hypothesis, and return the words that it settles."""
@@ -81,10 +81,10 @@ class LiveWindow(Protocol):
 
 
 class Utterances(LiveWindow):
-    """A window whose every utterance is a text of its own."""
+    """A window whose every utterance is a separate text."""
 
     def __init__(self, language: str, step: float) -> None:
-        """Begin without sound; `language` is its code, and each `step` is worth a hypothesis."""
+        """Begin without audio; `language` is its code, and each `step` is worth a hypothesis."""
         self.start = self.decoded_to = 0
         self.step = step
         self._language = language
@@ -94,7 +94,7 @@ class Utterances(LiveWindow):
 
     @abstractmethod
     def hear(self, samples: Float32) -> None:
-        """Take more sound of an utterance, at its beginning with what is kept before it."""
+        """Take more audio of an utterance, at its start together with the audio kept before it."""
 
     @property
     @override

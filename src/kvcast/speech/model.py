@@ -1,6 +1,6 @@
 """Base class of all speech models but Whisper; a subclass names its `Recognition`.
 
-What an option does is the same for all; options without an effect on a model raise UsageError.
+An option means the same for all; options without an effect on a model raise UsageError.
 """
 
 from collections.abc import Mapping
@@ -125,9 +125,9 @@ class SpeechModel(TranscriptionModel):
         return min(prompt + options.room, self._positions)
 
     def language(self, params: TranscribeParams) -> str | None:
-        """Return the code of the language that is spoken, if that is known before it is heard.
+        """Return the code of the spoken language, if it is known before decoding.
 
-        Raises UsageError for one that the model does not know, and if it has to be told.
+        Raises UsageError for an unsupported language, and if the model needs one and has none.
         """
         if params.language:
             return language_code(params.language, self.languages)
@@ -139,7 +139,7 @@ class SpeechModel(TranscriptionModel):
         return None
 
     def chunk_options(self, params: TranscribeParams) -> ChunkOptions:
-        """Return how chunks are decoded; raises UsageError for what the model does not take."""
+        """Return how chunks are decoded; raises UsageError for unsupported options."""
         recognition = self.recognition
         check(params, (TAKEN | self.abilities.options) - recognition.refused)
         temperature = _temperature(params)
@@ -160,7 +160,7 @@ class SpeechModel(TranscriptionModel):
 
 
 def check(params: TranscribeParams, taken: frozenset[str]) -> None:
-    """Raise UsageError for an option that was given and is none of those taken."""
+    """Raise UsageError for an option that was given and is not supported."""
     for option in params.declared():
         value = getattr(params, option.name)
         usual = (option.default, _AS_IT_IS.get(option.name, option.default))
@@ -170,7 +170,7 @@ def check(params: TranscribeParams, taken: frozenset[str]) -> None:
 
 
 def _temperature(params: TranscribeParams) -> float:
-    """Return the one temperature; by default 0."""
+    """Return the temperature, of which there may be only one; by default 0."""
     if tuple(params.temperatures) == TEMPERATURES:
         return 0.0
     if len(params.temperatures) > 1:

@@ -39,7 +39,7 @@ class SampledInput(Input):
     samples: Float32
     dimensions: MoonshineDimensions
 
-    # Each has its own length, and fills the encoder's products.
+    # Lengths differ, and each chunk alone fills the encoder's GEMMs.
     most_together: ClassVar[int | None] = 1
 
     @property
@@ -54,7 +54,7 @@ class SampledInput(Input):
 
 
 class MoonshineRecognition(Recognition):
-    """One model for each language: which one it is, users tell; by default English."""
+    """One checkpoint per language: users pass which one; English by default."""
 
     def __init__(self, tokenizer: TextTokenizer, dimensions: MoonshineDimensions) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +67,7 @@ class MoonshineRecognition(Recognition):
 
     @property
     def _longest(self) -> int:
-        """Samples of the longest sound that the model has positions for."""
+        """Samples of the longest waveform that the model has positions for."""
         return self._dimensions.padded_samples(self._dimensions.source_positions)
 
     @override

@@ -1,4 +1,4 @@
-"""Options of recordings: how windows are decoded and texts are written."""
+"""Options of recordings: how windows are decoded and transcripts formatted."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -110,7 +110,7 @@ class WindowParams(Params):
             raise UsageError("patience needs a beam of 2 or more")
 
     def suppressed_ids(self) -> tuple[int, ...]:
-        """Return `suppress_tokens` as numbers; -1 stands for the non-speech tokens."""
+        """Return `suppress_tokens` as token ids; -1 means the non-speech tokens."""
         given = self.suppress_tokens or ()
         if isinstance(given, str):
             given = [int(word) for word in given.split(",") if word.strip()]
@@ -127,11 +127,11 @@ class _Track(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class AudioParams(Params):
-    """Which sound of a recording is heard.
+    """Which audio of a recording is transcribed.
 
     Attributes:
-        sampling_rate: samples per second of an array; for Python alone, and not for files, which
-            tell their own.
+        sampling_rate: samples per second of an array; only in Python, and not for files, which
+        state their sample rate.
 
     """
 
@@ -180,7 +180,7 @@ def _seconds(given: str | float | Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
-    """How a recording is transcribed; every option means what it means in OpenAI's Whisper."""
+    """How a recording is transcribed; options have their meaning in OpenAI's Whisper."""
 
     best_of: int = _BEST_OF(5)
     temperature: float | Sequence[float] = _TEMPERATURE(TEMPERATURES)

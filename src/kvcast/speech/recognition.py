@@ -1,4 +1,4 @@
-"""What differs between speech models: a `Recognition` of each makes inputs and prompts."""
+"""`Recognition`: the model-specific part of speech models, which makes inputs and prompts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """What users tell of the speech."""
+    """Hints from users about the speech."""
 
     language: str | None = None
     context: str = ""
@@ -36,7 +36,7 @@ class Recognized:
     """The text of a chunk.
 
     Attributes:
-        language: code of the language, if the model or the user told it.
+        language: code of the language, if the model reports it or the user gave it.
         words: with times in seconds from the chunk's start, from models that give them.
 
     """
@@ -49,7 +49,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """What a request has written of a chunk; `logprob` is the sum of its tokens'."""
+    """A request's tokens for a chunk; `logprob` is the sum of their logprobs."""
 
     tokens: tuple[int, ...]
     logprob: float
@@ -57,11 +57,11 @@ class Generated:
 
 
 class Recognition(ABC):
-    """How a model hears.
+    """How a model transcribes a chunk.
 
     Attributes:
         refused: names of options of `kvcast.speech.model.TAKEN` that it does not take.
-        paced: whether text and sound advance together, so that `tokens_of` is exact.
+        paced: whether text and audio advance together, so that `tokens_of` is exact.
         longest: frames of 10 ms in a chunk, at most.
         most_tokens: of the longest chunk's text, unless the user says otherwise.
         ends: tokens that end a text, one or more.
@@ -82,7 +82,7 @@ class Recognition(ABC):
 
     @abstractmethod
     def prompt(self, positions: int, hints: Hints) -> list[int]:
-        """Return the tokens before the text of a chunk of so many encoded positions."""
+        """Return the tokens before the text of a chunk of `positions` encoded positions."""
 
     def tokens_of(self, seconds: float, hints: Hints) -> int:  # noqa: ARG002
         """Return the most tokens of a chunk's text, unless the user says otherwise."""
@@ -90,30 +90,30 @@ class Recognition(ABC):
 
     @abstractmethod
     def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
-        """Return what tokens after the prompt say, without the one that ended them."""
+        """Return the text of the tokens after the prompt, which exclude the end token."""
 
     def request(self, sound: Input) -> Request | None:  # noqa: ARG002 - most search for a text
-        """Return the request of a model that searches for no text; None for others."""
+        """Return the request of a model without a search (a transducer); None for others."""
         return None
 
     @property
     def pacing(self) -> "Pacing | None":
-        """How sound is heard live, by a model whose text advances with it; None: it is not."""
+        """How live audio is fed to a model whose text advances with it; None: it cannot be."""
         return None
 
     def generated(self, request: Any, hints: Hints) -> Generated:
-        """Return what such a request, once it is done, has written."""
+        """Return the tokens of such a request, once it is done."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class LogMelFeatures(Input):
-    """Features [frames, bands], which become so many positions."""
+    """Features [frames, bands], and the number of positions that they become."""
 
     features_tm: Float32
     encoded: int
 
-    # A sound alone fills the encoder's products, and needs no padding.
+    # One chunk alone fills the encoder's GEMMs, and needs no padding.
     most_together: ClassVar[int | None] = 1
 
     @property
@@ -129,7 +129,7 @@ class LogMelFeatures(Input):
 
 
 def features_of(samples: Float32, n_mels: int) -> Float32:
-    """Return scaled log-mel frames of a sound by itself, fp32 [samples / 160, n_mels].
+    """Return scaled log-mel frames of a waveform by itself, fp32 [samples / 160, n_mels].
 
     As transformers' Whisper extractor: reflected on both sides, floored at 8 below the maximum.
     """
@@ -145,7 +145,7 @@ class AudioFeatures(Input):
     features_tm: Float32
     encoder: SoundEncoder
 
-    # Each has its own length, and fills the encoder's products.
+    # Lengths differ, and each chunk alone fills the encoder's GEMMs.
     most_together: ClassVar[int | None] = 1
 
     @property
@@ -161,7 +161,7 @@ class AudioFeatures(Input):
 
 
 class AudioTokenRecognition(Recognition):
-    """What such recognitions share: their sound's embeddings are in the prompt."""
+    """Base class of models whose prompt contains the audio embeddings."""
 
     def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
         self.tokenizer = tokenizer
@@ -171,11 +171,11 @@ class AudioTokenRecognition(Recognition):
         self.ends = tokenizer.end_tokens
 
     def sound(self, positions: int) -> list[int]:
-        """Return the numbers that stand for the row's embeddings."""
+        """Return the token ids of the row's embeddings."""
         return list(range(self.vocab_size, self.vocab_size + positions))
 
     def special(self, *texts: str) -> list[int]:
-        """Return special tokens by their texts; raises KvcastError for one that is not there."""
+        """Return special tokens by their texts; raises KvcastError for a missing one."""
         known = self.tokenizer.control_tokens(texts)
         for text in texts:
             if text not in known:

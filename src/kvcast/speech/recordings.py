@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Recording(Protocol):
     @property
     def content_frames(self) -> int:
-        """Frames of sound."""
+        """Frames of audio."""
 
     @property
     def duration(self) -> float:
-        """Seconds of sound."""
+        """Seconds of audio."""
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -33,27 +33,27 @@ class Recording(Protocol):
 
     @property
     def timeline(self) -> "Timeline":
-        """Maps seconds of the sound to seconds of the recording."""
+        """Maps seconds of the audio to seconds of the recording."""
 
     @property
     def skipped(self) -> "tuple[Part, ...] | None":
         """Parts that were left out because they are no speech; None without `vad`."""
 
     def is_silent(self, seek: int, end: int) -> bool:
-        """Tell whether frames `seek` to `end` hold no sound at all."""
+        """Return whether frames `seek` to `end` are digital silence."""
 
     def close(self) -> None:
         """Release the recording."""
 
 
 class Sound(Protocol):
-    """The sound of a recording, or a part of it."""
+    """The audio of a recording, or a part of it."""
 
     def window(self, seek: int, end: int | None = None) -> Float32:
         """Return the encoder's input [n_mels, 3000] from frame `seek`, zeros from `end` on."""
 
     def is_silent(self, seek: int, end: int) -> bool:
-        """Tell whether frames `seek` to `end` hold no sound at all."""
+        """Return whether frames `seek` to `end` are digital silence."""
 
 
 class Windows(Sound, Recording, Protocol):
@@ -101,14 +101,14 @@ class ChunkWindow(Sound):
         return shifted_mt
 
     def is_silent(self, seek: int, end: int) -> bool:
-        """Tell whether frames `seek` to `end` of the recording hold no sound at all."""
+        """Return whether frames `seek` to `end` of the recording are digital silence."""
         return self.sound.is_silent(seek, end)
 
 
 def cut_first_chunk(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = ()) -> ChunkWindow:
     """Cut the first chunk off frames `clip[0]` to `clip[1]` of a recording.
 
-    It is cut first at the frames `joints`, where sound was left out.
+    It is cut preferably at the frames `joints`, where audio was left out.
     """
     seek, end = clip
     window_mt = sound.window(seek, end)
@@ -125,18 +125,18 @@ def chunk_frames(
     loudness: Callable[[], NDArray[np.float32]],
     longest: int = _LONGEST,
 ) -> int:
-    """Return how many of a sound's frames its first chunk has.
+    """Return the length of the first chunk, in frames.
 
     Args:
-        frames: of the sound.
-        joints: where sound was left out; best to cut at.
-        loudness: returns that of the first `longest` frames or more, in bands [bands, t].
+        frames: of the audio.
+        joints: where audio was left out; best to cut at.
+        loudness: returns the loudness of the first `longest` frames or more, [bands, t].
         longest: most frames of a chunk.
 
     """
     if frames <= longest:
         return frames
-    # What is left must not be too short to be understood.
+    # The rest must not be too short to be recognized.
     shortest = round(longest * _SHORTEST)
     earliest = min(shortest, max(frames - longest, longest // 2))
     latest = min(longest, frames - shortest // 2)

@@ -163,8 +163,8 @@ class SearchRequest(Request):
             filters: applied to the logits of each step, in this order.
             eot: the token that ends a sequence.
             max_new_tokens: steps after which the search ends, 1 or more.
-            probe: offset into the prompt whose logits to keep as the model gave them.
-            hopeless: called now and then; returns whether to give up on the candidates so far.
+            probe: offset into the prompt whose unprocessed logits to keep.
+            hopeless: called now and then; returns whether to stop with the candidates so far.
 
         """
         # The last token is chosen and never fed.
@@ -195,7 +195,7 @@ class _Sampler(Protocol):
 
         Args:
             logits_rv: [places, vocab]. Raises KvcastError if they are NaN or infinite.
-            rows: numbers of the rows.
+            rows: indices of the rows.
             places: of the rows' logits.
 
         """
@@ -232,7 +232,7 @@ class _Draws(_Sampler):
 
 
 class _IndependentRows(Search):
-    """Rows that never meet: greedy, or several samples. A row that ended leaves."""
+    """Independent rows (greedy or n samples); a finished row is dropped."""
 
     def __init__(self, sample: _Sampler, count: int, eot: int, room: int) -> None:
         self._sample = sample

@@ -33,7 +33,7 @@ _AHEAD = 4
 
 
 def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[int, int]]:
-    """Return the first frame of each part to transcribe, and the one after its last.
+    """Return the first frame of each part to transcribe, and the frame after its last.
 
     A part that begins past the recording's end has its end before its start.
     """

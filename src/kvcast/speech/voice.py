@@ -1,7 +1,8 @@
 """Opens recordings: whole, or the speech that Silero's voice activity detector finds.
 
-The detector is opened once a process. Its calls cannot be batched, because its state goes from
-block to block; strips processed side by side saved half of the time and changed one block in 300.
+The detector is opened once per process. Calls cannot be batched, because its state passes from
+block to block; splitting the audio into parallel strips halved the time but changed one block in
+300.
 """
 
 import sys
@@ -33,7 +34,7 @@ def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> M
 
     Raises:
         InputMissingError: the file does not exist, or the detector is not installed.
-        InputOutputError: it cannot be decoded, is shorter than a frame, or is not sound.
+        InputOutputError: it cannot be decoded, is shorter than a frame, or is not audio.
         UsageError: an array that is not one channel of samples.
 
     """
@@ -69,7 +70,7 @@ def _clips(params: TranscribeParams) -> list[Part]:
 
 
 def voice_listener() -> Listener:
-    """Return a detector for one recording, or one stream of sound, from its start.
+    """Return a detector for one recording, or one audio stream, from its start.
 
     Raises:
         InputMissingError: the detector, or ONNX Runtime, which runs it, is not installed.

@@ -1,7 +1,7 @@
 """Voxtral Realtime: one token for each 80 ms of audio, most of them padding.
 
 Live, every piece is encoded once and gives one token, which never changes; a word is settled when
-the next one begins. An utterance's text is that of the same audio in a file.
+the next one begins. The text of an utterance equals the text of the same audio in a file.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +26,12 @@ from kvcast.tokenizers.stream import TextStream
 
 @dataclass(frozen=True, kw_only=True)
 class Pacing:
-    """How a model's sound and text advance.
+    """How a model's audio and text advance.
 
     Attributes:
-        features: gives those of pieces [n, numbers of one], for their samples and `overlap` more.
-        overlap: samples that a piece needs after its own, counted from the lead on.
-        most: pieces of the longest sound, those of silence among them.
+        features: maps the samples of pieces, and `overlap` more, to features [pieces, n].
+        overlap: samples that a piece needs after its end, counted from the lead on.
+        most: pieces of the longest audio, including silence.
 
     """
 
@@ -57,7 +57,7 @@ class PacedWindow(Utterances):
         language: str,
         step: float,
     ) -> None:
-        """Begin without sound; `stream` starts decoding a text token by token."""
+        """Begin without audio; `stream` starts decoding a text token by token."""
         super().__init__(language, step)
         self._runtime, self._pacing, self._stream = runtime, pacing, stream
         self._cache: Any = runtime.new_cache(1, pacing.most, inputs=1)
@@ -71,10 +71,10 @@ class PacedWindow(Utterances):
         self._cache = self._runtime.reset(self._cache, [0])
         self._source = self._runtime.stream(self._cache, 0, pacing.source, pacing.most)
         self._cache = self._runtime.reset(self._cache, [0], [0])
-        self._given, self._fed = list(pacing.prompt), 0  # tokens to feed, and the number of others
+        self._given, self._fed = list(pacing.prompt), 0  # tokens to feed, and how many were fed
         self._text, self._is_first = self._stream(), True
-        self._word, self._tokens = "", list[int]()  # what is not settled
-        self._spoken = 0  # pieces of sound up to the end of the word
+        self._word, self._tokens = "", list[int]()  # not settled yet
+        self._spoken = 0  # pieces of audio up to the end of the word
 
     @property
     @override
@@ -121,7 +121,7 @@ class PacedWindow(Utterances):
             self._waiting = self._waiting[length:]
 
     def _settled(self, most: int) -> Iterator[Settled]:
-        """Write on until so many tokens are fed; yield words that another follows, or a pause."""
+        """Decode until `most` tokens are fed; yield each word that a word or a pause follows."""
         for token in self._written(most):
             piece = self._text.push(token)
             if not piece or piece.startswith(" "):
@@ -142,7 +142,7 @@ class PacedWindow(Utterances):
                 yield token
 
     def _add(self, piece: str) -> None:
-        """Let a piece of text follow the word; the first begins with a space, as Whisper's do."""
+        """Append a piece of text to the word; the first begins with a space, as Whisper's do."""
         if piece:
             self._word += f" {piece}" if self._is_first and piece[0] != " " else piece
             self._spoken = self._fed - len(self._pacing.prompt) + 1
@@ -164,7 +164,7 @@ _LOUDEST = np.float32(1.5)  # log10 of the power that features are floored below
 
 
 class VoxtralRealtimeRecognition(AudioTokenRecognition):
-    """A text as long as its sound, in whose tokens most say nothing; it hears the language."""
+    """One token per 80 ms frame, most of them padding; the language is auto-detected."""
 
     audio: CausalEncoder
     paced = True

@@ -57,7 +57,7 @@ class SearchedTexts(TextRequest):
         self.hypotheses: list[BeamHypothesis] = []
         # Enough are left even if all end tokens are among the best of each row.
         self._considered = max(2, 1 + len(spec.criteria.end_tokens)) * self.width
-        # Of each row; -inf only fills a place, when too few sequences go on.
+        # Of each row; -inf only fills a place when too few sequences continue.
         self._totals = [0.0]
         self._rows = list(range(self.width))
         self._processors = LogitsProcessors(spec.params)
@@ -74,7 +74,7 @@ class SearchedTexts(TextRequest):
         tokens_rk, logprobs_rk, log_sums_r = self._candidates(logits_rv)
         totals_rk = np.array(self._totals, np.float32)[:, None] + logprobs_rk
         totals, parents, tokens = best_first(totals_rk, tokens_rk, self._considered)
-        if totals[0] == -np.inf:  # no row can go on as its grammar wants
+        if totals[0] == -np.inf:  # no row can continue within its grammar
             self._keep_what_there_is()
             return OVER
         written_rn, spec = self._written.written_rn, self.spec
@@ -83,7 +83,7 @@ class SearchedTexts(TextRequest):
             if ended[k] and totals[k] > -np.inf:
                 logprob = given_rv[parents[k], tokens[k]] - log_sums_r[parents[k]]
                 self._finish(totals[k], parents[k], tokens[k], float(logprob))
-        # Those that ended only fill up, if too few others are left.
+        # Finished rows only fill up, if too few others are left.
         going_on = sorted(range(len(ended)), key=ended.__getitem__)[: self.width]
         self._totals = [-np.inf if ended[k] else totals[k] for k in going_on]
         parents = [parents[k] for k in going_on]

@@ -151,7 +151,7 @@ class GenerationTask:
     def each(
         self, prompts: Sequence[Int64], params: SamplingParams
     ) -> Iterator[list[TextGeneration]]:
-        """Return the texts of each prompt, in order, as they are done.
+        """Yield the texts of each prompt, in order, once they are done.
 
         Several texts of one prompt share its computation.
 
@@ -258,8 +258,8 @@ class GenerationTask:
         groups: list[list[TextRequest]] = []
 
         def requests() -> Iterator[TextRequest]:
-            # A text's random numbers depend on how often the same prompt came before, and on
-            # nothing else of its neighbours: the order of prompts does not matter.
+            # A text's seed depends on how often the same prompt came before, and on no other
+            # prompts: their order does not matter.
             repeated: Counter[bytes] = Counter()
             for tokens, spec in zip(prompts, specs, strict=True):
                 first = repeated[tokens.tobytes()]

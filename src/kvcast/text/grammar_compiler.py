@@ -179,7 +179,7 @@ class _Worker:
             trial = self._trials.next(self)
             try:
                 self._try(trial)
-            except BaseException as error:  # whoever waits must hear of it
+            except BaseException as error:  # must reach whoever waits
                 trial.outcome.set_exception(error)
                 self._trials.forget(trial)
 

@@ -1,4 +1,4 @@
-"""Compiles grammars in a process of its own, because some take minutes, and some end the process.
+"""Compiles grammars in a separate process, because some take minutes or crash the process.
 
 Reads JSON objects from standard input, one a line, each with "kind", "text" and "seconds". Answers
 each with a line on standard output: {"problem": …}, empty for a grammar that can be used, and
@@ -69,7 +69,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """End the process after so many seconds of processor time; 0 is no limit."""
+    """Limit the process's CPU time, in seconds; 0 is no limit."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -124,12 +124,12 @@ class TextGenerator(ABC):
     ) -> TextGeneration | list[Any]:
         """Continue a prompt, or several; a T5, BART or UniLM answers its source.
 
-        In fp32 neither `batch` nor `chunk` nor the order of prompts changes a text; in int8 what
-        is multiplied in one call shares a scale. A text that has no room for `max_new_tokens`
-        within what the model takes ends sooner, for its length.
+        In fp32 neither `batch` nor `chunk` nor the order of prompts changes a text; in int8
+        activations of one call share a scale. A text without room for `max_new_tokens` in the
+        model's context ends sooner, with reason "length".
 
         Args:
-            prompt: text, or token ids that are taken as they are; or several of them.
+            prompt: text, or token ids, which are used unchanged; or several of them.
             params: given as keywords.
 
         Returns:
@@ -152,7 +152,7 @@ class TextGenerator(ABC):
     def generate_each(
         self, prompts: Sequence[TextPrompt], params: PromptParams
     ) -> Iterator[list[TextGeneration]]:
-        """Return the n texts of each prompt, in order, as they are done; see `generate`."""
+        """Yield the n texts of each prompt, in order, once they are done; see `generate`."""
         return self._each(prompts, params)
 
     @keywords_of(PromptParams, completed_alone)
@@ -185,7 +185,7 @@ class TextGenerator(ABC):
         params: PromptParams,
         longest: int,  # noqa: ARG002
     ) -> list[Part]:
-        """Return the parts of a prompt of at most so many tokens, which have texts of their own."""
+        """Return the parts of a prompt, of limited length, that are answered separately."""
         if params.sentences:
             raise UsageError("this model continues a text: leave out sentences")
         return [Part(tokens=self.prompt_tokens(prompt, params))]
@@ -220,7 +220,7 @@ class TextGenerator(ABC):
             raise UsageError("there is no prompt: give at least one")
         understood = [self.understood(prompt, params) for prompt in prompts]
         parts = [self.parts(prompt, params, self._limits.prompt) for prompt in prompts]
-        # What is understood is the same for all that are texts.
+        # Resolved parameters are the same for all prompts that are texts.
         tokens = [part.tokens for some in parts for part in some]
         each = self.generation.each(tokens, understood[0])
         if len(tokens) > len(prompts):
@@ -231,13 +231,13 @@ class TextGenerator(ABC):
 def _whole(
     parts: Sequence[Sequence[Part]], each: Iterator[list[TextGeneration]]
 ) -> Iterator[list[TextGeneration]]:
-    """Yield the texts of each prompt, from those of all parts in order."""
+    """Yield the texts of each prompt, given the texts of all parts in order."""
     for some in parts:
         yield _joined(some, list(islice(each, len(some))))
 
 
 def _joined(parts: Sequence[Part], texts: Sequence[list[TextGeneration]]) -> list[TextGeneration]:
-    """Return the texts of a prompt, whose parts have as many each."""
+    """Return the texts of a prompt, each joined from one text of every part."""
     return [joined(parts, several) for several in zip(*texts, strict=True)]
 
 
@@ -319,8 +319,8 @@ class TextModel(TextGenerator):
         Args:
             messages: as in OpenAI's chat completions: each with a role (system, developer, user,
                 assistant, tool) and a content; an assistant's may have tool_calls.
-            tools: functions that the model may call, described as there; a template that knows none
-                gets them in words.
+            tools: functions that the model may call, in OpenAI's format; a template without tools
+                gets them described in words.
 
         Raises:
             UsageError: malformed messages.
@@ -354,7 +354,7 @@ class TextModel(TextGenerator):
 class TextSession:
     """A computed prefix, which `TextModel.session` makes.
 
-    Text that continues it is tokenised on its own, without a beginning-of-text token, so a word
+    Text that continues it is tokenised separately, without a beginning-of-text token, so a word
     should not be split between the two.
     """
 

@@ -66,7 +66,7 @@ class TextSpec:
         return None if self.grammar is None else GrammarProcessor(self.grammar)
 
     def reasoning_budget(self) -> ReasoningBudget | None:
-        """Return what is left for a text's reasoning; a grammar leaves no room for any."""
+        """Return the filter that limits a text's reasoning; None with a grammar."""
         most = self.params.reasoning_budget
         if most is None or self.grammar is not None:
             return None
@@ -116,7 +116,7 @@ class SampledText(TextRequest):
     """A text whose tokens a sampler draws one by one; `text` holds the tokens so far."""
 
     def __init__(self, spec: TextSpec, stream: int = 0) -> None:
-        """Begin; texts of different streams draw different random numbers."""
+        """Begin; different streams are seeded differently."""
         super().__init__(spec, width=1)
         self.text = spec.begin()
         self.drafts: Speculation | None = spec.speculate()
@@ -210,10 +210,10 @@ class TextCaller(JobCaller):
         """Prepare.
 
         Args:
-            requests: one for each text, or one for a beam search; as many for each part.
+            requests: one for each text, or one for a beam search; the same number for each part.
             params: options.
             finished: returns the prompt's texts as clients get them, once all are over.
-            parts: of the prompt that have texts of their own: with several, no text is streamed.
+            parts: of the prompt that are answered separately: with several, no text is streamed.
 
         """
         self._requests = list(requests)

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 _SPECIAL = b"\xff"  # marks a token without a text for llguidance
-_STUCK = "NoExtensionBias"  # what it says where a grammar goes on, and no token does
+_STUCK = "NoExtensionBias"  # its stop reason if the grammar could continue, but no token can
 
 
 class GrammarProcessor(LogitsProcessor):
     """Constrains the rows of one request to a grammar; `extend` passes it their tokens."""
 
     def __init__(self, begin: "GrammarPlace") -> None:
-        """Begin with one row; `begin` stays as it is."""
+        """Begin with one row; `begin` is not changed."""
         self._places = [begin.copy()]
 
     @override
@@ -46,7 +46,7 @@ class GrammarProcessor(LogitsProcessor):
             np.copyto(logits_v, -np.inf, where=place.barred_v)
 
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """Let row i continue old row `parents[i]`, with a token."""
+        """Make row i continue old row `parents[i]`, with a token."""
         waiting = Counter(parents)
         places = []
         for parent, token in zip(parents, tokens, strict=True):
@@ -137,10 +137,10 @@ class Tokens:
         return LLTokenizer(TokenizerWrapper(self), eos_token=list(self._end_tokens))
 
     def begin(self, grammar: Grammar, spaces: int) -> GrammarPlace:
-        """Return the place where a text begins that loses so many leading spaces.
+        """Return the matcher's initial state for a text that loses some leading spaces.
 
         Raises UsageError for a grammar that the library refuses, and one that no text of these
-        tokens can keep.
+        tokens can match.
         """
         place = GrammarPlace.of(
             matcher(self.library, grammar, spaces), self._end_tokens, self._size
@@ -196,7 +196,7 @@ class Grammars:
         self._lock = ForkSafeLock()
 
     def prepare(self) -> None:
-        """Make what all grammars need, if the library is here and can keep any."""
+        """Build the state shared by all grammars, if the library is installed and supports any."""
         with contextlib.suppress(KvcastError):
             _ = self._tokens.library
 

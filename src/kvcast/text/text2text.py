@@ -28,12 +28,12 @@ from kvcast.tokenizers.languages import Languages
 class SourceTextModel(TextGenerator):
     """A model whose texts answer their sources.
 
-    Takes the keywords of `kvcast.text.model.TextModel`, without the ones about conversations and
-    chunks of prompts.
+    Takes the keywords of `kvcast.text.model.TextModel`, except for conversations and chunked
+    prefill.
     """
 
     def __init__(self, generation: GenerationTask, source_tokens: int | None = None) -> None:
-        """Take the number of tokens that sources have, if it is not that of texts."""
+        """Take the size of the source vocabulary, if it differs from the texts'."""
         super().__init__(generation)
         if source_tokens is not None:
             self._limits = replace(generation.limits, vocabulary=source_tokens)
@@ -233,9 +233,9 @@ class T5GemmaModel(EncodedSourceModel):
 class UnilmModel(SourceTextModel):
     """A UniLM runtime with its tokenizer and dimensions.
 
-    With n above 1 the texts of a source are ranked as SimBERT's users do it: those most similar to
-    the source come first, by the cosine of their embeddings. Duplicates and copies of the source
-    are left out, so there may be fewer than n, and always at least one.
+    With n above 1 the texts of a source are ranked as SimBERT's users do it, by the cosine
+    similarity of their embeddings to the source's. Duplicates and copies of the source are left
+    out, so there may be fewer than n, and always at least one.
     """
 
     def __init__(

@@ -169,7 +169,7 @@ class StoppingCriteria:
     Attributes:
         end_tokens: any of them ends it and is no part of it.
         stops: texts that end it and are no part of it.
-        min_new_tokens: before a text has so many, no end token can be chosen; a stop string may
+        min_new_tokens: no end token is chosen before a text has this length; a stop string may
             still end it.
 
     """
@@ -184,7 +184,7 @@ class StoppingCriteria:
     def of(
         cls, params: SamplingParams, end_tokens: tuple[int, ...], room: int
     ) -> "StoppingCriteria":
-        """Return the criteria of a text that has room for so many tokens."""
+        """Return the criteria of a text that has room for `room` tokens."""
         return cls(
             end_tokens=end_tokens,
             stops=StopStrings(params.stops),
@@ -194,7 +194,7 @@ class StoppingCriteria:
         )
 
     def withheld(self, generated: int) -> tuple[int, ...]:
-        """Return the tokens that cannot follow so many generated tokens."""
+        """Return the tokens that cannot be chosen after `generated` tokens of the text."""
         early = self.end_tokens if generated < self.min_new_tokens else ()
         return (*early, *(token for token in self.suppressed if token not in early))
 

@@ -1,7 +1,7 @@
 """Groups timed words into cues that hold sentences.
 
 A sentence that does not fit is cut behind a comma or the like, or else into parts of equal length,
-never so that a word stands alone. Two short sentences may share a cue, if one of them is a word.
+never so that a word is alone. Two short sentences may share a cue, if one of them is a word.
 """
 
 import math
@@ -30,7 +30,7 @@ _LEAST = 2
 
 @dataclass(frozen=True)
 class CueWord:
-    """A word as it stands in a cue, with the space or the line break before it."""
+    """A word in a cue, with the space or the line break before it."""
 
     start: float
     end: float
@@ -109,7 +109,7 @@ def _sentences(words: Iterable[CueWord]) -> Iterator[list[CueWord]]:
 
 
 def _ends(word: CueWord, following: CueWord) -> bool:
-    """Tell whether a word ends a sentence; titles and initials do not, nor what goes on small."""
+    """Return whether a word ends a sentence; not titles, initials, or before a lower-case word."""
     text = word.text.strip()
     if _SENTENCE_END.search(text) is None or text.lower() in _TITLES:
         return False

@@ -16,7 +16,7 @@ SENTENCE = "sentence"
 
 @dataclass(frozen=True, kw_only=True)
 class SubtitleParams(Params):
-    """How words are laid out in subtitles; all options but `cues` are those of OpenAI's Whisper."""
+    """How words are laid out in subtitles; all options but `cues` are OpenAI's Whisper's."""
 
     cues: str = SUBTITLES("segment", check=Choice(lambda: ("segment", SENTENCE)))(
         "what a subtitle holds: a segment, or a sentence, in two lines of 42 characters "

@@ -18,7 +18,7 @@ FRAMES_PER_SECOND = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """A spoken word, with the punctuation beside it.
+    """A spoken word, with adjacent punctuation.
 
     Attributes:
         start, end: seconds.
@@ -114,7 +114,7 @@ class Replacements:
 
     @classmethod
     def of(cls, given: str | Sequence[str]) -> "Replacements":
-        """Read rules, one in each line; empty ones and those that begin with # are left out.
+        """Read rules, one in each line; empty lines and lines that begin with # are skipped.
 
         Raises UsageError for a line that is no rule.
         """
@@ -132,7 +132,7 @@ class Replacements:
         return cls(tuple(rules))
 
     def apply(self, segment: "Segment") -> "Segment":
-        """Return a segment with its text and words changed; its tokens stay those of the model.
+        """Return a segment with its text and words changed; its tokens stay the model's.
 
         Words that are replaced together become one, from the first one's start to the last one's
         end.

@@ -1,8 +1,8 @@
 """Subtitles, SubRip, WebVTT, ASS and LRC: the cues and their layout.
 
-Without options a cue is a segment, as OpenAI's `whisper.utils` writes it. With options, words are
-laid out by the rules of its `SubtitlesWriter`, or by sentence. No text of a model can change more
-than its own cue.
+Without options a cue is a segment, as in OpenAI's `whisper.utils`. With options, words are laid out
+by the rules of its `SubtitlesWriter`, or by sentence. Text is escaped, so that it cannot affect
+other cues.
 """
 
 import math
@@ -118,7 +118,7 @@ def write_lrc(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENT
 def _cues(segments: "Iterable[Segment]", params: SubtitleParams, markup: _Markup) -> Iterator[_Cue]:
     """Yield cues, each as soon as it is complete.
 
-    Each lasts _SHORTEST at least, and begins no earlier than the one before it in its channel ends.
+    Each lasts _SHORTEST at least, and does not overlap the previous cue of its channel.
     """
     ends: dict[int | None, int] = {}
     for cue in _as_timed(segments, params, markup):
@@ -145,7 +145,7 @@ def _as_timed(
 
 
 def channel_label(channel: int | None) -> str:
-    """Return the words before a text that tell its channel; none if channels are mixed."""
+    """Return the label before a text that names its channel; empty if channels are mixed."""
     return "" if channel is None else f"[{channel}] "
 
 
@@ -243,7 +243,7 @@ def _words(segment: "Segment") -> list[CueWord]:
 
 
 def _lasting(words: Sequence[CueWord], end: float) -> list[CueWord]:
-    """Let words last _SHORTEST at least, as far as their segment, which ends at `end`, has room."""
+    """Extend words to _SHORTEST at least, as far as their segment's `end` allows."""
     lasting = []
     for word in reversed(words):
         start = min(word.start, end - _SHORTEST)
@@ -312,7 +312,7 @@ def _hundredths(seconds: float) -> int:
 
 
 def _in_minutes(hundredths: int) -> str:
-    """Return MM:SS.hh; minutes go on past an hour."""
+    """Return MM:SS.hh; minutes continue past an hour."""
     minutes, rest = divmod(hundredths, 6000)
     return f"{minutes:02d}:{rest // 100:02d}.{rest % 100:02d}"
 

@@ -48,7 +48,7 @@ class TranscriptDocument:
     draft: "DraftCounts | None" = None
 
     def document(self) -> dict[str, Any]:
-        """Return the content of the JSON format, as plain dictionaries, lists and numbers."""
+        """Return the content of the JSON format, as plain dictionaries, lists and scalars."""
         return {
             "format": JSON_FORMAT,
             "version": JSON_VERSION,

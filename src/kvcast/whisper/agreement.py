@@ -1,8 +1,8 @@
 """LocalAgreement and AlignAtt: which words of successive hypotheses are settled.
 
-`AlignAtt` settles what the model attends to well before the end of the audio, `LocalAgreement` what
-several hypotheses begin with. Later hypotheses may spell settled words differently; the words after
-these are found by the least edit distance.
+`AlignAtt` settles words that attend to audio well before its end, `LocalAgreement` the common first
+words of several hypotheses. Later hypotheses may spell settled words differently; where they
+continue is found by the least edit distance.
 """
 
 import unicodedata
@@ -23,7 +23,7 @@ _ALIKE = 0.5
 
 
 class Place(NamedTuple):
-    """Where a word lies, in steps of 20 ms, and how probable it is in this sound.
+    """Where a word is, in steps of 20 ms, and how probable it is in this audio.
 
     Attributes:
         attended: the latest step to which one of its tokens attends most.
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     attended: int
 
     def later(self, steps: int) -> Self:
-        """Return the place as of a window that begins so many steps later."""
+        """Return the place relative to a window that begins `steps` later."""
         return self._replace(end=max(0, self.end - steps), attended=max(0, self.attended - steps))
 
 
@@ -45,7 +45,7 @@ class Unit:
 
     Attributes:
         stamps: in steps of 20 ms from the beginning of the window: the end of the segment before
-            it, if that is known, and the start of its own; none within a segment.
+            it, if known, and the start of its segment; none within a segment.
         tokens: of the word; none after the last one.
 
     """
@@ -65,7 +65,7 @@ class Unit:
         return self.begins_segment and not self.tokens
 
     def later(self, stamps: int) -> Self:
-        """Return the unit as of a window that begins so many steps later."""
+        """Return the unit relative to a window that begins `steps` later."""
         place = self.place and self.place.later(stamps)
         own = tuple(max(0, stamp - stamps) for stamp in self.stamps)
         return replace(self, stamps=own, place=place)
@@ -107,7 +107,7 @@ def units(
 def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
     """Return the number of words with which all hypotheses begin.
 
-    Timestamps do not count: they tremble while words stand.
+    Timestamps are ignored: they jitter while words stay the same.
     """
     count = 0
     for first, *others in zip(*hypotheses, strict=False):
@@ -120,9 +120,9 @@ def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
 def continued(settled: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None:
     """Return how many words at the beginning of a hypothesis repeat the settled ones.
 
-    Punctuation and case do not count. Where the last word is spelled in another way, letters alone
-    do not tell how many words replace it ("ninety six" and "96 and he left"): then the words that
-    end when it did replace it. None if the hypothesis differs.
+    Punctuation and case are ignored. Where the last word is spelled in another way, letters alone
+    do not determine how many words replace it ("ninety six" and "96 and he left"): then the words
+    that end nearest to its end time replace it. None if the hypothesis differs.
     """
     if not any(unit.tokens for unit in settled):
         return 0
@@ -194,26 +194,26 @@ AGREEMENT = 2
 
 
 class SettlingPolicy(Protocol):
-    """Decides which words of hypotheses stand, whatever sound is still to come."""
+    """Decides which words of hypotheses are settled, whatever audio follows."""
 
     @property
     def compared(self) -> int:
         """How many successive hypotheses it compares, 1 or more."""
 
     def settled(self, hypotheses: Sequence[Sequence[Unit]], length: int) -> int:
-        """Return how many words at the beginning of the last hypothesis stand.
+        """Return how many words at the beginning of the last hypothesis are settled.
 
         Args:
-            hypotheses: as many as are compared, of ever more sound; all follow the settled words.
+            hypotheses: those to compare, of ever more audio; all follow the settled words.
                 Only the last one's places count from the window's beginning.
-            length: of the window's sound, in steps of 20 ms.
+            length: of the window's audio, in steps of 20 ms.
 
         """
 
 
 @dataclass(frozen=True)
 class LocalAgreement(SettlingPolicy):
-    """Words that successive hypotheses begin with, and that some sound follows.
+    """Settles the common first words of successive hypotheses, if some audio follows them.
 
     LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription
     System" (arXiv:2307.14743).
@@ -241,12 +241,12 @@ class LocalAgreement(SettlingPolicy):
 
 @dataclass(frozen=True)
 class AlignAtt(SettlingPolicy):
-    """Words that attend to sound before the last moments, if the model is sure of them.
+    """Settles words that attend to audio before the last moments, if the model is sure of them.
 
     Papi, Turchi and Negri, "AlignAtt: Using Attention-based Audio-Translation Alignments as a Guide
-    for Simultaneous Speech Translation" (arXiv:2305.11408). Small models hear improbable words in
-    another way when more sound follows. So these wait until a sure word follows, or until two
-    hypotheses agree on them and some time has passed, the more the less probable they are.
+    for Simultaneous Speech Translation" (arXiv:2305.11408). Small models revise improbable
+    words when more audio follows. So these wait until a sure word follows, or until two
+    hypotheses agree on them and some time has passed, the longer the less probable they are.
 
     Attributes:
         margin: the last moments, in steps of 20 ms.
@@ -278,7 +278,7 @@ class AlignAtt(SettlingPolicy):
         return count
 
     def _is_sure(self, unit: Unit | None, length: int) -> bool:
-        """Tell whether a word is probable and attends to sound before the last moments."""
+        """Return whether a word is probable and attends to audio before the last moments."""
         if unit is None or unit.place is None or not unit.tokens:
             return False
         place = unit.place

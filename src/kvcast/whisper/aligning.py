@@ -1,8 +1,8 @@
-"""Places a given text in a recording: when each of its words is spoken.
+"""Forced alignment: finds when each word of a given text is spoken in a recording.
 
-The recording is transcribed first. What is heard tells which part of the text belongs to which
-window; each part is then forced into its window, and its words are placed by attention, as those of
-a transcript are.
+The recording is transcribed first. The transcript decides which part of the text belongs to which
+window; each part is then forced into its window, and attention gives the times of its words, as in
+a transcription with word timestamps.
 """
 
 import math
@@ -50,7 +50,7 @@ class Alignment:
 
 @dataclass(frozen=True)
 class _GivenWord:
-    """A word of the text, and the line that it stands in."""
+    """A word of the text, and the line that it is in."""
 
     word: TokenWord
     line: int
@@ -71,18 +71,18 @@ def aligned(
     attempts: Sequence[DecodingOptions],
     params: TranscribeParams,
 ) -> Policy[Alignment]:
-    """Find out when the words of a text are spoken.
+    """Find when the words of a text are spoken.
 
     Args:
         requests: makes the requests of windows.
         recording: the sound.
         text: one or more lines, each of which becomes a segment.
-        language: code of the one spoken.
+        language: code of the spoken language.
         attempts: how to decode a window first, and after each rejection.
         params: all other options; with word timestamps.
 
     Raises:
-        UsageError: the text is empty, or nothing is heard in the recording.
+        UsageError: the text is empty, or no speech is recognized in the recording.
 
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -128,7 +128,7 @@ def _heard(segments: Sequence[Segment], content_frames: int) -> Iterator[_HeardW
 def _parts(
     given: Sequence[_GivenWord], heard: Sequence[_HeardWindow]
 ) -> tuple[list[Sequence[_GivenWord]], int]:
-    """Cut the text into the part of each window; also return how many words are heard as given."""
+    """Cut the text into each window's part; also return how many words are recognized as given."""
     parts: list[Sequence[_GivenWord]] = []
     done = known = 0
     for number, window in enumerate(heard):
@@ -143,10 +143,10 @@ def _parts(
 
 
 def _share(ahead: Sequence[str], words: Sequence[str], following: Sequence[str]) -> tuple[int, int]:
-    """Return how many of the next words belong to a window, and how many of them are heard.
+    """Return how many of the next words belong to a window, and how many are recognized in it.
 
-    Words between the last one heard in it and the first one heard in the next are divided by how
-    many unlike words were heard there.
+    Words between the last one recognized in it and the first one recognized in the next window are
+    divided in proportion to the differing words that were recognized there.
     """
     here = [_plain(word) for word in words]
     heard = [*here, *map(_plain, following)]

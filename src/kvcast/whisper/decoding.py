@@ -32,13 +32,13 @@ NON_SPEECH = -1
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(WindowParams):
-    """Options that decide a window's tokens, beside the sound and the prompt.
+    """Options that decide a window's tokens, besides the audio and the prompt.
 
     Attributes:
-        temperature: 0 takes the likeliest tokens, more samples.
+        temperature: 0 decodes greedily or with beams, more samples.
         max_initial_timestamp: latest start of the first segment in seconds; None is any.
-        latest_start: segments that begin up to here, in seconds of the window, are written to their
-            ends; None leaves the last one to the next window, if the model wants that.
+        latest_start: segments that begin up to here, in seconds of the window, are decoded to their
+            ends; None allows the model to leave the last one to the next window.
 
     Raises:
         UsageError: for a value out of range or options that exclude each other.
@@ -71,7 +71,7 @@ class DecodingOptions(WindowParams):
                 )
 
     def strategy(self, stream: int = 0) -> Strategy:
-        """Return the search; `stream` keeps random numbers of different windows apart."""
+        """Return the search; `stream` seeds different windows differently."""
         if self.temperature > 0:
             seed = (self.seed, stream, round(1000 * self.temperature))
             return Sampling(self.temperature, self.best_of, seed)
@@ -220,9 +220,8 @@ class WindowPrompt:
     """The parts of a prompt, in this order.
 
     Attributes:
-        before: hotwords and the end of the text before, behind the token that announces them; may
-            be empty.
-        written: known tokens at the transcript's beginning, the prefix first.
+        before: hotwords and the end of the previous text, after start-of-previous; may be empty.
+        written: known tokens at the beginning of the text, the prefix first.
 
     """
 
@@ -241,13 +240,13 @@ class WindowPrompt:
         tokenizer: WhisperTokenizer,
         context: int,
     ) -> Self:
-        """Put a prompt together.
+        """Assemble a prompt.
 
         Args:
             params: options for its parts.
             language: a code.
-            previous: tokens of the text before; its end is kept as far as there is room.
-            written: tokens of the transcript that are known, behind the prefix.
+            previous: tokens of the text before; the end that fits is kept.
+            written: known tokens of the window's text, after the prefix.
             tokenizer: of the model.
             context: positions of its decoder.
 
@@ -298,7 +297,7 @@ def _hotwords(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -
 def _prefix(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -> tuple[int, ...]:
     if params.prefix is None:
         return ()
-    # Half of what a window's text may have.
+    # Half of the most that a window's text may have.
     written = _limited("prefix", params.prefix, tokenizer, context // 4)
     return (tokenizer.timestamp_begin, *written) if params.timestamps else tuple(written)
 
@@ -313,5 +312,5 @@ def _limited(name: str, text: str, tokenizer: WhisperTokenizer, most: int) -> li
 
 
 def _room_before(context: int) -> int:
-    """Return how many tokens may precede the task, besides the one that announces them."""
+    """Return how many tokens may precede the task, besides start-of-previous."""
     return context // 2 - 1

@@ -55,13 +55,13 @@ class DetectedLanguage:
 def detect(
     requests: WindowRequests, recording: Windows, params: LanguageParams
 ) -> Policy[DetectedLanguage]:
-    """Listen to windows of 30 seconds until one leaves no doubt; silent ones are passed over.
+    """Detect the language of 30 s windows until one exceeds the threshold; silent ones are skipped.
 
-    A window leaves no doubt if a language is more probable than the threshold. If none does, the
-    probabilities are the mean over the windows, weighted by how much sound they hold.
+    If none does, the probabilities are the mean over the windows, weighted by the length of their
+    audio.
 
     Raises:
-        UsageError: the model knows English only.
+        UsageError: the model is English-only.
 
     """
     totals: Counter[str] = Counter()
@@ -137,7 +137,7 @@ class LanguageSpan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """The sound before frame `end`, and how probable each language is there."""
+    """The audio before frame `end`, and how probable each language is there."""
 
     end: int
     probabilities: Probabilities
@@ -164,12 +164,12 @@ class LanguageSpans:
 
         Args:
             sound: the recording.
-            clip: its first frame, and the one after its last.
-            detect: finds out how probable each language is in a window [n_mels, 3000].
+            clip: its first frame, and the frame after its last.
+            detect: returns how probable each language is in a window [n_mels, 3000].
 
         """
         self._sound = sound
-        self._begin, self._end = clip  # of what is not in a span yet
+        self._begin, self._end = clip  # of the audio that is in no span yet
         self._detect = detect
         self._last: _Piece | None = None  # the last piece
         self._seek = self._begin  # its end
@@ -179,7 +179,7 @@ class LanguageSpans:
         self._is_begun = self._is_over = False
 
     def at(self, seek: int) -> Policy[LanguageSpan]:
-        """Find the language from a frame on, and its end; at least AHEAD if it goes on."""
+        """Find the language from a frame on, and its end; at least AHEAD if it continues."""
         while not self._is_over and (not self._known or self._known[-1].end < seek + AHEAD):
             yield from self._detect_more()
         index = bisect_right(self._known, seek + _LEAST, key=lambda span: span.end)
@@ -190,7 +190,7 @@ class LanguageSpans:
         return self._known[index]
 
     def _detect_more(self) -> Policy[None]:
-        """Hear on until another span is known; changes of language lie in a pause."""
+        """Detect until another span is known; languages change in a pause."""
         following = yield from self._next_decided()
         if (span := self._decided) is not None:
             if following is not None and following.language != span.language:
@@ -219,7 +219,7 @@ class LanguageSpans:
         return pause if probabilities[expected.language] > probabilities[other.language] else cut
 
     def _next_decided(self) -> Policy[LanguageSpan | None]:
-        """Hear the next piece and decide on its language; a doubtful one has a neighbour's.
+        """Detect the language of the next piece; a doubtful one gets a neighbour's.
 
         None at the clip's end.
         """
@@ -260,7 +260,7 @@ class LanguageSpans:
 
 
 def _language(piece: _Piece, before: str | None, following: _Piece | None) -> str:
-    """Return the language of a piece, given the one before it and the piece after it."""
+    """Return the language of a piece, given the previous language and the next piece."""
     if piece.probability > _DOUBTFUL:
         return piece.likeliest
     near = [before] if before is not None else []
@@ -273,7 +273,7 @@ def piece_frames(window_mt: NDArray[np.float32], frames: int, longest: int) -> i
 
     Args:
         window_mt: log-mel features [n_mels, 3000].
-        frames: of the recording from there on; more than the window has if it goes on.
+        frames: of the recording from there on; more than the window has if it continues.
         longest: most frames of the piece.
 
     """
@@ -301,6 +301,6 @@ def _quiet_frames(features_mt: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def _runs(chosen_t: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the runs of chosen frames: the first, and the one after the last."""
+    """Return runs of chosen frames: the first frame, and the frame after the last."""
     edges = np.flatnonzero(np.diff(chosen_t, prepend=False, append=False))
     return [(int(start), int(end)) for start, end in list(pairwise(edges))[::2]]

@@ -38,14 +38,14 @@ _REMNANT = 1.0
 
 
 class OpenEnd:
-    """The end of a window in running speech: a text may go on in the next one."""
+    """The end of a window in running speech: the text may continue in the next one."""
 
     def options(self, options: DecodingOptions, window: Window) -> DecodingOptions:
         del window
         return options
 
     def tokens(self, result: DecodingResult, window: Window) -> Sequence[int]:
-        """Return a window's tokens, with a timestamp at the end if no text goes on."""
+        """Return a window's tokens, with a timestamp at the end if the text does not continue."""
         del window
         return result.tokens
 
@@ -57,7 +57,7 @@ class OpenEnd:
 
 @dataclass(frozen=True)
 class QuietEnd(OpenEnd):
-    """Chunks end in a pause, so no sentence goes on.
+    """Chunks end in a pause, so no sentence continues.
 
     OpenAI's rules leave the text after the last timestamp to the next window. A chunk has no
     next one, so the model must finish its segments, and a finished text ends with the chunk.
@@ -147,11 +147,11 @@ class LongForm:
 
         Args:
             sound: the recording, or this part of it.
-            clips: the first frame (of 10 ms) of each clip, and the one after its last; none is
+            clips: the first frame (of 10 ms) of each clip, and the frame after its last; none is
                 empty.
             requests: makes the requests of windows.
             attempts: how to decode a window first, and after each rejection; one at least. Their
-                prefix is for the first window alone.
+                prefix applies only to the first window.
             params: all other options.
             end: decides the windows' ends.
             spans: the languages of each clip, or None where these do not change; a window ends

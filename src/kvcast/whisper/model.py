@@ -144,13 +144,13 @@ class WhisperModel(TranscriptionModel):
         audio_track: str | int | None = None,
         sampling_rate: int = AlignParams.sampling_rate,
     ) -> Alignment:
-        """Tell when each word of a given text is spoken in a recording.
+        """Align a given text: find when each of its words is spoken in a recording.
 
         Args:
             audio: as `transcribe` takes it.
             text: one or more lines; each becomes a segment with its words.
             language: a code or name; detected by default.
-            audio_track: the sound track of a film, by number or language.
+            audio_track: the audio track of a film, by number or language.
             sampling_rate: samples per second of an array.
 
         Raises:
@@ -222,7 +222,7 @@ class WhisperModel(TranscriptionModel):
     def _decoding(self, params: TranscribeParams) -> Decoding:
         attempts, context = self.attempts(params), self.dimensions.target_positions
         drafts = speculations(params.draft, self.paired)
-        # Only words tell when a speaker begins who was silent: segments may begin before.
+        # Only word times show when a silent speaker begins: segments may begin earlier.
         words = params.word_timestamps or params.channels == SPLIT
         # With `vad` the windows are clipped already, and have other times.
         decoded = replace(params.unclipped() if params.vad else params, word_timestamps=words)

@@ -51,11 +51,11 @@ def without_hallucinations(
     last_speech: float,
     content_frames: int,
 ) -> KeptSegments:
-    """Drop spans that are probably made up and stand in silence, and go on after the silence.
+    """Drop spans in silence that are probably hallucinated, and continue after the silence.
 
     Args:
         kept: the window's spans with words, and the next window's frame if no span is dropped.
-        window: where it lies.
+        window: its place in the recording.
         threshold: seconds that are a silence.
         complete: whether the window ends with a lone timestamp: no speech follows it.
         last_speech: end of the last word before this window, in seconds.

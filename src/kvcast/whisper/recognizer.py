@@ -25,7 +25,7 @@ from kvcast.whisper.words import FRAMES_PER_SECOND, TokenTimes, TokenWord, split
 
 
 class _WindowInput(NamedTuple):
-    """The decoder's input, and how many of its frames are sound."""
+    """The decoder's input, and how many of its frames are audio rather than padding."""
 
     features: Features
     frames: int
@@ -58,7 +58,7 @@ class WhisperRecognizer(Recognizer):
         self._attempts = attempts
         self._params = params
         self._windows = 0
-        # Most of a hypothesis is what the one before says: so few calls write it.
+        # Most of a hypothesis repeats the previous one: as drafts, it takes few calls.
         self._former = FormerText()
         self._rewriting = Speculations(self._former)
         self._language = attempts[0].language or "en"

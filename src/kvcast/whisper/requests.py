@@ -1,6 +1,6 @@
 """Requests about a 30-second window: its language, its text, its alignment; and repetition loops.
 
-A text that repeats itself has period p where each of its last tokens equals the one p before it.
+A looping text has period p if each of its last tokens equals the token p positions earlier.
 """
 
 import json
@@ -46,7 +46,7 @@ def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
 
     Args:
         tokens: of a window.
-        eot: ids below it are text; timestamps and other tokens may stand between.
+        eot: ids below it are text; timestamps and other tokens may occur between.
 
     """
     ids_n = np.asarray(tokens, np.int64)
@@ -55,7 +55,7 @@ def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
     if len(text_t) < _TOKENS:
         return None
     backwards_t = text_t[::-1]
-    # The last copy's last token is that of the one before it.
+    # The last copy ends with the same token as the copy before it.
     periods = np.flatnonzero(backwards_t[1 : len(text_t) // _COPIES + 1] == backwards_t[0]) + 1
     for period in periods.tolist():
         differs = np.flatnonzero(text_t[period:] != text_t[:-period])
@@ -98,8 +98,8 @@ class Features(Input):
 
     features_mt: Float32
 
-    # A window alone fills the encoder's products. Several would take no less time and as many times
-    # the memory, and in int8 they would share scales.
+    # A window alone fills the encoder's GEMMs. Several would save no time, multiply the memory,
+    # and in int8 share scales.
     most_together: ClassVar[int | None] = 1
 
     @property
@@ -145,7 +145,7 @@ class _Repetition:
 
 
 class WindowRequest(SearchRequest):
-    """Writes a window's text, or gives up if it only repeats itself."""
+    """Decodes a window's text, and stops if it only repeats itself."""
 
     def __init__(
         self,
@@ -163,15 +163,15 @@ class WindowRequest(SearchRequest):
         """Begin.
 
         Args:
-            window: the sound.
+            window: the encoder's input.
             options: how it is decoded.
             prompt: tokens before the text.
             known: tokens of the text at the prompt's end, which the result leaves out.
             language: code.
             tokenizer: of the model.
             room: most tokens.
-            stream: separates the random numbers of one window from another's.
-            speculations: drafts tokens of a window that takes one row; None for no drafts.
+            stream: seeds different windows differently.
+            speculations: draft tokens for a window of one row; None for no drafts.
 
         """
         ranking = MaximumLikelihood(options.length_penalty)
@@ -224,20 +224,20 @@ class WindowRequest(SearchRequest):
 class AlignmentRequest(Request):
     """Aligns a text's tokens with the speech, once they are known.
 
-    The tokens are read once more, all in one call, over the window's encoded input, which is still
-    in its slot unless another input needed that. As in openai-whisper's timing.py, the results are
+    The tokens are fed once more, all in one call, over the window's encoded input, which is still
+    in its slot unless another input took it. As in openai-whisper's timing.py, the results are
     the frame at which each token begins, by dtw over its attention, and its probability.
 
-    The queries of the steps that wrote the text would save this call, but they follow a prompt and
-    timestamps, which OpenAI's do not: on read speech 5 to 15% of the words were then more than 50
-    ms away from openai-whisper's, up to 2.7 s.
+    The queries of the decode steps would save this call, but unlike OpenAI's they follow a prompt
+    and timestamps: on read speech 5 to 15% of the words were then more than 50 ms away from
+    openai-whisper's, up to 2.7 s.
 
     Attributes:
         attention_st: [s, frames], once it is done: how much each of the s tokens of start, text and
             end stands out at each frame.
         begins_n: [n + 1], once it is done: the frame at which each token of the text begins, and
-            the one at which the last ends.
-        probabilities_n: [n], once it is done: of each token of the text after those before it,
+            the frame at which the last ends.
+        probabilities_n: [n], once it is done: of each text token given the tokens before it,
             among the tokens of text.
         attended_n: [n], once it is done: the frame to which each token of the text attends most.
 
@@ -256,7 +256,7 @@ class AlignmentRequest(Request):
         """Begin.
 
         Args:
-            window: the sound of the text.
+            window: the encoder's input for the text.
             start: from start-of-transcript to no-timestamps.
             text: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
             frames: how many of the encoder's frames are of the recording.
@@ -268,12 +268,12 @@ class AlignmentRequest(Request):
             raise ValueError("there is no text to align")
         tokens = np.array([*start, *text, eot], np.int64)
         super().__init__(Prompt(tokens, input=window), capacity=len(tokens))
-        # A token is as probable as the one before it makes it.
+        # The logits of each position give the probability of the next token.
         before = range(len(start) - 1, len(tokens) - 2)
         self._asked = TokenProbabilityQuery(before, tokens[len(start) : -1], among_v)
         self._frames = frames
-        # The last of the start, and not the first token of the text, is what a model hears the
-        # first token with.
+        # The model predicts the first text token at the last start token, so that token's
+        # attention places it.
         self._attending = slice(len(start) - 1, -1)
         self.attention_st: Float32 = np.empty((0, 0), np.float32)
         self.begins_n: Int64 = np.empty(0, np.int64)

@@ -1,6 +1,6 @@
 """Cuts a window's tokens into segments, and counts the frames to the next window.
 
-The rules are those of `transcribe` in openai/whisper's transcribe.py.
+The rules follow `transcribe` in openai/whisper's transcribe.py.
 """
 
 from collections.abc import Sequence
@@ -50,9 +50,9 @@ class Span:
 def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[list[Span], int]:
     """Cut a window's tokens into segments; also return the frames to advance.
 
-    Two timestamps in a row are a cut: one segment ends, the next starts. What follows the last
-    cut is unfinished, and the next window begins there; but a lone timestamp at the very end says
-    that no speech follows, and the whole window is done. So it is without any cut.
+    Two timestamps in a row are a cut: one segment ends, the next starts. Text after the last cut is
+    unfinished, and the next window begins there; but a lone timestamp at the very end means that no
+    speech follows, and the whole window is done, as it is without any cut.
 
     Example: tokens `<|0.00|> a <|1.00|> <|1.00|> b` give one segment, 0 s to 1 s, and an advance
     of 100 frames; with `<|2.00|>` at the end they give two, and the whole window is done.
@@ -74,7 +74,7 @@ def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[
         for start, end in pairwise([0, *ends])
     ]
     spoken = (tokens[ends[-1] - 1] - timestamp_begin) * FRAMES_PER_TIMESTAMP
-    # A cut at 0.00, which only decoding without timestamp rules can give, must not stand still.
+    # A cut at 0.00, possible only without timestamp rules, must still advance.
     return spans, window.frames if whole else spoken or window.frames
 
 
@@ -98,9 +98,9 @@ def end_of_speech(spans: Sequence[Span]) -> float | None:
 
 
 def within(spans: Sequence[Span], end: float) -> list[Span]:
-    """Return spans, in order, that do not pass `end`, where the window's sound ends.
+    """Return spans, in order, that do not pass `end`, where the window's audio ends.
 
-    Models write times up to 30 s into any window. Spans past the end share the last of the sound.
+    Models emit times up to 30 s in any window. Spans past the end share the last of the audio.
     """
     room = [end - SECONDS_PER_TIMESTAMP * after for after in reversed(range(len(spans)))]
     return [_before(span, latest) for span, latest in zip(spans, room, strict=True)]

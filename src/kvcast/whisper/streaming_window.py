@@ -1,9 +1,9 @@
-"""The streaming window: at most 30 s of sound, its settled words, and the current hypothesis.
+"""The streaming window: at most 30 s of audio, its settled words, and the current hypothesis.
 
-Sound comes in at one end. Every hypothesis is of the whole window, so that a word which settled
-wrong misleads none after it; the words after the settled ones are new, so that settled words never
-change and are never said twice. Sound leaves at the other end, with its words, where one segment
-ends and another begins, or else between two settled words.
+Audio enters at one end. Every hypothesis decodes the whole window, so that a word which settled
+wrong does not mislead later ones; only the words after the settled ones are new, so settled words
+never change or repeat. Audio leaves at the other end, with its words, at a boundary of segments, or
+else between two settled words.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Hypothesis:
 
 
 class Recognizer(Protocol):
-    """The model, as a window of sound needs it."""
+    """The model as a streaming window uses it."""
 
     @property
     def language(self) -> str:
@@ -69,7 +69,7 @@ class Recognizer(Protocol):
         """Stop detecting the language: words of it are settled."""
 
     def listen(self, samples: NDArray[np.float32]) -> Any:
-        """Return the decoder's input for up to 30 s of sound."""
+        """Return the decoder's input for up to 30 s of audio."""
 
     def decode(
         self, window: Any, *, prompt: Sequence[int], written: Sequence[Unit], thoroughly: bool
@@ -84,12 +84,12 @@ class Recognizer(Protocol):
 
 
 class StreamingWindow:
-    """A window that moves along the sound.
+    """A window that moves along the audio.
 
     Attributes:
-        start: of the window, in samples from the beginning of all sound.
+        start: of the window, in samples from the beginning of the stream.
         decoded_to: sample up to which the last hypothesis reaches.
-        step: seconds of new sound that are worth a hypothesis.
+        step: seconds of new audio that are worth a hypothesis.
         notices: for the user, about the options, one line each.
 
     """
@@ -104,14 +104,14 @@ class StreamingWindow:
         step: float = STEP,
         notices: tuple[str, ...] = (),
     ) -> None:
-        """Begin without sound.
+        """Begin without audio.
 
         Args:
             recognizer: the model.
             prompt: tokens of text that precedes all.
             conditions: whether settled text prompts later text.
-            policy: decides which words are settled while sound arrives.
-            step: seconds of new sound that are worth a hypothesis.
+            policy: decides which words are settled while audio arrives.
+            step: seconds of new audio that are worth a hypothesis.
             notices: for the user.
 
         """
@@ -125,10 +125,10 @@ class StreamingWindow:
         self._settled: list[Unit] = []
         self._policy = policy
         self._supposed: list[Unit]
-        # Hypotheses before this one, as if they followed what is settled.
+        # Earlier hypotheses, as if they followed the settled words.
         self._former: list[list[Unit]]
         self._forget_hypotheses()
-        self._proven = False  # whether a hypothesis heard all that there is to hear
+        self._proven = False  # whether a hypothesis covers all audio
 
     @property
     def end(self) -> int:
@@ -149,17 +149,17 @@ class StreamingWindow:
         return "".join(unit.text for unit in self._supposed)
 
     def append(self, samples: NDArray[np.float32]) -> None:
-        """Add sound, at most as much as there is room for."""
+        """Add audio, at most as much as there is room for."""
         self._sound[self._length : self._length + len(samples)] = samples
         self._length += len(samples)
 
     def keep_last(self, samples: int) -> None:
-        """Drop the sound before these samples; there are no unsettled words."""
+        """Drop the audio before these samples; there are no unsettled words."""
         self._drop(max(0, self._length - samples))
         self.decoded_to = max(self.decoded_to, self.start)
 
     def skip(self, samples: NDArray[np.float32], kept: int) -> None:
-        """Skip sound without speech, and keep the last samples of it."""
+        """Skip audio without speech, and keep its last samples."""
         over = max(0, len(samples) - kept)
         if over:
             self._drop(self._length)
@@ -197,7 +197,7 @@ class StreamingWindow:
             unheard = speech_end - (self.start + unfinished * _STAMP)
             if unfinished * _STAMP < _AFTER or unfinished < said_to or unheard < _AFTER:
                 break
-            # As in OpenAI's transcribe, a segment that begins without a word is still to be heard.
+            # As in OpenAI's transcribe, a segment that begins without a word is not decoded yet.
             self._cut(len(self._settled), unfinished)
             self._proven = False
         self._forget(self._settled)
@@ -243,7 +243,7 @@ class StreamingWindow:
 
     @property
     def _said_to(self) -> int:
-        """Timestamp before which settled words lie, as far as it is known."""
+        """Timestamp before which all settled words end, if known."""
         ends = [unit.place.end for unit in self._settled if unit.place is not None]
         return max(0, ends[-1] - _DOUBT) if ends else 0
 
@@ -273,7 +273,7 @@ class StreamingWindow:
         return bool(self._settled) and not any(unit.tokens for unit in units)
 
     def _decode(self, window: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
-        """Return the text that follows the written units, with places where it is of use."""
+        """Decode the text after the known units, with places if the policy uses them."""
         hypothesis = self._recognizer.decode(
             window, prompt=self._prompt, written=written, thoroughly=thoroughly
         )
@@ -292,7 +292,7 @@ class StreamingWindow:
         return settled
 
     def _as_settled(self, unit: Unit) -> Settled:
-        # The model may put an end behind the last sound.
+        # The model may put an end after the last audio.
         at = [min(self.start + stamp * _STAMP, self.end) for stamp in unit.stamps]
         times = [samples / SAMPLE_RATE for samples in at]
         ended = times[0] if unit.begins_segment or not unit.tokens else None
@@ -307,7 +307,7 @@ class StreamingWindow:
         )
 
     def _cut_after_segment(self) -> bool:
-        """Drop sound and words before the last settled segment's end, if they are enough."""
+        """Drop audio and words before the last settled segment's end, if they are enough."""
         begins = [i for i, unit in enumerate(self._settled) if unit.begins_segment and unit.tokens]
         if not begins:
             return False
@@ -327,7 +327,7 @@ class StreamingWindow:
             self._cut(half, place.end)
 
     def _cut(self, count: int, stamp: int) -> None:
-        """Drop so many settled words, and the sound before a timestamp."""
+        """Drop the first settled words, and the audio before a timestamp."""
         self._forget(self._settled[:count])
         settled = [unit.later(stamp) for unit in self._settled[count:]]
         if settled:  # the window now begins with its first word
@@ -347,7 +347,7 @@ class StreamingWindow:
         self._former = [[] for _ in range(self._policy.compared - 2)]
 
     def _forget(self, units: Sequence[Unit]) -> None:
-        """Let words that leave become the prompt; its end is as much as is ever used."""
+        """Append words that leave to the prompt, and keep as much of its end as is ever used."""
         if not self._conditions:
             self._prompt.clear()
             return

@@ -45,8 +45,8 @@ class WhisperTokenizer:
     """A vocabulary and its special ids, named as in openai/whisper.
 
     Ids are text below `eot`, timestamps from `timestamp_begin` to before `timestamp_end`, and
-    steer the model between. Fine-tuning may add tokens after the timestamps: those that are not
-    special are text. An embedding is often larger than that, for the sake of round sizes.
+    steer the model between. Fine-tuning may add tokens after the timestamps: the non-special ones
+    are text. An embedding often has more rows, to round its size.
     """
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int) -> None:
@@ -55,7 +55,7 @@ class WhisperTokenizer:
         Args:
             tokenizer_json: the file's content.
             vocab_size: the model's; 51,865 or more means multilingual, unless the vocabulary is
-                that of the English-only models.
+                the English-only models'.
 
         Raises:
             KvcastError: it is not the tokenizer of a Whisper model of that size.

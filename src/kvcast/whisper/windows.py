@@ -75,18 +75,18 @@ class WindowRequests:
         """Decode a window once, in one way.
 
         Args:
-            window: the sound.
+            window: the encoder's input.
             options: of decoding; without a language the window's is detected first.
-            prompt: tokens of the text before; its end is kept if it is too long.
-            prompt_language: the language of that text, if it is known; a window in another does not
-                read it.
-            written: tokens of the window's own text that are known, timestamps among them. The
-                result has the tokens after them.
-            stream: tells the random numbers of one window from another's.
-            speculations: drafts tokens if the requests have no drafts of their own.
+            prompt: tokens of the text before; only its end is kept if it is too long.
+            prompt_language: the language of that text, if known; a window in another language
+                ignores it.
+            written: known tokens of the window's text, including timestamps. The result has the
+                tokens after them.
+            stream: seeds different windows differently.
+            speculations: draft tokens, if the requests have none.
 
         Raises:
-            UsageError: the model cannot do what the options ask for.
+            UsageError: the model does not support the options.
 
         """
         options.check(self.tokenizer, self._context)
@@ -124,9 +124,9 @@ class WindowRequests:
         """Place the tokens of a window's text in time.
 
         Args:
-            window: the sound of the text.
+            window: the encoder's input for the text.
             text: its tokens, one or more; without timestamps.
-            language: code of the one spoken.
+            language: code of the spoken language.
             task: as the text was decoded.
             frames: how many of the encoder's frames are of the recording.
 
@@ -152,7 +152,7 @@ class WindowRequests:
 
 
 class WindowDecoder:
-    """Decodes windows in the calling thread, as many together as its cache has rows for.
+    """Decodes windows in the calling thread, together as far as its cache has rows.
 
     Windows do not depend on each other. A window stays encoded, and can be decoded again, until
     other windows need its slot.
@@ -205,11 +205,11 @@ class WindowDecoder:
         Args:
             windows: one or more.
             options: see there; without a language each window's is detected.
-            prompt: tokens of the text before; its end is kept if it is too long.
-            stream: tells the random numbers of one window from another's.
+            prompt: tokens of the text before; only its end is kept if it is too long.
+            stream: seeds different windows differently.
 
         Raises:
-            UsageError: the model cannot do what the options ask for.
+            UsageError: the model does not support the options.
 
         """
         return self.scheduler.results(

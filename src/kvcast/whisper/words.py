@@ -30,7 +30,7 @@ def split_words(
 ) -> list[TokenWord]:
     """Split text tokens, without timestamps, into words of a text in this language.
 
-    A word begins at a space, and punctuation at its start or on its own is a word. Nothing is
+    A word begins at a space, and punctuation at its start or alone is a word. Nothing is
     lost: the words' tokens, joined, are the tokens.
     """
     characters = list(_characters(tokenizer, tokens))
@@ -76,7 +76,7 @@ class TokenTimes:
     """The frames of a window's n text tokens, and their probabilities.
 
     Attributes:
-        begins_n: frame at which each token begins, and the one at which the last ends, [n + 1].
+        begins_n: frame at which each token begins, and at which the last ends, [n + 1].
         probabilities_n: of each token, given the tokens before it, [n].
         attended_n: frame to which each token attends most, [n]; not ascending.
 
@@ -108,7 +108,7 @@ _DECIMALS = 2
 
 @dataclass(frozen=True)
 class Punctuation:
-    """Marks that belong to the word after them, and to the one before them."""
+    """Marks that belong to the word after them, and marks that belong to the word before."""
 
     prepended: str
     appended: str
@@ -174,7 +174,7 @@ def with_words(
         window: their times count from its start.
         tokenizer: of the model.
         language: code of the text's language.
-        punctuation: marks that are no words of their own.
+        punctuation: marks that belong to a neighbouring word.
         last_speech: end of the last word before this window, in seconds.
 
     """
@@ -275,9 +275,9 @@ def _shorten_after_pause(words: Sequence[_Timed], usual: _TypicalDuration) -> No
 
 
 def _in_order(spans: Sequence[Span]) -> list[Span]:
-    """Let no word begin before the one before it ends, and every span hold its words.
+    """Clamp words to begin after the previous word ends, and widen spans to contain their words.
 
-    The corrections at both ends of a span know nothing of its neighbours.
+    The corrections at both ends of a span ignore its neighbours.
     """
     ordered = []
     latest = 0.0
