@@ -1,6 +1,6 @@
-"""Transformer decoders with a key-value cache, on several runtimes.
+"""Transformer decoders with a KV cache, on several runtimes.
 
-The public surface is what this module names in ``__all__``; everything else may change::
+The public API is ``__all__`` of this module; everything else may change::
 
     import kvcast
 
@@ -21,7 +21,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# ONNX Runtime tells Microsoft of every model that it opens, unless this is set before its import.
+# ONNX Runtime sends telemetry about every opened model unless this is set before its import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Errors that users can cause, each with its documented exit code.
 
-A message is one line: what is wrong, then what to do. Errors know nothing of how they are shown.
+A message is one line: the problem, then its remedy. Errors are independent of how they are shown.
 """
 
 _LONGEST = 300

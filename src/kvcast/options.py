@@ -2,7 +2,7 @@
 
 `keywords_of` turns such a dataclass into the keywords of a public method, the command line turns it
 into arguments (`kvcast.cli.arguments`), and the documentation shows it as a table. This module
-knows no option by name, and nothing of what options do.
+is independent of any particular option.
 """
 
 import dataclasses
@@ -129,7 +129,7 @@ FILLED = Text(filled=True)
 class Choice(Check):
     """One of several words; `words` is called on every check, so tables may grow.
 
-    `file` stands for a file that may be named instead, such as NAME.json, whose ending tells it.
+    `file` describes a file that may be named instead, such as NAME.json, recognized by its suffix.
     """
 
     words: Callable[[], Sequence[str]]
@@ -146,7 +146,7 @@ class Choice(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What an option has besides its name, type and default; calling it declares a field."""
+    """Settings of an option besides its name, type and default; calling it declares a field."""
 
     help: str | Callable[[], str]  # half a sentence
     group: str  # the heading under which it is listed
@@ -175,7 +175,7 @@ class Group(str):
         above: float | None = None,
         **settings: Any,
     ) -> Callable[[str | Callable[[], str]], D]:
-        """Return what takes the help; `settings` are `Option`'s."""
+        """Return a function that takes the help; `settings` are `Option`'s."""
         if (least, most, above) != (None, None, None):
             check = Bounds(least=least, most=most, above=above)
         return lambda help: Option(help=help, group=self, check=check, **settings)(default)
@@ -223,7 +223,7 @@ class Declared:
                 raise UsageError(f"{self.name} {problem}")
 
     def _of_another_kind(self, value: Any, single: bool) -> str | None:
-        """Return the problem of a value that Python would take for one of this kind.
+        """Return the problem of a value of another type that Python would accept.
 
         True is a number to Python, and every value true or false. Several numbers may be given as
         one string, but none of them may be a string or a list.
@@ -284,7 +284,7 @@ def _declared(params: type[Params]) -> tuple[Declared, ...]:
 def _declare(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
     members = get_args(hint) or (hint,)
     several = [member for member in members if get_origin(member) is Sequence]
-    # What comes after the first kind is for Python alone.
+    # Types after the first are only for Python.
     kind, *_ = (
         get_args(several[0])
         if several

@@ -1,7 +1,7 @@
-"""Text files that are never half written.
+"""Atomic writes of text files.
 
-A file is written under another name, synced and renamed, so that a target holds either what it
-held before or all of the new text, whenever the process ends.
+A file is written under another name, synced and renamed, so that a target holds either its old
+content or all of the new text, whenever the process ends.
 """
 
 import contextlib
@@ -46,12 +46,12 @@ def check_target(target: Path) -> None:
 
 
 def save(target: Path, text: str, *, staging: Path | None = None) -> None:
-    """Put `text` into `target` all at once, as UTF-8 with plain newlines.
+    """Write `text` to `target` atomically, as UTF-8 with plain newlines.
 
     Args:
         target: the file, in a folder that exists.
-        text: what it will hold; characters that UTF-8 lacks are written as escapes.
-        staging: the folder where the new file grows, on the same file system; by default the
+        text: its new content; characters that UTF-8 lacks are escaped.
+        staging: the folder of the temporary file, on the same file system; by default the
             target's.
 
     Raises:
@@ -79,10 +79,10 @@ def encoded(text: str) -> bytes:
 
 
 def disk_problem(error: Exception, *folders: Path) -> str | None:
-    """Return why an error of any library is the disk's, as the system says it; None if it is not.
+    """Return the system's message if any library's error is a disk error; None if it is not.
 
-    Libraries raise exceptions of their own, some with the system's number in their text, NumPy
-    without any. So an error counts, too, while there is no room left in one of the folders.
+    Libraries raise various exceptions, some with the errno in their text, NumPy without any. So an
+    error also counts while there is no room left in one of the folders.
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -98,7 +98,7 @@ def is_full(folder: Path) -> bool:
 
 
 def room_at(path: Path) -> int | None:
-    """Return how many bytes can be written where a path is, or is to be; None if it is unknown."""
+    """Return how many bytes can be written at a path, existing or not; None if unknown."""
     path = path.absolute()
     place = next((place for place in (path, *path.parents) if place.exists()), path)
     try:
@@ -108,7 +108,7 @@ def room_at(path: Path) -> int | None:
 
 
 def unwritable(path: Path, error: OSError) -> InputOutputError:
-    """Return the error that tells why a file or folder cannot be written."""
+    """Return the error with the reason why a file or folder cannot be written."""
     return InputOutputError(f"cannot write {path}: {error.strerror or error}")
 
 

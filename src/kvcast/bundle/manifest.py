@@ -76,7 +76,7 @@ class Manifest:
     `processor` lists the instructions that native code in the bundle needs; empty if there is none.
     `calibration` describes the calibration of int4's codes; empty without calibration. `adapters`
     have a name, a SHA-256 and a weight each; `source` is the model that they were merged into.
-    `recipe` is the one that the export followed (`kvcast.spec.recipes`); empty without.
+    `recipe` is the quantization recipe of the export (`kvcast.spec.recipes`); empty without.
     """
 
     family: str
@@ -128,7 +128,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of `bundle.json`."""
         fields = asdict(self)
-        for name in ("calibration", "adapters", "recipe"):  # earlier readers know none of them
+        for name in ("calibration", "adapters", "recipe"):  # unknown to earlier readers
             if not fields[name]:
                 del fields[name]
         return json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1) + "\n"
@@ -231,7 +231,7 @@ def _text(path: Path) -> str:
 def check_files(
     folder: Path, files: Mapping[str, FileRecord], *, anew: Container[str] = ()
 ) -> None:
-    """Raise KvcastError unless every file exists, is unchanged and lies inside the folder.
+    """Raise KvcastError unless every file exists, is unchanged and is inside the folder.
 
     Files named by `anew` are hashed even if their digests are remembered (`kvcast.spec.files`).
     """

@@ -72,7 +72,7 @@ def unvouched_package(path: Path, runtime: str | None) -> Path | None:
 def read_on_trust(package: Path) -> Manifest:
     """Return the description inside a package whose folder has no manifest.
 
-    The package itself is not verified; the files beside it must be its export's.
+    The package itself is not verified; the files next to it must be its export's.
 
     Raises:
         KvcastError: it has no description, or one that is malformed or of another version, or
@@ -103,7 +103,7 @@ def _description(package: Path) -> str:
                     return stream.read(LONGEST).decode()
     except OSError as error:
         raise KvcastError(f"cannot be read: {error.strerror or error}") from None
-    # What zipfile raises for damage, and for unknown compression or encryption.
+    # Raised by zipfile for damage, and for unknown compression or encryption.
     except (
         zipfile.BadZipFile,
         zlib.error,

@@ -1,6 +1,6 @@
 """Writes bundles atomically: a killed export leaves either the old bundle or none.
 
-Output goes to a staging folder beside its destination, the manifest last; everything is flushed to
+Output goes to a staging folder next to its destination, the manifest last; everything is flushed to
 disk, and a rename puts it in place. The process that makes a staging folder locks a file in it. The
 system releases the lock when the process ends, however it ends, so a process that can take the lock
 knows that the maker is gone and removes the folder.

@@ -102,7 +102,7 @@ def has_ended() -> bool:
 
 
 def hush(logger: str) -> None:
-    """Let nothing through of a part of Ray, which sets levels when it is imported."""
+    """Silence a logger of Ray, which sets levels when it is imported."""
     noisy = logging.getLogger(logger)
     noisy.setLevel(logging.CRITICAL)
     noisy.addFilter(lambda _: False)
@@ -140,8 +140,8 @@ def _hushed() -> Iterator[None]:
 def _apart() -> Iterator[None]:
     """Start Ray's processes in other process groups.
 
-    A signal for all of this one's, as `timeout` and shells send it, would end the cluster under
-    those who wait for it. If this process dies, so do they.
+    A signal to all of this process's group, as `timeout` and shells send it, would end the cluster
+    while clients wait for it. If this process dies, so do they.
     """
     from ray._private import services
 
@@ -180,7 +180,7 @@ def _silence() -> None:
     """Keep Ray's messages off the streams, which belong to the command."""
     from ray._private import worker
 
-    # What it hears of a machine that dies, it prints on standard output; no option prevents that.
+    # It prints the death of a machine on standard output; no option prevents that.
     worker.print_to_stdstream = lambda *_, **__: None
     hush("ray")
 
@@ -226,7 +226,7 @@ class _Owner:
 
 @contextlib.contextmanager
 def _owned() -> Iterator[None]:
-    """Be the one command that serves; raises UsageError if another is."""
+    """Claim to be the only command that serves; raises UsageError if another is."""
     import ray
 
     named = {"name": f"{APPLICATION}-owner", "namespace": APPLICATION}
@@ -360,7 +360,7 @@ def _check_gone() -> None:
 
 
 def _until(check: Callable[[], None], patience: float) -> None:
-    """Retry a call until it does not raise, or for so many seconds."""
+    """Retry a call until it does not raise, for a number of seconds at most."""
     deadline = time.monotonic() + patience
     while True:
         try:

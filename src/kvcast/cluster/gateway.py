@@ -59,7 +59,7 @@ class Gateway:
         self.draining = False
 
     async def drain(self, seconds: float) -> None:
-        """Let running requests end for so long, then end them."""
+        """Wait for running requests to end, then cancel the rest."""
         self.draining = True
         under = [*self._under]
         if not under:
@@ -197,9 +197,9 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 async def answered(app: ASGIApp, request: ProxiedRequest) -> AsyncGenerator[list[Message]]:
-    """Yield the messages of an application's answer, as many at once as there are.
+    """Yield the messages of an application's response, in batches of all available ones.
 
-    Closed before the end, it tells the application that the client has left.
+    If closed early, it signals to the application that the client has disconnected.
     """
     messages: asyncio.Queue[Message] = asyncio.Queue(_AHEAD)
     left = asyncio.Event()

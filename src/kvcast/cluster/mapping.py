@@ -1,6 +1,6 @@
 """Maps a function over recordings or prompts on the processes of a Ray cluster.
 
-Each process prepares once. Every item is a block of Ray Data of its own: a block's results count
+Each process prepares once. Every item is a separate block of Ray Data: a block's results count
 only together, so with several items in one, all would be lost with a machine. An item that was
 running on a machine that dies is computed again elsewhere; its result arrives once.
 """
@@ -27,9 +27,9 @@ _ITEM, _RESULT = "item", "result"
 
 
 def most_actors(cores: int) -> int:
-    """Return how many processes with so many cores the cluster has room for.
+    """Return how many processes of `cores` cores the cluster has room for.
 
-    Raises UsageError if no machine of it has that many.
+    Raises UsageError if no machine has that many.
     """
     import ray
 
@@ -46,7 +46,7 @@ def most_actors(cores: int) -> int:
 def mapped(
     make: Callable[[], Callable[[T], R]], items: Sequence[T], *, actors: int | None, cores: int
 ) -> Iterator[R]:
-    """Yield the results for all items, as they are done.
+    """Yield the results for all items, in the order of completion.
 
     Args:
         make: is called once in each process, in this one's folder if it is there, and returns
@@ -69,7 +69,7 @@ def mapped(
     hush("ray.data")
     DataContext.get_current().enable_progress_bars = False
     size = min(actors or room, room, len(items))
-    # An idle process makes room for one whose machine died: none stays for its own sake.
+    # An idle process makes room for one whose machine died: none is kept idle.
     pool = ActorPoolStrategy(
         min_size=1, initial_size=size, max_size=size, max_tasks_in_flight_per_actor=1
     )
@@ -115,7 +115,7 @@ class _Actor:
         try:
             _check_version(version)
             self._function = pickle.loads(make)()  # noqa: S301 - of the run that began this
-        except Exception as error:  # told with the first item: Ray would try again for ever
+        except Exception as error:  # raised with the first item: Ray would retry for ever
             self._error = error
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def answered(
         make: is called once in each process; returns the function that answers several prompts.
         prompts: of which each is answered once.
         keys: of each prompt its call and its text, for `packed`.
-        together: prompts that are answered in one call, at least, where there are so many.
+        together: prompts that are answered in one call, at least, if there are enough.
         actors: processes at most.
         cores: of each.
 
@@ -183,12 +183,12 @@ def answered(
 def packed(keys: Sequence[tuple[Hashable, Hashable]], together: int) -> list[list[int]]:
     """Return which prompts are answered together, by their places.
 
-    Prompts of one call that say the same stay together and in order: the random numbers of a text
-    depend on the number of equal prompts before it in its call, and on no other prompt.
+    Equal prompts of one call stay together and in order: the seed of a text depends on the number
+    of equal prompts before it in its call, and on no other prompt.
 
     Args:
         keys: of each prompt its call and its text. Prompts of a call follow each other.
-        together: prompts of one call are packed until there are at least so many.
+        together: prompts of one call are packed until there are at least this many.
 
     """
     packs: list[list[int]] = []
@@ -233,7 +233,7 @@ def transcribed(
     cores: int,
     on_runtime: Callable[[str], None],
 ) -> Generator[Outcome]:
-    """Yield each recording's outcome, as they are done.
+    """Yield each recording's outcome, in the order of completion.
 
     Args:
         open_model: is called once in each process.

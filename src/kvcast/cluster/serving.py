@@ -141,7 +141,7 @@ def application(
             "upscale_delay_s": 5,
         },
         ray_actor_options={"num_cpus": cores},
-        # Running rows, and as many that wait for one.
+        # Running rows, and the same number of waiting requests.
         max_ongoing_requests=2 * params.rows,
         max_queued_requests=params.queue,
         health_check_period_s=2,

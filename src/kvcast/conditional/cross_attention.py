@@ -9,7 +9,7 @@
         model.generate(another)
 
 The first call after a reset computes the keys and values of the encoder's states into buffers;
-later calls read those. A flag in CPU memory decides between the two at run time: torch.export keeps
+later calls read them. A flag in CPU memory decides between the two at run time: torch.export keeps
 both branches as a `torch.cond`, and traces `reset` with them (`docs/conditional.md`). Without the
 reset you get an error, or NaN from an exported program, but never the last source's words.
 
@@ -152,7 +152,7 @@ class CachedCrossAttention(nn.Module):
 
         Raises:
             UsageError: there are more rows, or a longer source, than the buffers hold.
-            KvcastError: the source is not the one that was projected. An exported program returns
+            KvcastError: the source differs from the projected one. An exported program returns
                 NaN for its rows instead, because an exception would have to wait for the device.
 
         """

@@ -67,7 +67,7 @@ def examine(
         cuda = pool.submit(_cuda)
         parts = [pool.submit(_part, *part) for part in _PARTS]
         result = opened.result() if opened else None
-        # Afterwards, so that its seconds are those of a machine that does nothing else.
+        # Afterwards, so that it is timed on an idle machine.
         examined = result is None or prove or adapters or result.runtime == "native"
         native = model if examined else None
         return Findings(

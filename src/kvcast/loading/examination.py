@@ -43,7 +43,7 @@ Opener = Callable[[str | None], tuple[Manifest, Interpreter]]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model that can be opened with any set of instructions; `unused`: tensors beside its own."""
+    """A model that can be opened with any ISA; `unused`: tensors that it does not use."""
 
     family: Family
     dimensions: Any
@@ -150,7 +150,7 @@ def open_and_call(bundle: str, runtime: str, trust: str = "") -> None:
 
 
 def call_once(model: Model) -> None:
-    """Let a model generate a few tokens; raises KvcastError."""
+    """Generate a few tokens with a model; raises KvcastError."""
     if model.task == "transcribe":
         noise = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
         list(
@@ -269,8 +269,8 @@ class Examined:
         family: of the model; empty if it cannot be opened.
         weights: records of `kvcast.runtimes.native.inventory.Holding`.
         unused: names of tensors in its files that are no part of it.
-        proof: tokens and logits beside those of the plain kernels, all at once; None if nobody
-            asked.
+        proof: tokens and logits compared with the plain kernels' without a cache; None if not
+            requested.
 
     """
 

@@ -89,7 +89,7 @@ def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) 
 def check_recipe(
     precision: BundlePrecision, source: Path, name: str, adapters: Sequence[Adapter]
 ) -> None:
-    """Raise UsageError for a recipe of another model than the one in `source`."""
+    """Raise UsageError for a recipe of another model than `source`'s."""
     recipe = precision.recipe
     if recipe is not None and fingerprint(source, adapters) != recipe.sha256:
         raise UsageError(
@@ -246,7 +246,7 @@ def calibration_summary(folder: Path) -> str:
 
 
 def _public_name(name: str) -> str:
-    """Return a hub id or packaged model's name as it is; only the last part of a folder's path."""
+    """Return a hub id or packaged model's name unchanged, but only the last part of a path."""
     return Path(name).resolve().name if Path(name).exists() else name
 
 

@@ -2,7 +2,8 @@
 
 A bundle is opened directly, and so is a checkpoint on runtimes that need no bundle. For others it
 is exported once into the cache folder, under a name derived from its content and the options, and
-found there the next time. `traffic` reads what its programs would execute, without running them.
+found there the next time. `read_traffic` reads which memory programs would touch, without running
+them.
 """
 
 import contextlib
@@ -112,7 +113,7 @@ def open_model(
     task: Task | None = None,
     isolate: bool = True,
 ) -> OpenedModel:
-    """Open a model as `load` does, and tell its source.
+    """Open a model as `load` does, and return it with its source.
 
     A model of another `task` is refused, before it is exported. With `isolate` a package
     that was not opened on this machine before is opened in a child process first.
@@ -143,7 +144,7 @@ def open_model(
 
 
 def _adapters(folder: Path, package: Path | None, params: LoadParams) -> list[Adapter]:
-    """Open adapters; raises UsageError for a bundle, whose weights stay as they are."""
+    """Open adapters; raises UsageError for a bundle, whose weights are fixed."""
     if params.adapter and (package is not None or is_bundle(folder)):
         raise UsageError(f"{package or folder} {NO_ADAPTERS}")
     return open_adapters(params.adapter, params.on_phase)
@@ -157,7 +158,7 @@ def _opened_directly(
     threads: int,
     adapters: Sequence[Adapter],
 ) -> OpenedModel | None:
-    """Open a checkpoint as it is; None for a runtime that needs a bundle, or codes that do."""
+    """Open a checkpoint directly; None if the runtime or the quantization needs a bundle."""
     runtime = params.runtime or default_runtime(params.precision, params.on_phase)
     precision = RUNTIMES[runtime].choose_opening(params.precision)
     if not RUNTIMES[runtime].direct or precision.calibrated:
@@ -180,7 +181,7 @@ def _opened(
     on_trust: Path | None,
     notices: Sequence[str],
 ) -> OpenedModel:
-    """Return a model that recommends what its files do, if that is wanted, with their notices."""
+    """Return a model with its files' recommended options, if wanted, and with their notices."""
     if model.task == "generate":
         from kvcast.text.params import GenerationDefaults
 
@@ -195,7 +196,7 @@ def _opened(
 def model_digest(model: str | Path, params: LoadParams) -> str:
     """Return the SHA-256 (hexadecimal) of the model that `load` would open, without opening it.
 
-    A bundle's manifest stands for all of its files. Files of a checkpoint are hashed once and
+    A bundle's digest is its manifest's. Files of a checkpoint are hashed once and
     remembered.
 
     Raises:
@@ -276,7 +277,7 @@ def checked_dimensions(folder: Path, manifest: Manifest) -> Any:
 
 def _open_bundle(folder: Path, manifest: Manifest, threads: int) -> Model:
     dimensions = checked_dimensions(folder, manifest)
-    # Text files lie beside the manifest, graphs in folders of their own.
+    # Text files are next to the manifest, graphs in separate folders.
     text = {name: (folder / name).read_bytes() for name in manifest.files if "/" not in name}
     runtime = _target(folder, manifest).open(manifest.family, folder, manifest, threads)
     model: Model = model_of(runtime, dimensions, text)
@@ -368,8 +369,8 @@ __all__ = ["CallSizes", "ModelTraffic", "read_traffic"]
 def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraffic:
     """Read a bundle, a package without a manifest, or a checkpoint.
 
-    A checkpoint is opened as it is where a runtime does, else exported once as `load` does it. A
-    package needs no trust, because nothing of it is run.
+    A checkpoint is opened directly where the runtime supports it, else exported once as by `load`.
+    A package need not be trusted, because nothing of it is run.
 
     Raises:
         UsageError: the model has no such sizes, or not this precision.

@@ -166,7 +166,7 @@ def log_sum_exp(logits: Float32) -> Float32:
 
 
 def record_of(written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> dict[str, Any]:
-    """Return what JSON keeps of a bundle's logits and of the model's."""
+    """Return the JSON record of a bundle's logits and the model's."""
     return {
         "written": written_rs.tolist(),
         "reference": _largest(whole_rsv),
@@ -239,7 +239,7 @@ TOLERANCE = 1e-3
 
 
 def steps_of(family: Family, dimensions: Any, probe: Probe) -> int:
-    """Return how many tokens a model can generate after its probe, of those that a proof wants."""
+    """Return how many tokens a model can generate after its probe, at most a proof's number."""
     # The last token is not fed, so it needs no position.
     return min(PROBE_STEPS, family.positions(dimensions) - longest_prompt(probe) + 1)
 
@@ -274,8 +274,8 @@ def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]
 def at_once(runtime: Any, family: Family, probe: Probe, written_rs: Int64) -> Float32:
     """Return the logits [rows, steps, vocab] of generated tokens: none comes from a cached step.
 
-    A model that reads a source as a prefix reads it in a call of its own; one that takes tokens one
-    by one has no other way.
+    A prefix LM prefills its source in a separate call; a model that takes tokens one by one is the
+    exception.
     """
     if family.interface == "prefix":
         return np.stack(

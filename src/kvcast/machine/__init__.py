@@ -1,4 +1,4 @@
-"""How fast this machine and its devices are, and processes that have it to themselves.
+"""Speed and resources of this machine and its devices, and child processes.
 
-For `kvcast inspect cost` and `kvcast bench`; knows no model.
+For `kvcast inspect cost` and `kvcast bench`; independent of models.
 """

@@ -1,7 +1,7 @@
 """Runs code in a child process: one function, or an object that is called through a pipe.
 
 `ask` reports a crash or a hang of the child. A `Remote` object's process is blocked in a read
-between calls; its memory and imports are its own, which `multiprocessing` would share with the main
+between calls; its memory and imports are separate, while `multiprocessing` would import the main
 module. Objects, arguments and results are pickled.
 """
 
@@ -211,7 +211,7 @@ def serve() -> None:
             answer = pickle.dumps((None, _one_line(error)))
         answers.write(answer)
         answers.flush()
-        # The near side may still be writing what could not be read; its answer comes after that.
+        # The parent may still be writing an unreadable message; its reply comes after that.
         while served is None and requests.read(_CHUNK):
             pass
 

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores, instruction sets, memory, open files."""
+"""Resources that this process may use: cores, ISAs, memory, open files."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CPU_INFO = Path("/proc/cpuinfo")
-# What compilers choose instructions by.
+# Flags by which compilers choose instructions.
 _EXTENSIONS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "i8mm")
 # Instructions that decide how fast int8, fp32 and bf16 products are.
 _TELLING = (
@@ -109,10 +109,10 @@ def give_back() -> None:
 
 
 def growing_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Return zeros that take memory where they are written, a page of some kilobytes at a time.
+    """Return zeros that take memory only where they are written, in pages of a few kilobytes.
 
-    NumPy asks the system for huge pages, so the first number written to a large array takes two
-    megabytes, and the time to clear them. Writes are seen by this process alone; a fork sees a
+    NumPy requests huge pages, so the first value written to a large array takes two megabytes,
+    and the time to clear them. Writes are seen by this process alone; a fork sees a
     copy.
 
     Raises MemoryError if there is no room for their addresses.
@@ -164,7 +164,7 @@ def _number(path: Path) -> int | None:
 
 
 def allow_open_files(count: int) -> None:
-    """Let this process open so many files, or as many as the system lets it."""
+    """Raise this process's limit of open files, as far as the system allows."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # elsewhere than on Unix
         import resource
 

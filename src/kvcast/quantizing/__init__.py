@@ -1,1 +1,1 @@
-"""Finds the smallest and fastest precision of a model whose tokens stay nearly those of fp32."""
+"""Finds the smallest and fastest precision of a model whose tokens nearly match fp32."""

@@ -43,10 +43,10 @@ class Measured:
     """A precision of the whole model.
 
     Attributes:
-        recipe: None where it is no recipe, but a quantisation of that name.
+        recipe: None if it is a plain quantisation of that name.
         flips: the share of positions whose likeliest token is not fp32's.
-        size: bytes of weights, and of the caches of the longest passage.
-        token: seconds of a token of the first passage, encoding and its prompt included.
+        size: bytes of weights, and of the caches of the longest sequence.
+        token: seconds for a token of the first sequence, including encoding and prefill.
 
     """
 
@@ -59,12 +59,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was found.
+    """The result of a search.
 
     Attributes:
         points: fp32, int8 and int4, the frontier, and the recipe, the largest first.
-        alone: of each matrix, and of caches, its precisions beside fp32, each tried alone.
-        seconds: of a token, of each matrix in each precision; matrices of products alone.
+        alone: of each matrix, and of caches, its precisions other than fp32, each tried alone.
+        seconds: per token, of each matrix in each precision; only GEMV and GEMM matrices.
 
     """
 
@@ -79,7 +79,8 @@ def find_recipe(model: str, params: QuantizeParams) -> Found:
     """Search for the precision of each matrix and cache; see `QuantizeParams`.
 
     Raises:
-        KvcastError: the model or what it is measured on cannot be read; the message is one line.
+        KvcastError: the model or the data that it is measured on cannot be read; the message is
+            one line.
 
     """
     if not params.on:
@@ -203,7 +204,7 @@ class _Finding:
         )
 
     def _points(self, chosen: Recipe) -> list[Measured]:
-        """Measure fp32, plain quantisations, the frontier of what was tried, and the chosen."""
+        """Measure fp32, plain quantisations, the Pareto frontier, and the chosen recipe."""
         trials, native = self._trials, RUNTIMES["native"]
         self._params.on_phase("timing recipes")
         plain = {

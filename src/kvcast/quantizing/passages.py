@@ -1,7 +1,7 @@
-"""Passages: sequences of tokens, with what was encoded for them, on which precisions are compared.
+"""Evaluation sequences, with their encoder inputs, on which precisions are compared.
 
-A text that a decoder-only model reads is a passage itself. Otherwise passages are what the model
-in fp32 writes of a recording or of a line, noted as its runtime computes it.
+For a decoder-only model, text is used directly. Otherwise sequences are the output of the fp32
+model for a recording or a line, recorded while its runtime computes it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,18 +51,18 @@ class Passage:
 def passages_of(
     model: Any, family: Family, on: str, positions: int, language: str | None = None
 ) -> list[Passage]:
-    """Return passages of `positions` positions in all, fewer where there is no more.
+    """Return sequences of `positions` positions in total, or fewer if the input is short.
 
     Args:
         model: in fp32, as `load` returns it.
         family: the model's.
         on: a recording's path, or a text's.
         positions: 1 or more.
-        language: that a recording is in.
+        language: of a recording.
 
     Raises:
         InputMissingError, InputOutputError: the recording or the text cannot be read.
-        UsageError: there is nothing in it, or the language cannot be that.
+        UsageError: it is empty, or the language is not supported.
 
     """
     if family.task == "transcribe":
@@ -100,7 +100,7 @@ def _read(tokens_s: Int64, positions: int, most: int) -> list[Passage]:
 
 
 def _written(model: Any, results: Any, positions: int) -> list[Passage]:
-    """Take results while they are made, until enough was fed; return what was."""
+    """Decode until enough tokens were fed; return the recorded sequences."""
     with _noting(model.runtime) as notes:
         for _ in results:
             if notes.positions >= positions:
@@ -122,10 +122,10 @@ def _with(passage: Passage, part: str, tokens_s: Int64) -> Passage:
 
 @dataclass
 class _Notes:
-    """What a runtime was fed with, by row.
+    """Records the tokens that a runtime was fed with, by row.
 
     A row that is reset begins a new sequence. Prompts without a token after them are left out:
-    they ask for a language.
+    they detect a language.
     """
 
     sources: dict[int, tuple[NDArray[Any], ...]] = field(default_factory=dict)

@@ -62,7 +62,7 @@ class TextTokenizer(Protocol):
         """
 
     def encode_chat_ready(self, messages: Sequence[Message]) -> list[int]:  # noqa: ARG002
-        """Return those of one in whose messages special tokens are spelt out and meant.
+        """Return the tokens of a conversation whose messages may contain special tokens.
 
         Raises KvcastError if the model has no chat template, or its template fails.
         """
@@ -101,7 +101,7 @@ class Vocabulary(Protocol):
 
 
 def longest_token(tokenizer: TextTokenizer) -> int:
-    """Return how many bytes of text a token stands for at most."""
+    """Return how many bytes of text a token decodes to at most."""
     decoder = tokenizer.decoder
     if decoder is not None:
         return max(len(decoder.token_bytes(token)) for token in range(tokenizer.vocab_size))

@@ -1,7 +1,7 @@
 """The tokenizer of small Blenderbots: words in small letters, merged from characters.
 
 A piece of the vocabulary that does not end a word ends with @@; merges mark ends of words with
-</w>. Marks are words of their own, and so are line ends. Nothing is added to a text, and special
+</w>. Punctuation marks and line ends are separate words. Nothing is added to a text, and special
 tokens that it spells are text. Reads no files: the caller gives their contents.
 """
 
@@ -87,7 +87,7 @@ class BlenderbotSmallTokenizer(PlainTokenizer):
 
 
 class _Words(TextStream):
-    """One text that is being decoded: there is a space after what ends a word, but at the end."""
+    """One text that is being decoded: a space follows each end of a word, except the last."""
 
     def __init__(self, pieces: Mapping[int, str]) -> None:
         self._pieces = pieces
@@ -107,7 +107,7 @@ class _Words(TextStream):
 
 
 def _parts(word: str) -> list[str]:
-    """Return the words and marks of what stands between spaces, perhaps with a line end."""
+    """Return the words and marks in the text between spaces, which may have a line end."""
     spaced = re.sub("([.,!?()])", r" \1", word)
     spaced = re.sub("(')", r" \1 ", spaced)
     spaced = re.sub(r"\s{2,}", " ", spaced)

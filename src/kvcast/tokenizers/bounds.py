@@ -46,7 +46,7 @@ def _check_ids(ids: Iterable[Any]) -> None:
 
 
 def steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield a step of a tokenizer.json, and those of the sequences in it."""
+    """Yield a step of a tokenizer.json, and the steps nested in sequences."""
     if step is None:
         return
     yield step

@@ -1,7 +1,7 @@
 """Validates SentencePiece's compiled normalisation rules, which tokenizer.json may contain as well.
 
 The tokenizers library does not check them and aborts the process if they point outside. Their
-format is that of SentencePiece's builder.cc: a double-array trie (darts-clone) whose values are
+format is SentencePiece's (builder.cc): a double-array trie (darts-clone) whose values are
 offsets into a text of replacements, each terminated by a zero byte.
 """
 

@@ -78,7 +78,7 @@ def byte_level(spelled: str) -> bytes:
     """Return the bytes of a token of a byte-level vocabulary."""
     try:
         return bytes(BYTES_BY_CHARACTER[character] for character in spelled)
-    except KeyError:  # as in Hugging Face's decoder, such a token stands for its own characters
+    except KeyError:  # as in Hugging Face's decoder, such a token is its characters
         return spelled.encode()
 
 

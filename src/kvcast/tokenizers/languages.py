@@ -59,7 +59,7 @@ class Languages:
     def before(
         self, source: Sequence[int], source_language: str | None, target_language: str | None
     ) -> list[int]:
-        """Return the tokens of a source in these languages; None leaves what is there.
+        """Return the tokens of a source in these languages; None leaves the default.
 
         Raises UsageError for unknown ones.
         """
@@ -105,7 +105,7 @@ class Languages:
 
 
 def codes(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return the tokens that stand for languages, by code."""
+    """Return the language tokens, by code."""
     matches = ((_CODE.fullmatch(text), number) for text, number in numbers.items())
     return {
         next(filter(None, match.groups())): number for match, number in matches if match is not None
@@ -131,7 +131,7 @@ def with_source(
 ) -> dict[str, Any]:
     """Return a tokenizer.json whose template has a source's language in this place.
 
-    `language`: its code, or that of the template, or else English; without any of them nothing is
+    `language`: its code, or the template's, or else English; without any of them nothing is
     changed. `end`: the token that ends a source. Raises KvcastError for an unknown code.
     """
     numbers = _added(description)

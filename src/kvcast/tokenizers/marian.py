@@ -1,4 +1,4 @@
-"""Tokenizers of Marian and M2M-100: SentencePiece splits a text, a table numbers the pieces.
+"""Tokenizers of Marian and M2M-100: SentencePiece splits a text, a table maps pieces to ids.
 
 Source and target share the table, or each has one. A text that begins with a language's token, such
 as >>fra<<, keeps it; no other special token is recognised in a text. Reads no files: the caller
@@ -38,14 +38,14 @@ class MarianTokenizer(PlainTokenizer):
         label: str,
         targets: Mapping[str, int] | None = None,
     ) -> None:
-        """Take a SentencePiece model and the numbers of pieces.
+        """Take a SentencePiece model and the ids of pieces.
 
         Args:
             pieces: the model's content.
-            vocabulary: numbers of the source's pieces.
+            vocabulary: ids of the source's pieces.
             end_tokens: ids that end a target.
             label: the model's file.
-            targets: numbers of the target's pieces, where they are others.
+            targets: ids of the target's pieces, if they differ.
 
         Raises:
             KvcastError: the model is damaged or of another kind, or a table lacks a special token.
@@ -110,7 +110,7 @@ class M2MTokenizer(MarianTokenizer):
         languages: Sequence[str],
         source: str | None = None,
     ) -> None:
-        """Take what `MarianTokenizer` does, the tokens of languages, in order, and the usual one.
+        """Take `MarianTokenizer`'s arguments, the language tokens, in order, and the default one.
 
         Raises as it does, and KvcastError for an unknown language.
         """
@@ -131,7 +131,7 @@ class M2MTokenizer(MarianTokenizer):
 
 
 def read_vocabulary(content: bytes, label: str) -> dict[str, int]:
-    """Read numbers by piece; raises KvcastError, naming `label`, for anything else."""
+    """Read ids by piece; raises KvcastError, naming `label`, for anything else."""
     try:
         numbers = json.loads(content)
     except (ValueError, RecursionError):

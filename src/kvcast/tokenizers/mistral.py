@@ -21,7 +21,7 @@ from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
 from kvcast.tokenizers.stream import TextStream
 
-# All that may be one: the tokenizer tells.
+# All candidates: the tokenizer decides.
 _CONTROL = re.compile(r"(\[/?[A-Z_]+\]|</?\w+>)")
 _TURN = ("role", "content", "tool_calls", "tool_call_id", "name")
 _TEKKEN = "tekken.json"

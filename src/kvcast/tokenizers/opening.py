@@ -115,7 +115,7 @@ def _translating(content: bytes, settings: TextSettings, label: str) -> TextToke
         with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
             told = with_source(json.loads(content), place, settings.source_language, end)
             content = json.dumps(told).encode()
-    tokenizer = JsonTokenizer(content, settings.end_tokens, None, label)  # tells what is damaged
+    tokenizer = JsonTokenizer(content, settings.end_tokens, None, label)  # reports damage
     description = json.loads(content)
     tokenizer.translates = True
     tokenizer.languages = languages_of(description)

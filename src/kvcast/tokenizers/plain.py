@@ -1,4 +1,4 @@
-"""What tokenizers of models without conversations share."""
+"""Base class of tokenizers without chat templates."""
 
 from collections.abc import Sequence
 

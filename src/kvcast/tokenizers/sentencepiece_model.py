@@ -44,7 +44,7 @@ def to_tokenizer_json(content: bytes, extra_ids: int | None, label: str) -> byte
 
 @dataclass(frozen=True, kw_only=True)
 class Numbering:
-    """How a vocabulary numbers a model's pieces.
+    """How a vocabulary assigns ids to a model's pieces.
 
     Attributes:
         first: special tokens, which take the place of the model's first pieces.
@@ -57,7 +57,7 @@ class Numbering:
 
 
 def to_numbered_json(content: bytes, numbering: Numbering, label: str) -> bytes:
-    """Return the tokenizer.json of a vocabulary with other numbers; it adds </s> after a text.
+    """Return the tokenizer.json of a vocabulary with other ids; it adds </s> after a text.
 
     Raises as `to_tokenizer_json`.
     """
@@ -69,7 +69,7 @@ def to_numbered_json(content: bytes, numbering: Numbering, label: str) -> bytes:
 
 
 def to_splitter_json(content: bytes, label: str) -> bytes:
-    """Return a tokenizer.json that splits text as the model does and knows no special token.
+    """Return a tokenizer.json that splits text as the model does, without special tokens.
 
     Raises as `to_tokenizer_json`.
     """
@@ -152,7 +152,7 @@ class _SentencePieceModel:
         return self._described(vocabulary, special, self.unknown, self.end)
 
     def numbered(self, numbering: Numbering) -> dict[str, Any]:
-        """Return the content of tokenizer.json with other numbers; ValueError if it has none."""
+        """Return the content of tokenizer.json with other ids; ValueError if it has none."""
         first, kept = len(numbering.first), self._scored()[numbering.replaced :]
         vocabulary = [(text, 0.0) for text in numbering.first] + kept
         last = range(len(vocabulary), len(vocabulary) + len(numbering.last))
@@ -175,7 +175,7 @@ class _SentencePieceModel:
     def _described(
         self, vocabulary: Sequence[tuple[str, float]], special: Sequence[int], unknown: int, at: int
     ) -> dict[str, Any]:
-        """Return the content of tokenizer.json; `unknown` and `at`, the end, are numbers."""
+        """Return the content of tokenizer.json; `unknown` and `at`, the end, are ids."""
         end = vocabulary[at][0]
         return {
             "version": "1.0",
@@ -221,7 +221,7 @@ class _SentencePieceModel:
 
 
 def _merging(vocabulary: Sequence[tuple[str, float]], unknown: int) -> dict[str, Any]:
-    """Return the model of a tokenizer.json that merges pieces, those of the best score first."""
+    """Return the model of a tokenizer.json that merges pieces, in order of their scores."""
     numbers = {piece: i for i, (piece, _) in enumerate(vocabulary)}
     merges = [
         (-score, numbers[piece[:at]], numbers[piece[at:]])
@@ -276,7 +276,7 @@ def _last(fields: _Message, number: int, default: _Value) -> _Value:
 
 
 def _message(content: bytes) -> _Message:
-    """Read a protocol buffer, with the last value of each field, which is the one that counts."""
+    """Read a protocol buffer, with the last value of each field, which is the valid one."""
     return dict(_fields(content))
 
 

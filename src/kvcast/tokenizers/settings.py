@@ -70,7 +70,7 @@ class TextSettings:
 
     @property
     def added_tokens(self) -> list[dict[str, Any]]:
-        """Tokens that replace or follow those of the tokenizer's own file: "content" and flags."""
+        """Tokens that replace or follow the tokens of the tokenizer's file: "content" and flags."""
         match self.fields.get("added_tokens", []):
             case [*tokens] if all(map(_is_added_token, tokens)):
                 return tokens
@@ -99,7 +99,7 @@ class TextSettings:
 
     @property
     def source_language(self) -> str | None:
-        """The language of sources that are not told to be in another."""
+        """The language of sources without a given language."""
         return self._text("source_language")
 
     @property

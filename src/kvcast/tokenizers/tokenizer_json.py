@@ -7,11 +7,11 @@ character. A twin of the tokenizer recognises special tokens first, and turns st
 afterwards, when it normalises the text. So templates may move and change texts freely, and texts
 that spell no special token go through the unchanged tokenizer, as in transformers.
 
-A Unigram vocabulary has special tokens among its pieces, so there the twin also splits those that
+A Unigram vocabulary has special tokens among its pieces, so there the twin also splits any that
 the normalised text spells.
 
-Special tokens are those that tokenizer.json marks as special, and those that end a text. Other
-added tokens, such as Qwen's <think>, are recognised in any text, as elsewhere. So are T5's
+Special tokens are the tokens that tokenizer.json marks as special, and end tokens. Other added
+tokens, such as Qwen's <think>, are recognised in any text, as elsewhere. So are T5's
 sentinels, unless there is a chat template, which may use them as control tokens.
 
 Reads no files: the caller gives a tokenizer.json's content.
@@ -72,7 +72,7 @@ class JsonTokenizer(TextTokenizer):
             end_tokens: ids that end a text.
             template: formats conversations.
             label: the file that it was converted from.
-            added_tokens: tokens, "content" and flags, that replace or follow those of the file.
+            added_tokens: tokens, "content" and flags, that replace or follow the file's.
             special_tokens: texts of tokens that are special, also if the file does not say so.
 
         Raises:
@@ -99,7 +99,7 @@ class JsonTokenizer(TextTokenizer):
         self.decoder = TokenDecoder(token_bytes=self._token_bytes, leading_spaces=leading_spaces)
         self._template = template
         self._form = None if template is None else template.tool_form
-        # Without them what follows would make no sense.
+        # Without them the rest would make no sense.
         self._shown = frozenset(() if self._form is None else self._form.markers)
         self.end_tokens = tuple(end_tokens)
         if unknown := [t for t in end_tokens if self._tokenizer.id_to_token(t) is None]:
@@ -134,10 +134,9 @@ class JsonTokenizer(TextTokenizer):
     ) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Special tokens come from the template; those spelt out in messages and tools are plain text.
-        A template that knows no tools gets them in words. Raises KvcastError if there is no
-        template, or it refuses, fails or does more than format text; UsageError for what is no
-        conversation.
+        Special tokens come from the template; in messages and tools they are plain text. A template
+        without tools gets them described in words. Raises KvcastError if there is no template, or
+        it refuses, fails or does more than format text; UsageError for an invalid conversation.
         """
         if self._template is None:
             raise KvcastError(NO_TEMPLATE)

@@ -1,9 +1,9 @@
 """Decodes word pieces to text, deciding where spaces go between them.
 
-The rules are those of bert4keras (bojone/bert4keras, tokenizers.py, Tokenizer.decode), which users
-of SimBERT and T5-PEGASUS know, applied to two pieces at a time. Two of them go a little further
-than there, where the outcome depended on what comes later: a contraction is joined whatever follows
-it ("it's."), and so is every number between two points (1.2.3).
+The rules follow bert4keras (bojone/bert4keras, tokenizers.py, Tokenizer.decode), which users of
+SimBERT and T5-PEGASUS know, applied to two pieces at a time. Two of them are extended where the
+outcome depended on later pieces: a contraction is joined whatever follows it ("it's."), and so is
+every number between two points (1.2.3).
 """
 
 import unicodedata

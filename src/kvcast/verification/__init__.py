@@ -1,1 +1,1 @@
-"""Whether a model with a cache computes what it computes without one."""
+"""Checks that a model with a KV cache computes the same results as without one."""

@@ -32,7 +32,7 @@ _MOST_COLUMNS = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What a row begins with: a prompt [s] and, with an encoder, its input: arrays [1, ...]."""
+    """The input of a row: a prompt [s] and, with an encoder, the encoder's arrays [1, ...]."""
 
     prompt_s: Int64
     source: tuple[NDArray[Any], ...] = ()
@@ -51,7 +51,7 @@ class Text:
 
     @property
     def first(self) -> int:
-        """The position whose logits tell the first token that follows the prompt."""
+        """The position whose logits give the first token after the prompt."""
         return len(self.case.prompt_s) - 1
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ def cases_of(probe: Probe) -> list[Case]:
 
 
 def columns_of(vocab: int) -> Columns:
-    """Return logits that stand for all of them, where many positions of a large vocabulary are."""
+    """Return a sample of the logits' columns, where all logits would take too much memory."""
     if vocab <= _MOST_COLUMNS:
         return ALL
     return np.sort(np.random.default_rng(0).choice(vocab, _MOST_COLUMNS, replace=False))
@@ -115,15 +115,15 @@ class Driver:
     def prefill(
         self, cache: Any, tokens: Tokens, rows: Sequence[int] | None = None
     ) -> tuple[Float32, Any]:
-        """Append a part of prompts; results as those of `decode`."""
+        """Append a chunk of prompts; returns the same as `decode`."""
         logits_rsv, cache = self.runtime.prefill(tokens, cache, rows)
         return logits_rsv[:, -1].copy(), cache
 
     def at_once(self, text: Text, columns: Columns = ALL) -> tuple[Float32, Any]:
         """Return logits [n + 1, columns] after the prompt and each token, and the cache.
 
-        They are computed from all tokens at once on a fresh cache, but for models that take tokens
-        one by one, and ones that read a source in a call of its own.
+        They are computed from all tokens at once on a fresh cache, except for models that take
+        tokens one by one, and models that prefill a source in a separate call.
         """
         count = len(text.written_n) + 1
         parts, cache = [], None
@@ -183,8 +183,8 @@ class Driver:
     ) -> tuple[Text, Float32]:
         """Return sampled tokens: a random model repeats its likeliest ones, which hides errors.
 
-        The logits [count + 1, columns] are those of steps, and nothing lies in the cache behind
-        the last token.
+        The logits [count + 1, columns] come from decode steps, and the cache ends with the last
+        token.
         """
 
         def drawn(logits_v: Float32) -> int:

@@ -49,15 +49,15 @@ def first_difference(
 ) -> Place | None:
     """Return the first place where a row of one cache differs from a row of another.
 
-    Cross caches come first, since layers read them; then layer after layer. None where all agree,
-    or lie in memory in other ways.
+    Cross-attention caches come first, since layers read them; then layer after layer. None if all
+    agree, or if their memory layouts differ.
 
     Args:
         layers: of the model's caches.
-        one: a cache of `kvcast.runtimes.cache` and the number of a row in it.
-        other: what it is compared with.
+        one: a cache of `kvcast.runtimes.cache` and the index of a row in it.
+        other: likewise.
         length: positions that both hold.
-        allowed: differences in standard deviations of a tensor's numbers.
+        allowed: differences in standard deviations of a tensor's values.
 
     """
     pairs = zip(_tensors(layers, *one), _tensors(layers, *other), strict=False)
@@ -96,7 +96,7 @@ def _named(runs: Sequence[CacheLayers]) -> tuple[list[Place], list[CacheLayers]]
 
 
 def _numbers(tensor: _Tensor, length: int) -> Float32:
-    """Return the numbers [heads, positions, width] that a row has written."""
+    """Return the valid values [heads, positions, width] of a row."""
     values = tensor.values
     if hasattr(values, "detach"):  # PyTorch's, of whatever dtype
         values = values.detach().float().numpy()

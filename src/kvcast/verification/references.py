@@ -1,4 +1,4 @@
-"""What a model is compared with: a checkpoint in fp32, or logits that an export recorded.
+"""References of a comparison: a checkpoint in fp32, or logits that an export recorded.
 
 Errors are in standard deviations of a position's logits, so they mean the same for every model.
 Letters in shapes: n positions, v logits, k recorded logits.
@@ -55,7 +55,7 @@ class Expected(ABC):
 
     @abstractmethod
     def errors(self, logits_nv: Float32) -> Errors:
-        """Compare the logits of as many positions, or of more, whose rest is not looked at."""
+        """Compare logits with the logits of at least as many positions; the rest is ignored."""
 
     @abstractmethod
     def best(self, position: int) -> int:
@@ -63,18 +63,18 @@ class Expected(ABC):
 
     @abstractmethod
     def margin(self, position: int, token: int) -> float:
-        """Return by how much the likeliest token's logit is above that of another, at least."""
+        """Return by how much the likeliest token's logit exceeds another's, at least."""
 
 
 class WholeLogits(Expected):
-    """All logits [n, v], or the same columns of all of them as what they are compared with."""
+    """All logits [n, v], or the columns that are compared."""
 
     def __init__(self, logits_nv: Float32) -> None:
         self.logits_nv = logits_nv
         self.deviation = max(float(logits_nv.std(axis=-1).mean()), _LEAST_DEVIATION)
 
     def part(self, start: int, stop: int) -> "WholeLogits":
-        """Return the logits of some positions, whose deviation is that of all."""
+        """Return the logits of some positions, with the standard deviation of all."""
         return self.like(self.logits_nv[start:stop])
 
     def like(self, logits_nv: Float32) -> "WholeLogits":
@@ -134,7 +134,7 @@ class LargestLogits(Expected):
 
 
 def errors_of(got_nv: Float32, want_nv: Float32, deviation: float) -> Errors:
-    """Return the errors of logits; what is not finite is infinitely wrong."""
+    """Return the errors of logits; infinite for logits that are not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
         off_nv = np.abs(got_nv - want_nv) / deviation
     off_nv = np.where(np.isnan(off_nv), np.inf, off_nv)
@@ -142,11 +142,11 @@ def errors_of(got_nv: Float32, want_nv: Float32, deviation: float) -> Errors:
 
 
 class Oracle(Protocol):
-    """A model that computes what is right.
+    """A model whose results are correct.
 
     Attributes:
-        whole: whether it computes any text; else it knows those that were recorded.
-        runtime: runs it; None where it only remembers.
+        whole: whether it computes any text; otherwise it has only recorded ones.
+        runtime: runs it; None for recorded texts.
 
     """
 
@@ -155,7 +155,7 @@ class Oracle(Protocol):
     runtime: Any
 
     def text(self, case: int, count: int, generator: np.random.Generator) -> Text:
-        """Return a text that it writes after the prompt of a case, of so many tokens at most."""
+        """Return a text, of limited length, that it generates after the prompt of a case."""
 
     def expected(self, text: Text, columns: Columns = ALL) -> Expected:
         """Return the logits after the prompt and after each token that it knows of."""
@@ -207,7 +207,7 @@ class CheckpointOracle(Oracle):
 
 
 class RecordedOracle(Oracle):
-    """What an export recorded of its model: the texts that it wrote after the family's probe."""
+    """An export's record of its model: the texts that it generated after the family's probe."""
 
     name = "the model in fp32, as the export recorded its largest logits"
     whole = False
@@ -257,12 +257,12 @@ class RecordedOracle(Oracle):
 
 @dataclass(frozen=True)
 class Files:
-    """A bundle's files, and what they should hold.
+    """A bundle's files, and their expected content.
 
     Attributes:
-        written: programs as the family writes them from the manifest's dimensions.
+        written: programs that the family builds from the manifest's dimensions.
         checkpoint: the checkpoint's dimensions; None without one.
-        calibrated: whether int4's codes were calibrated, so that they are not the nearest.
+        calibrated: whether int4 was calibrated, so that codes need not be the nearest.
 
     """
 
@@ -276,13 +276,13 @@ class Files:
 def files_of(
     folder: Path, manifest: Manifest, dimensions: Any, checkpoint: Checkpoint | None
 ) -> Files:
-    """Return a bundle's files beside its checkpoint, if there is one.
+    """Return a bundle's files, with its checkpoint if there is one.
 
     Args:
         folder: the bundle's.
-        manifest: likewise.
-        dimensions: the manifest's, as its family has them.
-        checkpoint: whose tensors have the shapes that the bundle's have.
+        manifest: the bundle's.
+        dimensions: the manifest's, parsed by its family.
+        checkpoint: its tensors have the shapes of the bundle's.
 
     """
     family = family_of(manifest.family)

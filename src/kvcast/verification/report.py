@@ -1,4 +1,4 @@
-"""The result of a verification: checks with what they measured, as text, JSON and JUnit XML."""
+"""The result of a verification: checks and their measurements, as text, JSON and JUnit XML."""
 
 import json
 import math
@@ -26,14 +26,14 @@ _MARKS: Mapping[Outcome, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One question about a model, and its answer.
+    """One check of a model, and its outcome.
 
     Attributes:
-        outcome: "skipped" where the question does not arise, or could not be asked; "noted" where
-            it has an answer that is neither right nor wrong.
-        detail: in one line: what was compared and how it agrees; for a failure what is wrong and
-            where; for a skipped check why.
-        measured: numbers, words, lists and mappings of them, by name; NumPy's are taken, too.
+        outcome: "skipped" if the check does not apply or could not be made; "noted" if
+            its result is neither right nor wrong.
+        detail: in one line: the comparison and its agreement; for a failure the error and its
+            place; for a skipped check the reason.
+        measured: numbers, words, lists and mappings of them, by name; also NumPy's types.
 
     """
 
@@ -45,13 +45,13 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a verification found.
+    """The result of a verification.
 
     Attributes:
-        subject: what was verified, as its user names it.
-        runtime: what ran it: a runtime of kvcast or another library.
+        subject: the model, as its user names it.
+        runtime: a runtime of kvcast or another library, which ran it.
         precision: in words, such as "int8 weights, fp32, fp16 caches".
-        reference: what its results were compared with, in words.
+        reference: the reference of its results, in words.
         checks: in the order in which they were made.
         tools: versions of the libraries that took part, by name.
 
@@ -144,7 +144,7 @@ class Report:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: Python's own types, and null for what is not finite."""
+    """Return a value in JSON's types; NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -160,7 +160,7 @@ def _printable(text: str) -> str:
 
 
 def _row(name: str, text: str, *, hanging: int = 0) -> Iterator[str]:
-    """Yield lines: a name, and a text folded beside it."""
+    """Yield lines: a name, and a wrapped text next to it."""
     folded = textwrap.wrap(
         text, _WIDTH - _NAMES, subsequent_indent=" " * hanging, break_on_hyphens=False
     )

@@ -1,4 +1,4 @@
-"""What is verified: an opened model, its bundle's files, and what both are compared with."""
+"""The subject of a verification: an opened model, its bundle's files, and their references."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -41,11 +41,11 @@ class Subject:
     """A model under verification.
 
     Attributes:
-        cases: what rows begin with, instead of the family's probe; empty: that.
+        cases: inputs of rows; empty: the family's probe.
         reference: the checkpoint in fp32; None where there is none.
-        recorded: what the export recorded; None if nothing.
-        files: what the bundle's files hold beside the checkpoint; None without a bundle.
-        bundle: its folder and manifest; None for a checkpoint that was opened as it is.
+        recorded: the export's record; None if there is none.
+        files: the bundle's files with their expected content; None without a bundle.
+        bundle: its folder and manifest; None for a checkpoint that was opened directly.
 
     """
 
@@ -98,7 +98,7 @@ class Subject:
         )
 
     def keep(self, report: Report) -> None:
-        """Write a report into the bundle's manifest, if it is one; its files stay as they are.
+        """Write a report into the bundle's manifest, if it is one; other files do not change.
 
         Raises InputOutputError if it cannot be written.
         """
@@ -118,13 +118,13 @@ def open_subject(
     against: str | None = None,
     cases_of_model: Callable[[Model], Sequence[Case]] = lambda _: (),
 ) -> Subject:
-    """Open a model, and the checkpoint that it is compared with.
+    """Open a model, and its reference checkpoint.
 
     Args:
         model: as `kvcast.load` takes it.
         params: how it is opened. Adapters of a bundle are merged into the checkpoint.
-        against: a checkpoint; None: the model itself, or what its export recorded.
-        cases_of_model: what rows begin with; none: the family's probe.
+        against: a checkpoint; None: the model itself, or its export's record.
+        cases_of_model: returns inputs of rows; none: the family's probe.
 
     Raises:
         UsageError: `against` is another model, or a bundle.
@@ -208,7 +208,7 @@ def _precision(
 
 
 def _reference(checkpoint: Checkpoint, runtime: str, params: LoadParams) -> Reference:
-    """Return the model in fp32, executed by something else than what is verified."""
+    """Return the model in fp32, executed by another implementation than the verified one."""
     programs = partial(programs_of, checkpoint)
     if runtime != _NATIVE:
         return reference_of(checkpoint, programs, params.on_phase)

@@ -1,13 +1,13 @@
-"""A model under verification: tolerances, what checks share, and how they come to an outcome.
+"""A model under verification: tolerances, the state that checks share, and their outcomes.
 
 Errors are in standard deviations of a position's logits (`kvcast.verification.references`).
-Two unrelated positions differ by 1.13 of them on average, whatever the model.
+Two unrelated positions differ by 1.13 on average, whatever the model.
 
 The bounds come from random models of all families, which exaggerate rounding, over several seeds,
 and from the packaged models. kvcast's own kernels give the same bits in any batch. Where weights
 are rounded, single logits of a random T5 are off by 3.5 deviations in int8 and the mean of all by
 0.26; real models stay below a third of both. So means decide there, and the bounds of single logits
-only catch what is not finite or absurd.
+only catch values that are not finite or absurd.
 """
 
 import math
@@ -45,8 +45,8 @@ class Allowed:
 
     Attributes:
         mean: of all logits that are compared at a time.
-        pooled: whether the mean is of all comparisons of a check, since those of single positions
-            are too noisy to tell rounding from mistakes.
+        pooled: whether the mean is over all comparisons of a check, since means of single positions
+            are too noisy to separate rounding from mistakes.
 
     """
 
@@ -60,15 +60,15 @@ class Tolerance:
     """Allowed errors.
 
     Attributes:
-        same: beside the model's own results of the same calls, made at another time. A mistake
-            with a cache shows there, in any precision.
-        own: beside its own results in other company: all tokens at once, among other rows.
-        reference: beside the model in fp32. A mistake with weights shows there.
-        layers: of cached tensors beside the reference's, relative, and whether more is an error:
-            where numbers are rounded, differences grow from layer to layer.
-        margin: of two tokens' logits, below which they are a near-tie, beside the reference.
-        far: as `reference`, for texts to the end of a cache, which are no sense; None where
-            rounding alone makes them as different as two unrelated positions are.
+        same: against the model's results of the same calls, made at another time. Cache
+            mistakes show there, in any precision.
+        own: against its results in another batch or chunking.
+        reference: against the model in fp32. Mistakes with weights show there.
+        layers: of cached tensors against the reference's, relative, and whether more is an error:
+            with rounded values, differences grow from layer to layer.
+        margin: of two tokens' logits, below which they are a near-tie, against the reference.
+        far: as `reference`, for random texts to the end of a cache; None where rounding alone
+            makes them as different as two unrelated positions.
 
     """
 
@@ -135,12 +135,12 @@ class Trial:
     """A model under verification.
 
     Attributes:
-        cases: what rows begin with; one or more.
-        positions: how many positions texts have where every one is looked at, if the model has so
+        cases: inputs of rows; one or more.
+        positions: length of texts whose every position is compared, if the model has that
             many.
-        oracle: what is right; None where nobody knows.
-        files: what a bundle's files hold; None without a bundle.
-        bundle: its folder and manifest; None for a model that was opened as it is.
+        oracle: computes correct results; None if there is no reference.
+        files: a bundle's files; None without a bundle.
+        bundle: its folder and manifest; None for a model that was opened directly.
 
     """
 
@@ -160,7 +160,7 @@ class Trial:
         return np.random.default_rng(self.seed)
 
     def steps(self, case: Case) -> int:
-        """Return how many tokens can follow a prompt, of those that a text has."""
+        """Return how many of a text's tokens can follow a prompt."""
         return min(PROBE_STEPS, self.driver.positions - len(case.prompt_s))
 
     @cached_property
@@ -209,11 +209,11 @@ class Trial:
         return self.baseline(*sampled, self.columns)
 
     def comparison(self, allowed: Allowed | None = None) -> "Comparison":
-        """Return a comparison with the model's own results in other company, unless told so."""
+        """Return a comparison, by default with the model's results in another batch or chunking."""
         return Comparison(allowed or self.tolerance.own)
 
     def place(self, text: Text, cache: Any, row: int, allowed: Allowed) -> Place | None:
-        """Return where a row's caches differ from those of its text at once; None if nowhere."""
+        """Return where a row's cache differs from one computed at once; None if nowhere."""
         _, own = self.driver.at_once(text)
         return first_difference(self.layers, (cache, row), (own, 0), len(text), allowed.largest)
 
@@ -226,11 +226,11 @@ CheckOf: TypeAlias = Callable[[Trial], Check]
 
 @dataclass
 class Comparison:
-    """Logits that should be equal, compared one after the other; the first that are not stay.
+    """Compares logits that should be equal, one pair at a time, and keeps the first difference.
 
     Attributes:
-        problem: the first that is wrong, in words; empty if none is.
-        place: tells where, if that is asked for and known; called for the first problem alone.
+        problem: the first difference, in words; empty if there is none.
+        place: returns where it is, if known; called only for the first problem.
 
     """
 
@@ -250,10 +250,10 @@ class Comparison:
         place: Callable[[], Place | None] | None = None,
         others: Others | None = None,
     ) -> None:
-        """Compare logits of consecutive positions, from `first` on, of what `about` says.
+        """Compare logits of consecutive positions, from `first` on; `about` describes them.
 
         If they are much nearer to some of `others` they are wrong, whatever their error is, and
-        those are named.
+        the message names these.
         """
         errors = expected.errors(logits_nv)
         self.compared += len(errors.largest_n)
@@ -293,7 +293,7 @@ class Comparison:
         }
 
     def check(self, name: str, passed: str, **measured: Any) -> Check:
-        """Return the outcome; `passed` says what was compared."""
+        """Return the outcome; `passed` describes the comparison."""
         numbers = self.measured | measured
         if numbers.get("mean_error", 0.0) > self.allowed.mean:
             self.problem = self.problem or self._doubt
@@ -331,7 +331,7 @@ class Comparison:
 
 
 def _instead(errors: Errors, logits_nv: Float32, others: Others) -> str:
-    """Tell whose logits they are, if they are those of another; empty if not."""
+    """Return whose logits they are, if they are another's; empty if not."""
     found, least = "", errors.mean * _MUCH_NEARER
     for words, other in others.items():
         mean = other().errors(logits_nv).mean

@@ -28,7 +28,7 @@ def verify(
 
     Args:
         subject: the model.
-        positions: of the longest text, if the model has so many.
+        positions: of the longest text, if the model has that many.
         seed: of sampled texts.
         only: names of checks to make; empty: all.
         on_phase: called with each check as it begins.
@@ -54,7 +54,7 @@ def made(name: str, check: Callable[[TrialT], Check], trial: TrialT) -> Check:
     """Make a check; one in which an error is raised has failed."""
     try:
         return check(trial)
-    except Exception as error:  # whatever a broken package raises is what there is to tell
+    except Exception as error:  # a broken package may raise anything; the report has it
         detail = f"it could not be finished: {type(error).__name__}: {in_one_line(error)}"
         return Check(name=name, outcome="failed", detail=detail)
 
