@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Align and return the exit code; raises what goes wrong."""
+    """Align and return the exit code; errors propagate."""
     source = args.audio
     args.audio = [source]
     inputs.check(args)

@@ -1,7 +1,7 @@
 """Arguments of all commands: spelling, declared options, checked values.
 
 Options that the Python API has too are declared in dataclasses (`kvcast.options`), and
-become arguments here. An option may be written with hyphens or underscores. A mistake is a
+become arguments here. Options may be spelled with hyphens or underscores. A mistake is a
 UsageError of one line.
 """
 
@@ -78,7 +78,7 @@ def keywords(args: argparse.Namespace, params: type[Params]) -> dict[str, Any]:
 
 
 def left_open(args: argparse.Namespace, names: Collection[str]) -> set[str]:
-    """Return those of these options, numbers and switches, that nobody gave."""
+    """Return the options, numbers and switches, that nobody gave."""
     return {*names} - getattr(args, GIVEN, frozenset())
 
 
@@ -175,7 +175,7 @@ def normalise(words: Sequence[str]) -> list[str]:
 
     `--best_of 3` becomes `--best-of 3`; `--suppress-tokens -1,7` becomes one word, or argparse
     would take -1,7 for an option; `--condition_on_previous_text False` becomes
-    `--no-condition-on-previous-text`. Words after a lone `--` stay as they are.
+    `--no-condition-on-previous-text`. Words after a lone `--` are unchanged.
     """
     end = words.index("--") if "--" in words else len(words)
     spelled: list[str] = []
@@ -210,7 +210,7 @@ def _switched(word: str) -> str | None:
 
 
 def whole_number(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
-    """Return a reader of whole numbers within bounds, for argparse's `type`."""
+    """Return a parser of integers within bounds, for argparse's `type`."""
 
     def read(text: str) -> int:
         try:
@@ -233,7 +233,7 @@ def number(
     above: float | None = None,
     parse: Callable[[str], float] = float,
 ) -> Callable[[str], float]:
-    """Return a reader of finite numbers within bounds; `above` excludes its own value.
+    """Return a parser of finite floats within bounds; `above` is an exclusive bound.
 
     `parse` turns a text into a number, or raises ValueError.
     """

@@ -11,7 +11,7 @@ MISSING = "bench is a package of its own: in a clone of kvcast, pip install --ed
 
 
 def add_arguments(parser: Parser) -> None:
-    """Let the package declare its commands; raises KvcastError where it is not installed."""
+    """Declare the benchmark package's commands; raises KvcastError if it is not installed."""
     if find_spec(PACKAGE) is None:
         raise KvcastError(MISSING)
     import_module(f"{PACKAGE}.cli").add_arguments(parser)

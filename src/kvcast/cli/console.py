@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 DEBUG_VARIABLE = "KVCAST_DEBUG"
-# What a terminal obeys (C0, DEL, C1), but for the end of a line and the tab of a table; spelled as
-# in JSON, which may be what is printed.
+# Control characters of terminals (C0, DEL, C1), except newline and tab; escaped as in JSON, which
+# may be printed.
 _CONTROLS = {
     code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
 }
@@ -45,7 +45,7 @@ class OutputStreamError(InputOutputError):
 class ClosedPipeError(OutputStreamError):
     """The reader of standard output has left, as `head` does: nothing to report."""
 
-    exit_code = 141  # what a shell shows for a program ended by SIGPIPE
+    exit_code = 141  # as shells report SIGPIPE
 
 
 def prepare_output() -> None:
@@ -58,7 +58,7 @@ def emit(text: str) -> None:
     """Write to standard output and flush, so that a reader sees each piece when it is there.
 
     A terminal gets control characters as escapes: a model, or its files' author, may have put
-    them there. Files and pipes get the text as it is.
+    them there. Files and pipes get the text unchanged.
 
     Raises ClosedPipeError or OutputStreamError; unwritten output is dropped.
     """
@@ -119,8 +119,8 @@ def _is_of_disk(error: OSError) -> bool:
 def own_error_stream() -> Iterator[None]:
     """Write to standard error through a private file descriptor, which no library redirects.
 
-    Readers of sound keep their libraries quiet by sending descriptor 2 nowhere for a moment. From
-    another thread, this module's lines would go the same way.
+    Audio readers silence their libraries by briefly redirecting descriptor 2 to nothing. Another
+    thread's lines would be lost with them.
     """
     given = sys.stderr
     try:
@@ -156,7 +156,7 @@ def readable_size(count: int) -> str:
     return f"{size:.1f} GB"
 
 
-TERMINATED = 143  # what a shell shows for a program ended by SIGTERM
+TERMINATED = 143  # as shells report SIGTERM
 
 
 class Terminated(BaseException):
@@ -209,7 +209,7 @@ class Progress(Protocol):
 
 
 class Coverage:
-    """How much of several inputs is done; threads may tell at once."""
+    """How much of several inputs is done; threads may report concurrently."""
 
     def __init__(self, show: Callable[[int, float], None]) -> None:
         """Call `show` with the number of finished inputs, and the bytes that are done."""
@@ -242,7 +242,7 @@ class Silent(Progress):
     @override
     @contextmanager
     def waiting(self, message: str) -> Iterator[Callable[[str], None]]:
-        yield lambda _: None  # not `ignore_phase`, without which libraries draw bars of their own
+        yield lambda _: None  # not `ignore_phase`, without which libraries draw progress bars
 
     @override
     @contextmanager

@@ -1,4 +1,4 @@
-"""`kvcast doctor [MODEL]`: shows what works on this machine."""
+"""`kvcast doctor [MODEL]`: shows which features work on this machine."""
 
 import argparse
 import json
@@ -147,7 +147,7 @@ def _listed(versions: Mapping[str, str]) -> str:
 
 
 def _row(name: str, *parts: str) -> Iterable[str]:
-    """Yield lines: a name, and each part that is not empty, folded beside it."""
+    """Yield lines: a name, and each non-empty part, wrapped next to it."""
     for part in filter(None, parts):
         for line in textwrap.wrap(console.printable(part), _WIDTH - 12, break_on_hyphens=False):
             yield f"{name:<12}{line}\n"

@@ -69,7 +69,7 @@ def folder_of(args: argparse.Namespace) -> Path | None:
 def _is_folder(source: str) -> bool:
     try:
         return bool(source) and Path(source).is_dir()
-    except OSError:  # as its reader will tell
+    except OSError:  # its reader will report it
         return False
 
 

@@ -213,7 +213,7 @@ def _stream(
             began = True
             console.emit(piece)
     except BaseException:
-        if began:  # the line that tells why begins a line of its own
+        if began:  # the error begins a new line
             console.emit("\n")
         raise
     console.emit("\n")
@@ -288,8 +288,8 @@ def examined(
 ) -> tuple[str, list[tuple[int, bytes]]]:
     """Check all prompts, in a process of a cluster.
 
-    Returns what runs the model, and of each prompt the number of its call and a digest of its
-    tokens. Raises as generating does where a prompt is at fault.
+    Returns the runtime, and of each prompt the index of its call and a digest of its tokens.
+    Raises as generating does for an invalid prompt.
     """
     model, runtime = _load(args, ignore_phase)
     _begun(model, lines, args)
@@ -336,7 +336,7 @@ def _begun(
             **_options(some[0], args),
         )
 
-    # A call has one system text. All calls begin, and check their prompts, before any goes on.
+    # A call has one system text. All calls check their prompts before any continues.
     try:
         return chain.from_iterable([begin(call) for call in _calls(lines)])
     except KvcastError as error:
@@ -352,9 +352,9 @@ def _placed(
     lines: Sequence[PromptLine],
     begin: "Callable[[Sequence[PromptLine]], Iterator[list[TextGeneration]]]",
 ) -> KvcastError:
-    """Return the error of the first prompt at fault, with its place.
+    """Return the error of the first invalid prompt, with its place.
 
-    Where no prompt can be served, the options are at fault: the error stays as it is.
+    If all prompts fail, the options are at fault: the error is unchanged.
     """
     faults: list[KvcastError] = []
     for prompt in lines:
@@ -366,7 +366,7 @@ def _placed(
 
 
 def _options(prompt: PromptLine, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the keywords of a prompt; what the model may recommend is left open."""
+    """Return the keywords of a prompt; options that the model may recommend are left open."""
     given = keywords(args, PromptParams) | _conversation(prompt, args)
     return {name: given[name] for name in given.keys() - left_open(args, RECOMMENDED)}
 

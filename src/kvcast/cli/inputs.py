@@ -56,7 +56,7 @@ def opened(
     *,
     task: "Task | None" = None,
 ) -> "OpenedModel":
-    """Load a model, with a command's options; says what users should know of it, unless quiet.
+    """Load a model, with a command's options; prints its notices, unless quiet.
 
     The model must be for `task`, if one is named. `on_phase` is called with the phases of an
     export, if the model must be exported first.
@@ -144,7 +144,7 @@ def check(args: argparse.Namespace) -> None:
 def present(
     sources: Sequence[str], check: Callable[[str], None] | None = None
 ) -> tuple[list[str], list[int]]:
-    """Return the inputs that exist and that `check` lets pass; report others before any work.
+    """Return the inputs that exist and pass `check`; report others before any work.
 
     Also returns the exit codes of the others.
     """

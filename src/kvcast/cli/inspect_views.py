@@ -65,7 +65,7 @@ def add_attention(parser: argparse.ArgumentParser) -> None:
 
 
 def run_attention(args: argparse.Namespace) -> int:
-    """Compute, draw and print; raises what goes wrong."""
+    """Compute, draw and print; errors propagate."""
     from kvcast.inspect.attention.picture import draw
     from kvcast.inspect.attention.view import render
 
@@ -148,7 +148,7 @@ def add_graph(parser: argparse.ArgumentParser) -> None:
 
 
 def run_graph(args: argparse.Namespace) -> int:
-    """Read, draw and print; raises what goes wrong."""
+    """Read, draw and print; errors propagate."""
     from kvcast.inspect.graph import document, draw, render
     from kvcast.loading.opening import CallSizes, read_traffic
 
@@ -191,7 +191,7 @@ def write_page(args: argparse.Namespace, schedule: "Schedule", texts: list[list[
     """Write the page of a schedule, with the words of its rows' tokens, if there are any."""
     from kvcast.inspect.page.pages import page
 
-    # A model's rings have their own window, unless the user gave one.
+    # A model's rings have the model's window, unless the user gave one.
     is_own = args.model is not None and not hasattr(args, "window")
     window = None if is_own else schedule.window
     save(args.html, page(schedule, window, getattr(args, "capacity", None), texts, args.model))

@@ -1,7 +1,7 @@
-"""`kvcast transcribe --live -`: sound from standard input, text as it settles.
+"""`kvcast transcribe --live -`: audio from standard input, text as it settles.
 
- A thread reads, so that sound which
-arrives meanwhile is decoded in one piece; it stops reading when much has piled up.
+A thread reads, so that audio which arrives
+meanwhile is decoded in one piece; it stops reading when much has piled up.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SAMPLE_RATE = 16_000
 """Of raw PCM, if nothing else is said."""
 
 _PIECE = 1 << 16  # as much as a pipe holds
-_MOST_PILED_UP = 1 << 22  # bytes: two minutes of 16-bit sound at 16 kHz
+_MOST_PILED_UP = 1 << 22  # bytes: two minutes of 16-bit audio at 16 kHz
 _LATE = 10.0
 """Backlog of sound, in seconds, from which the user gets a warning."""
 
@@ -96,7 +96,7 @@ def _given(args: argparse.Namespace, params: type[Params], group: str) -> list[s
 
 
 class Intake:
-    """Reads a stream in a thread of its own, as long as not too much waits to be taken.
+    """Reads a stream in a separate thread, unless too much waits to be taken.
 
     Attributes:
         was_stopped: whether `stop` was called.
@@ -109,8 +109,8 @@ class Intake:
         """Begin to read.
 
         Args:
-            read: returns at most as many bytes as soon as there are some; none at the end.
-            clock: gives the time of their arrival.
+            read: returns up to a number of bytes as soon as there are some; none at the end.
+            clock: returns the time of their arrival.
 
         """
         self._read = read
@@ -228,7 +228,7 @@ class Terminal(Screen, AbstractContextManager["Terminal"]):
     @override
     def __exit__(self, *_: object) -> None:
         self._live.stop()
-        if self._line.strip():  # cut short: what is settled stays
+        if self._line.strip():  # cut short: settled text stays
             console.emit(console.printable(self._line.strip()) + "\n")
 
 
@@ -261,7 +261,7 @@ def standard_input() -> Callable[[int], bytes]:
 def transcribe(
     live: "LiveTranscription", intake: Intake, *, sample_rate: int, as_json: bool, quiet: bool
 ) -> None:
-    """Transcribe incoming sound until it ends or Ctrl-C is pressed; a second Ctrl-C interrupts."""
+    """Transcribe incoming audio until it ends or Ctrl-C is pressed; a second Ctrl-C interrupts."""
     from kvcast.speech.live import SoundStream
 
     if not quiet:
@@ -308,7 +308,7 @@ def _summary(live: "LiveTranscription") -> str:
 
 @contextmanager
 def _stopped_by_interrupt(intake: Intake) -> Iterator[None]:
-    """Let the first Ctrl-C end the stream; further ones interrupt.
+    """Make the first Ctrl-C end the stream; further ones interrupt.
 
     A program that calls kvcast from another thread is left alone.
     """

@@ -1,8 +1,7 @@
-"""Options of other programs, by the names that people bring along.
+"""Option names of other programs, for users who come from them.
 
-An option that means the same here is written in kvcast's words, before argparse sees it. For one
-that has no equal, the user is told what to do instead. Knows options of other programs only, and
-none that a command of kvcast has.
+An option with an equivalent is rewritten to kvcast's name before argparse sees it; for one without,
+the error suggests an alternative. Options that a kvcast command has are not listed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +14,11 @@ _SWITCHED = frozenset({"true", "false", "none"})
 
 @dataclass(frozen=True)
 class _Translation:
-    """How an option is written here.
+    """The equivalent of an option.
 
     Attributes:
         words: takes the option and its value, and returns kvcast's words; raises UsageError.
-        is_switch: whether it may stand without a value, and takes True, False or None alone.
+        is_switch: whether the value is optional, and only True, False or None.
 
     """
 
@@ -33,7 +32,7 @@ class _Translation:
 def translated(command: str, words: Sequence[str]) -> list[str]:
     """Return a command's words with the options of other programs in kvcast's words.
 
-    Raises UsageError for one that has no equal. Words after a lone `--` stay as they are.
+    Raises UsageError for one without an equivalent. Words after a lone `--` are unchanged.
     """
     table = _TABLES.get(command, {})
     end = words.index("--") if "--" in words else len(words)
@@ -70,7 +69,7 @@ def _one_of(values: Mapping[str, Sequence[str]], advice: str) -> _Translation:
 
 
 def _renamed(ours: str, divisor: int = 1) -> _Translation:
-    """Take the value as it is, or in so many parts of our unit."""
+    """Rename the option, and divide its value by the ratio of units, if any."""
 
     def words(name: str, value: str | None) -> Sequence[str]:
         if value is None:

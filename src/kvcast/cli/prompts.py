@@ -32,7 +32,7 @@ class PromptLine:
     place: str = ""
 
     def with_system(self, system: str | None) -> "PromptLine":
-        """Return it with this system text, unless it has its own."""
+        """Return it with this system text, unless it has one."""
         return self if self.system is not None else replace(self, system=system)
 
 
@@ -94,7 +94,7 @@ def _standard_input() -> bytes:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield numbers, from 1, and lines without their ends, but for blank ones."""
+    """Yield line numbers, from 1, and lines without their ends, skipping blank ones."""
     # Not splitlines: it also splits at U+2028 and others, which JSON and prose may hold.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -175,10 +175,10 @@ def document(
     """Return the document of a prompt.
 
     Args:
-        prompt: as it was given.
+        prompt: as given by the user.
         texts: one or more.
-        model: as it was named.
-        runtime: what ran it.
+        model: as named by the user.
+        runtime: that ran it.
         conversation: whether it was a chat, with which system text.
         logprobs: whether the document has log-probabilities.
 

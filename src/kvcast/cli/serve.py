@@ -190,7 +190,7 @@ def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[
 
 
 def _name(model: str) -> str:
-    """Return a model's own name: a hub id as it is, of a path its last part."""
+    """Return a model's name: a hub id unchanged, or the last part of a path."""
     if os.path.exists(model):  # noqa: PTH110 - a hub id is no path
         return os.path.basename(os.path.abspath(model))  # noqa: PTH100, PTH119
     return model

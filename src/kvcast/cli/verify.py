@@ -1,4 +1,4 @@
-"""`kvcast verify MODEL`: whether a model with a cache computes what it computes without one."""
+"""`kvcast verify MODEL`: checks a model's cached results against uncached ones."""
 
 import argparse
 import json
@@ -126,7 +126,7 @@ def _verified(args: argparse.Namespace) -> "Report":
 
 
 def _inputs(args: argparse.Namespace) -> "Callable[[Model], Sequence[Case]]":
-    """Return a function of the model that gives what rows begin with; files are looked at now."""
+    """Return a function from the model to the inputs of rows; files are checked now."""
     from kvcast.verification.cases import cases_of_prompts, cases_of_recordings
 
     if args.prompts is not None and args.audio:

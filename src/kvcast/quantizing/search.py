@@ -1,10 +1,10 @@
 """Searches for a recipe: the largest saving first, as long as few tokens change.
 
 Every matrix and both kinds of caches are tried alone in every precision. A *move* takes one of them
-to a smaller one; moves are sorted by what they save for the divergence that they cost alone. How
-many moves fit is measured with all of them together: by bisection, then by trying the others in
-halves. Timings alternate between the candidates, so that a busy moment affects all alike, and
-medians count.
+to a smaller one; moves are sorted by savings per divergence, each measured alone. How many moves
+fit is measured with all of them together: by bisection, then by trying the others in halves.
+Timings alternate between the candidates, so that a busy moment affects all alike, and medians
+count.
 """
 
 import time
@@ -26,7 +26,7 @@ from kvcast.spec.recipes import Recipe
 
 MOST_TRIALS = 48
 """Recipes that are measured whole, at most."""
-_LEAST_COST = 1e-9  # nats, below what can be told from nothing
+_LEAST_COST = 1e-9  # nats; less is indistinguishable from 0
 _ON_THE_WAY = 6  # recipes on the way to all moves, for the frontier
 
 
@@ -35,7 +35,7 @@ class Level:
     """A precision of a matrix or of caches, compared with fp32 while all else is fp32.
 
     Attributes:
-        saving: as a share of what all take in fp32.
+        saving: as a share of the fp32 total.
 
     """
 
@@ -118,7 +118,7 @@ class Search:
         return self._recipe(kept)
 
     def _extend(self, kept: list[Move], others: Sequence[Move]) -> None:
-        """Keep of the other moves what fits, a half at a time where a whole does not."""
+        """Keep the other moves that fit, trying halves of groups that do not."""
         others = self._possible(kept, others)
         if not others or len(self.points) >= MOST_TRIALS:
             return
@@ -175,7 +175,7 @@ class Timed:
 
 
 def timed(calls: Sequence[Callable[[], float]], rounds: int = _ROUNDS) -> list[Timed]:
-    """Let calls take turns, but for a first one that warms up; each returns its own seconds."""
+    """Make calls in turn, after a warm-up of each; a call returns its seconds."""
     for call in calls:
         call()
     turns = [[call() for call in calls] for _ in range(rounds)]
@@ -183,9 +183,9 @@ def timed(calls: Sequence[Callable[[], float]], rounds: int = _ROUNDS) -> list[T
 
 
 def seconds_per_token(runtime: Any, passage: Passage) -> float:
-    """Return the seconds of a token: encoding, the prompt and steps, shared by all tokens written.
+    """Return the seconds per generated token, including encoding and prefill.
 
-    A passage whose target is longer than some steps counts as if the others took as long.
+    Only some steps of a long target are timed; the others count as if they took as long.
     """
     began = time.perf_counter()
     cache = ready_cache(runtime, passage)
@@ -199,11 +199,11 @@ def seconds_per_token(runtime: Any, passage: Passage) -> float:
 
 
 def product_seconds(trials: Trials) -> dict[str, dict[str, float]]:
-    """Return the seconds of a token that each matrix of products takes in each precision.
+    """Return the seconds per token of each matrix in each precision.
 
-    Those of a shape are multiplied one after the other, so that they come from memory as they do
-    in a model: with one row for each token, or, where an encoder reads them, with its positions,
-    shared by the tokens of a source. Experts and convolutions are not timed.
+    Matrices of a shape are multiplied in turn, so that they come from memory as in a model: by one
+    row for each token, or, in an encoder, by its positions, divided by the tokens of a source.
+    Experts and convolutions are not timed.
     """
     seconds: dict[str, dict[str, float]] = {}
     for rows, share, names in _alike(trials):
@@ -244,7 +244,7 @@ def _measured(
 def _call(
     trials: Trials, packed: Mapping[Constant, Any], names: Sequence[str], rows: int
 ) -> Callable[[], float]:
-    """Return a function that multiplies with matrices and tells the seconds."""
+    """Return a function that multiplies with matrices and returns the seconds."""
     parts = dict(_matrix(packed, name) for name in names)
     steps = [Step(f"y{i}", "linear", (Node(_X), part)) for i, part in enumerate(parts)]
     program = Program(inputs=[_X], outputs={step.name: step.name for step in steps}, steps=steps)

@@ -1,7 +1,7 @@
-"""Opens a model by any recipe at the price of a dictionary, and compares its tokens with fp32's.
+"""Opens a model by any recipe without repacking, and compares its tokens with fp32's.
 
-Each matrix is packed once in each precision; a recipe only says which of them a program reads.
-So all forms lie in memory at once: 1.4 times what fp32 takes.
+Each matrix is packed once in each precision; a recipe only selects which one a program reads.
+So all packings are in memory at once: 1.4 times the size of fp32.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What fp32 says at n positions: likeliest tokens [n], and [n, k] with log-probabilities."""
+    """fp32's predictions at n positions: likeliest tokens [n], and [n, k] with logprobs."""
 
     best_n: Int64
     tokens_nk: Int64
@@ -69,7 +69,7 @@ class Trials:
 
     Attributes:
         choices: the precisions that a recipe may give to each matrix.
-        packed: what programs read in place of their constants, in each precision of matrices.
+        packed: replacements of the programs' constants, in each precision.
 
     """
 
@@ -86,8 +86,8 @@ class Trials:
         Args:
             checkpoint: the model's.
             exact: the model in fp32, whose matrices and machine are used.
-            passages: to compare on, one or more.
-            threads: of what has matrices of its own.
+            passages: sequences to compare on, one or more.
+            threads: of programs with separate matrices.
             on_phase: called as matrices are packed.
 
         """
@@ -97,7 +97,7 @@ class Trials:
         self.choices = choices({name: roles_of(each) for name, each in self.programs.items()})
         self.machine: Machine = exact.machine
         self._checkpoint, self._threads = checkpoint, threads
-        # In fp32 streams have programs of their own.
+        # In fp32 streams have separate programs.
         wanted = {part for each in self.programs.values() for part in each.constants()}
         whole = {part: packed for part, packed in exact.constants.items() if part in wanted}
         self.packed: Mapping[str, Mapping[Constant, Any]] = {
@@ -159,10 +159,10 @@ class Trials:
         return runtime, weights + self._cache_bytes(manifest.cache)
 
     def alone(self, recipe: Recipe, target: str, most: int) -> Difference:
-        """Compare a recipe in which one target differs from fp32, on the first passages.
+        """Compare a recipe in which one target differs from fp32, on the first sequences.
 
-        No passage is begun after `most` positions. Attention of encoders stays in fp32, and what no
-        encoder computes reads what fp32 encoded.
+        No sequence is begun after `most` positions. Attention of encoders stays in fp32, and targets
+        outside of the encoder use fp32's encoded inputs.
         """
         shared = target != CROSS_CACHE and target not in self._of_encoder
         return self.difference(self.runtime(recipe, exact=True), most, encoded=shared)
@@ -170,10 +170,10 @@ class Trials:
     def difference(
         self, runtime: Any, most: int | None = None, *, encoded: bool = False
     ) -> Difference:
-        """Compare a runtime's predictions with those of fp32, of the first passages.
+        """Compare a runtime's predictions with fp32's, on the first sequences.
 
-        `most`: no passage is begun after so many positions. `encoded`: sources are not encoded
-        again, but are what fp32 made of them.
+        `most`: positions after which no sequence is begun. `encoded`: use fp32's encoded sources
+        instead of encoding them again.
         """
         flips, positions, divergence = 0, 0, 0.0
         for i, expected in enumerate(self._expected):
@@ -187,7 +187,7 @@ class Trials:
         return Difference(flips=flips, positions=positions, divergence=divergence / positions)
 
     def bytes_of(self, recipe: Recipe) -> int:
-        """Return the bytes of the weights, and of caches of a row of the longest passage."""
+        """Return the bytes of the weights, and of caches of a row of the longest sequence."""
         weights = sum(
             _bytes(self.packed[recipe.matrices.get(part.name, MATRICES[0])][part])
             for part in self.packed[MATRICES[0]]
@@ -198,7 +198,7 @@ class Trials:
 
     @cached_property
     def source_positions(self) -> int:
-        """How many positions the encoder makes of the first passage's source; 0 without one."""
+        """Encoded positions of the first sequence's source; 0 without one."""
         if not (source := self.passages[0].source):
             return 0
         given = dict(zip(self.programs["encode"].inputs, source, strict=True))
@@ -206,9 +206,9 @@ class Trials:
         return int(next(iter(sizes.values()))[2])
 
     def _predictions(self, runtime: Any, i: int, *, encoded: bool = False) -> Iterator[Float32]:
-        """Yield logits [n, vocab] of a passage; each is valid until the next is asked for.
+        """Yield logits [n, vocab] of a sequence; each is valid until the next is computed.
 
-        The prompt is read as a prompt, and the target as if the model had written it.
+        The prompt is prefilled, and the target fed in decode steps.
         """
         passage = self.passages[i]
         cache = ready_cache(runtime, passage, self._encoded_by_fp32(i) if encoded else ())
@@ -221,7 +221,7 @@ class Trials:
             yield logits_rsv[0]
 
     def _encoded_by_fp32(self, i: int) -> Sequence[NDArray[Any]]:
-        """Return what fp32 encodes of a passage's source, each [1, ...]; nothing without one."""
+        """Return a sequence's source as encoded by fp32, each [1, ...]; empty without one."""
         if not self.passages[i].source:
             return ()
         if i not in self._encoded:
@@ -236,7 +236,7 @@ class Trials:
     def _packed_as(
         self, precision: str, whole: Mapping[Constant, Any], on_phase: OnPhase
     ) -> dict[Constant, Any]:
-        """Pack the matrices in a precision; what is no matrix stays as it is."""
+        """Pack the matrices in a precision; other constants are unchanged."""
         checkpoint, dimensions = self._checkpoint, self._checkpoint.dimensions
         recipe = Recipe(model="", sha256="", matrices=self.uniform(precision))
         weights = CheckpointWeights(
@@ -252,7 +252,7 @@ class Trials:
 
 
 def ready_cache(runtime: Any, passage: Passage, encoded: Sequence[NDArray[Any]] = ()) -> Any:
-    """Return a cache for a passage, whose source is encoded, or has been."""
+    """Return a cache for a sequence, with its source, which is encoded unless given."""
     if not passage.source:
         return runtime.new_cache(1, passage.length)
     cache = runtime.new_cache(1, passage.length, inputs=1)
@@ -304,7 +304,7 @@ def _bytes(packed: Any) -> int:
 
 
 def _run_bytes(run: CacheLayers, target: int, source: int) -> int:
-    """Return the bytes of keys and values for so many positions; other caches never change."""
+    """Return the bytes of keys and values for `positions`; other caches never change."""
     line = run.head_dim * np.dtype(run.dtype).itemsize + SCALE_BYTES * (run.dtype == "int8")
     positions = {"linear": target, "ring": min(target, run.capacity), "cross": source}
     return 2 * run.layers * run.heads * positions.get(run.kind, 0) * line
