@@ -21,16 +21,16 @@ Tokens = list[int]
 
 @dataclass(kw_only=True)
 class Backend:
-    """One program with one setting. Methods are called in the order in which they stand here.
+    """One program with one setting. Methods are called in the order of their definition here.
 
     Can be pickled before it is loaded. Making one imports none of the program's packages.
     """
 
     model: BenchModel  # to load
     name: str  # how tables and `--peers` call it
-    dtype: str = "fp32"  # kind of numbers of weights and arithmetic, in words
+    dtype: str = "fp32"  # of weights and arithmetic, in words
     precision: str = "fp32"  # of its weights: fp32, bf16, fp16, int8 or int4
-    kind: str = ""  # which of the program's kinds of numbers or files, where it has several
+    kind: str = ""  # which of the program's dtypes or files, if it has several
     arithmetic: Arithmetic | None = None  # for floors; None where kvcast's counts do not apply
     recomputes: bool = False  # whether it projects cross keys and values in every call
     # of every layer, where it runs a model of the same sizes whose layers are rings
@@ -39,13 +39,13 @@ class Backend:
 
     # distributions that it needs, whose versions are printed
     packages: Sequence[str] = field(default=(), init=False)
-    # numbers of processes that it began when it was loaded, and that do the work
+    # ids of processes that it started when it was loaded, and that do the work
     processes: Sequence[int] = field(default=(), init=False)
     # imported before a model can be loaded
     modules: Sequence[str] = field(default=(), init=False)
     # choices that differ from the program's defaults, in words
     settings: str = field(default="", init=False)
-    # variable that names the Python of an environment of its own, if kvcast's does not do
+    # variable that names the Python of a separate environment, if it needs one
     environment: str = field(default="", init=False)
 
     @property
@@ -54,7 +54,7 @@ class Backend:
         return os.environ.get(self.environment) if self.environment else None
 
     def variables(self) -> Mapping[str, str]:
-        """Return what its process finds in its environment beside what all find there."""
+        """Return further environment variables for its process."""
         return {}
 
     def unfit(self) -> str | None:
@@ -148,8 +148,8 @@ class Continuer(Protocol):
 
 class Writer(Protocol):
     def write(self, sources: Sequence[Tokens], beams: int, tokens: int) -> list[Tokens]:
-        """Write the best target of each source, of exactly so many tokens.
+        """Generate the best target of each source, with exactly this number of tokens.
 
-        Sources are of equal length. End tokens are held back; the token that a target begins
-        with is not among those returned.
+        Sources are of equal length. End tokens are suppressed; the decoder start token is not
+        returned.
         """

@@ -133,7 +133,7 @@ def _text(document: Any) -> str:
 
 
 def ask(url: str, posts: Sequence[Sequence[Post]]) -> ServingTurn:
-    """Let every client send its requests in turn, all clients at once.
+    """Send every client's requests in turn, all clients at once.
 
     Raises KvcastError for a server that refuses one, ends, or gives no text.
     """

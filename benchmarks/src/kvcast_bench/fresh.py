@@ -43,7 +43,7 @@ def llama(path: str, threads: int, *, quantize: str | None) -> Callable[[str, st
 
 
 def memory() -> Mapping[str, int]:
-    """Return this process's bytes: the peak, those now, and of these the ones of no file."""
+    """Return this process's bytes: the peak, the current ones, and the anonymous share of these."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     fields = dict(line.split(":", 1) for line in status.splitlines())
     names = {"peak_bytes": "VmHWM", "held_bytes": "VmRSS", "own_bytes": "RssAnon"}

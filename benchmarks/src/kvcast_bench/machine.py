@@ -83,7 +83,7 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
 def memory_rates(device: str, size: int = COPIED) -> dict[str, float]:
     """Return bytes a second: `copy` (read and written bytes both count) and `read` alone.
 
-    The best of several tries, as a floor asks for.
+    The best of several tries, since it is used as a floor.
     """
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
@@ -170,5 +170,5 @@ def cpu_seconds(pid: int) -> float:
         times = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:
         return 0.0
-    ended = times.children_user + times.children_system  # of those that were waited for
+    ended = times.children_user + times.children_system  # of children that were waited for
     return float(times.user + times.system + ended)

@@ -21,7 +21,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchModel:
-    folder: str  # the folder or file where it lies
+    folder: str  # its folder or file
     threads: int  # to compute with
 
     # of kvcast, which are imported before such a model can be loaded
@@ -56,7 +56,7 @@ class SpeechModel(BenchModel):
 
 
 class Seq2seqModel(BenchModel):
-    """A T5, whose folder other programs read as it is."""
+    """A T5, whose folder other programs read directly."""
 
     modules = ("kvcast.text.text2text",)
 

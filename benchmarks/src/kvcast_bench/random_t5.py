@@ -21,7 +21,7 @@ from kvcast_bench.writing.huggingface import write_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 PREFIX = "random:"
-# What a published config.json has beside transformers' defaults, which are T5-small's sizes.
+# Fields of a published config.json that differ from transformers' defaults, T5-small's sizes.
 _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     f"{PREFIX}t5-small": {
         "model_type": "t5",

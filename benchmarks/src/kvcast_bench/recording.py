@@ -1,8 +1,8 @@
 """Inputs of a benchmark of speech: recordings, their references, and word error.
 
 Word error follows a simple normalisation, the same for all programs: lower case; the titles
-Mr., Mrs. and Dr. spelled out as they are spoken; apostrophes inside words dropped, all other marks
-become spaces. Numbers stay as they are written.
+Mr., Mrs. and Dr. spelled out as spoken; apostrophes inside words dropped, all other marks
+become spaces. Numbers are not changed.
 """
 
 import re
@@ -35,9 +35,9 @@ def read_reference(path: Path) -> str:
 def read_recordings(sources: Sequence[str], references: Sequence[Path]) -> dict[str, Any]:
     """Read recordings and their reference texts, as `workloads.speech.SpeechWorkload` takes them.
 
-    Several files make one long recording, in their order, and so do their references. A folder has
-    recordings of its own each: every file beside which a `.txt` of the same name says what is
-    spoken in it. Samples are mono, 16 kHz, float32. Raises KvcastError with one line.
+    Several files make one long recording, in their order, and so do their references. Each
+    file of a folder is a separate recording if a `.txt` of the same name has its transcript.
+    Samples are mono, 16 kHz, float32. Raises KvcastError with one line.
     """
     from kvcast.audio.decode import SAMPLE_RATE
 
@@ -62,7 +62,7 @@ def read_recordings(sources: Sequence[str], references: Sequence[Path]) -> dict[
 
 
 def _spoken_files(folder: Path) -> list[Path]:
-    """List the files of a folder that have a text beside them."""
+    """List the files of a folder that have a `.txt` of the same name."""
     others = sorted(path for path in folder.iterdir() if path.suffix != ".txt" and path.is_file())
     if spoken := [path for path in others if path.with_suffix(".txt").is_file()]:
         return spoken

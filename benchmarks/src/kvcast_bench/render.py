@@ -131,9 +131,9 @@ def _breakdown(document: Document, places: Document) -> Drawn:
 
 
 def _floors(document: Document, places: Document, tables: Sequence[Table]) -> Drawn:
-    """Show what each part could take at least, and each measured row that has a limit.
+    """Show the least time of each part, and each measured row that has a limit.
 
-    The last column is the cost of cross keys if each step computed them again.
+    The last column is the cost of cross-attention keys if each step recomputed them.
     """
     drawn = _table("floor", "of", *places.values(), *_LIMITS, "cross keys again ms")
     for row in document["breakdown"]:

@@ -70,7 +70,7 @@ class Benchmark:
     model: str  # as the user called it
     runner: Runner
     backends: Sequence[Backend]  # in the order of the tables
-    # By label, the names of those that a backend is compared with.
+    # By label, the names of the backends that a backend is compared with.
     references: Callable[[Any], Mapping[str, str]] = lambda _: {}
     # Names of kvcast's backends, of which one must take part, and whose time is broken down. Where
     # there are none, anybody may and nobody's is.
@@ -79,10 +79,10 @@ class Benchmark:
 
 
 def measure(benchmark: Benchmark, floors: Floors | None = None) -> dict[str, Any]:
-    """Measure, and return the object, of numbers, strings, lists and objects alone.
+    """Measure, and return a JSON object.
 
-    `floors` are those of a device other than the processor. Raises KvcastError with the first
-    reason where none of the needed backends can take part.
+    `floors` belong to a device other than the CPU. Raises KvcastError with the first reason if none
+    of the needed backends can take part.
     """
     runner, workload = benchmark.runner, benchmark.runner.workload
     floors = floors or ProcessorFloors(benchmark)

@@ -1,4 +1,4 @@
-"""Backends in processes of their own, one turn at a time.
+"""Backends in separate processes, one turn at a time.
 
 Checks whether backends can take part, loads them, and waits until they are idle.
 """
@@ -27,17 +27,17 @@ class Loaded:
     backend: Backend  # as it was before it was loaded
     facts: Mapping[str, Any]  # its packages' versions, seconds to import and to load
     remote: Remote  # holds a Worker
-    processes: Sequence[int] = ()  # beside the worker's
+    processes: Sequence[int] = ()  # besides the worker's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Runs a workload: loads backends in processes and lets them take turns."""
+    """Runs a workload: loads backends in processes and runs them in turn."""
 
     workload: Workload  # the trials
     threads: int  # for each program
     runs: int  # of each trial, after one to warm up
-    # where backends live: each in a process of its own, or all in this one
+    # whether each backend has a process, or all share this one
     host: type[Remote] = Remote
 
     @contextmanager
@@ -60,7 +60,7 @@ class Runner:
     def turns(
         self, loaded: Sequence[Loaded], trials: Sequence[Trial], method: str = "run"
     ) -> Results:
-        """Let the backends of each trial take turns while all are quiet.
+        """Run the backends of each trial in turn, while all others are idle.
 
         `method` is the Worker's method for a turn.
         """

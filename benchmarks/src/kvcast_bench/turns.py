@@ -49,7 +49,7 @@ Results = list[tuple[Trial, dict[str, BackendResult]]]
 def take_turns(
     players: Mapping[str, Callable[[], TurnAnswer]], gate: IdleGate, *, runs: int, label: str
 ) -> dict[str, BackendResult]:
-    """Let every player play once to warm up and `runs` times more, in turn.
+    """Run every player once to warm up and `runs` times more, in turn.
 
     A player that fails has no more turns, and its result has the reason. `label` appears in the
     progress at a terminal.

@@ -1,6 +1,6 @@
-"""A workload and one backend, in a process of their own; see `kvcast.machine.child`.
+"""A workload and one backend, in a separate process; see `kvcast.machine.child`.
 
-Imports nothing of its own accord but the standard library: its imports count as its backend's.
+Imports only the standard library itself: its imports count as its backend's.
 """
 
 import copy
@@ -38,7 +38,7 @@ class Worker:
         return time.perf_counter() - start
 
     def processes(self) -> list[int]:
-        """Return the numbers of the processes that do the backend's work beside this one."""
+        """Return the ids of the processes that do the backend's work besides this one."""
         return list(self._backend.processes)
 
     def run(self, trial: dict[str, Any]) -> dict[str, Any]:
@@ -84,8 +84,8 @@ class Importing:
 def peak_bytes(pid: int | None = None) -> int:
     """Return the most memory that a process has held since it began, or since a run began.
 
-    It is this one by default. On Linux from VmHWM: ru_maxrss there begins with what the parent held
-    when it forked. Elsewhere of another process what it holds now.
+    It is this one by default. On Linux from VmHWM: ru_maxrss there begins with the parent's at the
+    fork. Elsewhere, for another process, its current memory.
     """
     pid = os.getpid() if pid is None else pid
     if _PROC.exists():

@@ -1,7 +1,7 @@
 """The protocol of workloads: trials, metrics and tables of one kind of model.
 
-A workload lists trials, does one on a loaded backend and times it, counts what the trial
-multiplies and reads, and describes its tables.
+A workload lists trials, runs one on a loaded backend and times it, counts its multiplications and
+memory reads, and describes its tables.
 """
 
 import time
@@ -34,15 +34,15 @@ class Table:
     trials: Sequence[Trial]
     metrics: Mapping[str, str]  # title of each metric
     factor: float = 1000  # metrics are shown times that
-    number: str = ".2f"  # how they are written
+    number: str = ".2f"  # format of the values
     line: str | None = None  # above the table
     # title of a column and the field of trials that it shows
     places: Mapping[str, str] = field(default_factory=dict)
-    # title of a column, the fact and how it is written
+    # title of a column, the fact and its format
     facts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     floors: bool = False  # whether each metric's floor is shown
-    limit: str = ""  # name of these rows in the floors' table, if they stand there too
-    # whether rows of one backend stand together, and not those of one trial
+    limit: str = ""  # name of these rows in the floors' table, if they are in it
+    # whether rows are grouped by backend instead of by trial
     by_backend: bool = False
 
 
@@ -52,20 +52,20 @@ class Workload(Protocol):
     name: ClassVar[str]  # in the JSON object
     kind: ClassVar[str] = ""  # name of its models, in the plural
     model: ClassVar[type[BenchModel]] = BenchModel  # of the model that backends are given
-    options: ClassVar[Numbers] = {}  # of a command, which are its own
-    words: ClassVar[Mapping[str, Any]] = {}  # own options that are no numbers, with their defaults
-    # by measure, what is timed; seconds are in the answers under these names
+    options: ClassVar[Numbers] = {}  # options of this workload's command alone
+    words: ClassVar[Mapping[str, Any]] = {}  # its non-numeric options, with their defaults
+    # descriptions of the timings by measure; seconds are in the answers under these names
     metrics: ClassVar[Mapping[str, Sequence[str]]]
     broken_down: ClassVar[str] = ""  # measure of the trials whose time is broken down
     parts: ClassVar[Sequence[str]] = ()  # of a breakdown, in order
-    stored: ClassVar[Stored] = Stored()  # how bundles of the family store numbers
+    stored: ClassVar[Stored] = Stored()  # dtypes in bundles of the family
     # whether peak memory begins anew with each turn; else it is the process's
     peak_per_turn: ClassVar[bool] = True
     dimensions: Any = None  # of the model, if there is one
 
     @classmethod
     def own(cls) -> dict[str, Any]:
-        """Return all options that are its own, with their defaults."""
+        """Return this workload's options, with their defaults."""
         return {**{name: default for name, (default, _) in cls.options.items()}, **cls.words}
 
     @property
@@ -101,7 +101,7 @@ class Workload(Protocol):
         return ModelWork(dimensions=self.dimensions)
 
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:  # noqa: ARG002 - as above
-        """Count a backend's least work for those metrics of a trial that have a floor."""
+        """Count a backend's least work for the metrics of a trial that have a floor."""
         return {}
 
 
@@ -123,7 +123,7 @@ def random_tokens(rows: int, length: int, vocab_size: int) -> list[Tokens]:
 
 
 def check_tokens(texts: Sequence[Tokens], rows: int, tokens: int) -> None:
-    """Raise KvcastError unless every row has got so many tokens."""
+    """Raise KvcastError unless every row has the expected number of tokens."""
     lengths = [len(text) for text in texts]
     if lengths != [tokens] * rows:
         raise KvcastError(f"gave {lengths} tokens where {rows} x {tokens} were asked")

@@ -1,7 +1,7 @@
 """`kvcast transcribe --live -`: audio from standard input, text as it settles.
 
-A thread reads, so that audio which arrives
-meanwhile is decoded in one piece; it stops reading when much has piled up.
+A thread reads, so that audio which arrives meanwhile is decoded in one piece; it stops reading when
+much has piled up.
 """
 
 import argparse

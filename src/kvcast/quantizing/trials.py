@@ -161,7 +161,7 @@ class Trials:
     def alone(self, recipe: Recipe, target: str, most: int) -> Difference:
         """Compare a recipe in which one target differs from fp32, on the first sequences.
 
-        No sequence is begun after `most` positions. Attention of encoders stays in fp32, and targets
+        No sequence is begun after `most` positions. Encoder attention stays in fp32, and targets
         outside of the encoder use fp32's encoded inputs.
         """
         shared = target != CROSS_CACHE and target not in self._of_encoder

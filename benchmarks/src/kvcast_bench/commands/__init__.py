@@ -47,7 +47,7 @@ def add_numbers(parser: Any, numbers: Numbers, *, absent: bool = False) -> None:
 
 
 def add_common(parser: argparse.ArgumentParser, model: str, words: str, kinds: Kinds) -> None:
-    """Declare the common arguments: the model, and the numbers of all and of each workload."""
+    """Declare the common arguments: the model, and the numeric options of all workloads."""
     parser.add_argument("--model", default=model, help=f"{words} (default: {model})")
     add_numbers(parser, {"threads": (2, "for each program"), "runs": (5, "after one to warm up")})
     for workload in kinds.values():
@@ -96,8 +96,8 @@ def choose_workload(
 ) -> tuple[Any, Any]:
     """Return the workload for the model, and the model.
 
-    `options` are further ones of the workload, beside its own. Raises KvcastError for a model that
-    the command does not take, and UsageError for an option of another workload.
+    `options` are further options of the workload. Raises KvcastError for a model that the command
+    does not support, and UsageError for an option of another workload.
     """
     folder = find(args.model)
     dimensions = dimensions_of(folder)

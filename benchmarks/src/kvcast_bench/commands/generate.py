@@ -1,8 +1,8 @@
 """Time generation against the installed peers, with the same weights and the same tokens.
 
-Every program runs in a process of its own and they take turns, each with the machine to itself.
+Every program runs in a separate process and they take turns, each with the machine to itself.
 Decoder-only models continue prompts, one and several at once: it times the first token, each token
-after it, and steps at far positions. T5s write targets of sources: it times the first token and a
+after it, and steps at far positions. Of T5s, which answer sources, it times the first token and a
 step, greedy and with beams, and with sources of several lengths. Prints tables, then where
 kvcast's time goes and how near it comes to the machine's limits; the last line is one JSON object.
 docs/bench.md explains the method and every figure.

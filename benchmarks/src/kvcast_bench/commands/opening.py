@@ -1,4 +1,4 @@
-"""Time opening a model beside llama.cpp, each time in a new process.
+"""Time opening a model, compared with llama.cpp, each time in a new process.
 
 From the start of a process until the model is ready, and until it has answered: with a prompt's
 first token, or a Whisper with a recording's text. Files are in the page cache. Prints a table, with

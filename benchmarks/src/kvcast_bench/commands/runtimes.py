@@ -1,8 +1,8 @@
 """Time one model on every runtime, in every precision, and a baseline without cross caches.
 
-Every variant runs in a process of its own and they take turns, each with the machine to itself.
-Of a Whisper it times one step of the decoder, one encode, and a recording end to end, and beside
-each variant a baseline that projects cross keys and values anew in every call, as most exports do.
+Every variant runs in a separate process and they take turns, each with the machine to itself.
+Of a Whisper it times one decode step, one encode, and a recording end to end, and for each variant
+a baseline that recomputes cross-attention keys and values in every call, as most exports do.
 Of a decoder-only model it times the first token and a token after it. Prints tables with the
 machine's limits; the last line is one JSON object. docs/bench.md explains the method and every
 figure.

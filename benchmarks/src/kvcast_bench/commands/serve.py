@@ -1,6 +1,6 @@
 """Time `kvcast serve` against other servers, with many clients at once.
 
-Every server runs in a process of its own, and so do its clients; they take turns, each with the
+Every server runs in a separate process, and so do its clients; they take turns, each with the
 machine to itself. A decoder-only model continues prompts that begin with the same text, and a
 Whisper transcribes short clips. Prints throughput, how long clients wait for the first token and
 between tokens; the last line is one JSON object. docs/bench.md explains the method and every

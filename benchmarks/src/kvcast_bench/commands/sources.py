@@ -1,7 +1,7 @@
-"""Work published claims about caches again: what they count is counted, what they time is timed.
+"""Reproduce published claims about caches: counts are counted again, times measured again.
 
-Prints a table or more for each claim, in Markdown. docs/sources.md has them, and says what each
-claim is.
+Prints one or more Markdown tables for each claim. docs/sources.md has them, and explains each
+claim.
 """
 
 import argparse

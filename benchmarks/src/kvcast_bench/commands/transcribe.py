@@ -1,9 +1,9 @@
 """Time transcription against the installed peers, on the same audio, with the same weights.
 
-Of one recording, which several files may make together, or of a folder of them. Every program that
-can do more, such as decode several windows at once, has a row for each of its ways.
+Takes one recording, which may be several files, or a folder of recordings. A program with several
+modes, such as batched windows, has a row for each.
 
-Every program runs in a process of its own and they take turns, each with the machine to itself.
+Every program runs in a separate process and they take turns, each with the machine to itself.
 Prints a table, then where kvcast's time goes and how near it comes to the machine's limits; the
 last line is one JSON object. docs/bench.md explains the method and every figure.
 """

@@ -1,6 +1,6 @@
 """CTranslate2, from a folder that its converter makes of a Hugging Face folder, and faster-whisper.
 
-faster-whisper reads folders of CTranslate2 as they are, and quantises while it loads.
+faster-whisper reads folders of CTranslate2 directly, and quantises while it loads.
 """
 
 import json
@@ -161,9 +161,9 @@ class FasterWhisper(Backend, Transcriber):
 
 
 def _tell_apart(vocabulary: Path) -> None:
-    """Give words of their own to tokens that share one.
+    """Rename tokens that share a text.
 
-    A T5 has more tokens than its tokenizer, and the converter calls them as others are called.
+    A T5 has more tokens than its tokenizer, and the converter names the rest like existing ones.
     """
     words: dict[str, None] = {}
     for token, word in enumerate(json.loads(vocabulary.read_bytes())):

@@ -1,6 +1,6 @@
-"""kvcast itself, through its public API, as users use it.
+"""kvcast through its public API, as users use it.
 
-Says what each pair of a runtime and a precision is called and how to ask for it.
+Defines the name and the options of each pair of a runtime and a precision.
 """
 
 import time
@@ -141,7 +141,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
             quantize=None if is_bundle(Path(self.model.folder)) else self.request.quantize,
             dtype=self.request.dtype,
             threads=self.model.threads,
-            generation_config=False,  # peers know nothing of it
+            generation_config=False,  # peers ignore it
         )
 
     @override
@@ -188,7 +188,7 @@ class Kvcast(Backend, Transcriber, Continuer, Writer):
 
 
 class KvcastElsewhere(Kvcast):
-    """The model on another runtime than its own, which takes its checkpoint."""
+    """The model on another runtime, which opens its checkpoint."""
 
     @override
     def unfit(self) -> str | None:
@@ -263,7 +263,7 @@ def _texts(model: Any, prompts: Sequence[Tokens], **keywords: Any) -> list[Token
 
 
 class _Clocked:
-    """A tokenizer that notes when each token comes, and knows no token that ends a text.
+    """A tokenizer that records when each token arrives, and has no end tokens.
 
     Meets `kvcast.tokenizers.base.TextTokenizer`.
     """

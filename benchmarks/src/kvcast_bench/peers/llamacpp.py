@@ -117,7 +117,7 @@ class _Context:
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), False)
 
     def append(self, texts: Sequence[tuple[int, Tokens]], position: int) -> list[int]:
-        """Append tokens to some rows of so many positions; return the likeliest next ones."""
+        """Append tokens to some rows at a position; return the likeliest next ones."""
         places = [
             (row, position + at, token, at == len(tokens) - 1)
             for row, tokens in texts

@@ -17,7 +17,7 @@ _CHUNK = 2**24
 
 
 class Opener(Backend):
-    """Opens the model anew in each turn. `kind` is the quantisation that is asked for, if any."""
+    """Opens the model anew in each turn. `kind` is the requested quantisation, if any."""
 
     program = "kvcast"
     packages = ("kvcast",)

@@ -1,6 +1,6 @@
 """OpenVINO GenAI, from folders that optimum-intel makes of Hugging Face folders.
 
-Both are in an environment of their own.
+Both are in a separate environment.
 """
 
 import json

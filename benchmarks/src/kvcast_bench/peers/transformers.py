@@ -37,7 +37,7 @@ class _Transformers(Backend):
 
 
 class CausalTransformers(_Transformers, Continuer):
-    """Its models' forward with their cache: `generate` would add its own Python to every step."""
+    """Its models' forward with their cache: `generate` would add Python overhead to every step."""
 
     settings = "scaled_dot_product_attention, forward in a loop, the head on the last position only"
     auto = "AutoModelForCausalLM"
@@ -81,7 +81,7 @@ class Seq2seqTransformers(_Transformers, Writer):
                 min_new_tokens=tokens,
                 max_new_tokens=tokens,
             )
-        # What a target begins with comes first.
+        # The decoder start token comes first.
         targets: list[Tokens] = target_bs[:, 1:].tolist()
         return targets
 

@@ -1,4 +1,4 @@
-"""vLLM for processors, from a Hugging Face folder, in an environment of its own."""
+"""vLLM for CPUs, from a Hugging Face folder, in a separate environment."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ class VLLM(Backend, Continuer):
 
     @override
     def variables(self) -> Mapping[str, str]:
-        # Its documentation asks for this OpenMP, which lies in the environment.
+        # Its documentation recommends this OpenMP, which is in the environment.
         openmp = Path(self.python or "").absolute().parent.parent / "lib" / "libiomp5.so"
         return {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # ticks are the engine's own steps

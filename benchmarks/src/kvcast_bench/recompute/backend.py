@@ -1,4 +1,4 @@
-"""kvcast with the recomputing programs in place of its own.
+"""kvcast with the recomputing programs instead of cached ones.
 
 torch is imported inside functions.
 """

@@ -28,7 +28,7 @@ def _as_they_are(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 class DecodeFromStates(TorchProgram):
     """Projects every layer's cross key and value from states, which are the last argument.
 
-    `dtype` is what products take; keys and values have the dtype of the states.
+    `dtype` is the input dtype of GEMMs; keys and values have the dtype of the states.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Claims of published texts about caches, worked again and measured: `kvcast bench sources`.
+"""Published claims about caches, recomputed and measured: `kvcast bench sources`.
 
-One module a claim; each returns tables of figures for docs/sources.md. What can be counted
-(operations, copies, slots, tokens) is apart from what a clock says, so that tests can check it.
+One module per claim; each returns tables for docs/sources.md. Counts (operations, copies, slots,
+tokens) are separate from timings, so that tests can check them.
 """

@@ -121,7 +121,7 @@ class Aliases(Attention):
 
 
 class WhisperAttention(Attention):
-    """`kvcast.conditional` knows what to look for by this name."""
+    """`kvcast.conditional` finds attention modules by this name."""
 
 
 class WithReset(nn.Module):
@@ -182,14 +182,14 @@ def form(of: Sizes, name: str, folder: Path) -> tuple[Compiled, list[Tensor]]:
 
 
 def exported_flags(device: str) -> list[str]:
-    """Return on which device the flag of each conditional lies, in a program for a CUDA device.
+    """Return the device of each conditional's flag, in a program for a CUDA device.
 
     Nothing is computed, so no such device is needed. `device` is where the flag was registered.
     """
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.no_grad(),
-        warnings.catch_warnings(action="ignore"),  # torch's, of its own doings
+        warnings.catch_warnings(action="ignore"),  # torch's internal ones
     ):
         program = torch.export.export(
             _OnCuda(device), (torch.empty(1, 4, 8, device="cuda"),), strict=False

@@ -1,7 +1,7 @@
-"""A decoder's step with cross keys and values recomputed, and computed once, by eager PyTorch.
+"""A decode step with and without a cross-attention cache, in eager PyTorch.
 
 Recomputing projects the encoder's output in every layer, as a stock export does; otherwise a step
-reads what was projected before. Weights are random: time does not depend on them.
+reads the cached projections. Weights are random: time does not depend on them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -17,8 +17,8 @@ class Figures:
 
     Attributes:
         head: names of its columns.
-        rows: cells of each row, as many.
-        note: what holds for all of it: shapes, dtype, threads, runs.
+        rows: cells of each row, one per column.
+        note: about the whole table: shapes, dtype, threads, runs.
 
     """
 

@@ -1,4 +1,4 @@
-"""What a cache of keys and values saves, by a plain formula and by `kvcast inspect cost`.
+"""FLOPs that a KV cache saves, by a plain formula and by `kvcast inspect cost`.
 
 The published count for Mistral 7B and 10,000 tokens, 4.29e17, is 16 times too high. It multiplies
 by the width twice, where keys and values of 8 heads are 1,024 wide: 4 of the 16. And it has 2 T^2
@@ -30,12 +30,12 @@ def width_once(layers: int, width: int, key_width: int, tokens: int) -> int:
 
 
 def saved(layers: int, width: int, key_width: int, tokens: int) -> int:
-    """Return what is not computed: keys and values of all earlier positions, at each token."""
+    """Return the saved FLOPs: keys and values of all earlier positions, at each token."""
     return 2 * 2 * layers * width * key_width * (tokens * (tokens - 1) // 2)
 
 
 def cross_projections(layers: int, width: int, source: int) -> int:
-    """Return what projecting a source to the cross keys and values of all layers costs."""
+    """Return the FLOPs of projecting a source to cross-attention keys and values in all layers."""
     return 2 * 2 * layers * source * width * width
 
 

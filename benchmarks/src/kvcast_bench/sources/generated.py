@@ -1,4 +1,4 @@
-"""Compiles modules with AOTInductor and counts in the C++ that it wrote what a step does.
+"""Compiles modules with AOTInductor and counts a step's operations in the generated C++.
 
 A step is a call whose conditional takes the branch that reads: the branch that computes is left
 out.
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Counts:
-    """What a step does with tensors of a size or larger.
+    """Counts of a step's operations on tensors of a size or larger.
 
     Attributes:
-        projections: matrix products whose results are as large.
-        copies: times that a loop writes as many numbers.
+        projections: GEMMs with results of that size.
+        copies: loops that write that many values.
         flags: flags that the host reads before it chooses a branch.
 
     """
@@ -44,7 +44,7 @@ class Compiled:
 
 def compiled(module: nn.Module, arguments: Sequence[Tensor], package: Path) -> Compiled:
     """Export a module and compile it into `package`."""
-    # torch's warnings, of its own doings.
+    # torch's internal warnings.
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         program = torch.export.export(module.eval(), tuple(arguments), strict=False)
         torch._inductor.aoti_compile_and_package(program, package_path=str(package))
@@ -60,7 +60,7 @@ def compiled(module: nn.Module, arguments: Sequence[Tensor], package: Path) -> C
 
 
 def counts(program: Compiled, size: int) -> Counts:
-    """Count, in a call of a step, what makes `size` numbers or more."""
+    """Count the operations of a step that produce `size` values or more."""
     body = program.wrapper[program.wrapper.index("::run_impl(") :]
     body = re.sub(r"// subgraph: false_graph_\d+\n.*?\n    \}", "", body, flags=re.DOTALL)
     shapes = dict(re.findall(r"int64_t (int_array_\d+)\[\] = \{([^}]*)\}", body))
@@ -86,7 +86,7 @@ def counts(program: Compiled, size: int) -> Counts:
 
 
 def loops_of(kernel: str, size: int) -> int:
-    """Return how many of a kernel's nests of loops run over `size` numbers or more."""
+    """Return how many of a kernel's loop nests run over `size` values or more."""
     nests: list[int] = []
     outer: list[int] = []
     for indent, bound in re.findall(

@@ -120,7 +120,7 @@ def states_of(model: TorchModel) -> list[Tensor]:
 
 @torch.no_grad()
 def exported(form: type[nn.Module], model: TorchModel, states: Tensor) -> Callable[..., Tensor]:
-    """Return the program that torch.export makes of a form, over self caches of its own."""
+    """Return the program that torch.export makes of a form, with separate self-attention caches."""
     caches = self_caches(model, len(PROMPT) + LONGEST)
     module = form(model).eval()
 
@@ -129,7 +129,7 @@ def exported(form: type[nn.Module], model: TorchModel, states: Tensor) -> Callab
         given = torch.tensor([[token]]), length, torch.zeros(1, dtype=torch.int64)
         return *given, *caches, states, torch.tensor(position == 0)
 
-    with warnings.catch_warnings(action="ignore"):  # torch's, of its own doings
+    with warnings.catch_warnings(action="ignore"):  # torch's internal ones
         program = torch.export.export(module, arguments(0, 0, states), strict=False).module()
     return lambda *given: program(*arguments(*given))
 
@@ -146,7 +146,7 @@ def text(step: Callable[..., Tensor], states: Tensor) -> list[int]:
 
 
 def texts() -> dict[str, list[str]]:
-    """Return what each program writes for the clips in turn, and what fresh ones write."""
+    """Return each program's texts for the clips in turn, and the texts of fresh programs."""
     model, tokenizer = demo()
     clips = states_of(model)
     made: dict[str, list[list[int]]] = {

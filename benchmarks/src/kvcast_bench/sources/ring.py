@@ -1,7 +1,7 @@
 """The worked example of Mistral's rolling cache, computed by a model and read out of its cache.
 
 Prompts of 4, 1 and 3 tokens, a window of 3, chunks of 2, then five tokens more. Which position a
-slot holds is found by its contents: the first layer's keys are those of one position alone. Every
+slot holds is found by its contents: the first layer's keys depend on one position alone. Every
 call's logits are compared with those of the whole text in one call, on an empty cache.
 """
 
@@ -28,7 +28,7 @@ class Done:
     Attributes:
         call: its new tokens.
         slots: of each row the positions that its slots hold after the call; None: nothing yet.
-        error: the largest difference of logits from those computed without a cache.
+        error: the largest difference from logits computed without a cache.
 
     """
 

@@ -129,7 +129,7 @@ class Causal(Workload):
 
     @override
     def work(self, trial: Trial, backend: Backend) -> Mapping[str, Work]:
-        # A text's step is the one in the middle.
+        # A text's step is its middle one.
         rows, prompt, is_text = trial["rows"], trial["prompt"], trial["measure"] != POSITION
         sizes = self.dimensions
         if backend.window is not None:

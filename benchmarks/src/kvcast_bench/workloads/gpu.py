@@ -30,7 +30,7 @@ class TimedModel:
     new: int  # steps of a run
 
 
-# As the published config.json has them, without what says nothing of sizes.
+# As in the published config.json, without fields that do not affect sizes.
 _CONFIGS = Path(__file__).parents[1] / "configs"
 
 PUBLISHED: Mapping[str, TimedModel] = {
@@ -67,7 +67,7 @@ class GpuSteps(Workload):
     @property
     @override
     def step_work(self) -> Work:
-        return Work()  # the floor is that of the device's memory
+        return Work()  # the floor is the device's memory bandwidth
 
     @override
     def tables(self) -> Sequence[Table]:
@@ -100,8 +100,8 @@ class GpuSteps(Workload):
     def step_bytes(self, trial: Trial) -> float:
         """Return the bytes that a step must read, on average over a trial's text.
 
-        Every weight once, of self caches what is held (a ring holds no more than its slots), and
-        the cross caches.
+        Every weight once, the valid positions of self-attention caches (at most a ring's slots),
+        and the cross-attention caches.
         """
         counted, prompt, new = self.counted(trial), trial["prompt"], trial["new"]
         works = [counted.call(length, 1) for length in range(prompt, prompt + new)]

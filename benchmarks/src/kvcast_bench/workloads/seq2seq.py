@@ -31,7 +31,7 @@ FIRST, WHOLE = "first", "whole"
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2seq(Workload):
-    """Sources of equal length, and targets of so many tokens."""
+    """Sources of equal length, and targets of a given number of tokens."""
 
     dimensions: T5Dimensions
     source: int
@@ -112,12 +112,12 @@ class Seq2seq(Workload):
 
     @override
     def run(self, backend: Any, trial: Trial) -> TurnAnswer:
-        """Time a call that asks for one token, and one that asks for all.
+        """Time a call for one token, and a call for all.
 
-        Beam search commits to no token until it ends. So the time to the first is that of a call
-        for one token, and a step is what a call for all takes more, divided by their number;
-        greedy calls are timed like this too. A call before these is not counted: a program that
-        has waited for its turn finds none of its weights in the processor's caches.
+        Beam search commits to no token until it ends. So the time to first token is a call for one
+        token, and a step is the additional time of a call for all, divided by their number; greedy
+        calls are timed like this too. A warm-up call is not counted: while a program waited for its
+        turn, its weights left the processor's caches.
         """
         self._write(backend, trial, 1)
         first, _ = self._write(backend, trial, 1)

@@ -269,7 +269,7 @@ class ServedSpeech(_Serving):
 
 
 def _cut(samples: Samples, seconds: int) -> Iterator[Samples]:
-    """Cut a recording into clips of so many seconds at most, each where it is quietest."""
+    """Cut a recording into clips of limited length, each where it is quietest."""
     longest, window = seconds * _RATE, round(min(_WINDOW, seconds / 2) * _RATE)
     while len(samples) > longest:
         frames = samples[longest - window : longest]

@@ -28,7 +28,7 @@ class SpeechWorkload(Workload):
     language: str  # code of the spoken language
     recordings: Sequence[Samples]  # each mono, 16 kHz
     audio: Mapping[str, Any]  # `name`, `recordings` (how many) and `seconds`, of all together
-    references: Sequence[str] | None = None  # what is spoken in each, if that is known
+    references: Sequence[str] | None = None  # the transcript of each, if known
     beam: Sequence[int] = (1,)  # of each transcription
     # tokens that the row of a step holds before it; None times no steps or encodes
     position: int | None = None

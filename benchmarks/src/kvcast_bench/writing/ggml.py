@@ -1,15 +1,15 @@
 """Writes Whispers as whisper.cpp's ggml files, by openai-whisper's names of tensors.
 
-The layout, little-endian 32-bit numbers throughout, follows whisper.cpp's
+The layout, little-endian 32-bit integers throughout, follows whisper.cpp's
 models/convert-h5-to-ggml.py and, for q8_0, examples/quantize:
 
     magic, eleven sizes of which the last is the kind of file
     mel filters: bands, bins, floats
     vocabulary: count; each: length, bytes
-    tensors to the end: rank, length of name, kind; sizes from the last axis on; name; numbers
+    tensors to the end: rank, length of name, kind; sizes from the last axis on; name; values
 
 Only vectors and both tables of positions stay fp32. Matrices and convolutions are fp16; q8_0 turns
-the matrices into blocks of 32 numbers, each an fp16 scale and 32 int8.
+the matrices into blocks of 32 values, each an fp16 scale and 32 int8.
 """
 
 import struct

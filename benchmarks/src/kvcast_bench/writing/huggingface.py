@@ -1,6 +1,6 @@
 """Writes Hugging Face folders of Whispers and of decoder-only models, for programs that read them.
 
-It inverts the readers by their own tables. Decoder-only models must have a configuration that is
+It inverts the readers by the readers' tables. Decoder-only models must have a configuration that is
 like Llama's: dense ones without scaled rotation, as Llama, Mistral, Qwen 2 and Qwen 3 are. Tensors
 are written in fp32.
 """
@@ -59,7 +59,7 @@ def model_type(dimensions: DecoderDimensions) -> str:
 
 
 def is_like_llama(dimensions: DecoderDimensions) -> bool:
-    """Tell whether a configuration written here is complete: reading it gives the same model."""
+    """Return whether a configuration written here is complete: reading it gives the same model."""
     if dimensions.rotary is None:
         return False
     config = _decoder_config(dimensions)
