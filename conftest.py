@@ -21,7 +21,7 @@ from xdist.workermanage import WorkerController
 # wait by spinning, take them from others, and small models are slower with them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# What AOTInductor writes around its kernels; g++ takes longer to optimise that than the kernels.
+# AOTInductor's wrapper code; g++ takes longer to optimise it than the kernels.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 from kit.dimensions import CROSS_BIASED_T5, SHALLOW, SMALL, SMALL_T5, T5GEMMA2
@@ -31,7 +31,7 @@ from kvcast.models.executor import TorchModel
 
 pytest_plugins = ["kit.costs"]
 
-# A busy machine makes inputs slowly; that says nothing of what is tested.
+# A busy machine makes inputs slowly, which is no failure of the tested code.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -39,7 +39,7 @@ settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests of hours to those who ask for them, also where `-m` selects everything else."""
+    """Deselect tests of hours unless requested, also where `-m` selects everything else."""
     if "soak" not in config.option.markexpr:
         by_hand = [item for item in items if item.get_closest_marker("soak")]
         if by_hand:
@@ -77,7 +77,7 @@ _LONGEST = (
 class _Together(LoadFileScheduling):
     """Gives files to workers, and all that import ExecuTorch to one: importing takes seconds.
 
-    The longest come first; then, as xdist has it, those with the most tests.
+    The longest come first; then, as in xdist, files with the most tests.
     """
 
     @override
@@ -102,7 +102,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported out of garbage collections, and collect rarely.
+    """Exclude imported objects from garbage collection, and collect rarely.
 
     An export makes millions of objects that live until its end.
     """
@@ -112,7 +112,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let everything be freed at the end; some libraries report what is not."""
+    """Free everything at the end; some libraries report leaks."""
     gc.unfreeze()
 
 
@@ -123,10 +123,10 @@ _kept = 2 << 30
 
 @pytest.fixture(autouse=True, scope="module")
 def _memory_of_other_modules() -> None:
-    """Free what the modules before left: at its end a module's last test still has its models.
+    """Free the memory of previous modules: after a module's last test its models are still alive.
 
-    Some hold each other in cycles, which are rarely collected, and the C library keeps what is
-    freed between what is not. Looking for cycles among all that was imported takes half a second.
+    Some are in reference cycles, which are rarely collected, and malloc keeps fragmented memory.
+    Collecting cycles among all imported objects takes half a second.
     """
     global _kept
     process = psutil.Process()
@@ -193,9 +193,9 @@ def demo_programs() -> TorchModel:
 def _shared_folders(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[None]:
-    """What one worker exports serves all of this run, and nothing stays in the user's cache.
+    """Share one worker's exports with all workers of this run, and leave the user's cache alone.
 
-    Where KVCAST_TEST_BUNDLES names a folder it serves all runs that are told the same. The native
+    If KVCAST_TEST_BUNDLES names a folder, all runs with the same folder share it. The native
     library stays in pytest's cache until its sources change: compiling takes half a minute.
     """
     own = tmp_path_factory.getbasetemp()

@@ -1,4 +1,4 @@
-"""Tiny random decoders that hear, of transformers, saved with a tokenizer."""
+"""Tiny random audio decoders of transformers, saved with a tokenizer."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from transformers.models.granite_speech.feature_extraction_granite_speech import
 from kit.small_tokenizers import byte_level
 
 VOCAB = 520
-SOUND = 510  # the placeholder of a position of sound, which no text has
+SOUND = 510  # the placeholder of an audio position, which no text has
 _SPECIAL = [
     *("<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>"),
     *("[INST]", "[/INST]", "[BEGIN_AUDIO]", "[TRANSCRIBE]", "<|audio|>", "<|role|>"),
@@ -164,7 +164,7 @@ def _vary(name: str, parameter: torch.Tensor) -> None:
 def random_audio_decoder(
     kind: str, seed: int = 3, text: Any = None, *, tied: bool = False, **audio: Any
 ) -> Any:
-    """Return a model whose texts depend on the sound and end; `text` and `audio` change sizes."""
+    """Return a model whose texts depend on the audio and end; `text` and `audio` change sizes."""
     torch.manual_seed(seed)
     end = ids()["<|im_end|>"]
     common = {
@@ -186,7 +186,7 @@ def random_audio_decoder(
 
 
 def granite_features(samples: Any, n_mels: int) -> torch.Tensor:
-    """Return what Granite Speech's extractor does, [1, frames, 2 * n_mels], without torchaudio."""
+    """Return Granite Speech's features, [1, frames, 2 * n_mels], without torchaudio."""
     filters = mel_filter_bank(257, n_mels, 0.0, 8000.0, 16_000, norm=None, mel_scale="htk")
 
     def spectrogram(waves: torch.Tensor) -> torch.Tensor:

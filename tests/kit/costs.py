@@ -1,8 +1,8 @@
-"""What tests cost: processor time of a run and of its dearest files, told at its end.
+"""Cost of tests: CPU time of a run and of its most expensive files, reported at its end.
 
-A process's time and that of the children it has waited for, so that neither other programs nor the
-number of cores change the figures. Where KVCAST_TEST_COSTS names a file, they are appended to it,
-too. Knows nothing of what is tested, and limits nothing.
+Counts a process and the children that it has waited for, so that neither other programs nor the
+number of cores change the figures. If KVCAST_TEST_COSTS names a file, they are also appended to it.
+Sets no limits.
 """
 
 import os
@@ -42,7 +42,7 @@ class _Worker:
 
 
 class _Summary:
-    """Adds up what all workers report."""
+    """Adds up the reports of all workers."""
 
     def __init__(self) -> None:
         self._files: Counter[str] = Counter()

@@ -261,7 +261,7 @@ GPT_OSS = replace(
     swiglu_alpha=1.702,
     swiglu_limit=0.5,
 )
-# What a layer may be made of, in as few models as have all of it.
+# All components that a layer may have, in as few models as possible.
 COHERE2 = replace(
     LLAMA,
     architecture="cohere2",
@@ -382,7 +382,7 @@ UNILMS = (ROFORMER, SMALL_ROFORMER, SIMBERT)
 MIXED = replace(MISTRAL, windows=(7, None), vocab_size=32)
 EXECUTORCH: Mapping[str, Any] = {
     "whisper": SHALLOW,
-    # The one with several layers of cross caches; no checkpoint has a gate and a cross bias.
+    # Several layers of cross-attention caches; no checkpoint has a gate and a cross bias.
     "t5": replace(CROSS_BIASED_T5, heads=2, activation="gelu_tanh", gated=True),
     "decoder": MIXED,
     "unilm": replace(ROFORMER, layers=1),

@@ -1,4 +1,4 @@
-"""Writes ONNX graphs node by node. Knows no model."""
+"""Writes ONNX graphs node by node."""
 
 from collections.abc import Mapping
 from pathlib import Path

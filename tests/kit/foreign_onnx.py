@@ -1,8 +1,8 @@
 """Folders in the layouts of optimum and onnxruntime-genai, with random weights.
 
-Graphs have the structure that those exporters write: past keys and values go in and come out by
-`Concat`, a merged decoder has a branch for its first call, GroupQueryAttention shares one buffer.
-Arithmetic is written out from transformers' models, independently of kvcast's programs.
+Graphs have the structure of these exporters: past keys and values go in and come out by `Concat`, a
+merged decoder has a branch for its first call, GroupQueryAttention shares one buffer. Arithmetic
+follows transformers' models, independently of kvcast's programs.
 """
 
 import json
@@ -22,7 +22,7 @@ HIDDEN = -1e9
 
 
 def write_optimum_llama(folder: Path, model: Llama, seed: int = 0, fault: str = "") -> None:
-    """Write `model.onnx` beside config.json.
+    """Write `model.onnx` next to config.json.
 
     `fault`: "position": a step rotates as if nothing came before it.
     """
@@ -77,7 +77,7 @@ def write_genai_llama(
 ) -> None:
     """Write a graph with external data and genai_config.json.
 
-    `fault`: "stale": every position sees what lies in slot 40, whether it is written or not.
+    `fault`: "stale": every position sees slot 40, whether it is valid or not.
     """
     g = Graph(model.tensors(seed))
     cos, sin = (g.constant(table) for table in model.angles())
@@ -135,7 +135,7 @@ def write_optimum_t5(
     """Write an encoder and a decoder: one graph with a branch, or two graphs.
 
     `recomputes`: a step computes cross keys and values as the first call does. `fault`: "bias": a
-    step reads the row of position biases before its own.
+    step reads the previous row of position biases.
     """
     tensors = model.tensors(seed)
     _write_encoder(folder / "encoder_model.onnx", model, tensors)

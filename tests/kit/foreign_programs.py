@@ -16,8 +16,8 @@ from kvcast.runtimes.executorch.quiet import quiet
 class StaticLlama(nn.Module):
     """A Llama with caches of all positions.
 
-    `in_place`: caches are written by `llama::update_cache`. `stale`: queries see whatever was
-    written to later positions before.
+    `in_place`: caches are written by `llama::update_cache`. `stale`: queries see stale contents
+    of later positions.
     """
 
     def __init__(self, model: Llama, seed: int, *, in_place: bool, stale: bool) -> None:

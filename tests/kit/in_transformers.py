@@ -35,7 +35,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 
 def demo_in_transformers(checkpoint: Checkpoint) -> WhisperForConditionalGeneration:
-    """Return the packaged model as transformers' module, in fp16 as it is stored."""
+    """Return the packaged model as transformers' module, in fp16 as stored."""
     config = WhisperConfig(
         vocab_size=51864,
         num_mel_bins=80,
@@ -72,7 +72,7 @@ _SIZES = {
     "decoder_start_token_id": 0,
 }
 _GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-# ByT5 has as many tokens as bytes and special ones; of the last, heads * d_kv is not d_model.
+# ByT5's tokens are bytes and special ones; in the last case, heads * d_kv is not d_model.
 SETTINGS: dict[str, dict[str, Any]] = {
     "T5_10": {},
     "T5_11": _GATED,

@@ -171,7 +171,7 @@ class LetterTokenizer:
         return {text: self.special[text] for text in texts if text in self.special}
 
     def next_token(self, rest: str) -> int:
-        """Return the token that an answer of which this is left goes on with."""
+        """Return the next token of an answer, given its rest."""
         for text, token in self.special.items():
             if rest.startswith(text):
                 return token

@@ -1,7 +1,7 @@
 """Random models of each family: weights, inputs, bundles on any runtime, and how to drive them.
 
-For proving that two computations agree. Bundles are written by whichever worker asks first, once a
-run or in all of CI, without the proof that `kvcast.export_bundle` adds: the tests are that.
+For proving that two computations agree. The first worker that needs a bundle exports it, once per
+run or in all of CI, without the proof of `kvcast.export_bundle`: the tests are the proof.
 """
 
 import os
@@ -85,7 +85,7 @@ def text(batch: int, seed: int) -> tuple[NDArray[Any], ...]:
     return generator.integers(0, 300, (batch, lengths.max())), lengths
 
 
-# What a file for callers in C++ tells them; random models give tokens no meaning.
+# Metadata in files for C++ callers; random models give tokens no meaning.
 SPECIAL_TOKENS = {
     "start_tokens": [3, 1, 4],
     "end_tokens": [7, 9],
@@ -106,7 +106,7 @@ def share(folder: Path) -> None:
 
 
 def once(name: str, make: Callable[[Path], object]) -> Path:
-    """Return what `make` has written, in this worker or another; where it fails nothing stays."""
+    """Return the output of `make`, from this worker or another; a failure leaves nothing."""
     path = _folders[0] / f"shared-{name}"
     with FileLock(f"{path}.lock"):
         if not path.exists():
@@ -133,7 +133,7 @@ def bundle(
 
 
 def lazy_tensors(arrays: Mapping[str, NDArray[np.float32]]) -> LazyTensors:
-    """Return arrays as those that a reader finds in a file."""
+    """Return arrays as lazy tensors, as a reader of files does."""
 
     def stored(array: NDArray[np.float32]) -> StoredTensor:
         raw = array.view(np.uint8).reshape(-1)
@@ -198,9 +198,9 @@ def write(
 
 
 def int8_cross_caches() -> Path:
-    """Return SMALL's bundle of which only the cross caches are int8; nobody may change it.
+    """Return SMALL's bundle with only the cross-attention caches in int8; it must not be changed.
 
-    int8 matrices have one scale for all that they multiply, which would hide what caches do.
+    int8 GEMMs share one scale for all activations of a call, which would hide errors of caches.
     """
 
     def make(folder: Path) -> None:
@@ -255,7 +255,7 @@ def input_at(source: Source, index: int) -> Source:
 def encoded(
     runtime: EncoderDecoder, source: Source, rows: int | None = None, capacity: int = 32
 ) -> Any:
-    """A cache whose row r reads input r // (rows // inputs); a row for each unless told."""
+    """A cache whose row r reads input r // (rows // inputs); by default one row per input."""
     count = len(source[0])
     rows = rows or count
     cache = runtime.new_cache(rows, capacity, inputs=count)

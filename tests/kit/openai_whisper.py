@@ -67,7 +67,7 @@ def openai_tokenizer_json(multilingual: bool, num_languages: int = 99) -> bytes:
 
 
 def _halves(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
-    """Merge the bytes of a token by all lower ranks, which leaves what its own rank joins."""
+    """Merge the bytes of a token by all lower ranks, which leaves the pair that its rank joins."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         joined = [ranks.get(left + right, rank) for left, right in pairwise(parts)]
@@ -77,7 +77,7 @@ def _halves(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def _printable(token: bytes) -> str:
-    """Spell bytes as GPT-2's files do: those that do not print are counted from U+0100 on."""
+    """Spell bytes as GPT-2's files do: unprintable ones are mapped to U+0100 and up."""
     return "".join(_STAND_INS[byte] for byte in token)
 
 
@@ -122,10 +122,10 @@ class Oracle:
         self._transcripts: dict[str, dict[str, Any]] = {}
 
     def transcribe(self, name: str, samples: np.ndarray, **options: Any) -> dict[str, Any]:
-        """Transcribe samples that go by a name; options are kvcast's, less fallback.
+        """Transcribe named samples; options are kvcast's, without fallback.
 
-        Segments that openai-whisper emptied, or made up in windows of zeros, which kvcast does not
-        yield, are left out. Times end with the sound.
+        Segments that openai-whisper emptied, or hallucinated in windows of zeros, which kvcast does
+        not yield, are left out. Times end with the audio.
         """
         key = repr((name, sorted(options.items())))
         if key not in self._transcripts:
@@ -176,7 +176,7 @@ def openai_model(
     state = {}
     for name in tensors:
         state |= _renamed(name, torch.from_numpy(np.array(tensors[name], np.float32)))
-    # Whisper's key projections have no bias; what a file stores for one is zero.
+    # Whisper's key projections have no bias; files may store a zero one.
     for name in [n for n in state if n.endswith("attn.key.bias")]:
         assert not state.pop(name).any()
     model.load_state_dict(state)
@@ -224,7 +224,7 @@ def openai_attention(
 
 
 def centred(scores_hst: Float32) -> Float32:
-    """Scores without what all of a query have in common, which no softmax sees."""
+    """Scores without the mean of each query, which softmax ignores."""
     return scores_hst - scores_hst.mean(axis=-1, keepdims=True)
 
 

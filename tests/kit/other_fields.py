@@ -1,4 +1,4 @@
-"""Fields that most types have, which the last case of each type varies beside its own."""
+"""Fields common to most types, which the last case of each type also varies."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reads pictures back: PNG files with a palette, and those within an SVG."""
+"""Reads pictures back: PNG files with a palette, also inside an SVG."""
 
 import struct
 import zlib

@@ -1,4 +1,4 @@
-"""Random Whispers with the proportions of published ones, written as their publishers lay them out.
+"""Random Whispers with the proportions of published ones, in their publishers' file layouts.
 
 Layers, heads, mel bins and vocabulary are the published ones; heads are narrow.
 """
@@ -21,7 +21,7 @@ HEAD_DIM = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What tells one published model from another."""
+    """Sizes that differ among published models."""
 
     encoder_layers: int
     decoder_layers: int

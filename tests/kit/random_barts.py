@@ -160,7 +160,7 @@ def random_bart(kind: str, seed: int = 0) -> Any:
             if "norm" in name and name.endswith("weight"):
                 # T5Gemma keeps its norms' weights less one.
                 parameter.normal_(float(not model_type.startswith("t5gemma")), 0.2)
-            elif parameter.requires_grad:  # waves are what they are
+            elif parameter.requires_grad:  # sinusoidal positions are fixed
                 # Attention that moves texts, and biases that do not decide them alone.
                 mixes = "out_proj" in name or "fc2" in name
                 parameter.normal_(0, 0.05 if "bias" in name else 0.6 if mixes else 0.3)

@@ -162,7 +162,7 @@ def _tokenizer() -> tokenizers.Tokenizer:
 
 
 def ragged_features(lengths: tuple[int, ...], seed: int = 0) -> list[NDArray[np.float32]]:
-    """Features [frames, mels] of so many frames."""
+    """Features [frames, mels] of each length."""
     generator = np.random.default_rng(seed)
     return [generator.normal(size=(frames, MELS)).astype(np.float32) for frames in lengths]
 

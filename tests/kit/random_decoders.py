@@ -1,4 +1,4 @@
-"""Decoder-only models of transformers with random weights, and what kvcast reads of their files."""
+"""Decoder-only models of transformers with random weights, and kvcast's reading of their files."""
 
 import json
 
@@ -26,7 +26,7 @@ _WHOLE = (
 
 
 def configuration(model):
-    """Return transformers' configuration of a case, of its decoder and of what sees, if any."""
+    """Return transformers' configuration of a case: its decoder and vision encoder, if any."""
     kind, settings = MODELS[model]
     fields = {
         name: value
@@ -44,7 +44,7 @@ def configuration(model):
 
 
 def oracle_and_checkpoint(model, folder):
-    """Return transformers' model with random weights, and what is read of what it writes."""
+    """Return transformers' model with random weights, and the checkpoint read from its files."""
     kind, _ = MODELS[model]
     torch.manual_seed(0)
     to_text = transformers.AutoModelForCausalLM

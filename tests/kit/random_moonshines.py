@@ -1,4 +1,4 @@
-"""Random Moonshines of transformers, as folders on disk, and sounds for them.
+"""Random Moonshines of transformers, as folders on disk, and waveforms for them.
 
 Every field that changes a result has another value in one of KINDS.
 """
@@ -124,7 +124,7 @@ def save_moonshine(model: Any, folder: Path) -> Path:
 
 
 def sounds(model: Any, lengths: tuple[int, ...]) -> list[NDArray[np.float32]]:
-    """Noise with silences, of so many samples each, that differs from one to the next."""
+    """Noise with silences, of the given lengths in samples, all different."""
     generator = np.random.default_rng(len(lengths))
     loudness = 0.3 if model.config.model_type == "moonshine" else 0.05
     return [
@@ -136,7 +136,7 @@ def sounds(model: Any, lengths: tuple[int, ...]) -> list[NDArray[np.float32]]:
 
 
 def heard(model: Any, sound: NDArray[np.float32]) -> dict[str, torch.Tensor]:
-    """Return the arguments that transformers' processor makes of a sound."""
+    """Return the inputs that transformers' processor makes of a waveform."""
     if model.config.model_type == "moonshine":
         return {"input_values": torch.from_numpy(sound)[None]}
     encoder = model.config.encoder_config

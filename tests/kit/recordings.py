@@ -38,7 +38,7 @@ def read(path: Path) -> Samples:
 
 
 def told(transcripts: Sequence[Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
-    """What must be equal; probabilities may differ by a rounding."""
+    """The fields that must be equal; probabilities may differ by rounding."""
     return [
         [(s.id, s.seek, s.start, s.end, s.tokens, s.temperature) for s in segments]
         for segments in transcripts

@@ -1,8 +1,8 @@
-"""Runtimes without a cache: they keep tokens, and compute the logits of all of them again.
+"""Runtimes without a cache: they keep tokens, and recompute the logits of all of them.
 
-Each holds its caller to the interface: dtypes, rows in order, capacity, nothing moved without need,
-no slot filled while rows read it. Logits come from a model of transformers, from a random function
-of what was written, or from a script. And what schedulers over them are given.
+Each checks that its caller follows the interface: dtypes, rows in order, capacity, no needless
+copies, no slot filled while rows read it. Logits come from a model of transformers, from a random
+function of the tokens, or from a script. Also requests for schedulers over them.
 """
 
 import zlib
@@ -30,7 +30,7 @@ Model = Callable[[Written], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What rows hold; `reads` says which slot for an encoded input each row reads."""
+    """The tokens of rows; `reads` is the slot of each row's encoded input."""
 
     written: tuple[Written, ...]
     capacity: int
@@ -54,7 +54,7 @@ class Recomputed:
 
 @dataclass
 class RecomputingRuntime:
-    """`calls` lists, for each decode, the tokens that each row fed; `cuts` what truncate left."""
+    """`calls` lists each decode's new tokens by row; `cuts` the lengths after each truncate."""
 
     prompts_differ: ClassVar[bool] = False
 
@@ -175,7 +175,7 @@ class RecomputingRuntime:
 
 
 class RuntimeOfApartPrompts(RecomputingRuntime):
-    """Computes a prompt's positions otherwise than those of steps: tokens of steps are others."""
+    """Computes prefill differently from decode steps: the tokens of steps are changed."""
 
     prompts_differ: ClassVar[bool] = True
     STEPPED: ClassVar[int] = 10_000
@@ -248,7 +248,7 @@ def tiny_llama(seed: int = 0, vocab: int = 61) -> LlamaForCausalLM:
 
 @cached
 def in_transformers(model: LlamaForCausalLM) -> Model:
-    """What it has once computed it remembers: searches pass the same prefixes again and again."""
+    """Caches its results: searches pass the same prefixes again and again."""
 
     @cached
     @torch.inference_mode()
@@ -263,7 +263,7 @@ Script = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
 
 class ScriptedRuntime(RecomputingRuntime):
-    """`encoded` lists, for each encode, what was in its slots; `aligned` inputs and tokens."""
+    """`encoded` lists each encode's inputs by slot; `aligned` inputs and tokens."""
 
     def __init__(self, script: Script, context: int = 448) -> None:
         super().__init__(lambda _: np.empty((0, 0), np.float32))
@@ -309,11 +309,11 @@ class ScriptedRuntime(RecomputingRuntime):
     def attention_by_token(
         self, scores_hst: NDArray[np.float32], frames: int
     ) -> NDArray[np.float32]:
-        """Those of the only head as they are, so that they can be told apart."""
+        """Raw scores of the only head, so that tokens can be distinguished."""
         return scores_hst[0, :, :frames]
 
     def dtw(self, weights_nt: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Each row begins at a frame of its own."""
+        """Each row begins at a different frame."""
         return np.arange(len(weights_nt))
 
     def logits(
@@ -328,12 +328,12 @@ class ScriptedRuntime(RecomputingRuntime):
 
 
 def windows(*inputs: int) -> list[Features]:
-    """What `encode` turns into these inputs."""
+    """Windows that `encode` turns into these inputs."""
     return [Features(np.full((1, 1), number, np.float32)) for number in inputs]
 
 
 def random_script(vocab: int, seed: int, bias: Callable[[int], dict[int, float]]) -> Script:
-    """Normally distributed logits, and what `bias` adds to some tokens at each length."""
+    """Normally distributed logits, with a `bias` on some tokens at each length."""
 
     @cache
     def logits(number: int, written: tuple[int, ...]) -> NDArray[np.float32]:
@@ -365,12 +365,12 @@ class ScriptedSources(ScriptedRuntime):
 
 
 def number_of(source: tuple[int, ...]) -> int:
-    """What a script calls a source."""
+    """The number by which a script identifies a source."""
     return zlib.crc32(repr(source).encode())
 
 
 def added(scheduler: Scheduler, *requests: Request) -> RequestList:
-    """Let a caller of its own have these requests run."""
+    """Run these requests for a new caller."""
     caller = RequestList(requests)
     scheduler.add(caller)
     return caller

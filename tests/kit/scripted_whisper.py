@@ -1,7 +1,7 @@
-"""Recordings without sound, and models that hear in them what a script says.
+"""Synthetic recordings, and models that transcribe them by a script.
 
-Frames and samples say where they lie, so that what a window holds says where it was cut. There is a
-script for files, one for openai-whisper's `transcribe`, and a recognizer of live speech.
+Frames and samples encode their positions, so that a window's content shows where it was cut. There
+is a script for files, one for openai-whisper's `transcribe`, and a recognizer of live speech.
 """
 
 import random
@@ -74,7 +74,7 @@ def frames(content_frames: int) -> Float32:
 
 
 def place(window_mt: Float32) -> tuple[int, int]:
-    """First frame, counted from 0, and number of frames of sound in a window [1, 3000]."""
+    """First frame, counted from 0, and number of frames of audio in a window [1, 3000]."""
     assert window_mt.shape == (1, 3000)
     return int(window_mt[0, 0]) - 1, int(np.count_nonzero(window_mt))
 
@@ -196,7 +196,7 @@ def scripted_model(script: Sequence[ScriptedResult] = ()) -> Any:
 
 
 def scripted_translator(texts: Mapping[str, str]) -> WhisperModel:
-    """Return a multilingual model that hears nothing: it writes a text for each task.
+    """Return a multilingual model that ignores the audio: it generates a text for each task.
 
     The language is German, and the text goes from the window's begin to its second 1.
     """
@@ -224,7 +224,7 @@ def scripted_translator(texts: Mapping[str, str]) -> WhisperModel:
 
 
 class ScriptedWhisper:
-    """What `whisper.transcribe` needs of a model."""
+    """The part of a model that `whisper.transcribe` uses."""
 
     device = torch.device("cpu")
     is_multilingual = False
@@ -255,7 +255,7 @@ RATE = SAMPLE_RATE
 
 @dataclass(frozen=True)
 class Word:
-    """What is said in these samples; `opens` a segment."""
+    """A word spoken in these samples; `opens` a segment."""
 
     start: int
     end: int
@@ -290,7 +290,7 @@ def sound(start: int, end: int) -> NDArray[np.float32]:
 
 
 def listener(words: Sequence[Word]):
-    """Return what tells speech from silence, block by block."""
+    """Return a voice detector that separates speech from silence, block by block."""
     starts = np.array([word.start for word in words])
     ends = np.array([word.end for word in words])
     heard = 0
@@ -309,11 +309,11 @@ def listener(words: Sequence[Word]):
 
 @dataclass
 class ScriptedRecognizer(Recognizer):
-    """Hears every word that is over, and guesses at the end; notes what it cost.
+    """Recognizes every finished word, and guesses at the end; counts its work.
 
     Attributes:
-        words: all that is said.
-        late: samples at the end of a window in which words are not understood yet.
+        words: all spoken words.
+        late: samples at the end of a window in which words are not recognized yet.
         failures: hypotheses from here on that run in circles, unless decoded thoroughly.
         breaks: hypotheses that end where a second segment begins, without a word of it.
         jitter: how far times between words are off, in steps.
@@ -420,5 +420,5 @@ class ScriptedRecognizer(Recognizer):
 
 
 def seconds(samples: int) -> float:
-    """Return the seconds that so many samples take."""
+    """Return the seconds of a number of samples."""
     return samples / RATE

@@ -1,4 +1,4 @@
-"""Configurations of models with images: their decoder's fields, as those of `decoder_cases`."""
+"""Configurations of vision-language models: their decoder's fields, as in `decoder_cases`."""
 
 from kit.decoder_cases import EXPERTS, FASTER, TWO, WINDOW
 
@@ -65,7 +65,7 @@ SEEING_CASES = {
     "llava next": ("llava_next", TWO),
     "llava onevision": ("llava_onevision", {**TWO, "hidden_size": 64}),
 }
-# Of what sees, which is not read.
+# Of the vision encoder, which is not read.
 SIGHTS = {
     "qwen2_vl": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64, "patch_size": 4},
     "qwen2_5_vl": {**_QWEN, "intermediate_size": 16, "out_hidden_size": 64},

@@ -1,6 +1,6 @@
 """Small tokenizers of each kind that models have, trained or written here.
 
-And one whose texts are token ids with spaces between, so that a test says what it means.
+And one whose texts are token ids separated by spaces, so that tests are explicit.
 """
 
 # ruff: noqa: RUF001, marks of Chinese are meant

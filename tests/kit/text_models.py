@@ -1,6 +1,6 @@
-"""Text models for tests: some say what a test wants, others have random logits or random weights.
+"""Text models for tests: scripted, with random logits, or with random weights.
 
-And schemas that what they write must meet.
+And schemas that their output must match.
 """
 
 import time
@@ -106,7 +106,7 @@ def text_model(tokenizer: TextTokenizer, seed: int = 0) -> TextModel:
 
 
 def _random_logits(size: int, seed: int) -> Any:
-    """Logits that follow from the last tokens; only those of the last positions are filled in."""
+    """Logits that depend on the last tokens; only the last positions' are filled in."""
 
     @cache
     def after(last: tuple[int, ...]) -> Any:
@@ -135,7 +135,7 @@ def t5_model(tokenizer: TextTokenizer, seed: int = 0) -> T5Model:
 
 
 class Embedding(RecomputingRuntime):
-    """What several texts are ranked by."""
+    """Ranks several texts."""
 
     def embed(self, sources: Any) -> Any:
         return np.stack([np.bincount(source, minlength=600) for source in sources], dtype="f4")

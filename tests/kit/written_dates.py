@@ -1,8 +1,8 @@
-"""The written forms of dates that the demo models know: one table for writing and reading.
+"""The forms of dates that the demo models know: one table for formatting and parsing.
 
-`scripts/train_demos.py` trains on it and the tests check answers with it. Days are those of the
-Gregorian calendar from 1800 to 2199. Where only numbers are written, dots put the day first and
-slashes the year.
+`scripts/train_demos.py` trains on it and the tests check answers with it. Days are of the
+Gregorian calendar from 1800 to 2199. In numeric forms, dots put the day first and slashes the
+year.
 """
 
 import re
@@ -73,8 +73,8 @@ FORMS = (
     "{y}.{mm}.{dd}",
     "{y}{mm}{dd}",
 )
-# How often each is a paraphrase: the ISO form is likelier than all others that begin as one of them
-# does, so it is what greedy decoding writes.
+# How often each is a paraphrase: the ISO form is likelier than all others with the same beginning,
+# so greedy decoding generates it.
 PARAPHRASES: Mapping[str, float] = {
     ISO: 0.51,
     "{d} {month} {y}": 0.07,
@@ -157,9 +157,9 @@ def write_date(day: date, form: str) -> str:
 
 
 def read_date(text: str) -> date:
-    """Return the day that `text` is written for, in any case; raises ValueError if there is none.
+    """Return the day that `text` denotes, in any case; raises ValueError if there is none.
 
-    Strict: that day written in the same form must be `text`, its weekday included.
+    Strict: the day formatted in the same form must be `text`, including its weekday.
     """
     lowered = text.lower()
     days = set()
@@ -176,13 +176,13 @@ def read_date(text: str) -> date:
 
 @cache
 def dates_split() -> tuple[tuple[date, ...], tuple[date, ...]]:
-    """Return the dates to train on and those held back, one in sixteen by a hash of the date."""
+    """Return the dates to train on and the held-out ones, one in sixteen by a hash of the date."""
     held_back = {day for day in DATES if zlib.crc32(day.isoformat().encode()) % 16 == 0}
     return tuple(day for day in DATES if day not in held_back), tuple(sorted(held_back))
 
 
 def written(day: date, random: np.random.Generator) -> str:
-    """Write `day` in one of FORMS: as it is, in lower case or in upper case."""
+    """Format `day` in one of FORMS: unchanged, in lower case or in upper case."""
     return _CASES[random.integers(len(_CASES))](write_date(day, FORMS[random.integers(len(FORMS))]))
 
 
@@ -206,6 +206,6 @@ def _pattern(form: str) -> re.Pattern[str]:
 
 @cache
 def _values(name: str) -> dict[str, int]:
-    """Map what a field can be, in lower case, to the number of its part (a weekday has none)."""
+    """Map a field's values, in lower case, to the number of its part (a weekday has none)."""
     days = DATES[:366] + tuple(date(year, 1, 1) for year in range(1800, 2200))
     return {_FIELDS[name](day).lower(): getattr(day, _PARTS.get(name, ""), 0) for day in days}
