@@ -92,7 +92,7 @@ def disk_problem(error: Exception, *folders: Path) -> str | None:
 
 
 def is_full(folder: Path) -> bool:
-    """Tell whether there is no room left where a folder is, or is to be."""
+    """Return whether there is no room left where a folder is, or is to be."""
     room = room_at(folder)
     return room is not None and room < _ROOM
 

@@ -101,7 +101,7 @@ class NumberedWindows:
         return np.pad(window_mt, ((0, 0), (0, 3000 - window_mt.shape[1])))
 
     def is_silent(self, seek: int, end: int) -> bool:
-        """Tell whether these frames are among the silent ones."""
+        """Return whether these frames are among the silent ones."""
         return any(seek in frames and end - 1 in frames for frames in self.silent)
 
     def first_window(self) -> Float32:
@@ -399,7 +399,7 @@ class ScriptedRecognizer(Recognizer):
         return places
 
     def _goes_on(self, at: int) -> bool:
-        """Tell whether a segment begins that has several words."""
+        """Return whether a segment begins that has several words."""
         words = self.words[at : at + 5]
         pauses = (after.start - before.end > RATE // 2 for before, after in pairwise(words))
         return words[0].opens and len(words) == 5 and not any(pauses)

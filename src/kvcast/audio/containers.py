@@ -69,7 +69,7 @@ def _after(element: _Element) -> int:
 
 
 def _next_good(data: bytes, start: int) -> int | None:
-    """Return where elements follow one another again, if it is near."""
+    """Return where a valid sequence of elements resumes, if it is near."""
     for at in range(start, min(start + _NEAR, len(data))):
         if data[at] in _FIRST_BYTES and _is_good(data, at):
             return at
@@ -104,7 +104,7 @@ def _element(data: bytes, at: int) -> _Element | None:
 
 
 def _number(data: bytes, at: int, *, marked: bool) -> tuple[int, int]:
-    """Return a number of variable length, -1 if there is none, and the position behind it."""
+    """Return a variable-length integer, -1 if there is none, and the position after it."""
     if at >= len(data) or data[at] == 0:
         return -1, at + 1
     length = 9 - data[at].bit_length()
@@ -148,7 +148,7 @@ _FIRST_FRAMES = 10
 
 
 class FrameClock:
-    """Follows the times of frames that are put one behind another."""
+    """Tracks the times of consecutive frames."""
 
     position: float
     """Seconds of sound and of gaps until now."""

@@ -196,7 +196,7 @@ class ArrayAudio(ChannelSource):
             self._known += (f"{self.name} {scale.notice}",)
 
     def _measure_integers(self, bits: int) -> None:
-        """Find out how many bits of a wide type are used: NumPy makes 64 of any list."""
+        """Find how many bits of a wide type are used: NumPy makes any list int64."""
         peak = max((float(np.abs(block).max()) for block in self._floats()), default=0.0)
         if 0 < peak <= 2.0 ** (_BITS - 1):
             self.full_scale = 2.0 ** (_BITS - 1)

@@ -94,7 +94,7 @@ class RecordedAudio:
         self.unheard = () if self.silent else audio.unheard
 
     def is_silent(self, seek: int, end: int) -> bool:
-        """Tell whether no frame from `seek` to `end` exceeds SILENT_RANGE."""
+        """Return whether no frame from `seek` to `end` exceeds SILENT_RANGE."""
         return not self._is_loud[seek:end].any()
 
 

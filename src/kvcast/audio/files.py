@@ -52,7 +52,7 @@ _MOST_NOTICES = 20
 class AudioFile(ChannelSource):
     """An audio file in any format that libsndfile or, if installed, PyAV can read.
 
-    A file that several were concatenated to is read to its end, part by part. An unseekable source
+    A concatenation of several files is read to its end, part by part. An unseekable source
     (a pipe) is first copied to an unnamed temporary file on disk.
     """
 
@@ -273,7 +273,7 @@ def _open_binary(
     except FileNotFoundError as error:
         raise InputMissingError(f"{name} does not exist") from error
     except (OSError, ValueError) as error:
-        if os.path.isdir(path):  # noqa: PTH112 - of a name too long it says no, and Path raises
+        if os.path.isdir(path):  # noqa: PTH112 - returns False for a name that is too long, where Path raises
             raise InputOutputError(f"{name} is a folder, not a sound file") from error
         reason = getattr(error, "strerror", None) or error
         raise InputOutputError(f"{name} cannot be opened: {reason}") from error

@@ -80,7 +80,7 @@ def foreign(data: bytes) -> str | None:
 
 
 def may_need_more(data: bytes) -> bool:
-    """Tell whether these bytes begin as a frame whose successor is still to come.
+    """Return whether these bytes begin as a frame whose successor is still to come.
 
     It comes within 8 kB.
     """

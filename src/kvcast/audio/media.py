@@ -1,7 +1,6 @@
 """Reads mp4, m4a, webm and other formats that libsndfile lacks, with PyAV (the extra `media`).
 
-Samples lie at the times of the container: where packets are missing, there is silence. Knows
-nothing of resampling or of error messages.
+Samples are placed at the container's times: where packets are missing, there is silence.
 """
 
 from collections.abc import Iterable, Iterator
@@ -132,10 +131,10 @@ class MediaReader(SoundReader):
         origin = None if start is None else start / av.time_base
         self._clock = FrameClock(origin, is_damaged=self._is_damaged)
         self._damaged, self._gaps = _Losses(), _Losses()
-        self._trailing = _Losses()  # behind the last frame
+        self._trailing = _Losses()  # after the last frame
 
     def skips(self) -> bool:
-        """Tell whether packets are missing, by their times; this reads all of them."""
+        """Return whether packets are missing, by their times; this reads all of them."""
         expected: float | None = None
         for packet in self._packets():
             if packet is None or packet.pts is None or not packet.duration:
@@ -222,7 +221,7 @@ class MediaReader(SoundReader):
         self._trailing = damaged
 
     def _seconds(self, packet: "av.Packet[av.AudioStream]") -> float:
-        """Return how long a packet lasts, as it says or as packets of its codec do."""
+        """Return a packet's duration, as stated or as usual for its codec."""
         if packet.duration and packet.time_base:
             return float(packet.duration * packet.time_base)
         return float(self._stream.codec_context.frame_size or 0) / max(self.rate, 1)
@@ -237,7 +236,7 @@ class MediaReader(SoundReader):
                         failures = 0
                         yield packet
                 break
-            except (av.FFmpegError, IndexError) as error:  # of a stream that nobody announced
+            except (av.FFmpegError, IndexError) as error:  # of an unannounced stream
                 failures += 1
                 last = error
         yield None

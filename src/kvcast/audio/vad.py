@@ -1,6 +1,6 @@
 """Voice activity detection: the speech of a recording, and endpointing of live audio.
 
-From probabilities of speech to parts as Silero's `get_speech_timestamps` does it (snakers4/
+Turns speech probabilities into parts like Silero's `get_speech_timestamps` (snakers4/
 silero-vad, utils_vad.py), in arrays. A part without 0.2 s of continuous speech is dropped: chords
 and tones pass for speech for up to 0.16 s. The probabilities come from a `Listener`: Silero, or
 `Loudness`, which needs no model.
@@ -64,7 +64,7 @@ class Endpoints:
         """Begin in silence.
 
         Args:
-            listener: gives the probability of speech.
+            listener: returns the probability of speech.
             threshold: probability from which on a block is speech.
             pause: seconds without speech that end an utterance.
 
@@ -75,7 +75,7 @@ class Endpoints:
         self.pause = self._pause * BLOCK
         self._held = np.empty(0, np.float32)
         self._is_speech = False
-        self._run = 0  # blocks in a row that speak for a change
+        self._run = 0  # consecutive blocks that suggest a change
 
     def follow(self, samples: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.float32], Change]]:
         """Yield the audio [n] in order, cut after every change; less than a block is held back."""
@@ -203,7 +203,7 @@ def _in_blocks(pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.flo
 
 
 def _overlaps(start: int, end: int, stretches: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether blocks have some in common with any of these, which are in order."""
+    """Return whether blocks have some in common with any of these, which are in order."""
     after = bisect_right(stretches, start, key=itemgetter(1))
     return after < len(stretches) and stretches[after][0] < end
 
@@ -312,7 +312,7 @@ def _padded(parts: Sequence[Part], pad: int, samples: int) -> tuple[Part, ...]:
 class SpeechOnly(AudioSource):
     def __init__(self, audio: AudioSource, parts: Sequence[Part]) -> None:
         self.name = audio.name
-        self.notices = audio.notices  # complete: who knows the parts has read all of it
+        self.notices = audio.notices  # complete: finding the parts has read all of it
         self._audio = audio
         self._parts = tuple(parts)
 
@@ -356,7 +356,7 @@ def spoken(
     Args:
         audio: the recording; closed when the result is.
         make: reads the joined parts of a recording.
-        listener: a new one; gives the probability of speech.
+        listener: a new one; returns the probability of speech.
         params: the parameters of the detection.
         clips: parts of the recording to transcribe, in order and disjoint.
 

@@ -188,7 +188,7 @@ def _made(kind: type[_Part], values: dict[str, Any]) -> _Part:
 
 
 def is_bundle(folder: Path) -> bool:
-    """Tell whether a folder has a manifest; `read_bundle` checks whether it is valid."""
+    """Return whether a folder has a manifest; `read_bundle` checks whether it is valid."""
     return (folder / MANIFEST).is_file()
 
 
@@ -240,7 +240,7 @@ def check_files(
 
 
 def stays_inside(name: str) -> bool:
-    """Tell whether a relative path with `/` stays inside the folder that it starts from."""
+    """Return whether a relative path with `/` stays inside the folder that it starts from."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name
 

@@ -61,7 +61,7 @@ class TemplateWorker:
         with self._lock:
             self._used = time.monotonic()
             if self._process is not None:
-                # One that waited may have been ended by others: that says nothing of the template.
+                # An idle process may have been ended by others, which is no fault of the template.
                 with contextlib.suppress(EndedError):
                     return self._exchange(self._process, request, seconds)
             _crowd.make_room()
@@ -221,7 +221,7 @@ SECONDS = 10.0
 LONGEST = 16_000_000
 """Limit on the characters of a formatted conversation."""
 
-# Limits on memory in bytes, CPU seconds (in case nobody waits any more), file size, processes.
+# Limits on memory in bytes, CPU seconds (if the parent is gone), file size, processes.
 _LIMITS = {"AS": 1 << 30, "CPU": 2 * int(SECONDS), "FSIZE": 0, "NPROC": 0}
 
 

@@ -88,7 +88,7 @@ def say(message: str, *, about: str | None = None) -> None:
     if not line.startswith(name):
         line = f"{name}: {line}"
     if sys.stderr is not None:  # with None, print would take standard output instead
-        with contextlib.suppress(OSError):  # nobody reads: nowhere is left to say so
+        with contextlib.suppress(OSError):  # no reader: there is nowhere to report it
             print(f"kvcast: {line}", file=sys.stderr, flush=True)
 
 

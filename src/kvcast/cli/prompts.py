@@ -68,7 +68,7 @@ def read_prompts(source: str) -> list[PromptLine]:
 
 
 def is_text(value: Any) -> bool:
-    """Tell whether it is a string without lone surrogates, which no UTF-8 can hold."""
+    """Return whether it is a string without lone surrogates, which no UTF-8 can hold."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
@@ -229,7 +229,7 @@ def _alternatives(text: "TextGeneration") -> list[list[dict[str, Any]]] | None:
 
 
 def speed(texts: "Sequence[TextGeneration]") -> str:
-    """Tell the first token's time, the mean time of later ones, and the rate of all together."""
+    """Return the time to first token, the mean time of later ones, and the total throughput."""
     timings = [text.timings for text in texts]
     later = [timing.per_token for timing in timings if timing.per_token > 0]
     per_token = sum(later) / max(1, len(later))

@@ -94,7 +94,7 @@ def interruptible(work: Callable[[], None]) -> None:
 
 
 def has_ended() -> bool:
-    """Tell whether the cluster is of this machine alone, and has ended by itself."""
+    """Return whether the cluster is of this machine alone, and has ended by itself."""
     from ray._private import worker
 
     own = worker._global_node
@@ -125,7 +125,7 @@ def _own_signals(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """Send descriptor 2 nowhere: Ray's native part writes there that it will write little."""
+    """Redirect descriptor 2 to nothing: Ray's native part announces its logging there."""
     kept = os.dup(2)
     try:
         with Path(os.devnull).open("w") as nowhere:

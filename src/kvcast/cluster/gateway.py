@@ -1,7 +1,7 @@
-"""The proxy between clients and replicas: it hands a request on, and its answer back.
+"""The proxy that passes requests from clients to replicas, and responses back.
 
-A replica that dies before any of its answer is passed on costs the client nothing: another is
-asked. Later, a stream of events ends with one that says so, and any other answer is cut off.
+If a replica dies before the first byte of its response is passed on, another replica takes the
+request. Later, a stream of events ends with an error event, and any other response is cut off.
 Plain ASGI.
 """
 
@@ -52,7 +52,7 @@ Ask: TypeAlias = Callable[[ProxiedRequest], AsyncGenerator[list[Message]]]
 
 class Gateway:
     def __init__(self, ask: Ask, timeout: float) -> None:
-        """Take the application to ask, and the seconds within which an answer must begin."""
+        """Take the application, and the seconds within which a response must begin."""
         self._ask = ask
         self._timeout = timeout
         self._under: set[asyncio.Future[None]] = set()
@@ -159,7 +159,7 @@ class _ProxiedAnswer:
             raise LostError
 
     async def break_off(self) -> None:
-        """Say that there is no more; raises LostError where there is no way to say it."""
+        """End the response with an error; raises LostError if its format has none."""
         if self._ended:
             return
         if not self._streams:

@@ -268,7 +268,7 @@ class _RecordingActor:
 
 
 def _unlike(queued: QueuedRecording) -> InputOutputError | None:
-    """Tell whether this machine does not see the file that the journal is about."""
+    """Return whether this machine does not see the file that the journal is about."""
     try:
         size = Path(queued.source).stat().st_size
     except OSError as error:

@@ -224,7 +224,7 @@ class Replica:
 
 
 def _asking(handle: Any) -> Ask:
-    """Return the function that asks a replica through a streaming handle."""
+    """Return the function that calls a replica through a streaming handle."""
     from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
     from ray.serve.exceptions import (
         BackPressureError,

@@ -188,7 +188,7 @@ def _check_room(output: Path, checkpoint: Checkpoint, precision: BundlePrecision
 
 
 def _is_state(name: str) -> bool:
-    """Tell whether a program's input is a cache of something else than keys and values."""
+    """Return whether a program's input is a cache of something else than keys and values."""
     return name.startswith(("past_inputs_", "past_state_"))
 
 
@@ -231,7 +231,7 @@ def _check_calibration(family: Family, dimensions: Any) -> None:
 
 
 def calibration_summary(folder: Path) -> str:
-    """Tell in one line how the codes of a bundle just exported as `CALIBRATED` were found."""
+    """Summarize in one line the int4 calibration of a bundle just exported as `CALIBRATED`."""
     record = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8")).calibration
     if not record["calibrated"] + record["kept"]:
         return "calibrated nothing: no matrix has whole blocks of inputs"

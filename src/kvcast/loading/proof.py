@@ -143,7 +143,7 @@ class TopLogits:
 
 @dataclass(frozen=True)
 class RecordedOutputs:
-    """Tokens [r, s] that a bundle wrote after its family's probe, and logits before each.
+    """Tokens [r, s] that a bundle generated after its family's probe, and logits before each.
 
     Attributes:
         reference: of the model in fp32, all tokens at once.
@@ -178,7 +178,7 @@ def record_of(written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> di
 def read_record(verification: Mapping[str, Any], dimensions: Any) -> RecordedOutputs | None:
     """Return the outputs in a manifest's `verification`; None where an older export has none.
 
-    Raises KvcastError for ones that no export wrote.
+    Raises KvcastError for malformed ones.
     """
     if KEY not in verification:
         return None

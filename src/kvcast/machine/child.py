@@ -116,7 +116,7 @@ class Remote(AbstractContextManager["Remote"]):
     def __init__(
         self, served: object, environment: Mapping[str, str], python: str | None = None
     ) -> None:
-        # A file, for a pipe that nobody reads would block the process in the end.
+        # A file, because an unread pipe would eventually block the process.
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process: Any = subprocess.Popen(  # noqa: S603 - an interpreter, and this module
             [python or sys.executable, "-m", "kvcast.machine.child"],

@@ -30,8 +30,8 @@ class Passage:
 
     Attributes:
         source: inputs of `encode`, each [1, ...]; empty without an encoder.
-        prompt: tokens [s], s >= 1, after the last of which the model is asked first.
-        target: tokens [t] that follow, after each of which it is asked again.
+        prompt: tokens [s], s >= 1; logits are compared after the last one.
+        target: tokens [t] that follow; logits are compared after each.
 
     """
 

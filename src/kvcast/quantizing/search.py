@@ -215,7 +215,7 @@ def product_seconds(trials: Trials) -> dict[str, dict[str, float]]:
 
 
 def _alike(trials: Trials) -> Iterator[tuple[int, float, list[str]]]:
-    """Yield rows, the times that a token asks for them, and names of matrices of one shape."""
+    """Yield rows, their calls per token, and names of matrices of one shape."""
     sources = sum(1 for passage in trials.passages if passage.source)
     tokens = sum(passage.positions for passage in trials.passages)
     calls = {"decode": (1, 1.0), "encode": (trials.source_positions, sources / tokens)}

@@ -233,7 +233,7 @@ def _add_models(app: FastAPI, state: State) -> None:
 
     @app.post("/v1/models/unload", tags=["models"], responses=_ERRORS)
     async def unload_model(body: ModelRequest) -> dict[str, Any]:
-        """Take a model out of memory, once its requests are over or `--drain` has passed."""
+        """Unload a model, once its requests are over or `--drain` has passed."""
         unload = partial(state.models.unload, body.model, state.limits.drain)
         await state.calls.in_thread(unload)
         return state.models.document(body.model)

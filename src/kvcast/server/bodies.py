@@ -206,7 +206,7 @@ def _finite(spelled: str) -> float:
 
 
 def _is_deep(document: Any) -> bool:
-    """Tell whether lists and objects lie deeper within one another than they may."""
+    """Return whether lists and objects lie deeper within one another than they may."""
     level = [document]
     for _ in range(DEEPEST + 1):
         inner = (

@@ -43,7 +43,7 @@ _RECORDINGS = 2
 
 class Calls:
     def __init__(self, timeout: float) -> None:
-        """Take the seconds that a request may take, once its body is there."""
+        """Take the seconds that a request may take, once its body is complete."""
         self._timeout = timeout
         # Pools: queued work can be cancelled, and a busy thread stays counted.
         self._prompts = ThreadPoolExecutor(_PROMPTS, "kvcast-prompts")
@@ -291,7 +291,7 @@ class State:
         await self.load(body.model)
 
     async def load(self, name: str) -> None:
-        """Bring a model into memory, if it is known and not there."""
+        """Load a model, if it is known and not loaded."""
         if self.models.is_unloaded(name):
             await self.calls.in_thread(lambda: self.models.load(name))
 

@@ -292,7 +292,7 @@ class Bodies:
         give_back()
 
     def take(self, size: int) -> None:
-        """Take note of more bytes, or fewer; raises ApiError for too many."""
+        """Count more bytes, or fewer; raises ApiError for too many."""
         self._size += size
         if size > 0 and self._size > self._most:
             raise busy("too many bodies are being sent: try again later")

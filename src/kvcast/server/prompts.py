@@ -225,7 +225,7 @@ class Tools:
 
     Attributes:
         offered: the tools that the model may call, as OpenAI's chat completions describe them.
-        form: how the model writes calls; None without tools.
+        form: the model's format of tool calls; None without tools.
         shape: keywords that hold the text to a form, if it must be a call, or answers have a form.
 
     """

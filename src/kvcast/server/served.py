@@ -127,7 +127,7 @@ class _Unloaded:
 class Models:
     """The models of a server, by name; the first comes first in lists.
 
-    A model may leave memory and come back; until then it is served by nobody.
+    A model may be unloaded and loaded again.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Models:
                 del self._unloaded[each]
 
     def unload(self, name: str, drain: float) -> None:
-        """Take a model out of memory, once its requests are over, or after `drain` seconds.
+        """Unload a model, once its requests are over, or after `drain` seconds.
 
         Raises ApiError for a name of none, and one that cannot be opened again.
         """
@@ -210,7 +210,7 @@ class Models:
         give_back()
 
     def unload_idle(self, seconds: float) -> None:
-        """Take models out of memory that had no request for so long."""
+        """Unload models that had no request for this time."""
         for name in [served.name for served in self if self._idle(served) > seconds]:
             self.unload(name, 0)
 

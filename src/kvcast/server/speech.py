@@ -83,7 +83,7 @@ class Recordings:
             )
 
     def take(self, samples: int) -> None:
-        """Take note of samples in memory; raises ApiError if there are too many."""
+        """Count samples in memory; raises ApiError if there are too many."""
         with self._lock:
             if samples > self._room:
                 raise busy("too many recordings are waiting: try again later")

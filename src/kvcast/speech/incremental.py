@@ -247,7 +247,7 @@ class GrowingWindow(Utterances):
         return settled
 
     def _begins(self, piece: str) -> bool:
-        """Tell whether a word begins with the piece: any does in languages without spaces."""
+        """Return whether a word begins with the piece; in languages without spaces, any does."""
         return bool(piece) and piece.startswith(self._space)
 
     def _pieces(self, tokens: Sequence[int]) -> list[str]:

@@ -292,7 +292,7 @@ def _advice(wanted: str) -> str:
 
 
 def _is_misspelled(wanted: str, name: str) -> bool:
-    """Tell whether letters are missing, added or swapped; another letter makes another language.
+    """Return whether letters are missing, added or swapped; another letter makes another language.
 
     Sorbian is no misspelling of Serbian.
     """

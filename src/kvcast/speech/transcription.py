@@ -286,7 +286,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
         return language
 
     def __next__(self) -> Segment:
-        """Decode as far as the next segment takes."""
+        """Decode until the next segment is complete."""
         while (segment := self.take_segment()) is None:
             if self._closed:
                 raise StopIteration

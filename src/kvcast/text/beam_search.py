@@ -169,7 +169,7 @@ class SearchedTexts(TextRequest):
         return float(total / length**self.spec.params.length_penalty)
 
     def _can_improve(self) -> bool:
-        """Tell whether the best row may still come among the finished sequences."""
+        """Return whether the best row may still come among the finished sequences."""
         if self._totals[0] == -np.inf:
             return False
         if len(self.hypotheses) < self.width:

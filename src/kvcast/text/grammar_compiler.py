@@ -1,8 +1,8 @@
-"""Compiles grammars in child processes: few at a time, each grammar once, by processor time.
+"""Compiles grammars in child processes: few at a time, each grammar once, by CPU time.
 
-The parent of grammar_process.py. A grammar has a short trial first, small ones before large ones.
-One that needs longer waits behind all that have had none, and is interrupted for them: it may be
-one of many that never end.
+The parent of grammar_process.py. A grammar first gets a short time slice, small ones before large
+ones. A grammar that needs longer waits for all new ones, and is interrupted for them: it may never
+end.
 """
 
 import atexit
@@ -126,7 +126,7 @@ class Trials:
             self._changed.notify()
 
     def forget(self, trial: _Trial) -> None:
-        """Keep no outcome that says nothing of the grammar."""
+        """Drop an outcome that does not depend on the grammar."""
         with self._changed:
             self._known.pop(trial.grammar, None)
 
@@ -152,7 +152,7 @@ class Trials:
 
 
 class _Worker:
-    """A thread, with the child process that it asks."""
+    """A thread with its child process."""
 
     def __init__(self, trials: Trials) -> None:
         self.trial: _Trial | None = None

@@ -186,7 +186,7 @@ class EncodedSourceModel(SourceTextModel):
         raise UsageError(f"this model translates into {own} alone: leave out target_language")
 
     def _begins(self, params: PromptParams) -> bool:
-        """Tell whether the first token of texts, perhaps their language, is known."""
+        """Return whether the first token of texts, perhaps their language, is known."""
         languages = self.tokenizer.languages
         starts = languages is not None and languages.code(self._sizes.start_token) is not None
         return starts or params.forced_bos_token_id is not None

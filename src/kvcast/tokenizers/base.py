@@ -70,7 +70,7 @@ class TextTokenizer(Protocol):
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model writes calls of tools.
+        """The model's format of tool calls.
 
         Raises UsageError if its template has a form that is not known here.
         """

@@ -30,7 +30,7 @@ class BlenderbotSmallTokenizer(PlainTokenizer):
     def __init__(
         self, vocabulary: Mapping[str, int], merges: bytes, end_tokens: Sequence[int], label: str
     ) -> None:
-        """Take a vocabulary, piece to number, and the file of merges, best first.
+        """Take a vocabulary, piece to id, and the file of merges, best first.
 
         Raises KvcastError, naming `label` for the merges, if one of them is damaged or the
         vocabulary lacks a special token.

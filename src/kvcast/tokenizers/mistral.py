@@ -29,7 +29,7 @@ _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v\d+(m\d+)?)?")
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Tell by its name whether a file is one of Mistral's tokenizers."""
+    """Return whether a file is one of Mistral's tokenizers, by its name."""
     return name == _TEKKEN or _SENTENCEPIECE.fullmatch(name) is not None
 
 

@@ -248,7 +248,7 @@ class JsonTokenizer(TextTokenizer):
         return self._special.sub(lambda match: self._stand_ins[match[0]], text)
 
     def _spells_special(self, text: str) -> bool:
-        """Tell whether a special token could be recognised in a text, normalised or not."""
+        """Return whether a special token could be recognised in a text, normalised or not."""
         if self._special.search(text):
             return True
         if self._tokenizer.normalizer is None or not self._recognised_late:

@@ -53,7 +53,7 @@ _NO_SPACE_AFTER = frozenset("+-/={(<[") | {
 
 
 def is_special(piece: str) -> bool:
-    """Tell whether a piece is a special token; all of them are in brackets."""
+    """Return whether a piece is a special token; all of them are in brackets."""
     return piece.startswith("[") and piece.endswith("]")
 
 
@@ -86,7 +86,7 @@ class WordPieceStream(TextStream):
         return ""
 
     def _is_apart(self, text: str, closed: bool) -> bool:
-        """Tell whether a space goes before a text; `closed`: only after a punctuation mark."""
+        """Return whether a space goes before a text; `closed`: only after a punctuation mark."""
         before = self._end[-1:]
         if not before or before in _NO_SPACE_AFTER:
             return False
@@ -102,7 +102,7 @@ def _is_chinese(character: str) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Tell whether a character is punctuation for BERT, as is all ASCII but letters and digits."""
+    """Return whether BERT treats a character as punctuation, which includes ASCII symbols."""
     if character.isascii():
         return character.isprintable() and not character.isalnum() and character != " "
     return unicodedata.category(character).startswith("P")

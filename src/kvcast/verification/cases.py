@@ -99,7 +99,7 @@ class Driver:
         return self.runtime.reset(cache, rows, rows)
 
     def restart(self, cache: Any, row: int, case: Case) -> Any:
-        """Return a cache whose row, which alone reads the slot of its number, begins anew."""
+        """Return a cache with a row reset, which alone reads the slot of the same index."""
         if not case.source:
             return self.runtime.reset(cache, [row])
         cache = self.runtime.encode(self.runtime.reset(cache, [row]), [row], *case.source)

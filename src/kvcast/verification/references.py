@@ -214,7 +214,7 @@ class RecordedOracle(Oracle):
     runtime = None
 
     def __init__(self, recorded: RecordedOutputs, cases: Sequence[Case]) -> None:
-        """Take the probe's cases; raises ValueError where there are others than were recorded."""
+        """Take the probe's cases; raises ValueError if they differ from the recorded ones."""
         self._recorded = recorded
         self.texts = [
             Text(case, written_s[:-1])

@@ -1,9 +1,8 @@
 """Long form: clips decoded window by window, with temperature fallback, as in openai/whisper.
 
-Follows `transcribe` in openai/whisper's transcribe.py: windows seek by the timestamps that were
-predicted, text conditions the next window, failed windows are decoded again at a higher
-temperature, silent ones are skipped. Text that was stopped because it repeats itself has failed,
-too.
+Follows `transcribe` in openai/whisper's transcribe.py: windows seek by the predicted timestamps,
+text conditions the next window, failed windows are decoded again at a higher temperature, silent
+ones are skipped. Text that was stopped because it loops has failed, too.
 """
 
 from collections import deque
@@ -183,7 +182,7 @@ class LongForm:
                 Window(self._seek, min(WINDOW_FRAMES, last - self._seek)), span
             )
             if self._clips:
-                yield None  # the next window may have to be waited for
+                yield None  # may have to wait for the next window
         self.over = True
 
     def _decode_window(self, window: Window, span: LanguageSpan | None) -> Policy[None]:

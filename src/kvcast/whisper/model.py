@@ -112,7 +112,7 @@ class WhisperModel(TranscriptionModel):
 
     @keywords_of(LanguageParams)
     def detect_language(self, audio: "AudioInput", params: LanguageParams) -> DetectedLanguage:
-        """Tell which language is spoken in a recording.
+        """Detect the language that is spoken in a recording.
 
         Args:
             audio: as `transcribe` takes it.

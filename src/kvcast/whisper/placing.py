@@ -94,7 +94,7 @@ class _Silence:
         return self.window.seek + self.window.frames
 
     def before_made_up_start(self, spans: Sequence[Span]) -> int | None:
-        """Return the end of a silence that a made up span follows at the window's start."""
+        """Return the end of a silence that a hallucinated span follows at the window's start."""
         first = next((span for span in spans if span.words), None)
         if first is None or not _is_anomaly(first):
             return None
@@ -104,7 +104,7 @@ class _Silence:
         return self.window.seek + round(gap * FRAMES_PER_SECOND)
 
     def surrounds(self, spans: Sequence[Span], index: int) -> bool:
-        """Tell whether a span is made up, after a silence, and before one or another such span."""
+        """Return whether a span is hallucinated, after silence, and before silence or another one."""
         span = spans[index]
         if not span.words or not _is_anomaly(span):
             return False

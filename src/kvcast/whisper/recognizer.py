@@ -144,7 +144,7 @@ class WhisperRecognizer(Recognizer):
         ]
 
     def _has_failed(self, result: DecodingResult) -> bool:
-        """Tell whether the text runs in circles. Few words at the end are improbable, and fine."""
+        """Return whether the text loops. A few improbable words at the end are fine."""
         limit = self._params.compression_ratio_threshold
         return not result.complete or (limit is not None and result.compression_ratio > limit)
 

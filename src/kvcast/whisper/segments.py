@@ -79,7 +79,7 @@ def split(tokens: Sequence[int], window: Window, timestamp_begin: int) -> tuple[
 
 
 def ends_alone(tokens: Sequence[int], timestamp_begin: int) -> bool:
-    """Tell whether a lone timestamp ends a window's tokens."""
+    """Return whether a lone timestamp ends a window's tokens."""
     timestamps = timestamps_from(timestamp_begin)
     return [token in timestamps for token in tokens[-2:]] == [False, True]
 

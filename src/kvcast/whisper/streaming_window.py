@@ -66,7 +66,7 @@ class Recognizer(Protocol):
         """Most tokens of text and timestamps that a window can have."""
 
     def keep_language(self) -> None:
-        """Stop detecting the language: words of it are settled."""
+        """Stop detecting the language: words in it are settled."""
 
     def listen(self, samples: NDArray[np.float32]) -> Any:
         """Return the decoder's input for up to 30 s of audio."""
@@ -74,7 +74,7 @@ class Recognizer(Protocol):
     def decode(
         self, window: Any, *, prompt: Sequence[int], written: Sequence[Unit], thoroughly: bool
     ) -> Hypothesis:
-        """Write the text that begins with these units.
+        """Decode the text that begins with these units.
 
         `thoroughly` tries again if the text looks like a failure.
         """
@@ -261,7 +261,7 @@ class StreamingWindow:
         if thoroughly or not hypothesis.doubtful:
             count = continued(self._settled, hypothesis.units)
             if count is None or (thoroughly and self._adds_nothing(hypothesis.units[count:])):
-                # It says something else, or may have stopped before the settled words were over.
+                # It differs, or may have stopped before the end of the settled words.
                 hypothesis = self._decode(window, written=self._settled, thoroughly=thoroughly)
             else:
                 hypothesis = replace(hypothesis, units=hypothesis.units[count:])
@@ -269,7 +269,7 @@ class StreamingWindow:
         return hypothesis
 
     def _adds_nothing(self, units: Sequence[Unit]) -> bool:
-        """Tell whether no word follows the settled ones, of which there are some."""
+        """Return whether no word follows the settled ones, of which there are some."""
         return bool(self._settled) and not any(unit.tokens for unit in units)
 
     def _decode(self, window: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
@@ -277,7 +277,7 @@ class StreamingWindow:
         hypothesis = self._recognizer.decode(
             window, prompt=self._prompt, written=written, thoroughly=thoroughly
         )
-        is_failure = hypothesis.doubtful and not thoroughly  # nothing of it settles
+        is_failure = hypothesis.doubtful and not thoroughly  # none of its words settle
         if is_failure or not any(unit.tokens for unit in hypothesis.units):
             return hypothesis
         places = self._recognizer.places(window, [*written, *hypothesis.units])[len(written) :]

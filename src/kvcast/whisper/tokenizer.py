@@ -108,7 +108,7 @@ class WhisperTokenizer:
         return tuple(sorted(self._added_text))
 
     def is_timestamp(self, token: int) -> bool:
-        """Tell whether a token is a time within the window."""
+        """Return whether a token is a time within the window."""
         return self.timestamp_begin <= token < self.timestamp_end
 
     @cached_property

@@ -1,6 +1,6 @@
 """Windows of 30 seconds as openai/whisper's decoding.py decodes them: policies that make requests.
 
-Puts together the prompt, the filters and the strategy that the options ask for.
+Assembles the prompt, the logits processors and the strategy from the options.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class WindowRequests:
         Args:
             tokenizer: of the model.
             context: positions of its decoder.
-            speculations: drafts tokens of windows that take one row; None for no drafts.
+            speculations: draft tokens for windows of one row; None for no drafts.
 
         """
         self.tokenizer = tokenizer
@@ -47,11 +47,11 @@ class WindowRequests:
 
     @property
     def room(self) -> int:
-        """Most tokens of a window's own text, timestamps among them."""
+        """Most tokens of a window's text, including timestamps."""
         return self._context // 2
 
     def languages(self, window: Features) -> Policy[dict[str, float]]:
-        """Find out how probable each language is.
+        """Return the probability of each language.
 
         Raises UsageError for an English-only model.
         """
@@ -72,7 +72,7 @@ class WindowRequests:
         stream: int = 0,
         speculations: Speculations | None = None,
     ) -> Policy[DecodingResult]:
-        """Decode a window once, in one way.
+        """Decode a window once.
 
         Args:
             window: the encoder's input.
@@ -121,7 +121,7 @@ class WindowRequests:
     def align(
         self, window: Features, text: Sequence[int], *, language: str, task: str, frames: int
     ) -> Policy[TokenTimes]:
-        """Place the tokens of a window's text in time.
+        """Align the tokens of a window's text with its audio.
 
         Args:
             window: the encoder's input for the text.
@@ -176,7 +176,7 @@ class WindowDecoder:
             context: positions of its decoder.
             rows: most beams or samples at once, of all windows together.
             windows: most windows at once.
-            speculations: drafts tokens of windows that take one row; None for no drafts.
+            speculations: draft tokens for windows of one row; None for no drafts.
 
         """
         self.requests = WindowRequests(tokenizer, context, speculations)

@@ -166,7 +166,7 @@ def with_words(
 ) -> list[Span]:
     """Return the spans of a window with their words, and with times that fit these.
 
-    Words are in order, do not overlap, and lie within their span.
+    Words are in order, do not overlap, and are within their span.
 
     Args:
         spans: of one window, in order.
