@@ -71,7 +71,7 @@ _LONGEST = (
     "tests/whisper/test_transcripts_equal_openai.py",
     "tests/whisper/test_words_equal_openai.py",
 )
-"""What is begun first, since at the end it would leave other cores idle: some of half a minute."""
+"""Files to begin with, since at the end they would leave other cores idle for half a minute."""
 
 
 class _Together(LoadFileScheduling):

@@ -122,7 +122,7 @@ class LetterTokenizer:
     """One token a letter; `stand_for` are other bytes for some, such as halves of a character."""
 
     answer = "a."
-    """What the template ends with: the answer follows."""
+    """The end of the template: the answer follows."""
     letters = string.ascii_letters + string.digits + string.punctuation + " \n"
     special = MappingProxyType({"<tool_call>": 1, "</tool_call>": 2})
     first = 3

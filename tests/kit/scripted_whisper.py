@@ -57,7 +57,7 @@ class ScriptedResult:
 _BEGIN = 50363
 
 LAST = ScriptedResult(tokens=(50, 51))
-"""What all windows say after the script's end; the absence of timestamps ends a recording soon."""
+"""The result of all windows after the script's end; missing timestamps end a recording soon."""
 
 
 def stands_still(heard: ScriptedResult) -> bool:
@@ -135,7 +135,7 @@ class ScriptedDecoder:
     prompt_languages: list[str | None] = field(default_factory=list)
     place: Callable[[Float32], Any] = place
     spoken: Callable[[int], str] = lambda _: "en"
-    """The language of the sound that begins at this frame."""
+    """The language of the audio that begins at this frame."""
 
     def __post_init__(self) -> None:
         self._results: Iterator[ScriptedResult] = iter(self.script)
@@ -281,7 +281,7 @@ def speech(
 
 
 FULL_SCALE = 2**15
-"""Of the numbers that samples are: larger floats would be taken for integers."""
+"""Of the values of samples: larger floats would be taken for integers."""
 
 
 def sound(start: int, end: int) -> NDArray[np.float32]:

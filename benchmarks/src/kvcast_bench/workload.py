@@ -20,7 +20,7 @@ from kvcast_bench.turns import BackendResult, Results, Trial, TurnAnswer
 
 ResultT = TypeVar("ResultT")
 Numbers = Mapping[str, tuple[Any, str]]
-"""Options that are whole numbers from 1, or lists of them: default and help."""
+"""Options that are positive integers, or lists of them: default and help."""
 
 
 @dataclass(frozen=True, kw_only=True)

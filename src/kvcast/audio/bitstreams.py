@@ -26,7 +26,7 @@ _ID3V1_BYTES = 128
 _HEADER = 4
 _AT_ONCE = 1 << 20
 _COUNT_WITHIN = 60
-"""The count of frames stands behind the side information, in so many bytes of its frame."""
+"""The count of frames follows the side information, within this many bytes of its frame."""
 
 _MOST_TRIES = 1_000_000
 """A file with more places where no frame is was made to take time, or is no MPEG audio."""

@@ -151,7 +151,7 @@ class FrameClock:
     """Tracks the times of consecutive frames."""
 
     position: float
-    """Seconds of sound and of gaps until now."""
+    """Seconds of audio and of gaps so far."""
 
     def __init__(self, origin: float | None, *, is_damaged: bool) -> None:
         """Begin.

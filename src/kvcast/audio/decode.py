@@ -112,7 +112,7 @@ def _is_buffer(source: Any) -> bool:
 
 _MOST_CHANNELS = 64
 _BITS = 16
-"""Of most sound; wider types often hold no more."""
+"""Of most audio; wider types often hold no more."""
 
 
 class ArrayAudio(ChannelSource):

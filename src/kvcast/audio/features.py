@@ -33,7 +33,7 @@ SILENT_RANGE = 4 / 2**15
 either side, -84 dBFS. A constant offset is silence as well."""
 
 LOUDEST_SAMPLE = 1e6
-"""Larger samples in a float file are not sound, and their power approaches float32's limit."""
+"""Larger samples in a float file are not audio, and their power approaches float32's limit."""
 
 
 def open_features(source: AudioInput, n_mels: int) -> "MelWindows":

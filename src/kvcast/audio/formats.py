@@ -35,7 +35,7 @@ EXTENSIONS = frozenset((*LIBSNDFILE, *PYAV))
 """In lower case, without the dot."""
 
 HEADERLESS = {"g722": "g722", "gsm": "gsm", "rso": "rso", "sbc": "sbc", "sln": "sln"}
-"""Formats that only a name tells; FFmpeg's name by extension."""
+"""Formats recognized only by a file's name; FFmpeg's name by extension."""
 
 
 _HEADER = 7
@@ -155,7 +155,7 @@ _PLAIN = {
     # The first block has index 0, and is marked as the first of its channels.
     "WavPack": _kind(rb"wvpk.{4}[\x02-\x10]\x04\x00.{5}\x00{4}.{5}" + _any_with(0x08), b"wvpk"),
 }
-"""Kinds that hold sound alone, and begin in a way of their own."""
+"""Audio-only formats with a distinctive beginning."""
 
 _COUNTED_MP3 = _kind(
     rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb].{2}(?:\x00{9}|\x00{17}|\x00{32})(?:Xing|Info)",

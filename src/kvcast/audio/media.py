@@ -48,10 +48,10 @@ _LEAST_SKIP = 0.1
 """Seconds between packets that are more than rounding."""
 
 _UNREAD, _LEAST_UNREAD = 0.25, 4096
-"""Part of the file, and bytes, that may lie behind the sound: an index, pictures."""
+"""Part of the file, and bytes, that may follow the audio: an index, pictures."""
 
 _MOST_FAILURES = 50
-"""Reading is given up after so many errors without a packet between them."""
+"""Reading stops after this many errors without a packet between them."""
 
 
 @dataclass

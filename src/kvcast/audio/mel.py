@@ -20,7 +20,7 @@ FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 _SMALLEST_POWER = np.float32(1e-10)
 
 SILENCE: np.float32 = np.log10(_SMALLEST_POWER)
-"""The value of frames without sound, before scaling."""
+"""The value of silent frames, before scaling."""
 
 _RANGE = np.float32(8.0)
 _BLOCK = 256  # frames at once: a few hundred kilobytes, which stay in the cache

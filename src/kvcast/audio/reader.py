@@ -35,10 +35,10 @@ class SoundReader(Protocol):
     channels: int
 
     stores_floats: bool
-    """Whether samples are stored as floats, which have no full scale of their own."""
+    """Whether samples are stored as floats, which have no defined full scale."""
 
     stops_at_damage: bool
-    """Whether sound may follow a place where it is damaged."""
+    """Whether audio may follow a damaged place."""
 
     notices: list[str]
     """Notices for the user after the last block; each follows the name."""
@@ -137,7 +137,7 @@ alb:sq sqi:sq srp:sr sun:su swe:sv swa:sw tam:ta tel:te tgk:tg tha:th tuk:tk tgl
 tat:tt ukr:uk urd:ur uzb:uz vie:vi yid:yi yor:yo chi:zh zho:zh cmn:zh yue:yue
 """
 _CODES = dict(pair.split(":") for pair in _PAIRS.split())
-"""Codes of ISO 639-1 by those of ISO 639-2, of which some languages have two."""
+"""ISO 639-1 codes by ISO 639-2 code, of which some languages have two."""
 
 _UNKNOWN = frozenset({"", "und", "mis", "zxx", "mul"})
 

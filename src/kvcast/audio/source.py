@@ -90,19 +90,19 @@ def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDAr
 
 
 _CANCELLED = 0.2
-"""The mean of n unrelated channels has 1 / n of their power, that of related ones more."""
+"""The mean of n unrelated channels has 1 / n of their power, of related channels more."""
 
 _MEMORY = 4000
 """Samples after which a moment counts half as much, so that blocks may have any length."""
 
 _FIRST = 500
-"""Samples that tell too little of how channels go together."""
+"""Fewer samples do not show how channels correlate."""
 
 _OFTEN = 0.1
 """Channels that cancel out in a larger part of a recording are worth a notice."""
 
 _NO_FLOAT = 16.0
-"""No float of sound, whose full scale is 1, is as large: 24 dB above it."""
+"""No float of audio with a full scale of 1 is as large: 24 dB above it."""
 
 _LOUD, _SEVERAL, _FEW = 4.0, 1e-4, 20
 """Few samples above it may be damage; where they are more, and more than this part, all are

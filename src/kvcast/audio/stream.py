@@ -23,7 +23,7 @@ _RIFF_HEADER = 12
 _LONGEST_HEADER = 1 << 20  # nobody waits for a megabyte before the audio begins
 
 _UNKNOWN_LENGTH = 0x7FFF0000
-"""Programs that write to a pipe claim this many bytes of sound or more, or none at all."""
+"""Programs that write to a pipe claim this many bytes of audio or more, or none at all."""
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 

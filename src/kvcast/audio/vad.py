@@ -32,16 +32,16 @@ BLOCK = 512
 Listener: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Given the next blocks of a recording [n, BLOCK], returns the probability of speech in each, [n]:
 
-it has a state, so every recording needs a listener of its own.
+it has a state, so every recording needs a new listener.
 """
 
 HYSTERESIS = 0.15
-"""Speech goes on while its probability is at most this much below the threshold, as in Silero."""
+"""Speech lasts while its probability is at most this much below the threshold, as in Silero."""
 
 ONSET = 3
-"""Blocks of speech in a row that begin an utterance: a click is shorter, the shortest word longer.
+"""Consecutive blocks of speech that begin an utterance: a click is shorter, any word longer.
 
-Callers keep some sound before them."""
+Callers keep some audio before them."""
 
 
 class Change(Enum):
@@ -141,7 +141,7 @@ _CUTTABLE = 0.098
 """Seconds of a pause at which speech that is too long may be cut, as in Silero."""
 
 _SHORTEST = 0.2
-"""Seconds in one go that show that someone speaks: a chord or a click sounds so for 0.16 at most,
+"""Continuous seconds that prove speech: a chord or a click passes for speech for 0.16 at most,
 
 and the shortest word longer. Silero wants 0.25 of every part, faster-whisper nothing.
 """

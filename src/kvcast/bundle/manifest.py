@@ -26,7 +26,7 @@ FORMAT = "kvcast-bundle"
 VERSION = 3
 
 LONGEST = 4 << 20
-"""The most bytes that a manifest may have; that of a model with 100 layers has a tenth of it."""
+"""The most bytes of a manifest; for a model with 100 layers it has a tenth of this."""
 
 _CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
 """Precisions of caches, by their dtypes."""

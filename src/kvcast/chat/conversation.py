@@ -239,7 +239,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 HEADING = "You can call these tools:"
-"""What a description of tools begins with."""
+"""The beginning of a description of tools."""
 
 _FORM = (
     'Answer in JSON: either {"tool_call": {"name": "<the name of a tool>", "arguments": {...}}} to '

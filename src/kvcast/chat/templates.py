@@ -25,7 +25,7 @@ from kvcast.errors import KvcastError, in_one_line
 from kvcast.spec.text_files import whole_characters
 
 MOST = 4
-"""Maximum idle processes; beyond it, the one used longest ago is ended."""
+"""Maximum idle processes; beyond it, the least recently used is ended."""
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
 

@@ -106,7 +106,7 @@ MISTRAL_NAMED = ToolForm(
     markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     call="[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
 )
-"""Mistral's from version 11 on: the name stands before the arguments."""
+"""Mistral's from version 11 on: the name precedes the arguments."""
 
 LLAMA = ToolForm(
     opening="<|python_tag|>",

@@ -32,7 +32,7 @@ Each with its word for False; None leaves the option out.
 """
 
 _SECONDS = "SECONDS"
-"""The metavar of times, which may be written as 1:30 as well."""
+"""The metavar of times, which may also be given as 1:30."""
 
 
 class Parser(argparse.ArgumentParser):

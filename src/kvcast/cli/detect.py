@@ -19,7 +19,7 @@ JSON_FORMAT = "kvcast.language"
 JSON_VERSION = 1
 _OTHERS = 3
 _LEAST = 0.005
-"""Further languages in the table: at most so many, if they do not round to 0.00."""
+"""At most `_OTHERS` further languages are in the table, if they do not round to 0.00."""
 
 EPILOG = """\
 One row for each recording: its name, the language's code and name, how probable it is, and what

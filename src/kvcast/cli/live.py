@@ -38,7 +38,7 @@ SAMPLE_RATE = 16_000
 _PIECE = 1 << 16  # as much as a pipe holds
 _MOST_PILED_UP = 1 << 22  # bytes: two minutes of 16-bit audio at 16 kHz
 _LATE = 10.0
-"""Backlog of sound, in seconds, from which the user gets a warning."""
+"""Backlog of audio, in seconds, from which the user gets a warning."""
 
 _BEHIND = (
     f"sound arrives faster than this machine decodes it: text settles more than {_LATE:.0f} s "

@@ -35,7 +35,7 @@ from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES, PrecisionRequest
 
 _NATIVE = "native"
 ROUNDED_TOLERANCE = 0.1
-"""As `TOLERANCE`, in standard deviations of the logits, where products are of rounded numbers."""
+"""As `TOLERANCE`, in standard deviations of the logits, if GEMMs take rounded values."""
 
 Opener = Callable[[str | None], tuple[Manifest, Interpreter]]
 """Opens a model with a set of instructions; None: the chosen."""

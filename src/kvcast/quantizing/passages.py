@@ -19,7 +19,7 @@ from kvcast.families.base import Family
 from kvcast.runtimes.base import Int64, Tokens
 
 LONGEST = 512
-"""Most tokens of a passage of a given text."""
+"""Most tokens of a sequence from a given text."""
 _NEW_TOKENS = 128  # of an answer to a line
 _NOTED = ("encode", "reset", "prefill", "decode")
 

@@ -31,7 +31,7 @@ from kvcast.spec.recipes import MATRICES, RECIPE, Recipe
 from kvcast.spec.runtimes import BundlePrecision, OnPhase
 
 SELF_CACHE, CROSS_CACHE = "self_cache", "cross_cache"
-"""Targets of a recipe beside matrices."""
+"""Targets of a recipe besides matrices."""
 _AT_ONCE = 64  # positions whose logits lie in memory together
 _LIKELIEST = 64  # tokens of fp32 over which probabilities are compared
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 from kvcast.server.errors import ApiError
 
 _SMALL = 1 << 16
-"""Bytes that are read at once; more are read beside the event loop."""
+"""Bytes that are parsed at once; more are parsed off the event loop."""
 
 
 SPOOLED = 1 << 20

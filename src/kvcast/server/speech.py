@@ -27,7 +27,7 @@ from kvcast.transcripts.subtitles import write_srt, write_vtt
 _NAME = "the recording"
 
 _AT_ONCE = 4
-"""The samples of so many of the longest recordings may be in memory."""
+"""Number of the longest recordings whose samples fit the memory limit."""
 
 
 class Recordings:

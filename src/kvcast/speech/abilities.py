@@ -13,13 +13,13 @@ from kvcast.speech.languages import LANGUAGES
 
 class LanguageSource(StrEnum):
     DETECTED = "detected"
-    """It tells the language, unless it is told."""
+    """The model reports the language, unless it is given."""
     HEARD = "heard"
-    """It writes whatever it hears, and does not tell the language."""
+    """The model transcribes any of its languages, and does not report which."""
     ASSUMED = "assumed"
-    """It is told; English unless users say otherwise."""
+    """The model needs the language; English by default."""
     TOLD = "told"
-    """Users have to tell it."""
+    """Users must pass the language."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ ABILITIES: Mapping[str, Abilities] = {
     "parakeet_rnnt": _PARAKEET,
     "parakeet_tdt": _PARAKEET,
 }
-"""By type of the checkpoint; of a type with several models, those of the ablest."""
+"""By type of the checkpoint; for a type with several models, the most capable one's."""
 
 
 def abilities_of(architecture: str) -> Abilities:

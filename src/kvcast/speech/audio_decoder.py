@@ -43,7 +43,7 @@ _TRANSCRIBE = f"{_SOUND}can you transcribe the speech into a written format?"
 _WITH_HINTS = f"{_SOUND}transcribe the speech to text. Keywords:{_SOUND}"
 _TRANSLATE = f"{_SOUND}translate the speech to English with proper punctuation and capitalization."
 _TRANSLATE_WITH_HINTS = f"{_SOUND}translate the speech to English. Keywords:{_SOUND}"
-"""What is asked: the first mark stands for the sound, another one for names and terms."""
+"""Instructions: the first mark is replaced by the audio, another one by names and terms."""
 
 
 class GraniteRecognition(AudioTokenRecognition):
@@ -96,10 +96,10 @@ class GraniteRecognition(AudioTokenRecognition):
 
 
 _SHORTEST = 8000
-"""Samples of the shortest sound that Qwen3-ASR is given; silence follows a shorter one."""
+"""Samples of the shortest input of Qwen3-ASR; shorter audio is padded with silence."""
 
 _LIVE = frozenset({"language", "step", "pause", "vad_threshold", "best_of"})
-"""Options of live sound that have an effect, or, as best_of, none at a temperature of 0."""
+"""Options of live audio that have an effect, or, as best_of, none at a temperature of 0."""
 
 _REPEATED = 20
 """Copies of up to so many characters are one, if there are so many of them."""

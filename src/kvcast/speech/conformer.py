@@ -119,7 +119,7 @@ class TransducerRequest(Request):
 
 
 _NOISE = {"cohere_asr": 1e-5}
-"""By architecture, what features want to be added to samples, as a deviation."""
+"""Standard deviation of the dither added to samples, by architecture."""
 
 
 class CanaryRecognition(Recognition):

@@ -47,7 +47,7 @@ _AS_IT_IS: Mapping[str, Any] = {
         ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"), None
     ),
 }
-"""Values that ask for what is done anyway: chunks are segments, independent, and decoded once."""
+"""Values that change nothing: chunks are segments, independent, and decoded once."""
 
 _REASONS = {
     "task": "it transcribes, and does not translate",
@@ -58,9 +58,8 @@ _REASONS = {
     "hotwords": "it has no text prompt",
 }
 STEP = 0.03
-"""Seconds of new sound that are worth a hypothesis live, to models that encode sound as it comes:
-
-about a block of those that arrive."""
+"""Seconds of new audio worth a live hypothesis, for models that encode audio as it arrives:
+about one arriving block."""
 _LONGEST_CONTEXT = 512
 """Most tokens of names and terms in an engine, whose rows are as long as any request needs."""
 

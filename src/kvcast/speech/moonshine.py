@@ -26,7 +26,7 @@ from kvcast.tokenizers.base import TextTokenizer
 _LONGEST_UTTERANCE = 30
 """Seconds; a longer one becomes two."""
 _LIVE = frozenset({"language", "step", "agreement", "pause", "vad_threshold", "best_of"})
-"""Options of live sound that have an effect, or, as best_of, none at a temperature of 0."""
+"""Options of live audio that have an effect, or, as best_of, none at a temperature of 0."""
 _FRAME = 160  # samples of 10 ms
 _TOKENS_PER_SECOND, _TOKENS_PER_SECOND_OTHERWISE = 6.5, 13.0
 """Most tokens of a second of speech, as published: of English, and of other languages."""

@@ -131,7 +131,7 @@ class AudioParams(Params):
 
     Attributes:
         sampling_rate: samples per second of an array; only in Python, and not for files, which
-        state their sample rate.
+            state their sample rate.
 
     """
 
@@ -304,7 +304,7 @@ _OF_RECORDINGS = (
     *("word_timestamps", "prepend_punctuations", "append_punctuations", "replace"),
     *("audio_track", "channels"),
 )
-"""Options that do not apply to sound that is still arriving."""
+"""Options that do not apply to live audio."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,14 +71,14 @@ class Samples(Recording, Protocol):
 
 
 _LONGEST = 28 * FRAMES_PER_SECOND
-"""Frames of 10 ms. Whisper takes a full window for one that ends within a sentence, and stops
-before that; two seconds of zeros tell it that no speech follows."""
+"""Frames of 10 ms. Whisper assumes that a full window ends within a sentence, and stops
+before that; two seconds of zeros mark the end of the speech."""
 
 _SHORTEST = 18 / 28
 """Every chunk costs Whisper's encoder a whole window, so none is cut earlier than this part."""
 
 _PAUSE_FRAMES = 25
-"""Loudness is a mean over so many frames of 10 ms: more than a stop consonant, less than a word."""
+"""Frames of 10 ms over which loudness is averaged: more than a stop consonant, less than a word."""
 
 _NEARLY = 0.1
 """A place is as good as the quietest one within this part of the range of loudness."""

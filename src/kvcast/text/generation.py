@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     pass
 
 TextPrompt: TypeAlias = str | Sequence[int]
-"""Text, or token ids that are taken as they are."""
+"""Text, or token ids, which are used unchanged."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ MOST_KEPT = 4096
 """Grammars that may wait, and outcomes that are kept."""
 
 _GIVES_WAY = 3
-"""How often a long trial is ended for those that have had none."""
+"""How often a long trial is ended for grammars without a trial."""
 _WALL = 30.0
 """How many times as long as its processor time a trial may take."""
 

@@ -22,7 +22,7 @@ _STACK = 1 << 20
 """Less than threads have elsewhere: a parent survives each grammar that this process survives."""
 _MOST_SECONDS = 2.0
 _MOST_MEMORY = 256 << 10
-"""Processor time, and kilobytes, after which another process goes on."""
+"""CPU seconds, and kilobytes, after which another process takes over."""
 
 
 def matcher(library: "LLTokenizer", kind: str, text: str, spaces: int = 0) -> "LLMatcher":

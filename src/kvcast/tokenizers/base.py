@@ -29,7 +29,7 @@ class TextTokenizer(Protocol):
     """Languages of a model that translates; None where there are none to choose."""
 
     source_language: str | None = None
-    """The language of sources of which no other is told, as its files have it."""
+    """The default language of sources, from its files."""
 
     decoder: TokenDecoder | None
     """How tokens spell bytes; None where a token's text depends on its neighbours."""

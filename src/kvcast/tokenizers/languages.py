@@ -13,7 +13,7 @@ Place: TypeAlias = Literal["first", "last", "target"]
 
 "first" or "last": the source's language is the first or last token of the source, and the target's
 is the first of the target. "target": the target's language precedes the source, and the source's is
-not told.
+not given.
 """
 
 # en_XX (mBART), eng_Latn (NLLB), __en__ (M2M-100), >>fra<< (Marian).
@@ -33,7 +33,7 @@ MBART_50 = (
     *("ml_IN", "mn_MN", "mr_IN", "pl_PL", "ps_AF", "pt_XX", "sv_SE", "sw_KE", "ta_IN", "te_IN"),
     *("th_TH", "tl_XX", "uk_UA", "ur_PK", "xh_ZA", "gl_ES", "sl_SI"),
 )
-"""Those of an mBART-50."""
+"""The languages of an mBART-50."""
 
 M2M_100 = (
     *("af", "am", "ar", "ast", "az", "ba", "be", "bg", "bn", "br", "bs", "ca", "ceb", "cs", "cy"),
@@ -44,7 +44,7 @@ M2M_100 = (
     *("si", "sk", "sl", "so", "sq", "sr", "ss", "su", "sv", "sw", "ta", "th", "tl", "tn", "tr"),
     *("uk", "ur", "uz", "vi", "wo", "xh", "yi", "yo", "zh", "zu"),
 )
-"""Those of an M2M-100; of the models of WMT 21 these alone, in this order."""
+"""The languages of an M2M-100; of the models of WMT 21 these alone, in this order."""
 
 WMT_21 = ("en", "ha", "is", "ja", "cs", "ru", "zh", "de")
 

@@ -24,7 +24,7 @@ AS_SEGMENTS = SubtitleParams()
 """No options: a cue is a segment."""
 
 _LONG_PAUSE = 3.0
-"""Between the beginnings of two words, in seconds: they stand in different cues."""
+"""Between the beginnings of two words, in seconds: they are in different cues."""
 
 _SHORTEST = 0.02
 """Seconds that a cue lasts at least: shorter ones are not shown, and some readers refuse them."""

@@ -219,7 +219,7 @@ class Trial:
 
 
 Others: TypeAlias = Mapping[str, Callable[[], Expected]]
-"""What a mistake would give, by what it belongs to, in words."""
+"""Results of possible mistakes, by a description of their source."""
 
 CheckOf: TypeAlias = Callable[[Trial], Check]
 

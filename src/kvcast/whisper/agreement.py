@@ -172,15 +172,15 @@ def _changes(text: str, other: str) -> NDArray[np.int64]:
 
 
 _FRESH = 2 * FRAMES_PER_SECOND
-"""Words this near to the sound's end do not settle by agreement: later sound may change them."""
+"""Words this near to the audio's end do not settle by agreement: later audio may change them."""
 
 _UNSURE = 0.5
-"""Less probable words do not settle while they lie within `_UNSURE_FOR` of the sound's end."""
+"""Less probable words do not settle within `_UNSURE_FOR` of the audio's end."""
 
 _UNSURE_FOR = 5 * FRAMES_PER_SECOND
 
 _SURE = 0.9
-"""Words of this probability are hardly ever heard in another way later."""
+"""Words of this probability are hardly ever revised later."""
 
 _WAITS = (
     (0.5, 3 * FRAMES_PER_SECOND // 2),
@@ -190,7 +190,7 @@ _WAITS = (
 """From which probability on, how long words wait on which two hypotheses agree."""
 
 AGREEMENT = 2
-"""Hypotheses that must agree where attention tells nothing, as Macháček et al. found best."""
+"""Hypotheses that must agree if attention cannot be used; the best of Macháček et al."""
 
 
 class SettlingPolicy(Protocol):

@@ -26,10 +26,10 @@ from kvcast.whisper.windows import WindowRequests
 from kvcast.whisper.words import FRAMES_PER_SECOND, Punctuation, TokenWord, split_words, with_words
 
 _AHEAD = 40
-"""Words of the text that are compared beyond twice as many as are heard."""
+"""Words of the text that are compared beyond twice the number of recognized words."""
 
 _DOUBTFUL = 0.5
-"""Part of the text that must be heard as it is written."""
+"""Share of the text that must be recognized verbatim."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer, timestamps_from
 
 NON_SPEECH = -1
-"""In `suppress_tokens`, stands for the tokenizer's non-speech tokens."""
+"""In `suppress_tokens`, the tokenizer's non-speech tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,10 +101,10 @@ AHEAD = 46 * FRAMES_PER_SECOND
 """Frames of 10 ms whose language is known ahead: no window's end depends on more."""
 
 _SHORT, _LONG = 16 * FRAMES_PER_SECOND, 28 * FRAMES_PER_SECOND
-"""Maximum frames of a piece of sound, and of one in the language before it."""
+"""Maximum frames of a piece of audio, and of a piece in the same language as the previous one."""
 
 _SHORTEST = 6 * FRAMES_PER_SECOND
-"""In less than this, models often hear another language."""
+"""In shorter audio, models often detect a wrong language."""
 
 _NEAR = 8 * FRAMES_PER_SECOND
 """A change may be this far from the place where it was detected."""

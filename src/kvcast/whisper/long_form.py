@@ -33,7 +33,7 @@ from kvcast.whisper.tokenizer import WhisperTokenizer, timestamps_from
 from kvcast.whisper.windows import WindowRequests
 
 _REMNANT = 1.0
-"""Seconds before the end in which no segment begins: it is the pause in which the cut lies."""
+"""Seconds before the end in which no segment begins: it is the pause of the cut."""
 
 
 class OpenEnd:

@@ -26,8 +26,8 @@ _WORDS_SCORED = 8
 _UNLIKELY = 0.15
 _SHORT, _LONG = 0.133, 2.0
 _NEAR = 2.0
-"""To the ends of a window, in seconds: a word beside an end may be cut off, so it does not
-count."""
+"""To the ends of a window, in seconds: a word near an end may be cut off, so it is
+ignored."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _Silence:
         return self.window.seek + round(gap * FRAMES_PER_SECOND)
 
     def surrounds(self, spans: Sequence[Span], index: int) -> bool:
-        """Return whether a span is hallucinated, after silence, and before silence or another one."""
+        """Return whether a span is hallucinated: after silence, before silence or another one."""
         span = spans[index]
         if not span.words or not _is_anomaly(span):
             return False

@@ -19,19 +19,19 @@ from kvcast.whisper.agreement import Place, SettlingPolicy, Unit, continued
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
 
 STEP = 1.0
-"""Seconds of new sound that are worth a hypothesis."""
+"""Seconds of new audio that are worth a hypothesis."""
 
 LONGEST = 30 * SAMPLE_RATE
 """Samples of the encoder's window."""
 
 _LONG = 15 * SAMPLE_RATE
-"""From here on sound leaves with finished segments. Macháček et al. found it to be the best."""
+"""From this length on audio leaves with finished segments; the best of Macháček et al."""
 
 _LEAST_CUT = 1 * SAMPLE_RATE
 """Less is not worth a cut; more than this is always left on either side of one between words."""
 
 _AFTER = 3 * SAMPLE_RATE // 10
-"""Without so much silence after it, the last word is easily misheard; less sound is hardly one."""
+"""With less silence after it, the last word is easily misrecognized; shorter audio has no word."""
 
 _DOUBT = 25
 """Timestamps that the end of a word may be off by."""

@@ -37,10 +37,10 @@ from kvcast_bench.workloads.causal import POSITION
 from kvcast_bench.writing.huggingface import write_huggingface
 
 OWN = "own"
-"""The precision that a model's file has, or that a program gives it unless told."""
+"""The precision of a model's file, or a program's default."""
 
 PRECISIONS = {"fp32": "none", "bf16": "none", "int8": "int8", "int4": "int4"}
-"""Classes to compare within, and how each is quantised where a runtime has no word of its own."""
+"""Classes to compare within, and how each is quantised unless a runtime names it otherwise."""
 
 QUANTIZED = {"int8": "int8", "int4": "int4", "none": "fp32", OWN: OWN}
 """The precision of a quantisation of ONNX Runtime's."""

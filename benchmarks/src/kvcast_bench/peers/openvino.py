@@ -26,9 +26,9 @@ _WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "int8": ("int8",),
     "int4": ("int4", "--group-size", "32", "--all-layers"),
 }
-"""What optimum-intel makes of weights, by kind.
+"""optimum-intel's options for weights, by kind.
 
-Symmetric int4 is a tenth faster, and SmolLM2 then no longer says what it said.
+Symmetric int4 is a tenth faster, but changes SmolLM2's texts.
 """
 
 

@@ -14,7 +14,7 @@ from kvcast.families.table import family_with
 from kvcast.models.executor import TorchModel
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-"""Folders with config.json, as published but for what says nothing of sizes."""
+"""Folders with config.json, as published but without fields that do not affect sizes."""
 
 
 def published(name: str) -> Any:
