@@ -101,7 +101,7 @@ _folders: list[Path] = []
 
 
 def share(folder: Path) -> None:
-    """Tell where all workers of this run can write."""
+    """Set the folder that all workers of this run can write to."""
     _folders[:] = [folder]
 
 
@@ -122,7 +122,7 @@ def bundle(
     dtype: str = "fp32",
     cache: str = "fp32",
 ) -> Path:
-    """Return the bundle of the random model of these dimensions; nobody may change it."""
+    """Return the bundle of the random model of these dimensions; it must not be changed."""
     precision = {"quantize": quantize, "dtype": dtype, "cache": cache}
     key = sha256(repr((dimensions, runtime, precision)).encode()).hexdigest()[:16]
 
@@ -212,7 +212,7 @@ def int8_cross_caches() -> Path:
 
 
 def exported(model: str, runtime: str = "onnx", **precision: str) -> Path:
-    """Return a packaged model's bundle, that which `kvcast.load` opens; nobody may change it.
+    """Return a packaged model's bundle, which `kvcast.load` opens; it must not be changed.
 
     Raises InputMissingError if the model is not installed.
     """

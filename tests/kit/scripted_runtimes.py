@@ -288,7 +288,7 @@ class ScriptedRuntime(RecomputingRuntime):
         return replace(cache, inputs=tuple(inputs))
 
     def numbers(self, *source: NDArray[Any]) -> list[int]:
-        """The first number of an input says which it is."""
+        """The first value of an input identifies it."""
         (features_bmt,) = source
         return [int(features_mt.flat[0]) for features_mt in features_bmt]
 

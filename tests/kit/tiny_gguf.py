@@ -16,7 +16,7 @@ WORDS = ["<unk>", "<s>", "</s>", "<|user|>", "<think>"]
 
 
 def byte_level_alphabet() -> list[str]:
-    """The characters that GPT-2 writes bytes as."""
+    """The characters by which GPT-2 represents bytes."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return [chr(byte) for byte in plain] + [chr(256 + n) for n in range(len(others))]

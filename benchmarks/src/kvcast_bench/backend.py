@@ -32,7 +32,7 @@ class Backend:
     precision: str = "fp32"  # of its weights: fp32, bf16, fp16, int8 or int4
     kind: str = ""  # which of the program's dtypes or files, if it has several
     arithmetic: Arithmetic | None = None  # for floors; None where kvcast's counts do not apply
-    recomputes: bool = False  # whether it projects cross keys and values in every call
+    recomputes: bool = False  # whether it recomputes cross-attention keys and values in every call
     # of every layer, where it runs a model of the same sizes whose layers are rings
     window: int | None = None
     engine: Any = field(default=None, init=False)  # the program's own object, once it is loaded

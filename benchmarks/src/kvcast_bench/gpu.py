@@ -180,7 +180,7 @@ class GpuVariant(Backend):
 def variants(
     name: str, model: RandomModel, compile_step: Compile, *, dtype: str
 ) -> Iterator[GpuVariant]:
-    """Yield the ways to write a model's text; ways that its device lacks have a reason."""
+    """Yield the variants of a model; variants that its device lacks have a reason."""
     text: GreedyState = tree_map(torch.clone, model.begun)
     decode = model.programs["decode"]
     programs: dict[str, tuple[nn.Module, GreedyState]] = {"cached": (decode, text)}

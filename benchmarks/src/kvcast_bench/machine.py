@@ -160,7 +160,7 @@ class IdleGate:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process and its ended children have used so far.
+    """Return the CPU time that a process and its ended children have used so far.
 
     It is 0 for a process that has ended.
     """

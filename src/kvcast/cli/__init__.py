@@ -1,6 +1,6 @@
 """The `kvcast` command: finds the subcommand, runs it, turns every outcome into an exit code.
 
-A command's module is imported only when it is asked for, so that `--help` starts at once.
+A command's module is imported only when it runs, so that `--help` starts at once.
 """
 
 import sys

@@ -112,7 +112,7 @@ ROWS = 3
 _EQUAL = 1e-3
 """An error that is rounding for sure."""
 _MUCH_NEARER = 0.3
-"""Share of an error that is left beside what was really computed."""
+"""Logits are another's if their error against those is at most this share of the error."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -204,7 +204,7 @@ class SettlingPolicy(Protocol):
         """Return how many words at the beginning of the last hypothesis are settled.
 
         Args:
-            hypotheses: those to compare, of ever more audio; all follow the settled words.
+            hypotheses: to compare, of ever more audio; all follow the settled words.
                 Only the last one's places count from the window's beginning.
             length: of the window's audio, in steps of 20 ms.
 

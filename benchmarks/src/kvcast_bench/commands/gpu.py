@@ -1,6 +1,6 @@
 """Time decoding steps on a CUDA device, with the shapes of known models and random weights.
 
-Whisper large-v3-turbo runs with its cross keys projected at every step, with torch.cond, as two
+Whisper large-v3-turbo runs with its cross keys recomputed at every step, with torch.cond, as two
 programs, and as two programs in CUDA graphs; Mistral 7B runs in the last two ways. Prints tables
 that say how near each comes to the rate of the device's memory; the last line is one JSON object.
 docs/bench-gpu.md explains the method and every figure.

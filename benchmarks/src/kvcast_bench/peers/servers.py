@@ -229,7 +229,7 @@ class LlamaServer(_ServerProcess):
     settings = "with its defaults"
 
     def size(self, slots: int, positions: int) -> None:
-        """Let it decode so many texts at once, each of so many positions."""
+        """Set how many texts it decodes at once, and the positions of each."""
         self.slots, self.positions = slots, -(-positions // 256) * 256
         self.settings = f"llama-server {_version()}; {slots} slots of {self.positions} positions"
 

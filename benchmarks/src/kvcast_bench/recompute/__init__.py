@@ -1,4 +1,4 @@
-"""The baseline without caches of cross keys and values: a Whisper as most exports have it.
+"""The baseline without a cross-attention cache: a Whisper as most exports have it.
 
 Every call of the decoder takes the encoder's states and projects each layer's cross keys and values
 from them. All else is kvcast's: modules, weights, self caches, operators, lowering and loop. A

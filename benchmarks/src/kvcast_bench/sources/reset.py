@@ -136,7 +136,7 @@ def exported(form: type[nn.Module], model: TorchModel, states: Tensor) -> Callab
 
 @torch.no_grad()
 def text(step: Callable[..., Tensor], states: Tensor) -> list[int]:
-    """Return the tokens that greedy steps write for a source."""
+    """Return the tokens of greedy decoding for a source."""
     tokens = list(PROMPT)
     logits = [step(token, position, states) for position, token in enumerate(tokens)][-1]
     while len(tokens) < len(PROMPT) + LONGEST - 1 and (token := int(logits.argmax())) != END:

@@ -2,7 +2,7 @@
 
 Prompts of 4, 1 and 3 tokens, a window of 3, chunks of 2, then five tokens more. Which position a
 slot holds is found by its contents: the first layer's keys depend on one position alone. Every
-call's logits are compared with those of the whole text in one call, on an empty cache.
+call's logits are compared with the logits of the whole text in one call, on an empty cache.
 """
 
 from collections.abc import Mapping, Sequence

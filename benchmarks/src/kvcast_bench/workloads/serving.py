@@ -157,7 +157,7 @@ class ServedTexts(_Serving):
         }
 
     def _prompts(self, turn: int, clients: int) -> list[list[str]]:
-        # The same text in every turn, then words that nobody has seen.
+        # The same text in every turn, then new words.
         shared, rng = np.random.default_rng(0), np.random.default_rng((1, turn))
         beginning = shared.choice(_VOCABULARY, self.shared).tolist()
 
@@ -257,7 +257,7 @@ class ServedSpeech(_Serving):
         }
 
     def _chosen(self, clients: int) -> list[list[int]]:
-        """Tell which clips each client sends: all of them in turn, over all clients."""
+        """Return which clips each client sends: all of them in turn, over all clients."""
         count = len(self._clips())
         return [
             [(client + clients * number) % count for number in range(self.requests)]
