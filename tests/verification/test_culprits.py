@@ -49,7 +49,9 @@ def stored_checks(folder, dimensions):
     manifest, family = read_bundle(folder), family_with(dimensions)
     tensors: Any = random_tensors(dimensions)
     expected = {**tensors, **family.constants(dimensions, tensors)}
-    stored = TARGETS[manifest.runtime].read_stored(folder, manifest, family.tensor_shapes(dimensions))
+    stored = TARGETS[manifest.runtime].read_stored(
+        folder, manifest, family.tensor_shapes(dimensions)
+    )
     return checks.weights(stored, expected), checks.programs(
         stored, family.write_programs(dimensions)
     )
