@@ -1,4 +1,7 @@
-"""Resources that this process may use: cores, ISAs, memory, open files."""
+"""Resources that this process may use: cores, ISAs, memory, open files.
+
+NumPy is imported inside a function: wheels are built where there is none.
+"""
 
 import contextlib
 import ctypes
@@ -9,10 +12,10 @@ import platform
 import re
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -108,7 +111,7 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def growing_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+def growing_zeros(shape: tuple[int, ...], dtype: Any) -> "NDArray[Any]":
     """Return zeros that take memory only where they are written, in pages of a few kilobytes.
 
     NumPy requests huge pages, so the first value written to a large array takes two megabytes,
@@ -117,6 +120,8 @@ def growing_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
     Raises MemoryError if there is no room for their addresses.
     """
+    import numpy as np
+
     size = prod(shape) * np.dtype(dtype).itemsize
     if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
