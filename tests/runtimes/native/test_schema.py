@@ -23,7 +23,7 @@ def test_swapped_numbers_are_refused_on_import(tmp_path: Path):
         PATH.read_text().replace("VALUE(LT, 7) VALUE(GE, 8)", "VALUE(GE, 7) VALUE(LT, 8)")
     )
     with pytest.raises(ValueError, match="Element"):
-        opcodes._check_numbers(opcodes.Element, Schema.read(copy).enums["Element"])
+        opcodes.check_members(opcodes.Element, Schema.read(copy).enums["Element"])
 
 
 def test_swapped_instructions_are_refused_on_import(tmp_path: Path):
@@ -33,7 +33,7 @@ def test_swapped_instructions_are_refused_on_import(tmp_path: Path):
     (copy := tmp_path / "instructions.def").write_text(text)
     codes = {name: code for code, name in enumerate(Schema.read(copy).instructions)}
     with pytest.raises(ValueError, match="Operation"):
-        opcodes._check_numbers(Operation, codes)
+        opcodes.check_members(Operation, codes)
 
 
 def test_words_are_in_the_order_of_the_file_however_they_are_given():

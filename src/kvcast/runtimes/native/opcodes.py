@@ -1,7 +1,8 @@
 """The interpreter's opcodes and their operands, read from `src/instructions.def` as C++ does.
 
 `src/instructions.def` has the fields of each opcode, passed here by name; the values of this
-module's enumerations are compared with it on import. An operand in the arena is an `Address`, whose
+module's enumerations are compared with it on import. It does without NumPy: the build of a wheel
+imports it. An operand in the arena is an `Address`, whose
 word is known once the arena has been laid out.
 """
 
@@ -14,8 +15,6 @@ from enum import IntEnum
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
-
-from kvcast.spec.stored_matrices import Encoding
 
 
 class Operation(IntEnum):
@@ -190,7 +189,7 @@ def padded(values: Sequence[int], count: int, filler: int) -> list[int]:
     return [filler] * (count - len(values)) + list(values)
 
 
-def _check_numbers(enum: type[IntEnum], *shared: Mapping[str, int]) -> None:
+def check_members(enum: type[IntEnum], *shared: Mapping[str, int]) -> None:
     """Raise ValueError if an enumeration differs from that of C++."""
     expected = {name: number for members in shared for name, number in members.items()}
     if {member.name: int(member) for member in enum} != expected:
@@ -256,11 +255,10 @@ class Schema:
 SCHEMA = Schema.read(PATH)
 
 
-_check_numbers(Operation, {name: code for code, name in enumerate(SCHEMA.instructions)})
-_check_numbers(Dtype, SCHEMA.enums["Dtype"], SCHEMA.enums["Number"])
-_check_numbers(Element, SCHEMA.enums["Element"])
-_check_numbers(Activation, SCHEMA.enums["Activation"])
-_check_numbers(Encoding, SCHEMA.enums["Encoding"])
+check_members(Operation, {name: code for code, name in enumerate(SCHEMA.instructions)})
+check_members(Dtype, SCHEMA.enums["Dtype"], SCHEMA.enums["Number"])
+check_members(Element, SCHEMA.enums["Element"])
+check_members(Activation, SCHEMA.enums["Activation"])
 
 STRUCTS = {name: Layout(name, fields) for name, fields in SCHEMA.structs.items()}
 LAYOUTS = {code: Layout(code.name, SCHEMA.instructions[code.name]) for code in Operation}

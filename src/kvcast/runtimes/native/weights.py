@@ -25,10 +25,13 @@ from kvcast.runtimes.native.matrices import (
     packed_matrix,
     roles_of,
 )
+from kvcast.runtimes.native.opcodes import SCHEMA, check_members
 from kvcast.runtimes.native.plan_builder import Experts, Joined, Matrix
 from kvcast.spec.program import Constant, Program
 from kvcast.spec.runtimes import OWN, BundlePrecision, OnPhase, ignore_phase
 from kvcast.spec.stored_matrices import BLOCK, FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf
+
+check_members(Encoding, SCHEMA.enums["Encoding"])
 
 
 class Weights(Protocol):
