@@ -65,7 +65,7 @@ def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed
     assert error < 0.2
 
 
-@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("batch", [None, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_turn_within_windows_is_in_its_language(batch, load):
     """English up to 14 s, German up to 41 s, English; Whisper hears English in every window."""
     model = load("demo-base")

@@ -67,7 +67,9 @@ def _all_drafts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_all_drafts_are_checked")
-@pytest.mark.parametrize("draft", ["int8", "three layers of four", "ngram"])
+@pytest.mark.parametrize(
+    "draft", ["int8", pytest.param("three layers of four", marks=pytest.mark.soak), "ngram"]
+)
 def test_they_are_the_same_with_drafts(draft, model, several, minutes, alone, load: Load, tmp_path):
     drafters = {
         "int8": lambda: load("demo"),

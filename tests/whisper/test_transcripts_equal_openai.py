@@ -52,7 +52,7 @@ def assert_equal(
     ("runtime", "options"),
     [
         ("native", {}),
-        pytest.param("onnx", {}, marks=pytest.mark.slow),
+        pytest.param("onnx", {}, marks=pytest.mark.soak),
         pytest.param("onnx", BEAMS | UNTIMED, marks=pytest.mark.slow),
         pytest.param("eager", {}, marks=pytest.mark.soak),
         pytest.param("eager", BEAMS, marks=pytest.mark.soak),

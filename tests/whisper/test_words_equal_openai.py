@@ -91,7 +91,7 @@ def test_words_lie_where_openai_whisper_has_them(load, oracle, recordings):
 @pytest.mark.parametrize(
     ("model", "recording", "runtime"),
     [
-        pytest.param("demo", "004", "onnx", marks=pytest.mark.slow),
+        pytest.param("demo", "004", "onnx", marks=pytest.mark.soak),
         pytest.param("demo-base", "001", "native", marks=pytest.mark.slow),
         pytest.param("demo", "005", "onnx", marks=pytest.mark.soak),
         pytest.param("demo", "beginning", "onnx", marks=pytest.mark.soak),
@@ -140,8 +140,11 @@ def expected(load, recordings) -> list[Any]:
 @pytest.mark.parametrize(
     "runtime",
     [
-        *(pytest.param(runtime, marks=pytest.mark.slow) for runtime in ("native", "eager")),
-        *(pytest.param(runtime, marks=pytest.mark.soak) for runtime in ("aoti", "executorch")),
+        pytest.param("native", marks=pytest.mark.slow),
+        *(
+            pytest.param(runtime, marks=pytest.mark.soak)
+            for runtime in ("eager", "aoti", "executorch")
+        ),
     ],
 )
 def test_other_runtimes_place_words_as_onnx_runtime_does(runtime, expected, load, recordings):
