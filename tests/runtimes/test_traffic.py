@@ -113,7 +113,9 @@ def test_all_families_do_on_native(dimensions: Any):
 def test_all_families_do_on_eager(dimensions: Any):
     decode, counted = opened("eager", dimensions)["decode"], work(dimensions)
     assert moved(decode) == (4 * counted.cached, 4 * counted.written)
-    assert after_lookups(decode) == 4 * counted.weights
+    # T5Gemma 2 has a vector that replaces a row that was looked up, before all layers.
+    replaced = dimensions.decoder.width if dimensions is MERGED else 0
+    assert after_lookups(decode) == 4 * (counted.weights - replaced)
     assert "copied" not in {cache.how for cache in decode.caches}
 
 

@@ -184,7 +184,7 @@ def test_times_of_words_are_given_or_refused(kind: str, folder: Path, sounds: Pa
         assert out.count("-->") == len(out.split("\n\n")) - 1
     else:
         assert (code, out) == (2, "")
-        assert "no times of words" in err.splitlines()[-1]
+        assert "it returns no word times" in err.splitlines()[-1]
 
 
 @pytest.mark.slow
