@@ -57,9 +57,7 @@ def test_what_spans_a_joint_begins_in_one_part_and_ends_in_another() -> None:
         ((4.7, 5.1), (9.7, 10.0)),  # most of it comes before
     ],
 )
-def test_padding_on_the_other_side_of_a_joint_does_not_count(
-    said: tuple[float, float], was: tuple[float, float]
-) -> None:
+def test_padding_on_the_other_side_of_a_joint_does_not_count(said, was):
     assert TWO.original(*said) == pytest.approx(was)
 
 
@@ -85,15 +83,8 @@ def test_no_parts_change_no_time() -> None:
     assert Timeline(()).duration == 0
 
 
-@given(
-    parts=some_parts(),
-    slack=st.floats(0, 1),
-    first=st.floats(0, 1),
-    second=st.floats(0, 1),
-)
-def test_every_time_lies_in_a_part(
-    parts: list[Part], slack: float, first: float, second: float
-) -> None:
+@given(parts=some_parts(), slack=st.floats(0, 1), first=st.floats(0, 1), second=st.floats(0, 1))
+def test_every_time_lies_in_a_part(parts, slack, first, second):
     timeline = Timeline(parts, slack=slack)
     start, end = sorted([first * timeline.duration, second * timeline.duration])
     began, ended = timeline.original(start, end)
@@ -103,9 +94,7 @@ def test_every_time_lies_in_a_part(
 
 
 @given(parts=some_parts(), place=st.floats(0.01, 0.99), slack=st.floats(0, 1))
-def test_what_lies_in_one_part_keeps_its_length(
-    parts: list[Part], place: float, slack: float
-) -> None:
+def test_what_lies_in_one_part_keeps_its_length(parts, place, slack):
     timeline = Timeline(parts, slack=slack)
     ends = list(accumulate(part.samples for part in parts))
     for part, end in zip(parts, ends, strict=True):

@@ -131,9 +131,7 @@ PARAMS = st.builds(
 @example(runs=[(0.2, 4), (0.0, 3)], params=VoiceParams(vad_threshold=0.1, min_silence=0), missing=0)
 @example(runs=[(0.9, 4), (0.0, 3)], params=VoiceParams(), missing=0)
 @example(runs=[(0.2, 1), (0.0, 1), (0.2, 5)], params=LOW, missing=0)
-def test_parts_are_what_one_hears_block_by_block(
-    runs: list[tuple[float, int]], params: VoiceParams, missing: int
-) -> None:
+def test_parts_are_what_one_hears_block_by_block(runs, params, missing):
     heard = np.concatenate([np.full(n, p, np.float32) for p, n in runs])
     samples = BLOCK * len(heard) - missing
     assert list(speech_parts(heard, samples, params)) == heard_block_by_block(
@@ -143,9 +141,7 @@ def test_parts_are_what_one_hears_block_by_block(
 
 @given(runs=RUNS, params=PARAMS, most=st.sampled_from([None, 1, 1.5, 4]))
 @settings(max_examples=200)
-def test_parts_hold_all_speech_in_order_and_within_bounds(
-    runs: list[tuple[float, int]], params: VoiceParams, most: float | None
-) -> None:
+def test_parts_hold_all_speech_in_order_and_within_bounds(runs, params, most):
     heard = np.concatenate([np.full(n, p, np.float32) for p, n in runs])
     samples = BLOCK * len(heard)
     limited = VoiceParams(**params.values(VoiceParams) | {"max_speech": most})

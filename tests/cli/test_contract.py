@@ -14,7 +14,6 @@ from cli.cli_fakes import FakeSegment
 from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser, keywords
 from kvcast.loading.params import OF_TEXTS, ExportParams, LoadParams
-from kvcast.options import Params
 from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, exported
 from kvcast.speech.params import TranscribeParams
@@ -59,11 +58,7 @@ OF_FILES = {"suppress_tokens", "suppress_sequences", "renormalize_logits"}
     ],
 )
 def test_commands_and_functions_have_the_same_options_and_defaults(
-    command: ModuleType,
-    words: list[str],
-    params: type[Params],
-    function: Callable[..., object],
-    left_out: set[str],
+    command, words, params, function, left_out
 ):
     given = without_lists(keywords(parsed(command, *words), params))
     asked = {name: value for name, value in taken(function).items() if name not in left_out}

@@ -38,9 +38,7 @@ def demo() -> OpenedModel:
 
 
 @pytest.fixture
-def transcribe(
-    demo: OpenedModel, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Transcribe:
+def transcribe(demo, capfd, monkeypatch) -> Transcribe:
     """The command with a model that is opened once, and all that libraries in C write as well."""
     monkeypatch.setattr(opening, "open_model", lambda *_, **__: demo)
 
@@ -90,9 +88,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_unreadable_input_is_one_line_and_74(
-    transcribe: Transcribe, files: Path, name: str
-) -> None:
+def test_unreadable_input_is_one_line_and_74(transcribe, files, name):
     done = transcribe(files / name)
     assert (done.returncode, done.stdout) == (74, "")
     assert done.stderr.count("\n") == 1
@@ -100,9 +96,7 @@ def test_unreadable_input_is_one_line_and_74(
 
 
 @pytest.mark.parametrize("name", ["awful.wav", "bad.wav", "null.wav", "evil.wav"])
-def test_known_bad_files_are_one_line_at_most(
-    transcribe: Transcribe, files: Path, name: str
-) -> None:
+def test_known_bad_files_are_one_line_at_most(transcribe, files, name):
     """What can be made of these differs, but never a traceback, and never silence about it."""
     done = transcribe(files / name)
     assert done.returncode in (0, 74)
@@ -117,9 +111,7 @@ def test_silence_is_said_and_transcribes_to_nothing(transcribe: Transcribe, file
     assert "silent" in done.stderr
 
 
-def test_what_a_truncated_file_holds_is_transcribed_and_the_cut_is_said(
-    transcribe: Transcribe, files: Path
-) -> None:
+def test_what_a_truncated_file_holds_is_transcribed_and_the_cut_is_said(transcribe, files):
     done = transcribe(files / "truncated.wav")
     assert done.returncode == 0
     assert done.stdout.startswith("And Mr. John Dashwood")
@@ -133,9 +125,7 @@ def test_a_missing_file_is_66(transcribe: Transcribe) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_one_bad_file_of_several_costs_only_itself(
-    transcribe: Transcribe, files: Path, tmp_path: Path
-) -> None:
+def test_one_bad_file_of_several_costs_only_itself(transcribe, files, tmp_path):
     words = (EXAMPLE, files / "empty.wav", files / "whole.wav")
     done = transcribe(*words, "--output-dir", tmp_path, "--format", "all", "--quiet")
     assert done.returncode == 3

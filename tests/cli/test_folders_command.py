@@ -432,7 +432,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run(model, folder, monkeypatc
     ids=" ".join,
 )
 def test_what_does_not_go_together_is_told_before_any_work(
-    words: list[str], said: str, model, folder, monkeypatch, capsys
+    words, said, model, folder, monkeypatch, capsys
 ):
     monkeypatch.chdir(folder.parent)
     Path("x.wav").touch()
@@ -502,9 +502,7 @@ def start(folder: Path, *words: str, **settings) -> subprocess.Popen:
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(
-    number: signal.Signals, code: int, workers: int, folder, out
-):
+def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(number, code, workers, folder, out):
     # The others last so much longer than a busy machine takes to send the signal.
     pause = os.environ | {"KVCAST_PAUSE": "1"}
     process = start(folder, "--workers", str(workers), env=pause)

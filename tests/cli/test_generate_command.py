@@ -323,10 +323,7 @@ def test_options_that_cannot_be_served_are_told_without_a_line(scripted, lines, 
 @pytest.mark.parametrize("words", [[], ["--json"], ["--beam", "2"]])
 def test_one_prompt_that_is_refused_prints_one_line_and_nothing_else(words, scripted, capsys):
     assert generate("x" * (LONGEST + 1), *words) == 2
-    assert capsys.readouterr() == (
-        "",
-        f"kvcast: the prompt is longer than {LONGEST}: shorten it\n",
-    )
+    assert capsys.readouterr() == ("", f"kvcast: the prompt is longer than {LONGEST}: shorten it\n")
 
 
 def test_a_failure_to_load_is_one_line(monkeypatch, capsys):

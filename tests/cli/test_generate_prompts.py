@@ -164,9 +164,7 @@ def test_standard_input_is_a_hyphen(monkeypatch):
         (["--prompts", "."], 74, "cannot read .: Is a directory"),
     ],
 )
-def test_no_model_is_loaded_for_a_bad_prompt(
-    words: list[str], code: int, message: str, model, capsys
-):
+def test_no_model_is_loaded_for_a_bad_prompt(words, code, message, model, capsys):
     assert main(["generate", *words]) == code
     printed = capsys.readouterr()
     assert printed.out == ""

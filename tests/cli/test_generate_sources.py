@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +25,7 @@ def test_a_source_is_answered(words: list[str], capsys: pytest.CaptureFixture[st
     assert document.get("score", -1) < 0
 
 
-def test_sources_from_a_file_are_answered_in_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_sources_from_a_file_are_answered_in_order(tmp_path, capsys):
     (tmp_path / "sources.txt").write_text("hello there\nyou\n")
     assert main(["generate", "--prompts", str(tmp_path / "sources.txt"), "-q"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -49,9 +46,7 @@ def test_sources_from_a_file_are_answered_in_order(
         (["you", "--early-stopping"], "early_stopping needs a beam of 2 or more"),
     ],
 )
-def test_what_cannot_be_served_is_one_line_and_exit_code_2(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-):
+def test_what_cannot_be_served_is_one_line_and_exit_code_2(words, says, capsys):
     for more in ([], ["--json"]):
         code = main(["generate", *words, *more])
         printed = capsys.readouterr()

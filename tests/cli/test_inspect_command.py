@@ -32,12 +32,7 @@ DOCUMENTED = re.findall(
 
 
 @pytest.mark.parametrize(("command", "printed"), DOCUMENTED, ids=[c for c, _ in DOCUMENTED])
-def test_a_documented_command_prints_what_is_documented(
-    command: str,
-    printed: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_documented_command_prints_what_is_documented(command, printed, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr() == (printed, "")
@@ -63,9 +58,7 @@ def test_no_window_and_another_capacity(capsys: pytest.CaptureFixture[str]):
     assert "no window, 12 slots a row" in capsys.readouterr().out
 
 
-def test_a_picture_is_saved_whole_beside_the_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_picture_is_saved_whole_beside_the_text(tmp_path, capsys):
     target = tmp_path / "masks.svg"
     target.write_text("old")
     assert main(["inspect", "masks", "--svg", str(target)]) == 0
@@ -85,9 +78,7 @@ def test_a_picture_is_saved_whole_beside_the_text(
         [SIMBERT, "--no-measure"],
     ],
 )
-def test_the_json_object_is_the_documented_one(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-):
+def test_the_json_object_is_the_documented_one(words, capsys):
     assert main(["inspect", "cost", *words, "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     schema = json.loads((ROOT / "docs" / "inspect.schema.json").read_text(encoding="utf-8"))
@@ -135,9 +126,7 @@ def manifest(family: str, dimensions: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("folder", "family"), [(TURBO, "whisper"), (MISTRAL, "decoder"), (T5, "t5"), (SIMBERT, "unilm")]
 )
-def test_a_bundles_manifest_is_enough(
-    folder: str, family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_bundles_manifest_is_enough(folder, family, tmp_path, capsys):
     dimensions = asdict(counted(folder).dimensions)
     (tmp_path / "bundle.json").write_text(manifest(family, dimensions))
     shown = []
@@ -233,9 +222,7 @@ def test_help_and_drawing_import_nothing_of_models(view: str):
         ([], 2, "VIEW"),
     ],
 )
-def test_a_mistake_is_one_line(
-    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
-):
+def test_a_mistake_is_one_line(words, code, message, capsys):
     assert main(["inspect", *words]) == code
     shown = capsys.readouterr()
     assert message in shown.err
@@ -258,14 +245,7 @@ def test_a_mistake_is_one_line(
         ("other.json", "{}", 1, "holds no model that kvcast can read"),
     ],
 )
-def test_a_folder_that_holds_no_sizes_is_one_line(
-    tmp_path: Path,
-    name: str,
-    content: str | bytes,
-    code: int,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_folder_that_holds_no_sizes_is_one_line(tmp_path, name, content, code, message, capsys):
     raw = content if isinstance(content, bytes) else content.encode()
     (tmp_path / name).write_bytes(raw)
     assert main(["inspect", "cost", str(tmp_path), "--no-measure"]) == code
@@ -280,9 +260,7 @@ def test_a_bundle_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.C
     assert "this kvcast knows no vits models" in capsys.readouterr().err
 
 
-def test_without_kernels_one_line_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_kernels_one_line_says_what_to_do(monkeypatch, capsys):
     monkeypatch.setenv("KVCAST_INSTRUCTIONS", "none")
     assert main(["inspect", "cost", MISTRAL]) == 2
     error = capsys.readouterr().err

@@ -177,9 +177,7 @@ def test_what_cannot_be_live_is_refused(model, pipe, capsys, words, said):
 @pytest.mark.parametrize(
     ("word", "value"), [("--step", "8"), ("--pause", "8"), ("--sample-rate", "8000")]
 )
-def test_an_option_of_live_alone_is_refused_for_recordings(
-    open_as, recording, capsys, word: str, value: str
-):
+def test_an_option_of_live_alone_is_refused_for_recordings(open_as, recording, capsys, word, value):
     open_as(live_model())
     assert main(["transcribe", "--model", "demo", recording("a.wav"), word, value]) == 2
     assert f"{word} needs --live" in capsys.readouterr().err

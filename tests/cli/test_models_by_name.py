@@ -34,9 +34,7 @@ def hugging_face_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_hugging_face_and_ctranslate2_folders_and_the_demo_agree(
-    hugging_face_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hugging_face_and_ctranslate2_folders_and_the_demo_agree(hugging_face_folder, capsys):
     words = ("--quantize", "none")
     expected = text(capsys, "demo", *words)
     assert "He was not an ill-disposed young man." in expected
@@ -51,9 +49,7 @@ def test_a_runtime_and_quantised_weights_are_chosen(capsys: pytest.CaptureFixtur
         assert words in said
 
 
-def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(tmp_path, monkeypatch, capsys):
     def answer() -> str:
         words = ["generate", "--model", "demo-unilm", "--runtime", "onnx", "3 March 2021"]
         assert main(words) == 0
@@ -88,9 +84,7 @@ def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(
     assert read_bundle(bundle).verification["tokens"] > 0
 
 
-def test_a_bundle_refuses_options_it_was_not_exported_with(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_bundle_refuses_options_it_was_not_exported_with(capsys):
     bundle = str(exported("demo", quantize="none"))
     for words in (("--quantize", "int4"), ("--runtime", "eager")):
         assert main(["transcribe", "--model", bundle, *words, str(EXAMPLE)]) == 2

@@ -48,9 +48,7 @@ def test_examples_are_hub_ids_of_known_types(document: dict) -> None:
     assert types["whisper"]["example"] == PUBLISHED["whisper"]
 
 
-def test_the_list_for_people_has_each_type_on_a_line_of_its_family(
-    document: dict, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_for_people_has_each_type_on_a_line_of_its_family(document, capsys):
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for family in document["families"]:

@@ -32,14 +32,7 @@ def _nothing_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("detect", "demo-unilm", WRITES),
     ],
 )
-def test_a_checkpoint(
-    command: str,
-    model: str,
-    reason: str,
-    options: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_checkpoint(command, model, reason, options, tmp_path, capsys):
     (tmp_path / "a.wav").touch()
     assert main([command, str(tmp_path / "a.wav"), "--model", model, "-q", *options]) == 2
     assert capsys.readouterr() == ("", f"kvcast: {model} {reason}\n")

@@ -84,7 +84,7 @@ def _interruptible():
     [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")],
 )
 def test_a_signal_keeps_finished_files_and_leaves_no_fragment(
-    number: signal.Signals, code: int, said: bytes, recording, tmp_path
+    number, code, said, recording, tmp_path
 ):
     out = tmp_path / "out"
     process = start(recording("a.wav"), recording("slow.wav"), "-o", str(out))
@@ -145,9 +145,7 @@ def test_names_and_messages_on_a_terminal_have_no_escapes(recording):
     ],
     ids=["transcribe", "export"],
 )
-def test_progress_is_drawn_on_a_terminal_and_kept_out_of_a_pipe(
-    words: list[str], drawn: list[str], printed: bytes, recording
-):
+def test_progress_is_drawn_on_a_terminal_and_kept_out_of_a_pipe(words, drawn, printed, recording):
     seen, terminal = pty.openpty()
     command = [sys.executable, str(FAKES), *words, recording("a.wav")]
     process = subprocess.Popen(
@@ -168,9 +166,7 @@ def test_progress_is_drawn_on_a_terminal_and_kept_out_of_a_pipe(
 @pytest.mark.parametrize(
     ("words", "terminal_type"), [(["--quiet"], "xterm"), ([], "dumb")], ids=["quiet", "dumb"]
 )
-def test_no_progress_where_it_is_not_wanted_or_cannot_be_redrawn(
-    words: list[str], terminal_type: str, recording
-):
+def test_no_progress_where_it_is_not_wanted_or_cannot_be_redrawn(words, terminal_type, recording):
     seen, terminal = pty.openpty()
     environment = os.environ | {"TERM": terminal_type}
     process = start(recording("a.wav"), *words, stderr=terminal, env=environment)

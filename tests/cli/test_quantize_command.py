@@ -81,11 +81,7 @@ def test_files_and_a_document_are_written(tmp_path: Path, capsys):
         mark.find("{*}title").text: (float(mark.get("cx")), float(mark.get("cy")))
         for mark in image.iter("{http://www.w3.org/2000/svg}circle")
     }
-    assert list(marks) == [
-        "fp32: 8.0 MB, 0.00%",
-        "chosen: 3.5 MB, 1.00%",
-        "int4: 2.0 MB, 5.00%",
-    ]
+    assert list(marks) == ["fp32: 8.0 MB, 0.00%", "chosen: 3.5 MB, 1.00%", "int4: 2.0 MB, 5.00%"]
     (whole, none), (chosen, some), (small, most) = marks.values()
     assert small < chosen < whole
     assert most < some < none  # upwards

@@ -81,7 +81,7 @@ def test_json_is_one_valid_document_per_line(words: list[str], model, recording,
 
 @pytest.mark.parametrize("name", ["srt", "vtt", "tsv"])
 def test_other_formats_are_printed_for_one_input_and_refused_for_several(
-    name: str, model, recording, capsys
+    name, model, recording, capsys
 ):
     assert transcribe(recording("a.wav"), "--format", name) == 0
     assert "Hello there," in capsys.readouterr().out
@@ -221,7 +221,7 @@ def test_a_target_that_cannot_be_replaced_is_that_inputs_failure(
 
 @pytest.mark.parametrize("name", ["a" * 251 + ".wav", "あ" * 83 + "aa.wav"], ids=["a", "あ"])
 def test_an_output_whose_name_is_too_long_is_told_before_any_work(
-    name: str, model, recording, tmp_path, capsys
+    name, model, recording, tmp_path, capsys
 ):
     words = ["--output-dir", str(tmp_path / "out"), "--format", "json"]
     assert transcribe(recording(name), *words) == 74

@@ -34,9 +34,7 @@ def cluster() -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="module")
-def url(
-    request: pytest.FixtureRequest, cluster: Nodes, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def url(request, cluster, tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("served")
     with serving(cluster.address, folder, *request.param) as address:
         yield address

@@ -30,9 +30,7 @@ def base_python(install: Install, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="module")
-def server_python(
-    install: Install, base_python: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def server_python(install, base_python, tmp_path_factory) -> Path:
     """What an image has: the base dependencies, the server's, and ONNX Runtime."""
     folder = tmp_path_factory.mktemp("server-install")
     return install(folder, *LOCKED, extras="[server,onnxruntime]", beside=base_python)
@@ -80,9 +78,7 @@ def serving(python: Path, model: Path, log: Path) -> Iterator[str]:
     ("installed", "names"),
     [("base_python", (*EXPORT_ONLY, "onnxruntime")), ("server_python", EXPORT_ONLY)],
 )
-def test_extras_are_absent(
-    installed: str, names: tuple[str, ...], request: pytest.FixtureRequest
-) -> None:
+def test_extras_are_absent(installed, names, request):
     python = request.getfixturevalue(installed)
     code = f"import importlib.util as u; print([n for n in {names!r} if u.find_spec(n)])"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -156,9 +152,7 @@ def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_pa
         (("--vad",), "vad", 66),
     ],
 )
-def test_a_checkpoint_says_what_options_need(
-    base_python: Path, tmp_path: Path, options: tuple[str, ...], extra: str, code: int
-) -> None:
+def test_a_checkpoint_says_what_options_need(base_python, tmp_path, options, extra, code):
     from kvcast.checkpoints.source import locate
 
     words = ("transcribe", "--model", locate("demo"), *options, EXAMPLE)

@@ -41,9 +41,7 @@ def test_there_are_blocks_to_run() -> None:
         for i, block in enumerate(BLOCKS)
     ],
 )
-def test_block_runs(
-    block: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_runs(block, capfd, monkeypatch):
     monkeypatch.chdir(ROOT)
     exec(block, {"__name__": "__main__"})
     printed = capfd.readouterr()
@@ -53,9 +51,7 @@ def test_block_runs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_structured_output_is_what_the_command_asks_for(
-    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_structured_output_is_what_the_command_asks_for(command, capfd, monkeypatch):
     monkeypatch.chdir(ROOT)
     program, *words = shlex.split(command)
     assert program == "kvcast"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from install.wheels import ROOT, Install, build_wheel
+from install.wheels import ROOT, build_wheel
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,9 +25,7 @@ def run(python: Path, *words: str | Path, cache: Path) -> "subprocess.CompletedP
     )
 
 
-def test_a_wheel_with_the_library_opens_it_without_a_compiler(
-    wheel: Path, install: Install, tmp_path: Path
-) -> None:
+def test_a_wheel_with_the_library_opens_it_without_a_compiler(wheel, install, tmp_path):
     assert "-py3-none-linux_" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

@@ -16,9 +16,7 @@ COMMANDS = re.search(r"```\n(kvcast quantize .*?)\n```", PAGE, re.DOTALL)[1].spl
 
 
 @pytest.mark.slow
-def test_a_recipe_is_found_followed_and_exported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_is_found_followed_and_exported(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, card in zip(("talk.wav", "other.wav"), CARDS, strict=False):
         shutil.copyfile(card, tmp_path / name)

@@ -20,11 +20,7 @@ def build_wheel(folder: Path, **settings: str) -> "subprocess.CompletedProcess[s
 
 
 def environment(
-    wheel: Path,
-    folder: Path,
-    *options: str | Path,
-    extras: str = "",
-    beside: Path | None = None,
+    wheel: Path, folder: Path, *options: str | Path, extras: str = "", beside: Path | None = None
 ) -> Path:
     """Install a wheel into an environment of its own; returns its Python.
 

@@ -26,9 +26,7 @@ def machine(folder: Path, siblings: list[str]) -> Path:
         ({0, 1}, "200000 100000", 2),
     ],
 )
-def test_hyper_threads_affinity_and_quota_all_count(
-    allowed: set[int], quota: str, cores: int, tmp_path, monkeypatch
-):
+def test_hyper_threads_affinity_and_quota_all_count(allowed, quota, cores, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed, raising=False)
     (tmp_path / "cpu.max").write_text(quota)
     folder = machine(tmp_path, ["0,2", "1,3", "0,2", "1,3"])

@@ -225,9 +225,7 @@ def test_heads_are_bounded(server: Server, name: str):
 
 @pytest.mark.parametrize("before", [b"", WHOLE], ids=["first", "second"])
 @pytest.mark.parametrize("half", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: lo"])
-def test_half_a_head_is_not_waited_for(
-    server: Server, monkeypatch: pytest.MonkeyPatch, before: bytes, half: bytes
-):
+def test_half_a_head_is_not_waited_for(server, monkeypatch, before, half):
     monkeypatch.setattr(running, "HEAD_SECONDS", 0.1)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         if before:
@@ -304,9 +302,7 @@ def test_the_bodies_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch):
         until(lambda: status() == 400)
 
 
-def test_a_large_body_is_in_a_file_until_it_is_read(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_large_body_is_in_a_file_until_it_is_read(server, monkeypatch):
     monkeypatch.setattr(bodies, "SPOOLED", 1000)
     rolled: list[int] = []
     plain = tempfile.SpooledTemporaryFile.rollover

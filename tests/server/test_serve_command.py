@@ -166,9 +166,7 @@ def test_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]):
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_without_the_extra_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     for name in [*sys.modules]:
         if name.startswith("kvcast.server"):
             monkeypatch.delitem(sys.modules, name)

@@ -184,9 +184,7 @@ def test_embeddings_are_the_models(server: Server, client: openai.OpenAI):
         client.embeddings.create(model="world", input="a")
 
 
-def test_texts_to_embed_are_measured_before_any_is_read(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-):
+def test_texts_to_embed_are_measured_before_any_is_read(server, monkeypatch):
     unilm = server.engines["unilm"].model
     most = unilm.dimensions.max_positions
     encoded: list[str] = []
@@ -267,9 +265,7 @@ def test_translations_have_languages_and_long_ones_are_split(server: Server):
     assert "does not translate" in other.json()["error"]["message"]
 
 
-def test_a_chat_of_a_text_to_text_model_answers_the_last_user_message(
-    server: Server, client: openai.OpenAI
-):
+def test_a_chat_of_a_text_to_text_model_answers_the_last_user_message(server, client):
     alone = server.engines["t5"].model.generate("abc", max_new_tokens=6)
     turns = [
         {"role": "system", "content": "ignored"},

@@ -138,10 +138,7 @@ def test_a_stream_of_deltas(client: openai.OpenAI, alone: Any):
 def test_segments_in_a_stream(client: openai.OpenAI):
     events = list(
         transcribe(
-            client,
-            stream=True,
-            response_format="verbose_json",
-            timestamp_granularities=["word"],
+            client, stream=True, response_format="verbose_json", timestamp_granularities=["word"]
         )
     )
     segments = [event for event in events if event.type == "transcript.text.segment"]
@@ -195,9 +192,7 @@ def _wrong(kind: str) -> tuple[str, bytes]:
 @pytest.mark.parametrize(
     ("kind", "says"), [("cut", "cut short"), ("gap", "a gap at 2.0"), ("silent", "is silent")]
 )
-def test_an_answer_and_the_log_tell_what_is_wrong_with_a_recording(
-    client: openai.OpenAI, caplog: pytest.LogCaptureFixture, kind: str, says: str
-):
+def test_an_answer_and_the_log_tell_what_is_wrong_with_a_recording(client, caplog, kind, says):
     with caplog.at_level(logging.INFO, "kvcast.server"):
         whole = transcribe(client, file=_wrong(kind), response_format="verbose_json")
         *_, end = transcribe(client, file=_wrong(kind), stream=True)
@@ -300,9 +295,7 @@ def test_fields_of_faster_whispers_servers(given: dict[str, Any], expected: dict
     assert options == {"task": "transcribe", "initial_prompt": None} | expected
 
 
-def test_fields_without_effect_are_named(
-    server: Server, beginning: tuple[str, bytes], caplog: pytest.LogCaptureFixture
-):
+def test_fields_without_effect_are_named(server, beginning, caplog):
     caplog.set_level(logging.INFO, "kvcast.server")
     odd = {f"odd{i}": "x" for i in range(30)}
     with server.http() as http:
@@ -332,9 +325,7 @@ def test_recordings_that_are_too_long_or_too_large(server: Server, client: opena
     assert large.value.status_code == 413
 
 
-def test_a_full_queue_is_told_before_a_recording_is_read(
-    server: Server, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_queue_is_told_before_a_recording_is_read(server, client, monkeypatch):
     engine = server.engines["whisper-1"]
     full = replace(engine.status(), waiting=1000)
     monkeypatch.setattr(engine, "status", lambda: full)
@@ -359,9 +350,7 @@ def test_a_client_that_leaves_ends_its_transcription(server: Server):
 
 
 @pytest.mark.slow
-def test_many_at_once_hear_what_one_alone_hears(
-    server: Server, beginning: tuple[str, bytes], begun: str
-):
+def test_many_at_once_hear_what_one_alone_hears(server, beginning, begun):
     def hear(_: int) -> str:
         return transcribe(server.client(), file=beginning).text
 

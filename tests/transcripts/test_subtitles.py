@@ -59,10 +59,7 @@ PLAIN = st.sampled_from(["a", "bc", "def", "Grüße", "long-winded", "東京", "
 PACES = st.sampled_from([0.04, 0.5, 2.0])
 WORDS = st.builds(lambda space, text: space + text, st.sampled_from([" ", " ", ""]), PLAIN)
 GAPS = st.sampled_from([0.0, 1.0, 5.0])
-SEGMENTS = st.lists(
-    st.tuples(st.lists(WORDS, min_size=1, max_size=12), GAPS, PACES),
-    max_size=4,
-)
+SEGMENTS = st.lists(st.tuples(st.lists(WORDS, min_size=1, max_size=12), GAPS, PACES), max_size=4)
 LIMITS = st.sampled_from(
     [
         {"max_line_width": 13},

@@ -29,9 +29,7 @@ def word_error(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beam", [1, 5])
-def test_the_default_is_within_three_tenths_of_a_point_of_full_precision(
-    beam: int, load: Load, recordings
-):
+def test_the_default_is_within_three_tenths_of_a_point_of_full_precision(beam, load, recordings):
     full = word_error(load, recordings["example"], beam, quantize="none")
     assert full < 1.5
     assert word_error(load, recordings["example"], beam) <= full + 0.3
@@ -66,7 +64,7 @@ MOST = {8: 1.0, None: 3.0}
     ],
 )
 def test_int8_makes_hardly_more_errors_than_full_precision_over_218_seconds(
-    model: str, batch: int | None, beginnings: int, load: Load, recordings
+    model, batch, beginnings, load, recordings
 ):
     rates = {}
     for quantize in ("none", "int8"):
@@ -108,9 +106,7 @@ def test_the_default_is_int8_on_the_default_runtime(load: Load, recordings):
 @pytest.mark.parametrize(
     ("runtime", "quantize", "most"), [("onnx", "int4", 10), ("eager", "int8", 1.5)]
 )
-def test_other_weights_read_nearly_the_same(
-    runtime: str, quantize: str, most: float, load: Load, recordings
-):
+def test_other_weights_read_nearly_the_same(runtime, quantize, most, load, recordings):
     options = {"runtime": runtime, "quantize": quantize}
     assert word_error(load, recordings["example"], 1, **options) < most
 

@@ -69,9 +69,7 @@ def ending(text: str, *seconds: float) -> list[Unit]:
         (ending(" gave| her", 1, 1.2), ending(" gave| her| a| dog", 0.9, 1.0, 1.2, 1.6), 2),
     ],
 )
-def test_words_spelled_in_another_way_are_told_by_when_they_end(
-    settled: list[Unit], hypothesis: list[Unit], count: int
-):
+def test_words_spelled_in_another_way_are_told_by_when_they_end(settled, hypothesis, count):
     assert continued(settled, hypothesis) == count
 
 

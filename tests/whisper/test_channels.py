@@ -53,9 +53,7 @@ def test_each_channel_gives_what_it_gives_alone(load: Load, call: Samples, sourc
         assert texts(segments, channel + 1) == text
 
 
-def test_a_silent_channel_is_told_and_what_concerns_the_file_is_told_once(
-    load: Load, call: Samples, tmp_path
-):
+def test_a_silent_channel_is_told_and_what_concerns_the_file_is_told_once(load, call, tmp_path):
     path = tmp_path / "call.wav"
     soundfile.write(path, np.stack([call[:, 0], 0 * call[:, 0]], axis=1), 16_000)
     path.write_bytes(path.read_bytes()[:-4_000])

@@ -74,7 +74,5 @@ def test_thresholds_can_be_switched_off_each():
         ({"no_speech_threshold": None}, result(no_speech_prob=1.0, avg_logprob=-9), False),
     ],
 )
-def test_silence_is_improbable_text_where_nobody_speaks(
-    thresholds: dict[str, None], decoded: DecodingResult, silent: bool
-):
+def test_silence_is_improbable_text_where_nobody_speaks(thresholds, decoded, silent):
     assert is_silence(decoded, TranscribeParams(**thresholds)) == silent

@@ -274,9 +274,7 @@ def test_delays_are_counted_in_little_memory():
     "minutes", [pytest.param(8, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize(("pause_every", "segment_every"), [(25, 8), (10_000, 10_000)])
-def test_minutes_take_the_memory_and_the_work_of_one(
-    minutes: int, pause_every: int, segment_every: int
-):
+def test_minutes_take_the_memory_and_the_work_of_one(minutes, pause_every, segment_every):
     words = speech(188 * minutes, pause_every=pause_every, segment_every=segment_every)
     assert length(words) > minutes * 60 * RATE
     hearing = ScriptedRecognizer(words)

@@ -88,9 +88,7 @@ def test_a_command_is_understood(load: Load, recordings):
         ),
     ],
 )
-def test_live_is_within_two_points_of_the_whole_recording(
-    model: str, name: str, piece: float, load: Load, recordings
-):
+def test_live_is_within_two_points_of_the_whole_recording(model, name, piece, load, recordings):
     loaded, samples = load(model), recordings[name]
     truth = TRUTHS[name]
     whole = error(truth, "".join(segment.text for segment in loaded.transcribe(samples)))

@@ -7,7 +7,7 @@ import pytest
 
 import kvcast
 from kit.models import encoded
-from kit.recordings import Load, Samples
+from kit.recordings import Samples
 from kvcast.audio.features import open_features
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
@@ -59,9 +59,7 @@ def forced(
         ),
     ],
 )
-def test_tokens_are_equal_and_their_logits_within_a_thousandth(
-    recording: str, search: str, load: Load, recordings: dict[str, Samples]
-):
+def test_tokens_are_equal_and_their_logits_within_a_thousandth(recording, search, load, recordings):
     options = SEARCHES[search]
     onnx, eager = (load("demo", runtime=name, quantize="none") for name in ("onnx", "eager"))
     features_bmt = first_window(recordings[recording])
@@ -81,16 +79,10 @@ def test_tokens_are_equal_and_their_logits_within_a_thousandth(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [
-        {"runtime": "onnx", "quantize": "none"},
-        {"runtime": "onnx"},
-        {"runtime": "eager"},
-    ],
+    [{"runtime": "onnx", "quantize": "none"}, {"runtime": "onnx"}, {"runtime": "eager"}],
     ids=str,
 )
-def test_a_recording_after_another_is_transcribed_as_by_a_fresh_load(
-    options, load: Load, recordings: dict[str, Samples]
-):
+def test_a_recording_after_another_is_transcribed_as_by_a_fresh_load(options, load, recordings):
     def transcript(model: kvcast.WhisperModel, recording: str) -> list[kvcast.Segment]:
         return list(model.transcribe(recordings[recording], beam=5, temperature=0.0))
 
@@ -104,9 +96,7 @@ def test_a_recording_after_another_is_transcribed_as_by_a_fresh_load(
 
 
 @pytest.mark.slow
-def test_windows_encoded_together_are_decoded_as_one_by_one(
-    load: Load, recordings: dict[str, Samples]
-):
+def test_windows_encoded_together_are_decoded_as_one_by_one(load, recordings):
     model = load("demo", runtime="onnx", quantize="none")
     windows = [first_window(recordings[name]) for name in ("example", "004", "005")]
     options = DecodingOptions(beam=3)

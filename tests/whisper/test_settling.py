@@ -1,6 +1,5 @@
 """Which words of hypotheses stand, by policy."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -42,9 +41,7 @@ def test_sure_words_stand_that_attend_to_sound_before_the_margin():
         (5.0, 0.0, False, 0),
     ],
 )
-def test_other_words_wait_for_agreement_and_time(
-    after: float, probability: float, alike: bool, count: int
-):
+def test_other_words_wait_for_agreement_and_time(after, probability, alike, count):
     latest = heard((" we", after, probability))
     former = latest if alike else heard((" he", after, probability))
     assert AlignAtt(25).settled([former, latest], LENGTH) == count
@@ -61,9 +58,7 @@ def test_other_words_wait_for_agreement_and_time(
         ([(" we", 1.2, 0.1), (" are", 1.0, 0.1), (" met", 0.6, 0.9)], 0),
     ],
 )
-def test_a_sure_word_after_it_vouches_for_a_word(
-    words: Sequence[tuple[str, float, float]], count: int
-):
+def test_a_sure_word_after_it_vouches_for_a_word(words, count):
     assert AlignAtt(25).settled([[], heard(*words)], LENGTH) == count
 
 

@@ -92,9 +92,7 @@ def test_they_are_the_same_with_drafts(draft, model, several, minutes, alone, lo
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_on_the_native_runtime_recordings_may_arrive_at_any_time(
-    seed, several, minutes, load: Load
-):
+def test_on_the_native_runtime_recordings_may_arrive_at_any_time(seed, several, minutes, load):
     model = load("demo", runtime="native", quantize="none")
     params = TranscribeParams(batch=5, **OPTIONS)
     attempts = model.attempts(params)

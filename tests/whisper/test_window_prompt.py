@@ -82,9 +82,6 @@ def test_what_is_too_long_is_refused_in_one_line(name: str, most: int):
 @pytest.mark.parametrize("context", [16, 40, 448])
 def test_the_longest_prompt_leaves_room_for_text(context: int):
     longest = prompt(
-        *range(1000),
-        context=context,
-        hotwords=words(context // 2 - 1),
-        prefix=words(context // 4),
+        *range(1000), context=context, hotwords=words(context // 2 - 1), prefix=words(context // 4)
     )
     assert len(longest.tokens) <= context

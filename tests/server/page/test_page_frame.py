@@ -119,9 +119,7 @@ def test_text_and_the_borders_of_controls_stand_out(browser: Any, server: Server
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_theme_is_the_systems_until_another_is_chosen(
-    browser: Any, server: Server, scheme: str
-):
+def test_the_theme_is_the_systems_until_another_is_chosen(browser, server, scheme):
     with visit(browser, server.url, scheme=scheme) as page:
         first = background(page)
         assert (first < 382) == (scheme == "dark")
@@ -271,7 +269,7 @@ def test_a_microphone_is_let_go_if_the_recorder_cannot_be_loaded(page: Any):
 
 @pytest.mark.parametrize("somewhere", ["", "true"])
 def test_a_browser_that_is_missing_is_a_failure_where_nobody_sees_what_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, somewhere: str
+    monkeypatch, somewhere
 ):
     monkeypatch.setenv("CI", somewhere)
     monkeypatch.setattr("shutil.which", lambda name: None)

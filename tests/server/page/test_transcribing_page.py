@@ -112,9 +112,7 @@ def test_a_file_is_transcribed(heard: Any, alone: Any):
     assert f"0:24, {len(alone)} segments" in heard.locator("#transcribe .status").text_content()
 
 
-def test_segments_appear_as_they_come_and_stopping_keeps_them(
-    page: Any, server: Server, long: Path
-):
+def test_segments_appear_as_they_come_and_stopping_keeps_them(page, server, long):
     before = server.status("tiny").finished.get("cancelled", 0)
     choose(page, long)
     holds(

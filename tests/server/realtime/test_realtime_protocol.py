@@ -87,9 +87,7 @@ FORMATS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_transcripts_are_near_those_of_the_recording(
-    server: Server, recording: NDArray[np.float32], expected: str, name: str
-):
+def test_transcripts_are_near_those_of_the_recording(server, recording, expected, name):
     asked, most = FORMATS[name]
     with talking(server, model="demo", api_key="secret") as talk:
         assert talk.update(format=asked)["format"]["type"] == asked["type"]
@@ -99,9 +97,7 @@ def test_transcripts_are_near_those_of_the_recording(
         assert wer(expected, hear(talk)) <= most
 
 
-def test_words_are_told_before_the_turn_is_over(
-    server: Server, recording: NDArray[np.float32], expected: str
-):
+def test_words_are_told_before_the_turn_is_over(server, recording, expected):
     def heard() -> int:
         return server.status("demo").finished.get("stop", 0)
 
@@ -121,9 +117,7 @@ def test_words_are_told_before_the_turn_is_over(
 
 
 @pytest.mark.slow
-def test_live_sessions_and_recordings_share_the_model(
-    server: Server, recording: NDArray[np.float32], expected: str
-):
+def test_live_sessions_and_recordings_share_the_model(server, recording, expected):
     def live(seed: int) -> str:
         with talking(server, api_key="secret") as talk:  # the first model that transcribes
             kind = ("audio/pcm", "audio/pcmu", "audio/pcma")[seed % 3]
@@ -258,9 +252,7 @@ def test_a_message_that_is_too_large_ends_the_session(server: Server):
         assert closed.value.rcvd.code == 1009
 
 
-def test_sessions_are_limited_and_a_client_that_leaves_frees_everything(
-    server: Server, recording: NDArray[np.float32]
-):
+def test_sessions_are_limited_and_a_client_that_leaves_frees_everything(server, recording):
     model = server.engines["demo"].model
     with serving({"demo": model}, live_sessions=1) as small:
         with talking(small, model="demo") as talk:
@@ -334,9 +326,7 @@ def test_two_minutes_and_more_are_heard_by_voice_activity(server: Server):
 
 
 @pytest.mark.slow
-def test_what_is_said_is_logged_only_if_that_is_wanted(
-    server: Server, recording: NDArray[np.float32], caplog: pytest.LogCaptureFixture
-):
+def test_what_is_said_is_logged_only_if_that_is_wanted(server, recording, caplog):
     model = server.engines["demo"].model
     caplog.set_level("INFO", "kvcast.server")
     for wanted in (True, False):

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.scripted_whisper import (
-    FULL_SCALE,
-    RATE,
-    ScriptedRecognizer,
-    Word,
-    listener,
-    sound,
-    speech,
-)
+from kit.scripted_whisper import FULL_SCALE, RATE, ScriptedRecognizer, Word, listener, sound, speech
 from kvcast.errors import UsageError
 from kvcast.server.realtime.session import Session
 from kvcast.server.realtime.shapes import TranscriptionSettings
