@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvcast.audio.containers import FrameClock
+from kvcast.audio.repair import FrameClock
 
 LASTS = 0.02
 EXACT = LASTS * np.arange(200)

@@ -9,7 +9,7 @@ import soxr
 
 from audio.sound_files import BY_PYAV, write_by_pyav
 from audio.test_decode import decoded, likeness, without_xing_frame
-from kvcast.audio import bitstreams, containers
+from kvcast.audio import bitstreams, repair
 from kvcast.audio import formats as joined_files
 from kvcast.audio.formats import parts
 from kvcast.audio.reader import FileSection
@@ -121,7 +121,7 @@ MADE_UP = {
     ),
     "elements": (
         b"\x1a\x45\xdf\xa3" + b"\xec\x00" * 9_000,
-        containers,
+        repair,
         "_is_good",
         {"_NEAR": 10, "_MOST_VOIDS": 5},
     ),
@@ -139,7 +139,7 @@ def test_files_that_were_made_to_take_time_take_little_work(tmp_path, monkeypatc
     with (tmp_path / "made up").open("rb") as file:
         assert len(parts(file)) <= 51
         bitstreams.read_pages(FileSection(file))
-        containers.void_patches(FileSection(file))
+        repair.void_patches(FileSection(file))
     assert 0 < called.call_count < 120
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from audio.sound_files import FilmTrack, write_film
 from audio.test_decode import decoded, likeness
-from kvcast.audio.containers import void_patches
 from kvcast.audio.decode import open_audio
 from kvcast.audio.reader import FileSection
+from kvcast.audio.repair import void_patches
 from kvcast.errors import InputOutputError, UsageError
 
 CONTAINERS = [

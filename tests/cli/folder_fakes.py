@@ -76,8 +76,7 @@ if __name__ == "__main__":
     loading.open_model = open_model
     loading.model_digest = lambda *_: ""
     # Imported before lines are counted: a module's own lines are no part of a run.
-    import kvcast.transcripts.folders.run
-    import kvcast.transcripts.folders.workers  # noqa: F401
+    import kvcast.transcripts.folders.recordings  # noqa: F401
 
     counted = trace_lines(int(os.environ.get("KVCAST_KILL_AT", "0")))
     code = main()

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.cli import COMMANDS, arguments, export, generate, main, other_tools, serve, transcribe
+from kvcast.cli import (
+    COMMANDS,
+    arguments,
+    export,
+    generate,
+    main,
+    option_aliases,
+    serve,
+    transcribe,
+)
 from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
-from kvcast.cli.other_tools import translated
+from kvcast.cli.option_aliases import translated
 from kvcast.cluster.params import ClusterParams
 from kvcast.errors import UsageError
 from kvcast.loading.params import OF_TEXTS, LoadParams
@@ -266,8 +275,8 @@ def test_an_option_of_another_program_is_none_of_ours_and_becomes_one():
         parser = Parser(prog="kvcast")
         module.add_arguments(parser)
         flags = {flag for action in parser._actions for flag in action.option_strings}
-        assert not flags & set(other_tools._TABLES[name])
-        for theirs, translation in other_tools._TABLES[name].items():
+        assert not flags & set(option_aliases._TABLES[name])
+        for theirs, translation in option_aliases._TABLES[name].items():
             with contextlib.suppress(UsageError):
                 words = translation.words(theirs, "1")
                 assert {word for word in words if word.startswith("-")} <= flags

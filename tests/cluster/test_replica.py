@@ -11,7 +11,7 @@ from kvcast.engine import Engine
 from kvcast.errors import KvcastError
 from kvcast.loading.opening import open_model
 from kvcast.loading.params import LoadParams
-from kvcast.server.served import Models, Served, kind_of
+from kvcast.server.model_registry import Models, Served, kind_of
 
 
 def test_a_replica_is_well_as_long_as_its_engines_take_requests(tmp_path: Path):

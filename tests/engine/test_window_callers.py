@@ -21,7 +21,7 @@ from kvcast.errors import InputMissingError, UsageError
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.requests import Features
 from kvcast.whisper.windows import WindowRequests
-from kvcast.whisper.words import TokenTimes
+from kvcast.whisper.word_timestamps import TokenTimes
 
 RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 

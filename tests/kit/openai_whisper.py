@@ -26,8 +26,8 @@ from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.transcripts.segments import Word
-from kvcast.whisper.segments import WINDOW_FRAMES, Span, within
 from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.word_timestamps import WINDOW_FRAMES, Span, within
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from kvcast.engine.callers import Policy
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.runtimes.base import Float32
-from kvcast.whisper.agreement import Place, Unit
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.local_agreement import Place, Unit
 from kvcast.whisper.model import WhisperModel
 from kvcast.whisper.requests import Features
-from kvcast.whisper.streaming_window import LONGEST, Hypothesis, Recognizer
+from kvcast.whisper.streaming import LONGEST, Hypothesis, Recognizer
 from kvcast.whisper.tokenizer import WhisperTokenizer
 
 ENGLISH = replace(LEAST_WHISPER, vocab_size=51864)

@@ -17,9 +17,9 @@ import uvicorn
 
 from kvcast.engine import Engine
 from kvcast.server.app import create
+from kvcast.server.model_registry import Models, Served, kind_of
 from kvcast.server.params import ServeParams
-from kvcast.server.running import configuration
-from kvcast.server.served import Models, Served, kind_of
+from kvcast.server.uvicorn_server import configuration
 
 
 def until(condition: Callable[[], Any], what: str = "it did not come to pass") -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from kit.text_models import saying
 from kvcast.engine import DeadlineError, QueueFullError
-from kvcast.server.bodies import MOST_VALUES, encoded, parsed, pieces
-from kvcast.server.calls import Calls, check_room
+from kvcast.server.dispatch import Calls, check_room
 from kvcast.server.errors import ApiError, GoneError
+from kvcast.server.request_bodies import MOST_VALUES, encoded, parsed, pieces
 from server.serving import Server, serving
 
 

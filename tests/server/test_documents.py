@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvcast.server import bodies
-from kvcast.server.bodies import DEEPEST, MOST_NAMES, MOST_NESTED, MOST_VALUES, parsed
+from kvcast.server import request_bodies
+from kvcast.server.request_bodies import DEEPEST, MOST_NAMES, MOST_NESTED, MOST_VALUES, parsed
 
 
 def deep(levels: int) -> str:
@@ -61,7 +61,7 @@ def test_what_would_take_long_is_not_read(monkeypatch: pytest.MonkeyPatch):
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(bodies.json, "loads", never)
+    monkeypatch.setattr(request_bodies.json, "loads", never)
     for content in (b"[[1]" + b",[1]" * MOST_NESTED, b"[1" + b",1" * (MOST_VALUES + 1)):
         with pytest.raises(ValueError, match="more than"):
             parsed(content)

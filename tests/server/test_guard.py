@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from kit.text_models import saying
-from kvcast.server import bodies, guard, running
-from kvcast.server.monitoring import LogFormatter, install
+from kvcast.server import middleware, request_bodies, uvicorn_server
+from kvcast.server.metrics import LogFormatter, install
 from server.serving import Server, serving, until
 
 HELLO = [{"role": "user", "content": "a private matter"}]
@@ -131,7 +131,7 @@ def raw(server: Server, path: str, headers: dict[str, str]) -> Iterator[socket.s
 
 
 def test_uploads_that_stop_half_way_are_ended(server: Server, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(guard, "SILENCE", 0.3)
+    monkeypatch.setattr(middleware, "SILENCE", 0.3)
     headers = {"content-length": "1000", "content-type": "multipart/form-data; boundary=x"}
     with raw(server, "/v1/audio/transcriptions", headers) as connection:
         connection.sendall(b"--x\r\n")
@@ -226,7 +226,7 @@ def test_heads_are_bounded(server: Server, name: str):
 @pytest.mark.parametrize("before", [b"", WHOLE], ids=["first", "second"])
 @pytest.mark.parametrize("half", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: lo"])
 def test_half_a_head_is_not_waited_for(server, monkeypatch, before, half):
-    monkeypatch.setattr(running, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.1)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         if before:
             connection.sendall(before)
@@ -275,13 +275,13 @@ def check_bound(server: Server, most: int, said: str) -> None:
 
 def test_the_bodies_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
-    take = guard.Bodies.take
+    take = middleware.Bodies.take
 
-    def noted(bodies: guard.Bodies, size: int) -> None:
+    def noted(bodies: middleware.Bodies, size: int) -> None:
         sizes.append(size)
         take(bodies, size)
 
-    monkeypatch.setattr(guard.Bodies, "take", noted)
+    monkeypatch.setattr(middleware.Bodies, "take", noted)
     headers = {"content-type": "multipart/form-data; boundary=x"}
     part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="b"\r\n\r\n'
     path, body = "/v1/audio/transcriptions", part + bytes(2_000_000)
@@ -303,7 +303,7 @@ def test_the_bodies_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_large_body_is_in_a_file_until_it_is_read(server, monkeypatch):
-    monkeypatch.setattr(bodies, "SPOOLED", 1000)
+    monkeypatch.setattr(request_bodies, "SPOOLED", 1000)
     rolled: list[int] = []
     plain = tempfile.SpooledTemporaryFile.rollover
     monkeypatch.setattr(

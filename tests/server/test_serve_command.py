@@ -19,9 +19,9 @@ import pytest
 
 from kvcast.cli import main, serve
 from kvcast.errors import InputOutputError
+from kvcast.server.model_registry import Models
 from kvcast.server.params import ServeParams
-from kvcast.server.running import bound, run
-from kvcast.server.served import Models
+from kvcast.server.uvicorn_server import bound, run
 from server.serving import Command, command, until
 
 DEMO = ("demo-t5", "--threads", "1", "--quiet")

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from kit.dimensions import MARIAN, ROFORMER, SMALL_T5
 from kit.letters import LetterTokenizer
 from kit.text_models import model, saying
+from kvcast.server.model_registry import Served
 from kvcast.server.prompts import keywords
-from kvcast.server.requests import CompletionRequest
-from kvcast.server.served import Served
+from kvcast.server.request_models import CompletionRequest
 from kvcast.text.params import GenerationDefaults
 from kvcast.tokenizers.languages import Languages
 from server.serving import Server, serving

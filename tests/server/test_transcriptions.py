@@ -23,8 +23,8 @@ from fastapi import UploadFile
 import kvcast
 from audio.sound_files import FilmTrack, write_film
 from kit.scripted_whisper import scripted_translator
-from kvcast.server import speech
-from kvcast.server.speech import Recordings
+from kvcast.server import transcriptions
+from kvcast.server.transcriptions import Recordings
 from server.serving import Server, serving, until
 
 ROOT = Path(__file__).parents[2]
@@ -290,8 +290,8 @@ def test_what_cannot_be_heard_is_refused_in_a_line(client: openai.OpenAI, said: 
     ],
 )
 def test_fields_of_faster_whispers_servers(given: dict[str, Any], expected: dict[str, Any]):
-    form = speech.TranscriptionForm(file=UploadFile(io.BytesIO()), model="a", **given)
-    options, _ = speech._options(form, "transcribe")
+    form = transcriptions.TranscriptionForm(file=UploadFile(io.BytesIO()), model="a", **given)
+    options, _ = transcriptions._options(form, "transcribe")
     assert options == {"task": "transcribe", "initial_prompt": None} | expected
 
 

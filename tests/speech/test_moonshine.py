@@ -10,7 +10,7 @@ from kit.random_moonshines import END, heard, random_moonshine, save_moonshine
 from kvcast.audio.vad import BLOCK
 from kvcast.errors import UsageError
 from kvcast.families.moonshine_encoder import streamed
-from kvcast.speech.incremental import GrowingSizes, GrowingText
+from kvcast.speech.moonshine import GrowingSizes, GrowingText
 
 RATE = 16_000
 

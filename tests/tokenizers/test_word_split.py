@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.words import split_words
+from kvcast.whisper.word_timestamps import split_words
 
 OURS = {
     multilingual: WhisperTokenizer(openai_tokenizer_json(multilingual), size)

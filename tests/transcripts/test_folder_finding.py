@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvcast.errors import UsageError
-from kvcast.transcripts.folders.finding import find, instant_ns
+from kvcast.transcripts.folders.recordings import find, instant_ns
 from kvcast.transcripts.params import FolderParams
 
 

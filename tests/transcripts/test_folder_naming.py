@@ -3,7 +3,7 @@ import posixpath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcast.transcripts.folders.finding import may_be_named, named
+from kvcast.transcripts.folders.recordings import may_be_named, named
 
 names = st.sampled_from(["a", "A", "a.b", "é", "e\u0301", "talk"])
 ends = st.sampled_from(["", ".mp3", ".wav", ".MP3", ".mp3.wav", ".mp3-2"])

@@ -12,10 +12,14 @@ from kit.scripted_whisper import NumberedWindows, scripted_model
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams
 from kvcast.speech.transcription import Transcription
-from kvcast.transcripts.folders.finding import RecordingFile
-from kvcast.transcripts.folders.workers import Outcome, QueuedRecording, transcribe_all
+from kvcast.transcripts.folders.recordings import (
+    Outcome,
+    QueuedRecording,
+    RecordingFile,
+    transcribe_all,
+)
 from kvcast.whisper.decoding import DecodingOptions
-from kvcast.whisper.recordings import WhisperPlan
+from kvcast.whisper.long_form import WhisperPlan
 
 
 def queue(*names: str) -> list[QueuedRecording]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvcast.whisper.agreement import Place, Unit, agreed, continued
+from kvcast.whisper.local_agreement import Place, Unit, agreed, continued
 
 
 def said(text: str) -> list[Unit]:

@@ -9,7 +9,7 @@ from kit.recordings import EXAMPLE
 from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.transcripts.segments import Word
-from kvcast.whisper.aligning import _parts, _share
+from kvcast.whisper.forced_alignment import _parts, _share
 from kvcast.whisper.model import WhisperModel
 
 USUAL = 0.05

@@ -21,11 +21,10 @@ from kvcast.speech.recordings import ChunkWindow, cut_first_chunk, quiet_frame
 from kvcast.speech.transcription import Transcription
 from kvcast.transcripts.segments import Segment
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
-from kvcast.whisper.long_form import QuietEnd
-from kvcast.whisper.recordings import WhisperPlan
+from kvcast.whisper.long_form import QuietEnd, WhisperPlan
 from kvcast.whisper.requests import Features
-from kvcast.whisper.segments import Window
 from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.word_timestamps import Window
 
 BEGIN = 50363
 

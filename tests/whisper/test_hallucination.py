@@ -3,8 +3,8 @@
 import pytest
 
 from kvcast.transcripts.segments import Word
-from kvcast.whisper.placing import KeptSegments, without_hallucinations
-from kvcast.whisper.segments import Span, Window, end_of_speech
+from kvcast.whisper.hallucinations import KeptSegments, without_hallucinations
+from kvcast.whisper.word_timestamps import Span, Window, end_of_speech
 
 WINDOW = Window(0, 3000)
 

@@ -14,8 +14,8 @@ from kit.scripted_whisper import ScriptedRecognizer, Word, listener, seconds, so
 from kvcast.audio.vad import Endpoints
 from kvcast.errors import UsageError
 from kvcast.speech.live import Delays, LiveTranscription, Update
-from kvcast.whisper.agreement import AlignAtt, LocalAgreement, SettlingPolicy
-from kvcast.whisper.streaming_window import LONGEST, StreamingWindow
+from kvcast.whisper.local_agreement import AlignAtt, LocalAgreement, SettlingPolicy
+from kvcast.whisper.streaming import LONGEST, StreamingWindow
 
 RATE = 16_000
 LOCAL_AGREEMENT, ALIGN_ATT = LocalAgreement(2), AlignAtt(25)

@@ -14,7 +14,7 @@ from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between
 from kvcast.audio.vad import BLOCK, speech_parts, spoken
 from kvcast.transcripts.segments import Segment, Word, placed
-from kvcast.whisper.segments import Span, Window, split, within
+from kvcast.whisper.word_timestamps import Span, Window, split, within
 
 BEGIN = 1000
 

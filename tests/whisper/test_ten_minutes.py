@@ -12,7 +12,7 @@ from kit.recordings import Load, Samples, told
 from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.speech.params import TranscribeParams
 from kvcast.speech.transcription import Transcription
-from kvcast.whisper.recordings import WhisperPlan
+from kvcast.whisper.long_form import WhisperPlan
 
 OPTIONS: dict[str, Any] = {"language": "en", "temperature": 0.0}
 LEAST = {"int8": 50, "three layers of four": 5, "ngram": 2}

@@ -18,8 +18,7 @@ from kvcast.errors import UsageError
 from kvcast.speech.params import LiveParams, TranscribeParams
 from kvcast.speech.transcription import Transcription, clipped_frames
 from kvcast.whisper.decoding import DecodingOptions
-from kvcast.whisper.long_form import initial_tokens
-from kvcast.whisper.recordings import WhisperPlan
+from kvcast.whisper.long_form import WhisperPlan, initial_tokens
 
 
 def transcription(

@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-import kvcast.speech.voice
+import kvcast.speech.recordings
 from kit.openai_whisper import ending_with_sound, openai_tokenizer
 from kit.scripted_whisper import (
     NumberedWindows,
@@ -39,7 +39,7 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         padded = torch.nn.functional.pad(mel, (0, 3000))
         patch.setattr(openai_transcribe, "log_mel_spectrogram", lambda *_, **__: padded)
         patch.setattr(
-            kvcast.speech.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
+            kvcast.speech.recordings, "open_windows", lambda *_: NumberedWindows(content_frames)
         )
         openai_tokenizer(False)
         their_model = ScriptedWhisper(script)

@@ -17,8 +17,7 @@ from kvcast.audio.params import VoiceParams
 from kvcast.audio.vad import BLOCK, Speech, find_speech
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.speech import voice
-from kvcast.speech.voice import voice_listener
+from kvcast.speech.recordings import _graph, voice_listener
 
 Samples = NDArray[np.float32]
 
@@ -185,7 +184,7 @@ def test_without_its_package_one_line_says_what_to_install(monkeypatch):
         with pytest.raises(InputMissingError, match=said):
             voice_listener()
     monkeypatch.setitem(sys.modules, "kvcast.runtimes.onnx.voice", None)  # as without ONNX Runtime
-    voice._graph.cache_clear()
+    _graph.cache_clear()
     with pytest.raises(InputMissingError, match=f"onnxruntime is {said}"):
         voice_listener()
 

@@ -15,7 +15,7 @@ import whisper.decoding as openai
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import kvcast.speech.voice
+import kvcast.speech.recordings
 from kit.openai_whisper import ending_with_sound, openai_tokenizer
 from kit.scripted_runtimes import at_once
 from kit.scripted_whisper import (
@@ -28,7 +28,7 @@ from kit.scripted_whisper import (
     stands_still,
 )
 from kvcast.transcripts.segments import Segment
-from kvcast.whisper.words import TokenTimes
+from kvcast.whisper.word_timestamps import TokenTimes
 
 openai_transcribe = importlib.import_module("whisper.transcribe")
 timing = importlib.import_module("whisper.timing")
@@ -117,7 +117,7 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         patch.setattr(openai_transcribe, "add_word_timestamps", watched)
         patch.setattr(timing, "find_alignment", their_alignment)
         patch.setattr(
-            kvcast.speech.voice, "open_windows", lambda *_: NumberedWindows(content_frames)
+            kvcast.speech.recordings, "open_windows", lambda *_: NumberedWindows(content_frames)
         )
         openai_tokenizer(False)
         their_model = PatientWhisper(script)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.containers import FrameClock, void_patches
 from kvcast.audio.reader import (
     BLOCK_VALUES,
     DamagedError,
@@ -22,6 +21,7 @@ from kvcast.audio.reader import (
     UnreadableError,
     chosen,
 )
+from kvcast.audio.repair import FrameClock, void_patches
 
 # Only plain containers and no protocols: with playlists and scripts (hls, concat, dash), a file
 # could open other files or network addresses. Formats without audio, and formats that FFmpeg

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.bitstreams import after_id3, frame_count, read_pages
-from kvcast.audio.headers import STREAMED_SIZE, understated
 from kvcast.audio.reader import (
     BLOCK_VALUES,
     DamagedError,
@@ -20,6 +19,7 @@ from kvcast.audio.reader import (
     SoundReader,
     UnreadableError,
 )
+from kvcast.audio.repair import STREAMED_SIZE, understated
 
 _UNKNOWN_FRAMES = 2**62
 _SEEK_FAILED = 39  # libsndfile's SFE_PSF_FSEEK

@@ -12,7 +12,7 @@ import kvcast
 from kvcast.cli import console
 from kvcast.cli.arguments import Parser, normalise
 from kvcast.cli.console import TERMINATED, Terminated, terminable
-from kvcast.cli.other_tools import translated
+from kvcast.cli.option_aliases import translated
 from kvcast.errors import UsageError
 from kvcast.spec.runtimes import RUNTIMES
 

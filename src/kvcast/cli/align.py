@@ -6,8 +6,7 @@ from pathlib import Path
 from kvcast.cli import console, inputs
 from kvcast.cli.arguments import add_options, headings, keywords
 from kvcast.cli.console import progress
-from kvcast.cli.inputs import STANDARD_INPUT, shown
-from kvcast.cli.outputs import FORMATS, Outputs
+from kvcast.cli.inputs import FORMATS, STANDARD_INPUT, Outputs, shown
 from kvcast.cli.prompts import read_text
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvcast.cli import console, inputs
 from kvcast.cli.arguments import GIVEN, keywords
 from kvcast.cli.console import Progress, Terminated, progress
-from kvcast.cli.inputs import for_actor
-from kvcast.cli.outputs import Outputs
+from kvcast.cli.inputs import Outputs, for_actor
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputMissingError, UsageError
 from kvcast.loading.params import LoadParams
@@ -28,8 +27,13 @@ from kvcast.transcripts.writers import TranscriptDocument
 
 if TYPE_CHECKING:
     from kvcast.cluster.mapping import Opened
+    from kvcast.transcripts.folders.recordings import (
+        FolderTranscript,
+        Outcome,
+        QueuedRecording,
+        Watch,
+    )
     from kvcast.transcripts.folders.run import FileResult, FolderRun, Summary
-    from kvcast.transcripts.folders.workers import FolderTranscript, Outcome, QueuedRecording, Watch
 
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
 """Starts transcribing; takes a callback for each recording's progress."""
@@ -150,7 +154,7 @@ class _ResultCollector:
 
     @contextmanager
     def here(self) -> "Iterator[Begin]":
-        from kvcast.transcripts.folders.workers import transcribe_all
+        from kvcast.transcripts.folders.recordings import transcribe_all
 
         with self._watcher.waiting(f"loading {self._args.model}") as on_phase:
             model, self._runtime = inputs.load(self._args, on_phase)

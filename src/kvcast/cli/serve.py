@@ -19,7 +19,7 @@ from kvcast.server.params import ACCESS, ADDRESS, ENGINE, LIMITS, LOGS, ServePar
 
 if TYPE_CHECKING:
     from kvcast.engine import Engine
-    from kvcast.server.served import Models
+    from kvcast.server.model_registry import Models
 
 KEY_VARIABLE = "KVCAST_API_KEY"
 
@@ -93,13 +93,13 @@ def run(args: argparse.Namespace) -> int:
     if not params.keys and (key := os.environ.get(KEY_VARIABLE)):
         params = replace(params, api_key=key)
     try:
-        from kvcast.server import monitoring, running
+        from kvcast.server import metrics, uvicorn_server
     except ImportError as error:
         raise KvcastError(f"the server needs {error.name}: pip install 'kvcast[server]'") from None
     if args.ray is not None:
         return _serve_from_cluster(args, params, replica_range(replicas))
-    monitoring.install(as_json=params.log_json)
-    listening = running.bound(params)
+    metrics.install(as_json=params.log_json)
+    listening = uvicorn_server.bound(params)
     try:
         models = _opened(args, params)
     except BaseException:
@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
         raise
     host, port = listening.getsockname()[:2]
     where = _where(models.names, host, port)
-    say = monitoring.note if params.log_json else console.say
-    running.run(models, params, listening, lambda: say(where))
+    say = metrics.note if params.log_json else console.say
+    uvicorn_server.run(models, params, listening, lambda: say(where))
     return 0
 
 
@@ -139,7 +139,7 @@ def _serve_from_cluster(
 
 def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
     from kvcast.engine import Engine
-    from kvcast.server.served import Models, Opener, Served, kind_of
+    from kvcast.server.model_registry import Models, Opener, Served, kind_of
 
     names = _names(args.models, args.alias)
     watcher = progress(quiet=args.quiet)

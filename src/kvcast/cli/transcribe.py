@@ -9,8 +9,7 @@ from kvcast.audio.params import VOICE
 from kvcast.cli import console, folders, inputs, live
 from kvcast.cli.arguments import Heading, add_options, headings, keywords
 from kvcast.cli.console import Progress, progress
-from kvcast.cli.inputs import shown
-from kvcast.cli.outputs import FORMATS, Outputs
+from kvcast.cli.inputs import FORMATS, Outputs, shown
 from kvcast.cli.prompts import read_text
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
@@ -27,7 +26,7 @@ from kvcast.transcripts.params import FOLDERS, SUBTITLES, FolderParams, Subtitle
 from kvcast.transcripts.writers import TranscriptDocument
 
 if TYPE_CHECKING:
-    from kvcast.speech.channels import AnyTranscription
+    from kvcast.speech.base import AnyTranscription
     from kvcast.transcripts.segments import Segment
 
 EPILOG = """\

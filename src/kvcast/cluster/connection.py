@@ -23,7 +23,7 @@ from typing import Any
 from kvcast.cluster.params import AUTO, LOCAL
 from kvcast.errors import InputOutputError, KvcastError, UsageError, in_one_line
 from kvcast.server.params import ServeParams
-from kvcast.server.running import bound
+from kvcast.server.uvicorn_server import bound
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",

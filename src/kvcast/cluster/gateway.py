@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvcast.server.answers import event
-from kvcast.server.calls import gone, late
+from kvcast.server.dispatch import gone, late
 from kvcast.server.errors import ApiError, GoneError
-from kvcast.server.guard import stopping
+from kvcast.server.middleware import stopping
+from kvcast.server.text_responses import event
 
 TRIES = 4
 """Attempts at one answer, each by another replica."""

@@ -18,7 +18,7 @@ from kvcast import __version__
 from kvcast.cluster.connection import hush, machine
 from kvcast.errors import InputOutputError, KvcastError, UsageError, in_one_line
 from kvcast.speech.base import TranscriptionModel
-from kvcast.transcripts.folders.workers import Outcome, QueuedRecording, transcribe_all
+from kvcast.transcripts.folders.recordings import Outcome, QueuedRecording, transcribe_all
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -32,13 +32,13 @@ from kvcast.cluster.mapping import most_actors
 from kvcast.cluster.params import LOCAL
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.server.app import create
-from kvcast.server.calls import Calls, State
+from kvcast.server.dispatch import Calls, State
 from kvcast.server.errors import busy
-from kvcast.server.guard import STATUS, Guard
-from kvcast.server.monitoring import Metrics, RequestLog, install
+from kvcast.server.metrics import Metrics, RequestLog, install
+from kvcast.server.middleware import STATUS, Guard
+from kvcast.server.model_registry import Models
 from kvcast.server.params import ServeParams
-from kvcast.server.running import end_at_once
-from kvcast.server.served import Models
+from kvcast.server.uvicorn_server import end_at_once
 
 REPLICAS, GATEWAYS = "Replicas", "Gateways"
 

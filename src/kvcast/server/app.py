@@ -19,16 +19,18 @@ from starlette.types import ASGIApp
 
 import kvcast
 from kvcast.errors import KvcastError
-from kvcast.server.bodies import FormRoute, JsonRoute
-from kvcast.server.calls import Calls, State
-from kvcast.server.completions import chat_completions, completions
+from kvcast.server.anthropic_messages import count_tokens, messages
+from kvcast.server.chat_completions import chat_completions, completions
+from kvcast.server.dispatch import Calls, State
 from kvcast.server.errors import MESSAGES, ApiError, GoneError, api_error, document_for
-from kvcast.server.guard import Guard
-from kvcast.server.messages import count_tokens, messages
-from kvcast.server.monitoring import Metrics, RequestLog
+from kvcast.server.metrics import Metrics, RequestLog
+from kvcast.server.middleware import Guard
+from kvcast.server.model_registry import Models, Served
+from kvcast.server.openai_responses import responses
 from kvcast.server.params import ServeParams
 from kvcast.server.realtime import Realtime
-from kvcast.server.requests import (
+from kvcast.server.request_bodies import FormRoute, JsonRoute
+from kvcast.server.request_models import (
     KINDS,
     ChatRequest,
     CompletionRequest,
@@ -39,10 +41,8 @@ from kvcast.server.requests import (
     ResponsesRequest,
     Text2TextRequest,
 )
-from kvcast.server.responses import responses
-from kvcast.server.served import Models, Served
-from kvcast.server.speech import Recordings, SpeechForm, TranscriptionForm, speech
 from kvcast.server.text2text import embeddings, text2text
+from kvcast.server.transcriptions import Recordings, SpeechForm, TranscriptionForm, speech
 
 PAGE = Path(__file__).parent / "page"
 

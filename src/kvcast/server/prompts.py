@@ -10,8 +10,8 @@ from kvcast.chat.tool_calls import ToolForm
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError
 from kvcast.server.errors import ApiError
-from kvcast.server.requests import Sampled, Shaped
-from kvcast.server.served import COMPLETION, SPEECH, TEXT2TEXT, Served
+from kvcast.server.model_registry import COMPLETION, SPEECH, TEXT2TEXT, Served
+from kvcast.server.request_models import Sampled, Shaped
 
 NOT_WRITING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions"}
 

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from kvcast.server.answers import DONE, Answer, event, head, usage
-from kvcast.server.calls import Check, State, check_room
+from kvcast.server.dispatch import Check, State, check_room
 from kvcast.server.errors import ApiError
+from kvcast.server.model_registry import CHAT, COMPLETION, TEXT2TEXT, Served
 from kvcast.server.prompts import NOT_WRITING, PromptLimit, each, keywords, limited
-from kvcast.server.requests import EmbeddingsRequest, Text2TextRequest
-from kvcast.server.served import CHAT, COMPLETION, TEXT2TEXT, Served
+from kvcast.server.request_models import EmbeddingsRequest, Text2TextRequest
+from kvcast.server.text_responses import DONE, Answer, event, head, usage
 from kvcast.text.generation import EncodedText
 from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration

@@ -18,11 +18,11 @@ from kvcast.families.audio_encoder import SoundEncoder
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.abilities import ABILITIES
 from kvcast.speech.base import Answer
-from kvcast.speech.chunks import UNKNOWN
-from kvcast.speech.live_window import LiveWindow
+from kvcast.speech.live import LiveWindow
 from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams
 from kvcast.speech.recognition import (
+    UNKNOWN,
     AudioFeatures,
     AudioTokenRecognition,
     Hints,

@@ -1,12 +1,26 @@
-"""The base class of every model that transcribes: recordings, batches, engines and live audio."""
+"""The base class of every model that transcribes: recordings, channels, batches, live audio.
 
+Channels are transcribed one by one, and their segments interleaved by time: a call with a speaker
+on each channel becomes a dialogue.
+"""
+
+import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
+from typing_extensions import override
+
+from kvcast.audio.decode import AudioInput
+from kvcast.audio.source import ChannelAudio, ChannelSource
+from kvcast.audio.timeline import Part, common
+from kvcast.audio.vad import Endpoints, Listener
+from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import JobCaller, Policy
 from kvcast.engine.memory import fitting
 from kvcast.engine.scheduler import Scheduler
@@ -16,16 +30,124 @@ from kvcast.families.table import family_with
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import Abilities, LanguageSource
-from kvcast.speech.channels import AnyTranscription, by_channel
+from kvcast.speech.live import LiveTranscription, LiveWindow
 from kvcast.speech.params import SPLIT, LiveParams, TranscribeParams
-from kvcast.speech.recordings import Recording
+from kvcast.speech.recordings import Recording, live_listener, open_recording, voice_listener
 from kvcast.speech.transcription import Plan, ServedRecording, Transcription
+from kvcast.transcripts.segments import Segment
 
-if TYPE_CHECKING:
-    from kvcast.audio.decode import AudioInput
-    from kvcast.audio.vad import Listener
-    from kvcast.speech.live import LiveTranscription
-    from kvcast.speech.live_window import LiveWindow
+AnyTranscription: TypeAlias = "Transcription | ChannelTranscription"
+
+
+def by_channel(
+    recording: AudioInput,
+    params: TranscribeParams,
+    begun: Callable[[AudioInput], Transcription],
+) -> "ChannelTranscription":
+    """Return a transcription of a recording's channels, each of which `begun` begins."""
+    return ChannelTranscription(
+        lambda: open_recording(recording, params),
+        lambda audio, channel: begun(ChannelAudio(audio, channel)),
+        with_words=params.word_timestamps,
+    )
+
+
+class ChannelTranscription(Iterator[Segment]):
+    """Segments of all channels of one recording, by their starts; see `Transcription`."""
+
+    def __init__(
+        self,
+        opening: Callable[[], ChannelSource],
+        begin: Callable[[ChannelSource, int], Transcription],
+        *,
+        with_words: bool,
+    ) -> None:
+        """Prepare; nothing is opened or decoded yet.
+
+        Args:
+            opening: opens the recording; called once at most.
+            begin: begins to transcribe a channel, counted from 0, with words.
+            with_words: whether segments keep their words.
+
+        """
+        self._opening, self._begin, self._with_words = opening, begin, with_words
+        self._close = ExitStack()
+        self._channels: list[Transcription] = []
+        self._segments: Iterator[Segment] | None = None
+        self._taken = 0
+        self.before_opening: Callable[[], None] = lambda: None
+
+    def open(self) -> Self:
+        """Open the recording now; raises the errors of `Transcription.open`."""
+        if not self._channels:
+            self.before_opening()
+            with ExitStack() as opened:
+                audio = self._opening()
+                opened.callback(audio.close)
+                for channel in range(audio.channels):
+                    transcription = opened.enter_context(self._begin(audio, channel))
+                    self._channels.append(transcription.open())
+                self._close = opened.pop_all()
+            self._segments = heapq.merge(
+                *(_labelled(part, number) for number, part in enumerate(self._channels, start=1)),
+                key=attrgetter("start"),
+            )
+        return self
+
+    @property
+    def language(self) -> str:
+        """Language code of the first channel; each segment has its `language`."""
+        return self.open()._channels[0].language
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the whole recording."""
+        return self.open()._channels[0].duration
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Notices for the user, one line each; about the file only once."""
+        every = (notice for channel in self.open()._channels for notice in channel.notices)
+        return tuple(dict.fromkeys(every))
+
+    @property
+    def skipped(self) -> tuple[Part, ...] | None:
+        """Parts that were left out because nobody speaks on any channel; None without `vad`."""
+        skipped = [channel.skipped for channel in self.open()._channels]
+        return reduce(lambda a, b: None if a is None or b is None else common(a, b), skipped)
+
+    @property
+    def draft(self) -> DraftCounts | None:
+        """Counts of drafted tokens in finished windows; None without `draft`."""
+        counts = [channel.draft for channel in self.open()._channels]
+        return DraftCounts.total([c for c in counts if c is not None]) if any(counts) else None
+
+    @override
+    def __next__(self) -> Segment:
+        if self._segments is None:
+            self.open()
+        assert self._segments is not None
+        if (segment := next(self._segments, None)) is None:
+            self.close()
+            raise StopIteration
+        self._taken += 1
+        words = segment.words if self._with_words else None
+        return replace(segment, id=self._taken - 1, words=words)
+
+    def close(self) -> None:
+        self._close.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _labelled(transcription: Transcription, channel: int) -> Iterator[Segment]:
+    for segment in transcription:
+        yield replace(segment, channel=channel)
+
 
 Answer: TypeAlias = Callable[[Policy[Any]], Any]
 """Runs a policy about a window to its end, and returns its result."""
@@ -71,7 +193,7 @@ class TranscriptionModel(ABC):
         raise UsageError("this model cannot align a given text: use a Whisper model")
 
     @keywords_of(TranscribeParams)
-    def transcribe(self, audio: "AudioInput", params: TranscribeParams) -> AnyTranscription:
+    def transcribe(self, audio: AudioInput, params: TranscribeParams) -> AnyTranscription:
         """Turn speech into segments of text, which are decoded while they are taken.
 
         Args:
@@ -92,7 +214,7 @@ class TranscriptionModel(ABC):
 
     @keywords_of(TranscribeParams)
     def transcribe_all(
-        self, audio: "Iterable[AudioInput]", params: TranscribeParams
+        self, audio: Iterable[AudioInput], params: TranscribeParams
     ) -> list[AnyTranscription]:
         """Turn recordings into segments; with `batch`, windows of several are decoded together.
 
@@ -111,9 +233,7 @@ class TranscriptionModel(ABC):
         return self._transcriptions(audio, params)
 
     @keywords_of(LiveParams)
-    def live(
-        self, listener: "Listener | None" = None, *, params: LiveParams
-    ) -> "LiveTranscription":
+    def live(self, listener: Listener | None = None, *, params: LiveParams) -> LiveTranscription:
         """Turn audio into text while it arrives.
 
         Args:
@@ -129,17 +249,13 @@ class TranscriptionModel(ABC):
                 transcribe live audio.
 
         """
-        from kvcast.audio.vad import Endpoints
-        from kvcast.speech.live import LiveTranscription
-        from kvcast.speech.voice import live_listener
-
         window = self.streaming_window(params)
         listener, notices = (listener, ()) if listener is not None else live_listener()
         endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
         return LiveTranscription(window, endpoints, notices=(*notices, *window.notices))
 
     @abstractmethod
-    def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> "LiveWindow":
+    def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> LiveWindow:
         """Return a window over a live stream; raises UsageError as `live` does.
 
         `answer` runs the window's policies on an engine; by default the window has separate rows.
@@ -182,7 +298,7 @@ class TranscriptionModel(ABC):
         )
 
     def caller(
-        self, given: "AudioInput | Policy[Any]", options: Mapping[str, Any], scheduler: Scheduler
+        self, given: AudioInput | Policy[Any], options: Mapping[str, Any], scheduler: Scheduler
     ) -> JobCaller:
         """Return a recording as an engine's caller.
 
@@ -214,12 +330,12 @@ class TranscriptionModel(ABC):
         )
 
     def _transcriptions(
-        self, audio: "Iterable[AudioInput]", params: TranscribeParams
+        self, audio: Iterable[AudioInput], params: TranscribeParams
     ) -> list[AnyTranscription]:
         decoding = self._decoding(params)
         scheduler = self._own_scheduler(decoding, params.batch or 1)
 
-        def begin(recording: "AudioInput", priority: int) -> Transcription:
+        def begin(recording: AudioInput, priority: int) -> Transcription:
             return Transcription(
                 scheduler,
                 self._opening(recording, params),
@@ -248,8 +364,6 @@ class TranscriptionModel(ABC):
     def _opening(self, audio: Any, params: TranscribeParams) -> Callable[[], Recording]:
         """Return a function that opens a recording; raises InputMissingError if `vad` lacks one."""
         if params.vad:
-            from kvcast.speech.voice import voice_listener
-
             voice_listener()
         return partial(self._open, audio, params)
 

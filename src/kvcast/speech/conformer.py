@@ -21,10 +21,16 @@ from kvcast.families.canary import CanaryDimensions
 from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.abilities import abilities_of
-from kvcast.speech.chunks import ChunkOptions
 from kvcast.speech.model import SpeechModel
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recognition import Generated, Hints, LogMelFeatures, Recognition, Recognized
+from kvcast.speech.recognition import (
+    ChunkOptions,
+    Generated,
+    Hints,
+    LogMelFeatures,
+    Recognition,
+    Recognized,
+)
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.transcripts.segments import Word
 

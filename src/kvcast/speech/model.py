@@ -15,12 +15,11 @@ from kvcast.families.table import family_with
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import Abilities, LanguageSource
 from kvcast.speech.base import Answer, Decoding, TranscriptionModel
-from kvcast.speech.chunks import ChunkOptions, ChunkPlan
 from kvcast.speech.languages import language_code
-from kvcast.speech.live_window import LiveWindow
+from kvcast.speech.live import LiveWindow
 from kvcast.speech.params import TEMPERATURES, LiveParams, TranscribeParams
-from kvcast.speech.recognition import Hints, Recognition
-from kvcast.speech.recordings import Samples
+from kvcast.speech.recognition import ChunkOptions, ChunkPlan, Hints, Recognition
+from kvcast.speech.recordings import Samples, open_samples
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
 
 TAKEN = frozenset(
@@ -108,8 +107,6 @@ class SpeechModel(TranscriptionModel):
 
     @override
     def _open(self, audio: Any, params: TranscribeParams) -> Samples:
-        from kvcast.speech.voice import open_samples
-
         return open_samples(audio, params)
 
     def _capacity(self, options: ChunkOptions) -> int:

@@ -1,10 +1,18 @@
-"""Moonshine: the encoder takes samples, and the decoder's prompt is one token."""
+"""Moonshine: the encoder takes samples, and the decoder's prompt is one token.
 
-from collections.abc import Sequence
+Streaming Moonshine encodes each position once, when no later audio changes it. A hypothesis has two
+texts, of these positions and of all audio so far; their common first words are final. The tokens of
+the last hypothesis are drafts: verified in one call, and continued from the first rejected one.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -12,16 +20,17 @@ from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.engine.requests import Input
 from kvcast.families.moonshine import MoonshineDimensions, source_of
 from kvcast.families.moonshine_encoder import streamed
-from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.families.programs import StreamedSource
+from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.abilities import abilities_of
 from kvcast.speech.base import Answer
-from kvcast.speech.chunks import UNKNOWN
-from kvcast.speech.incremental import GrowingSizes, GrowingText, GrowingWindow
-from kvcast.speech.live_window import LiveWindow
+from kvcast.speech.languages import WITHOUT_SPACES
+from kvcast.speech.live import LiveWindow, Settled, Utterances
 from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams
-from kvcast.speech.recognition import Hints, Recognition, Recognized
+from kvcast.speech.recognition import UNKNOWN, Hints, Recognition, Recognized
 from kvcast.tokenizers.base import TextTokenizer
+from kvcast.tokenizers.stream import TextStream
 
 _LONGEST_UTTERANCE = 30
 """Seconds; a longer one becomes two."""
@@ -123,3 +132,250 @@ class MoonshineModel(SpeechModel):
             agreement=params.agreement or 2,
             step=params.step or STEP,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowingSizes:
+    """Sizes of a model that encodes audio as it arrives.
+
+    Attributes:
+        ahead: later positions that an encoded position depends on.
+
+    """
+
+    samples: int
+    ahead: int
+    positions: int
+    tokens: int
+
+
+class GrowingText:
+    """One utterance."""
+
+    def __init__(
+        self,
+        runtime: EncoderDecoder,
+        source: StreamedSource,
+        sizes: GrowingSizes,
+        *,
+        start: int,
+        ends: Sequence[int],
+    ) -> None:
+        """Take a model's parts, its first token and its end tokens."""
+        self._runtime, self._source, self._sizes = runtime, source, sizes
+        self._start, self._ends = start, frozenset(ends)
+        self._cache: Any = runtime.new_cache(1, sizes.tokens, inputs=1)
+        self.begin()
+
+    def begin(self) -> None:
+        self._waiting = np.empty(0, np.float32)
+        self._samples = 0
+        self.settled: list[int] = []
+        self._row: list[int] = []  # tokens that the cache holds
+        self._cache = self._runtime.reset(self._cache, [0])
+        self._stream = self._runtime.stream(self._cache, 0, self._source, self._sizes.positions)
+
+    @property
+    def room(self) -> int:
+        # The rest of a position may follow, as one more.
+        return (self._sizes.positions - 1) * self._sizes.samples - self._samples
+
+    def hear(self, samples: Float32) -> None:
+        """Encode more audio, as far as it fills whole positions."""
+        self._samples += len(samples)
+        self._waiting = np.concatenate([self._waiting, samples])
+        whole = len(self._waiting) // self._sizes.samples
+        if whole > (0 if self._stream.done else self._sizes.ahead):
+            self._encode(whole)
+
+    def end(self) -> bool:
+        """Encode the rest, as if the audio ended here; return whether there is any."""
+        each = self._sizes.samples
+        least = 0 if self._stream.done else self._sizes.ahead + 1
+        whole = max(-(-len(self._waiting) // each), least if len(self._waiting) else 0)
+        if whole:
+            padding = whole * each - len(self._waiting)
+            self._waiting = np.pad(self._waiting, (0, padding))
+            self._encode(whole)
+        if self._stream.done:
+            self._stream.finish()
+        return self._stream.held > 0
+
+    def _encode(self, positions: int) -> None:
+        samples = positions * self._sizes.samples
+        self._stream.listen(self._waiting[:samples].reshape(positions, -1))
+        self._waiting = self._waiting[samples:]
+
+    def surely(self, guess: Sequence[int], most: int) -> list[int]:
+        """Return the text of the positions that no later audio changes."""
+        self._stream.forget()
+        return self._written(guess, most)
+
+    def supposedly(self, guess: Sequence[int], most: int) -> list[int]:
+        """Return the text of all positions, the last ones as if the audio ended here."""
+        if self._stream.done:
+            self._stream.finish()
+        return self._written(guess, most)
+
+    def wholly(self, guess: Sequence[int], most: int) -> list[int]:
+        """Return the text of complete audio, after reading all settled tokens again."""
+        self._row.clear()
+        return self._written(guess, most)
+
+    def _written(self, guess: Sequence[int], most: int) -> list[int]:
+        """Return up to `most` tokens of text, the settled ones among them.
+
+        `guess` begins with the settled tokens; the better it is, the faster.
+        """
+        kept, most = len(self.settled), min(most, self._sizes.tokens - 1)
+        if not self._stream.held or most <= kept:
+            return list(self.settled)
+        with exclusive(self._runtime):  # a hypothesis at a time: steps of others take longer
+            return self._continued([self._start, *guess[:most]], most)
+
+    def _continued(self, fed: list[int], most: int) -> list[int]:
+        """Verify draft tokens, and return the text decoded on from the first rejected one."""
+        kept = len(self.settled)
+        held = min(_alike(self._row, fed), kept)
+        if held:
+            self._cache = self._runtime.truncate(self._cache, [0], [held])
+        else:
+            self._cache = self._runtime.reset(self._cache, [0], [0])
+        chosen = self._chosen(fed[held:], range(kept - held, len(fed) - held))
+        same = _alike(fed[kept + 1 :], chosen)
+        tokens, following = fed[1 : kept + 1 + same], chosen[same]
+        self._cache = self._runtime.truncate(self._cache, [0], [len(tokens) + 1])
+        self._row = [self._start, *tokens]
+        while following not in self._ends and len(tokens) < most:
+            tokens.append(following)
+            if len(tokens) < most:
+                [following] = self._chosen([following], range(1))
+                self._row.append(tokens[-1])
+        return tokens
+
+    def _chosen(self, fed: Sequence[int], asked: range) -> list[int]:
+        """Append tokens to the row, and return the likeliest token after each requested one."""
+        given = [np.array(fed, np.int64)]
+        logits, self._cache = self._runtime.decode(given, self._cache, positions=asked)
+        chosen: list[int] = logits[0].argmax(-1).tolist()
+        return chosen
+
+
+def _alike(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens are the same from the beginning on."""
+    pairs = zip(tokens, others, strict=False)
+    return next(
+        (i for i, (token, other) in enumerate(pairs) if token != other),
+        min(len(tokens), len(others)),
+    )
+
+
+class GrowingWindow(Utterances):
+    """One utterance after another, each a separate text."""
+
+    def __init__(
+        self,
+        text: GrowingText,
+        stream: Callable[[], TextStream],
+        most: Callable[[float], int],
+        *,
+        language: str,
+        agreement: int,
+        step: float,
+    ) -> None:
+        """Begin without audio.
+
+        Args:
+            text: of an utterance.
+            stream: starts decoding a text token by token.
+            most: returns the most tokens for a number of seconds.
+            language: its code.
+            agreement: successive hypotheses that have to begin with a word before it is settled;
+                the text that no later audio changes is one of them.
+            step: seconds of new audio that are worth a hypothesis.
+
+        """
+        super().__init__(language, step)
+        self._text, self._stream, self._most = text, stream, most
+        self._space = "" if language in WITHOUT_SPACES else " "
+        self._supposed: list[int] = []
+        self._former: deque[list[int]] = deque(maxlen=agreement - 2)
+
+    @property
+    @override
+    def room(self) -> int:
+        return self._text.room if self._begun else self._text.room - (self.end - self.start)
+
+    @property
+    @override
+    def supposed(self) -> str:
+        return "".join(self._pieces(self._supposed)[len(self._text.settled) :])
+
+    @override
+    def hear(self, samples: Float32) -> None:
+        self._text.hear(samples)
+
+    @override
+    def listen(self) -> list[Settled]:
+        self.decoded_to = self._end
+        most = self._most((self._end - self.start) / SAMPLE_RATE)
+        sure = self._text.surely(self._supposed, most)
+        supposed = self._text.supposedly(self._supposed, most)
+        hypotheses = [*self._former, sure, supposed]
+        self._former.append(supposed)
+        self._supposed = supposed
+        return self._settle(_agreed(hypotheses))
+
+    @override
+    def conclude(self, speech_end: int) -> list[Settled]:
+        settled: list[Settled] = []
+        self.decoded_to = self._end
+        if self._begun and self._text.end():
+            most = self._most((self._end - self.start) / SAMPLE_RATE)
+            self._supposed = self._text.wholly(self._supposed, most)
+            settled = self._settle(len(self._supposed))
+        self._text.begin()
+        self._begun, self._supposed = False, []
+        self._former.clear()
+        return settled
+
+    def _settle(self, count: int) -> list[Settled]:
+        """Settle whole words among the first supposed tokens, and return the new ones."""
+        pieces, first = self._pieces(self._supposed), len(self._text.settled)
+        begins = [i for i in range(first, len(pieces)) if i == first or self._begins(pieces[i])]
+        settled = [
+            Settled(
+                text="".join(pieces[begin:end]),
+                tokens=tuple(self._supposed[begin:end]),
+                ended=None,
+                started=self.start / SAMPLE_RATE if begin == 0 else None,
+                spoken=None,
+            )
+            for begin, end in pairwise([*begins, len(pieces)])
+            if end <= count
+        ]
+        self._text.settled += [token for word in settled for token in word.tokens]
+        return settled
+
+    def _begins(self, piece: str) -> bool:
+        """Return whether a word begins with the piece; in languages without spaces, any does."""
+        return bool(piece) and piece.startswith(self._space)
+
+    def _pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token, all that there is at the last one."""
+        stream = self._stream()
+        pieces = [stream.push(token) for token in tokens]
+        if pieces:
+            pieces[-1] += stream.finish()
+            if not pieces[0].startswith(self._space):  # as words of Whisper's begin
+                pieces[0] = f"{self._space}{pieces[0]}"
+        return pieces
+
+
+def _agreed(hypotheses: Sequence[Sequence[int]]) -> int:
+    count = 0
+    for first, *others in zip(*hypotheses, strict=False):
+        if any(other != first for other in others):
+            break
+        count += 1
+    return count

@@ -1,8 +1,13 @@
-"""`Recognition`: the model-specific part of speech models, which makes inputs and prompts."""
+"""Recognition by models without windows: inputs, prompts, and a request for each chunk.
+
+A subclass of `Recognition` is the part that differs between models.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -10,13 +15,21 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
-from kvcast.engine.requests import Input, Request
+from kvcast.decoding.logits_processors import LogitsProcessor, NoRepeatNgram, RepetitionPenalty
+from kvcast.decoding.speculative_decoding import DraftCounts
+from kvcast.engine.callers import Policy
+from kvcast.engine.requests import Input, Prompt, Request
 from kvcast.errors import KvcastError
 from kvcast.families.audio_encoder import SoundEncoder
-from kvcast.runtimes.base import Float32, Int32
+from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.speech.abilities import Abilities
+from kvcast.speech.languages import WITHOUT_SPACES
+from kvcast.speech.params import TranscribeParams
+from kvcast.speech.recordings import Samples, chunk_frames
+from kvcast.speech.strategies import MaximumLikelihood, SearchRequest, Strategy
+from kvcast.speech.transcription import Plan, RecordingPart, clipped_frames
 from kvcast.tokenizers.base import TextTokenizer
-from kvcast.transcripts.segments import FRAMES_PER_SECOND, Word
+from kvcast.transcripts.segments import FRAMES_PER_SECOND, Segment, Word, compression_ratio
 
 if TYPE_CHECKING:
     from kvcast.speech.voxtral_realtime import Pacing
@@ -181,3 +194,231 @@ class AudioTokenRecognition(Recognition):
             if text not in known:
                 raise KvcastError(f"the tokenizer has no token {text}: it is another model's")
         return [known[text] for text in texts]
+
+
+UNKNOWN = "und"
+"""The code of a language that is not known (ISO 639)."""
+
+_LEAST_POWER = 1e-10
+_HOP = 160  # samples of a frame
+_ENDS = (".", "?", "!", "…")
+_PAUSE = 1.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkOptions:
+    """How chunks are decoded.
+
+    Attributes:
+        strategy: makes a search; takes a number that seeds each chunk differently.
+
+    """
+
+    recognition: Recognition
+    hints: Hints
+    strategy: Callable[[int], Strategy]
+    temperature: float
+    room: int
+    positions: int
+    params: TranscribeParams
+
+
+@dataclass(frozen=True)
+class EndsAsOne(LogitsProcessor):
+    """Replaces any of several end tokens by the first, if one is chosen."""
+
+    ends: Sequence[int]
+
+    @override
+    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+        first, *others = self.ends
+        logits_rv[:, first] = logits_rv[:, list(self.ends)].max(axis=1)
+        logits_rv[:, others] = -np.inf
+
+
+class Chunk(RecordingPart):
+    def __init__(
+        self,
+        options: ChunkOptions,
+        place: tuple[int, int],
+        samples: Float32 | None,
+        ended: Callable[[str | None], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            options: how it is decoded.
+            place: its first frame, and the frame after its last.
+            samples: its waveform; None where it is silent.
+            ended: is called with the language of its text, once it is decoded.
+
+        """
+        self._options, self._place, self._samples, self._ended = options, place, samples, ended
+        self.drafts: list[DraftCounts] = []
+        self.notices: list[tuple[float, str]] = []
+        self.segments: deque[Segment] = deque()
+        self.over = False
+
+    @override
+    def decode(self) -> Policy[None]:
+        language = None
+        if self._samples is not None:
+            recognized = yield from self._recognize(self._samples)
+            self._samples, language = None, recognized.language
+        self.over = True
+        self._ended(language)
+
+    def _recognize(self, samples: Float32) -> Policy[Recognized]:
+        options = self._options
+        sound = options.recognition.input(samples)
+        request = options.recognition.request(sound)
+        if request is None:
+            generated = yield from self._search(sound)
+        else:
+            yield request
+            generated = options.recognition.generated(request, options.hints)
+        if generated.recognized.text:
+            self.segments += self._segments(generated)
+        return generated.recognized
+
+    def _search(self, sound: Input) -> Policy[Generated]:
+        options, (first, end) = self._options, self._place
+        recognition, params = options.recognition, options.params
+        prompt = recognition.prompt(sound.positions, options.hints)
+        seconds = (end - first) / FRAMES_PER_SECOND
+        most = recognition.tokens_of(seconds, options.hints)
+        if params.max_new_tokens is not None:
+            given = params.max_new_tokens
+            most = min(given, most) if recognition.paced else given
+        room = min(most, options.room, options.positions + 1 - len(prompt))
+        request = SearchRequest(
+            Prompt(np.array(prompt, np.int64), input=sound),
+            strategy=options.strategy(first),
+            filters=list(_filters(params, recognition.ends)),
+            eot=recognition.ends[0],
+            max_new_tokens=room,
+        )
+        yield request
+        best = MaximumLikelihood(params.length_penalty).best(request.search.candidates())
+        is_cut = len(best.tokens) == room and not recognition.paced
+        if is_cut and params.max_new_tokens is None:
+            notice = f"the text has more than {room} tokens: cut"
+            self.notices.append((first / FRAMES_PER_SECOND, notice))
+        recognized = recognition.read(best.tokens, options.hints)
+        return Generated(tokens=best.tokens, logprob=best.sum_logprob, recognized=recognized)
+
+    def _segments(self, generated: Generated) -> Iterator[Segment]:
+        """Yield a segment of the whole chunk or, if words have times, one of each sentence."""
+        options, (first, end) = self._options, self._place
+        recognized, start = generated.recognized, first / FRAMES_PER_SECOND
+        whole = Segment(
+            id=0,
+            seek=first,
+            start=start,
+            end=end / FRAMES_PER_SECOND,
+            text=recognized.text
+            if recognized.language in WITHOUT_SPACES
+            else f" {recognized.text}",
+            tokens=generated.tokens,
+            language=recognized.language or UNKNOWN,
+            temperature=options.temperature,
+            avg_logprob=generated.logprob / (len(generated.tokens) + 1),
+            compression_ratio=compression_ratio(recognized.text),
+            no_speech_prob=0.0,
+            fallback=(),
+        )
+        if not recognized.words:
+            yield whole
+            return
+        words, taken = _placed(recognized.words, start, whole.end), 0
+        for begin, stop in _sentences(words):
+            count = sum(recognized.counts[begin:stop])
+            yield replace(
+                whole,
+                start=words[begin].start,
+                end=words[stop - 1].end,
+                text="".join(word.word for word in words[begin:stop]),
+                tokens=generated.tokens[taken : taken + count],
+                words=words[begin:stop] if options.params.word_timestamps else None,
+            )
+            taken += count
+
+
+def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
+    """Yield the first word of each sentence and the word after its last; pauses also end one."""
+    begin = 0
+    for i, (word, following) in enumerate(pairwise(words), 1):
+        if word.word.endswith(_ENDS) or following.start - word.end > _PAUSE:
+            yield begin, i
+            begin = i
+    yield begin, len(words)
+
+
+def _placed(words: Sequence[Word], start: float, end: float) -> tuple[Word, ...]:
+    """Return words of a chunk that lasts from `start` to `end`; its last position is longer."""
+    return tuple(
+        replace(word, start=min(start + word.start, end), end=min(start + word.end, end))
+        for word in words
+    )
+
+
+def _filters(params: TranscribeParams, ends: Sequence[int]) -> Iterator[LogitsProcessor]:
+    if params.repetition_penalty != 1:
+        yield RepetitionPenalty(params.repetition_penalty)
+    if params.no_repeat_ngram:
+        yield NoRepeatNgram(params.no_repeat_ngram)
+    if len(ends) > 1:
+        yield EndsAsOne(ends)
+
+
+class ChunkPlan(Plan[Samples]):
+    """Cuts a recording into chunks, where it is quiet."""
+
+    def __init__(self, options: ChunkOptions) -> None:
+        self._options = options
+        self._running = 0
+        self._all_cut = False
+        self.language = options.hints.language
+
+    @override
+    def parts(self, recording: Samples, begin: Callable[[RecordingPart], None]) -> Policy[None]:
+        joints = [round(at * FRAMES_PER_SECOND) for at in recording.timeline.joints]
+        for seek, end in clipped_frames(self._options.params, recording.content_frames):
+            while seek < end:
+                stop = seek + _frames(recording, (seek, end), joints, self._options.recognition)
+                silent = recording.is_silent(seek, stop)
+                samples = None if silent else recording.samples(seek, stop)
+                self._running += 1
+                begin(Chunk(self._options, (seek, stop), samples, self._ended))
+                seek = stop
+                yield None
+        self._all_cut = True
+        self._set_language(None)
+
+    def _ended(self, language: str | None) -> None:
+        self._running -= 1
+        self._set_language(language)
+
+    def _set_language(self, language: str | None) -> None:
+        if self.language is None and self._all_cut and not self._running:
+            language = language or UNKNOWN
+        self.language = self.language or language
+
+
+def _frames(
+    recording: Samples, clip: tuple[int, int], joints: Sequence[int], recognition: Recognition
+) -> int:
+    """Return how many frames the first chunk of a clip has."""
+    seek, end = clip
+    longest = recognition.longest
+    if end - seek <= longest:
+        return end - seek
+
+    def loudness() -> Float32:
+        samples = recording.samples(seek, seek + longest)
+        frames = samples[: len(samples) // _HOP * _HOP].reshape(-1, _HOP)
+        loudness_t: Float32 = np.log10(np.square(frames).mean(axis=1) + np.float32(_LEAST_POWER))
+        return loudness_t[None]
+
+    near = [joint - seek for joint in joints]
+    return chunk_frames(end - seek, near, loudness, longest)

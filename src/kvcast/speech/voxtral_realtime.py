@@ -18,7 +18,7 @@ from kvcast.families.causal_encoder import CausalEncoder, streamed
 from kvcast.families.programs import StreamedSource
 from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.abilities import ABILITIES
-from kvcast.speech.live_window import Settled, Utterances
+from kvcast.speech.live import Settled, Utterances
 from kvcast.speech.recognition import AudioFeatures, AudioTokenRecognition, Hints, Recognized
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.stream import TextStream

@@ -259,7 +259,7 @@ def _window(model: "WhisperModel", path: str) -> Case:
 def _excerpt(model: "SpeechModel", path: str) -> Case:
     from kvcast.speech.params import TranscribeParams
     from kvcast.speech.recognition import Hints
-    from kvcast.speech.voice import open_samples
+    from kvcast.speech.recordings import open_samples
 
     recognition = model.recognition
     with closing(open_samples(path, TranscribeParams())) as recording:

@@ -20,8 +20,8 @@ from kvcast.speech.params import LanguageParams
 from kvcast.speech.recordings import Sound, Windows, quiet_frame
 from kvcast.transcripts.segments import FRAMES_PER_SECOND
 from kvcast.whisper.requests import Features, likeliest
-from kvcast.whisper.segments import WINDOW_FRAMES
 from kvcast.whisper.windows import WindowRequests
+from kvcast.whisper.word_timestamps import WINDOW_FRAMES
 
 
 @dataclass(frozen=True, kw_only=True)

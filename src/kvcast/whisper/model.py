@@ -6,10 +6,12 @@ Turns the options of a call into ways to decode a window.
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
+from kvcast.audio.decode import AudioInput
+from kvcast.audio.features import open_features
 from kvcast.decoding.speculative_decoding import Paired, Speculations, speculations
 from kvcast.engine.callers import JobCaller, Policy
 from kvcast.engine.scheduler import Scheduler
@@ -27,19 +29,16 @@ from kvcast.speech.params import (
     TranscribeParams,
     WindowParams,
 )
-from kvcast.speech.recordings import Windows
-from kvcast.whisper.aligning import Alignment, aligned
+from kvcast.speech.recordings import Windows, open_recording, open_windows
 from kvcast.whisper.decoding import DecodingOptions, cut_notices
+from kvcast.whisper.forced_alignment import Alignment, aligned
 from kvcast.whisper.language_detection import DetectedLanguage, detect
-from kvcast.whisper.long_form import initial_tokens
-from kvcast.whisper.recordings import WhisperPlan, WindowCaller
+from kvcast.whisper.local_agreement import AGREEMENT, AlignAtt, LocalAgreement, SettlingPolicy
+from kvcast.whisper.long_form import WhisperPlan, initial_tokens
+from kvcast.whisper.streaming import STEP, StreamingWindow
+from kvcast.whisper.streaming_recognizer import WhisperRecognizer
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.windows import WindowDecoder, WindowRequests
-
-if TYPE_CHECKING:
-    from kvcast.audio.decode import AudioInput
-    from kvcast.whisper.agreement import SettlingPolicy
-    from kvcast.whisper.streaming_window import StreamingWindow
+from kvcast.whisper.windows import WindowCaller, WindowDecoder, WindowRequests
 
 _WINDOW_SECONDS = 30
 _POSITIONS_PER_SECOND = 50  # two frames of 10 ms become one position of the encoder
@@ -111,7 +110,7 @@ class WhisperModel(TranscriptionModel):
         )
 
     @keywords_of(LanguageParams)
-    def detect_language(self, audio: "AudioInput", params: LanguageParams) -> DetectedLanguage:
+    def detect_language(self, audio: AudioInput, params: LanguageParams) -> DetectedLanguage:
         """Detect the language that is spoken in a recording.
 
         Args:
@@ -128,16 +127,13 @@ class WhisperModel(TranscriptionModel):
         """
         if not self.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
-        from kvcast.audio.features import open_features
-        from kvcast.speech.voice import open_recording
-
         with open_features(open_recording(audio, params), self.dimensions.n_mels) as recording:
             decoder = self.decoder(DecodingOptions())
             return decoder.answer(detect(decoder.requests, recording, params))
 
     def align(
         self,
-        audio: "AudioInput",
+        audio: AudioInput,
         text: str,
         *,
         language: str | None = None,
@@ -158,9 +154,6 @@ class WhisperModel(TranscriptionModel):
             InputMissingError, InputOutputError: the recording cannot be read.
 
         """
-        from kvcast.audio.features import open_features
-        from kvcast.speech.voice import open_recording
-
         options = TranscribeParams(
             language=language,
             audio_track=audio_track,
@@ -197,7 +190,7 @@ class WhisperModel(TranscriptionModel):
 
     def caller(
         self,
-        given: "AudioInput | Policy[Any]",
+        given: AudioInput | Policy[Any],
         options: Mapping[str, Any],
         scheduler: Scheduler,
     ) -> JobCaller:
@@ -214,8 +207,6 @@ class WhisperModel(TranscriptionModel):
 
     @override
     def _open(self, audio: Any, params: TranscribeParams) -> Windows:
-        from kvcast.speech.voice import open_windows
-
         return open_windows(audio, self.dimensions.n_mels, params)
 
     @override
@@ -240,11 +231,8 @@ class WhisperModel(TranscriptionModel):
         return cut_notices(initial, params, self.tokenizer, self.dimensions.target_positions)
 
     @override
-    def streaming_window(
-        self, params: LiveParams, answer: Answer | None = None
-    ) -> "StreamingWindow":
-        from kvcast.whisper.recognizer import WhisperRecognizer
-        from kvcast.whisper.streaming_window import STEP, StreamingWindow
+    def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> StreamingWindow:
+        from kvcast.whisper.streaming import StreamingWindow
 
         attempts, requests = self.attempts(params), self._requests()
         if answer is None:
@@ -266,10 +254,8 @@ class WhisperModel(TranscriptionModel):
             notices=self._notices(params),
         )
 
-    def _settling(self, params: LiveParams) -> "SettlingPolicy":
+    def _settling(self, params: LiveParams) -> SettlingPolicy:
         """Return the policy of live transcription: by attention where heads follow the speech."""
-        from kvcast.whisper.agreement import AGREEMENT, AlignAtt, LocalAgreement
-
         if params.agreement is not None:
             return LocalAgreement(params.agreement)
         if not self.dimensions.has_known_heads:

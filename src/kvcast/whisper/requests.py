@@ -20,7 +20,7 @@ from kvcast.speech.strategies import Candidate, MaximumLikelihood, SearchRequest
 from kvcast.transcripts.segments import compression_ratio
 from kvcast.whisper.decoding import Continued, DecodingOptions, DecodingResult, WindowPrompt
 from kvcast.whisper.tokenizer import WhisperTokenizer, timestamps_from
-from kvcast.whisper.words import TokenTimes
+from kvcast.whisper.word_timestamps import TokenTimes
 
 _COPIES = 4
 _TOKENS = 48

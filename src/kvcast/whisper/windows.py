@@ -4,11 +4,13 @@ Assembles the prompt, the logits processors and the strategy from the options.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from kvcast.decoding.speculative_decoding import Speculations
-from kvcast.engine.callers import Policy, Result
+from kvcast.engine.callers import JobCaller, Policy, PolicyCaller, Result
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder, Float32
@@ -21,7 +23,7 @@ from kvcast.whisper.requests import (
     likeliest,
 )
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.words import TokenTimes
+from kvcast.whisper.word_timestamps import TokenTimes
 
 
 class WindowRequests:
@@ -218,3 +220,38 @@ class WindowDecoder:
                 for window in windows
             )
         )
+
+
+class WindowCaller(PolicyCaller, JobCaller):
+    """A policy about one window in an engine: short, and first, as a speaker waits for it."""
+
+    priority = -1
+
+    def __init__(self, policy: Policy[Any]) -> None:
+        super().__init__()
+        self._result: Any = None
+        self._how: str | None = None
+        self._error: Exception | None = None
+        self.start(policy)
+
+    @property
+    @override
+    def ending(self) -> str | None:
+        return self._how
+
+    @override
+    def ended(self, policy: Policy[Any], result: Any) -> None:
+        self._how, self._result = "stop", result
+        if isinstance(result, DecodingResult):
+            self.totals.generated_tokens += len(result.tokens)
+
+    @override
+    def fail(self, error: Exception) -> None:
+        self._how, self._error = "error", error
+
+    @override
+    def settle(self) -> None:
+        if self._error is not None:
+            self.job.fail(self._error)
+        else:
+            self.job.finish(self._result)

@@ -10,10 +10,10 @@ import pytest
 
 from kit.scripted_whisper import FULL_SCALE, RATE, ScriptedRecognizer, Word, listener, sound, speech
 from kvcast.errors import UsageError
+from kvcast.server.realtime.events import TranscriptionSettings
 from kvcast.server.realtime.session import Session
-from kvcast.server.realtime.shapes import TranscriptionSettings
-from kvcast.whisper.agreement import LocalAgreement
-from kvcast.whisper.streaming_window import StreamingWindow
+from kvcast.whisper.local_agreement import LocalAgreement
+from kvcast.whisper.streaming import StreamingWindow
 from server.realtime.talking import told_before
 
 SIXTEEN = {"type": "audio/pcm", "rate": RATE}

@@ -9,15 +9,15 @@ from anyio.to_thread import run_sync
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kvcast.audio.vad import Listener
-from kvcast.server.calls import State
+from kvcast.server.dispatch import State
 from kvcast.server.errors import ApiError, busy
+from kvcast.server.model_registry import SPEECH, Models
+from kvcast.server.realtime.events import TranscriptionSettings
 from kvcast.server.realtime.session import Event, Session, encoded, failure
-from kvcast.server.realtime.shapes import TranscriptionSettings
-from kvcast.server.realtime.transcribing import PolicyRunner
-from kvcast.server.served import SPEECH, Models
-from kvcast.speech.live_window import LiveWindow
+from kvcast.server.realtime.turns import PolicyRunner
+from kvcast.speech.live import LiveWindow
 from kvcast.speech.params import LiveParams
-from kvcast.speech.voice import live_listener
+from kvcast.speech.recordings import live_listener
 
 SUBPROTOCOL = "realtime"
 

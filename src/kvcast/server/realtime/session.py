@@ -15,7 +15,7 @@ import numpy as np
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.vad import BLOCK, ONSET, Change, Endpoints, Listener
 from kvcast.server.errors import ApiError, api_error, busy
-from kvcast.server.realtime.shapes import (
+from kvcast.server.realtime.events import (
     Append,
     AudioInput,
     SessionUpdate,
@@ -26,14 +26,14 @@ from kvcast.server.realtime.shapes import (
     parsed,
     shaped,
 )
-from kvcast.server.realtime.transcribing import (
+from kvcast.server.realtime.turns import (
     Samples,
     SessionAudio,
     SpokenTurn,
     TurnTranscriber,
     TurnUpdate,
 )
-from kvcast.speech.live_window import LiveWindow
+from kvcast.speech.live import LiveWindow
 
 Event: TypeAlias = dict[str, Any]
 

@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 from kvcast.saving import PART, save, unwritable
-from kvcast.transcripts.folders.finding import may_be_named
+from kvcast.transcripts.folders.recordings import may_be_named
 
 JOURNAL_FORMAT = "kvcast.journal"
 JOURNAL_VERSION = 1

@@ -15,9 +15,15 @@ from typing import Any, Literal, TypeAlias
 from kvcast.errors import InputOutputError, KvcastError, in_one_line
 from kvcast.saving import check_target, encoded, save, unwritable
 from kvcast.spec.files import file_sha256
-from kvcast.transcripts.folders.finding import RecordingFile, find, named
 from kvcast.transcripts.folders.journal import Entry, Journal, opened_journal
-from kvcast.transcripts.folders.workers import FolderTranscript, Outcome, QueuedRecording
+from kvcast.transcripts.folders.recordings import (
+    FolderTranscript,
+    Outcome,
+    QueuedRecording,
+    RecordingFile,
+    find,
+    named,
+)
 from kvcast.transcripts.params import FolderParams
 from kvcast.transcripts.writers import json_number
 

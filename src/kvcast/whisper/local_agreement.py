@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.whisper.tokenizer import timestamps_from
-from kvcast.whisper.words import FRAMES_PER_SECOND, TokenWord
+from kvcast.whisper.word_timestamps import ENCODER_FRAMES_PER_SECOND, TokenWord
 
 _ALIKE = 0.5
 """A hypothesis that changes more of the settled letters is a different text."""
@@ -171,21 +171,21 @@ def _changes(text: str, other: str) -> NDArray[np.int64]:
     return row
 
 
-_FRESH = 2 * FRAMES_PER_SECOND
+_FRESH = 2 * ENCODER_FRAMES_PER_SECOND
 """Words this near to the audio's end do not settle by agreement: later audio may change them."""
 
 _UNSURE = 0.5
 """Less probable words do not settle within `_UNSURE_FOR` of the audio's end."""
 
-_UNSURE_FOR = 5 * FRAMES_PER_SECOND
+_UNSURE_FOR = 5 * ENCODER_FRAMES_PER_SECOND
 
 _SURE = 0.9
 """Words of this probability are hardly ever revised later."""
 
 _WAITS = (
-    (0.5, 3 * FRAMES_PER_SECOND // 2),
-    (0.25, 3 * FRAMES_PER_SECOND),
-    (0.0, 5 * FRAMES_PER_SECOND),
+    (0.5, 3 * ENCODER_FRAMES_PER_SECOND // 2),
+    (0.25, 3 * ENCODER_FRAMES_PER_SECOND),
+    (0.0, 5 * ENCODER_FRAMES_PER_SECOND),
 )
 """From which probability on, how long words wait on which two hypotheses agree."""
 

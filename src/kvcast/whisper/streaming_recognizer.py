@@ -15,13 +15,18 @@ from kvcast.decoding.drafters import FormerText
 from kvcast.decoding.speculative_decoding import Speculations
 from kvcast.engine.callers import Policy
 from kvcast.speech.params import TranscribeParams
-from kvcast.whisper.agreement import Place, Unit, units
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.local_agreement import Place, Unit, units
 from kvcast.whisper.long_form import PROMPT_RESET_TEMPERATURE, is_silence, rejection
 from kvcast.whisper.requests import Features
-from kvcast.whisper.streaming_window import Hypothesis, Recognizer
+from kvcast.whisper.streaming import Hypothesis, Recognizer
 from kvcast.whisper.windows import WindowRequests
-from kvcast.whisper.words import FRAMES_PER_SECOND, TokenTimes, TokenWord, split_words
+from kvcast.whisper.word_timestamps import (
+    ENCODER_FRAMES_PER_SECOND,
+    TokenTimes,
+    TokenWord,
+    split_words,
+)
 
 
 class _WindowInput(NamedTuple):
@@ -82,7 +87,7 @@ class WhisperRecognizer(Recognizer):
     def listen(self, samples: NDArray[np.float32]) -> _WindowInput:
         self._windows += 1
         features = Features(window_features(samples, self._n_mels))
-        return _WindowInput(features, len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE)
+        return _WindowInput(features, len(samples) * ENCODER_FRAMES_PER_SECOND // SAMPLE_RATE)
 
     @override
     def decode(

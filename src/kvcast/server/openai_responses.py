@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from kvcast.server.answers import Answer, CalledTool, event
-from kvcast.server.calls import State
+from kvcast.server.dispatch import State
 from kvcast.server.errors import ApiError
+from kvcast.server.model_registry import Served
 from kvcast.server.prompts import (
     NOT_WRITING,
     Tools,
@@ -25,8 +25,8 @@ from kvcast.server.prompts import (
     structure,
     tools_of,
 )
-from kvcast.server.requests import ResponsesRequest
-from kvcast.server.served import Served
+from kvcast.server.request_models import ResponsesRequest
+from kvcast.server.text_responses import Answer, CalledTool, event
 from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 

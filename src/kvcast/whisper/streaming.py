@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.speech.live_window import Settled
-from kvcast.whisper.agreement import Place, SettlingPolicy, Unit, continued
+from kvcast.speech.live import Settled
+from kvcast.whisper.local_agreement import Place, SettlingPolicy, Unit, continued
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
 
 STEP = 1.0

@@ -37,8 +37,8 @@ from kvcast.server.errors import (
     size_of,
     url_too_long,
 )
+from kvcast.server.model_registry import Models
 from kvcast.server.params import ServeParams
-from kvcast.server.served import Models
 
 _LOOK = 5.0
 """Seconds between two looks at models that may be idle, at most."""

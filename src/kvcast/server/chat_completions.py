@@ -12,19 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from kvcast.server.answers import (
-    DONE,
-    Answer,
-    MadePrompt,
-    Part,
-    event,
-    finite,
-    head,
-    spelling,
-    usage,
-)
-from kvcast.server.calls import State, check_room
+from kvcast.server.dispatch import State, check_room
 from kvcast.server.errors import ApiError
+from kvcast.server.model_registry import Served
 from kvcast.server.prompts import (
     NOT_WRITING,
     check_converses,
@@ -36,8 +26,18 @@ from kvcast.server.prompts import (
     shape,
     tools_of,
 )
-from kvcast.server.requests import ChatRequest, CompletionRequest
-from kvcast.server.served import Served
+from kvcast.server.request_models import ChatRequest, CompletionRequest
+from kvcast.server.text_responses import (
+    DONE,
+    Answer,
+    MadePrompt,
+    Part,
+    event,
+    finite,
+    head,
+    spelling,
+    usage,
+)
 from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 

@@ -16,11 +16,11 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from kvcast.engine import DeadlineError, Engine, Job, queue_full
-from kvcast.server.bodies import encoded
 from kvcast.server.errors import ApiError, GoneError
-from kvcast.server.monitoring import Metrics, RequestLog, several
+from kvcast.server.metrics import Metrics, RequestLog, several
+from kvcast.server.model_registry import Models, Served
 from kvcast.server.params import ServeParams
-from kvcast.server.served import Models, Served
+from kvcast.server.request_bodies import encoded
 from kvcast.text.grammar_compiler import TRIALS
 from kvcast.text.params import PromptParams
 from kvcast.text.texts import TextGeneration

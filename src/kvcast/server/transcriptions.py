@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio, open_audio
-from kvcast.server.answers import event, finite, streamed
-from kvcast.server.bodies import encoded, parsed
-from kvcast.server.calls import State, check_room
+from kvcast.server.dispatch import State, check_room
 from kvcast.server.errors import ApiError, busy
-from kvcast.server.served import Served
+from kvcast.server.model_registry import Served
+from kvcast.server.request_bodies import encoded, parsed
+from kvcast.server.text_responses import event, finite, streamed
 from kvcast.speech.languages import LANGUAGES
 from kvcast.speech.transcription import Transcript
 from kvcast.transcripts.params import SubtitleParams

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from typing_extensions import override
 
-from kvcast.server.answers import Answer, CalledTool, MadePrompt, event
-from kvcast.server.calls import State
+from kvcast.server.dispatch import State
 from kvcast.server.errors import ApiError, messages_document
+from kvcast.server.model_registry import Served
 from kvcast.server.prompts import (
     NOT_WRITING,
     Tools,
@@ -24,8 +24,8 @@ from kvcast.server.prompts import (
     keywords,
     tools_of,
 )
-from kvcast.server.requests import CountTokensRequest, MessagesRequest
-from kvcast.server.served import Served
+from kvcast.server.request_models import CountTokensRequest, MessagesRequest
+from kvcast.server.text_responses import Answer, CalledTool, MadePrompt, event
 from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 

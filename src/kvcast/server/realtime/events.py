@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvcast.audio.decode import HIGHEST_RATE, LOWEST_RATE
-from kvcast.server import bodies
+from kvcast.server import request_bodies
 from kvcast.server.errors import ApiError
 
 _PCM_RATE, _TELEPHONE_RATE = 24_000, 8_000
@@ -112,7 +112,7 @@ def shaped(shape: type[_S], document: Any, place: str = "") -> _S:
 def parsed(message: str) -> dict[str, Any]:
     """Return an event as a document; raises ApiError if it is none."""
     try:
-        document = bodies.parsed(message)
+        document = request_bodies.parsed(message)
     except ValueError as error:
         raise ApiError(400, f"the message {error}", code="invalid_json") from None
     if not isinstance(document, dict):

@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection
 from typing_extensions import override
 
 from kvcast.engine import Engine, Job, Status
-from kvcast.server.served import Models
+from kvcast.server.model_registry import Models
 from kvcast.text.texts import TextGeneration
 
 _LOG = logging.getLogger("kvcast.server")

@@ -22,11 +22,11 @@ from typing_extensions import override
 
 from kvcast.chat.parsers import ReasoningParser, ToolCall
 from kvcast.engine import Job
-from kvcast.server.bodies import encoded
-from kvcast.server.calls import Calls, State
+from kvcast.server.dispatch import Calls, State
 from kvcast.server.errors import ApiError, api_error
+from kvcast.server.model_registry import CHAT, Served
 from kvcast.server.prompts import Tools
-from kvcast.server.served import CHAT, Served
+from kvcast.server.request_bodies import encoded
 from kvcast.text.logits_processors import has_begun
 from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration

@@ -17,9 +17,8 @@ from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.stream import decode_a_law, decode_mu_law
 from kvcast.engine import Engine, Job
 from kvcast.engine.callers import Policy
-from kvcast.server.realtime.shapes import TranscriptionSettings
-from kvcast.speech.live import least_samples
-from kvcast.speech.live_window import LiveWindow, Settled
+from kvcast.server.realtime.events import TranscriptionSettings
+from kvcast.speech.live import LiveWindow, Settled, least_samples
 
 Samples: TypeAlias = NDArray[np.float32]
 

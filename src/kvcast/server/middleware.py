@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from kvcast.machine.resources import give_back
-from kvcast.server.calls import State
+from kvcast.server.dispatch import State
 from kvcast.server.errors import (
     MOST_HEADERS,
     MOST_URL,

@@ -13,9 +13,17 @@ from kvcast.speech.params import TranscribeParams
 from kvcast.transcripts.segments import FRAMES_PER_SECOND, Word
 from kvcast.whisper.decoding import DecodingResult
 from kvcast.whisper.requests import Features
-from kvcast.whisper.segments import WINDOW_FRAMES, Span, Window, end_of_speech
 from kvcast.whisper.windows import WindowRequests
-from kvcast.whisper.words import Punctuation, TokenTimes, text_tokens, with_words
+from kvcast.whisper.word_timestamps import (
+    WINDOW_FRAMES,
+    Punctuation,
+    Span,
+    TokenTimes,
+    Window,
+    end_of_speech,
+    text_tokens,
+    with_words,
+)
 
 _NO_TOKENS = TokenTimes(np.zeros(1, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64))
 """Of a window without text."""

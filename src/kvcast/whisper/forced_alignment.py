@@ -20,10 +20,18 @@ from kvcast.transcripts.segments import Segment, Word, compression_ratio
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.long_form import LongForm
 from kvcast.whisper.requests import Features
-from kvcast.whisper.segments import WINDOW_FRAMES, Span, Window
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.windows import WindowRequests
-from kvcast.whisper.words import FRAMES_PER_SECOND, Punctuation, TokenWord, split_words, with_words
+from kvcast.whisper.word_timestamps import (
+    ENCODER_FRAMES_PER_SECOND,
+    WINDOW_FRAMES,
+    Punctuation,
+    Span,
+    TokenWord,
+    Window,
+    split_words,
+    with_words,
+)
 
 _AHEAD = 40
 """Words of the text that are compared beyond twice the number of recognized words."""
@@ -184,7 +192,7 @@ def _placed(
         [token for span in spans for token in span.tokens],
         language=language,
         task=params.task,
-        frames=round(window.duration * FRAMES_PER_SECOND),
+        frames=round(window.duration * ENCODER_FRAMES_PER_SECOND),
     )
     fitted = with_words(
         spans,

@@ -80,7 +80,7 @@ class _FormRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its body with `kvcast.server.bodies`."""
+    """A route that reads its body with `kvcast.server.request_bodies`."""
 
     @override
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
