@@ -42,8 +42,8 @@ from checkpoints.tiny_tensorflow import (
     sealed,
     varint,
 )
-from checkpoints.tiny_unilms import TOKENS, tokenizer_json
 from checkpoints.tiny_whisper import SCALE, TIED, ct2_bytes, ct2_variables, quantised_variables
+from kit.random_unilms import TOKENS, tokenizer_json
 from kit.tiny_gguf import EXPERTS, HEAD_DIM, sizes, tensors, tiny_llama, vocabulary, write
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

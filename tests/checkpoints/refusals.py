@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from checkpoints.test_mistral_layout import write as write_mistral
 from checkpoints.tiny_decoders import SETTINGS, random_decoder, save_decoder
 from checkpoints.tiny_tensorflow import DATA, RELEASES
-from checkpoints.tiny_unilms import random_unilm, save_unilm
 from checkpoints.tiny_whisper import (
     TIED,
     ct2_bytes,
@@ -25,6 +24,7 @@ from checkpoints.tiny_whisper import (
     save,
 )
 from kit.in_transformers import random_t5, save_t5
+from kit.random_unilms import random_unilm, save_unilm
 from kit.tiny_gguf import tiny_llama
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.checkpoints.text2text.tensorflow import read_checkpoint

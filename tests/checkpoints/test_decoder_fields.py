@@ -1,12 +1,15 @@
-"""Fields of decoder-only models' configurations: what is left out, and what is tried.
+"""Fields of decoder-only models' configurations: published, left out, and tried.
 
 A field that a configuration leaves out means what it means to transformers, and every field that
 changes a result has another value in a case that is compared with transformers, or is refused.
 """
 
 import json
+import math
 import re
+from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import transformers
@@ -14,6 +17,7 @@ import transformers
 from kit.random_decoders import MODELS, configuration
 from kvcast.checkpoints.decoder.huggingface import TYPES, WRAPPERS, decoder_dimensions
 from kvcast.errors import KvcastError
+from kvcast.families.decoder_shapes import tensor_shapes
 
 SIZES = {
     "vocab_size": 262_144,
@@ -105,6 +109,37 @@ def test_a_configuration_of_sizes_alone_has_transformers_defaults(kind):
     whole = text_of(saved(built(kind, sizes)))
     fields, ours = with_what_is_required(kind, sizes, whole)
     assert_same_but_for_heads(kind, ours, read(saved(built(kind, fields))))
+
+
+# How many weights the published models have.
+WEIGHTS = {
+    "OLMo-2-0425-1B": 1_484_916_736,
+    "SmolLM3-3B": 3_075_098_624,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2b": 2_506_172_416,
+    "gpt2": 124_439_808,
+    "lfm2-1.2b": 1_170_340_608,
+    "phi-2": 2_779_683_840,
+    "pythia-160m": 162_322_944,
+    "stablelm-2-1_6b": 1_644_515_328,
+    "starcoder2-3b": 3_030_371_328,
+}
+PUBLISHED = {
+    path.parent.name: config
+    for path in (Path(__file__).parents[1] / "data" / "configs").glob("*/config.json")
+    if (config := json.loads(path.read_bytes())).get("model_type") in {*TYPES, *WRAPPERS}
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_means_what_it_means_to_transformers(name):
+    config = PUBLISHED[name]
+    fields = {field: value for field, value in config.items() if field != "model_type"}
+    theirs = transformers.AutoConfig.for_model(config["model_type"], **deepcopy(fields))
+    dimensions = read(config)
+    assert dimensions == read(saved(theirs))
+    count = sum(math.prod(shape) for shape in tensor_shapes(dimensions).values())
+    assert WEIGHTS.get(name, count) == count
 
 
 # Fields of layers that only some types have, or that change only how transformers computes.

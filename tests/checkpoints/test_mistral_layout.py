@@ -1,4 +1,7 @@
 import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -6,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints.folder_checks import assert_same_tensors, one_line
-from checkpoints.tiny_decoders import random_decoder, tensors_by_our_names
+from checkpoints.tiny_decoders import random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.decoder.mistral import READER
+from kvcast.checkpoints.source import open_checkpoint
 from kvcast.checkpoints.tensor_names import halves_from_pairs
 from kvcast.errors import InputMissingError, KvcastError
-from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.position_encodings import Rotary
 
 PARAMS = {
@@ -87,28 +90,26 @@ def write(model, folder, **params):
     return folder
 
 
+def in_other_layout(model):
+    """The checkpoint of the same model in Hugging Face's layout."""
+    with TemporaryDirectory() as folder:  # its files stay mapped
+        return open_checkpoint(save_decoder(model, Path(folder)))
+
+
 def read(folder):
     assert READER.detect(folder)
     return READER.read(folder)
 
 
 def test_every_tensor_is_the_one_of_the_same_model_in_the_other_layout(model, folder):
-    checkpoint = read(folder)
-    assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model))
-    assert checkpoint.dimensions == DecoderDimensions(
-        architecture="mistral",
-        vocab_size=19,
-        width=24,
-        inner=20,
-        heads=4,
-        kv_heads=2,
-        head_dim=8,
+    checkpoint, other = read(folder), in_other_layout(model)
+    assert_same_tensors(checkpoint.tensors, other.tensors)
+    assert checkpoint.dimensions == replace(
+        other.dimensions,
         windows=(None,) * 4,
         max_positions=128_000,
         rotary=Rotary(base=1_000_000.0),
         norm_eps=1e-5,
-        attention_scale=8**-0.5,
-        tied=False,
     )
 
 
@@ -116,7 +117,7 @@ def test_experts_are_stacked(tmp_path):
     model = random_decoder("mixtral")
     write(model, tmp_path, moe={"num_experts": 3, "num_experts_per_tok": 2})
     checkpoint = read(tmp_path)
-    assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model))
+    assert_same_tensors(checkpoint.tensors, in_other_layout(model).tensors)
     dimensions = checkpoint.dimensions
     assert dimensions.architecture == "mixtral"
     assert (dimensions.experts, dimensions.experts_per_token) == (3, 2)
@@ -158,7 +159,7 @@ def test_several_files_read_like_one_with_and_without_an_index(model, folder, in
         weight_map = {name: file for file, some in parts.items() for name in some}
         path = folder / "consolidated.safetensors.index.json"
         path.write_text(json.dumps({"weight_map": weight_map}))
-    assert_same_tensors(read(folder).tensors, tensors_by_our_names(model))
+    assert_same_tensors(read(folder).tensors, in_other_layout(model).tensors)
     (folder / "consolidated-00002-of-00003.safetensors").unlink()
     kind, words = (
         (InputMissingError, "no consolidated-00002") if index else (KvcastError, "has no tensor")
@@ -214,7 +215,7 @@ def test_a_tied_head_and_an_image_tower_are_left_out(model, folder):
     edit_json(folder / "params.json", tied_embeddings=True)
     checkpoint = read(folder)
     assert checkpoint.dimensions.tied
-    expected = tensors_by_our_names(model)
+    expected = dict(in_other_layout(model).tensors)
     del expected["decoder.head.weight"]
     assert_same_tensors(checkpoint.tensors, expected)
 

@@ -1,15 +1,14 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints.folder_checks import assert_same_tensors, rewrite_weights
-from checkpoints.tiny_unilms import MODELS, random_unilm, save_unilm, tensors_by_our_names
+from kit.random_unilms import MODELS, random_unilm, save_unilm
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
-from kvcast.families.unilm import UnilmDimensions, tensor_shapes
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.spec.position_encodings import Rotary
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -29,25 +28,6 @@ PUBLISHED = {
     "bert-base-uncased": UnilmDimensions(
         architecture="bert", **BASE, vocab_size=30_522, rotary=None
     ),
-}
-TINY = {
-    "vocab_size": 19,
-    "segments": 2,
-    "width": 24,
-    "inner": 20,
-    "heads": 2,
-    "layers": 3,
-    "max_positions": 16,
-}
-ROFORMER = {**TINY, "architecture": "roformer", "rotary": Rotary(base=10_000.0)}
-BERT = {**TINY, "architecture": "bert", "rotary": None, "embedding_width": 24}
-DIMENSIONS = {
-    "roformer": UnilmDimensions(**ROFORMER, embedding_width=24),
-    "roformer, narrow embedding": UnilmDimensions(
-        **ROFORMER, embedding_width=10, activation="relu"
-    ),
-    "bert": UnilmDimensions(**BERT),
-    "bert, pooled": UnilmDimensions(**BERT, pooled=True),
 }
 
 
@@ -71,66 +51,25 @@ def test_published_configurations_give_the_sizes_that_are_known(name):
     assert read_dimensions(CONFIGS / name) == PUBLISHED[name]
 
 
-def test_every_tensor_and_dimension_is_what_transformers_saved(name, tmp_path):
-    model = random_unilm(name)
-    checkpoint = open_checkpoint(save_unilm(model, tmp_path / "model"))
-    assert checkpoint.family.name == "unilm"
-    assert checkpoint.source == f"Hugging Face folder {tmp_path / 'model'}"
-    assert checkpoint.dimensions == DIMENSIONS[name]
-    assert_same_tensors(checkpoint.tensors, tensors_by_our_names(model))
-    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    assert shapes == tensor_shapes(checkpoint.dimensions)
-
-
 def test_bfloat16_and_shards_read_like_float32_in_one_file(name, tmp_path):
     model = random_unilm(name).to(torch.bfloat16)
     folder = save_unilm(model, tmp_path / "model", max_shard_size="8KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 2
-    assert_same_tensors(open_checkpoint(folder).tensors, tensors_by_our_names(model))
+    whole = save_unilm(model.float(), tmp_path / "whole")
+    assert_same_tensors(open_checkpoint(folder).tensors, open_checkpoint(whole).tensors)
 
 
 def test_without_a_prefix_a_model_reads_the_same(name, tmp_path):
     model = random_unilm(name)
     folder = save_unilm(model, tmp_path / "model")
+    expected = open_checkpoint(folder)
+    assert expected.family.name == "unilm"
+    assert expected.source == f"Hugging Face folder {folder}"
+    assert expected.dimensions.pooled == ("pooled" in name)
+    whole = dict(expected.tensors)
     prefix = f"{model.config.model_type}."
     rewrite_weights(folder, lambda t: {n.removeprefix(prefix): v for n, v in t.items()})
-    assert_same_tensors(open_checkpoint(folder).tensors, tensors_by_our_names(model))
-
-
-def test_rotated_halves_give_the_products_of_rotated_neighbours(roformer):
-    """Compares scores by transformers' own rotation with those by halves of the tensors read."""
-    from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
-
-    heads, size, positions = 2, 12, 16
-    model = random_unilm("roformer")
-    attention = model.roformer.encoder.layer[1].attention.self
-    hidden_tx = torch.randn(positions, 24)
-    angles = load_file(roformer / "model.safetensors")["roformer.encoder.embed_positions.weight"]
-    with torch.no_grad():
-        query, key = (
-            part(hidden_tx).view(1, positions, heads, size).transpose(1, 2)
-            for part in (attention.query, attention.key)
-        )
-        query, key = RoFormerSelfAttention.apply_rotary_position_embeddings(
-            angles[None, None], query, key
-        )
-    expected_htt = (query @ key.transpose(2, 3))[0].numpy()
-
-    checkpoint = open_checkpoint(roformer)
-    weight = checkpoint.tensors["layers.1.attention.qkv.weight"]
-    bias = checkpoint.tensors["layers.1.attention.qkv.bias"]
-    cosines, sines = checkpoint.dimensions.rotary.tables(positions, size)
-
-    def rotated(part):
-        rows = slice(24 * part, 24 * (part + 1))
-        plain = (hidden_tx.numpy() @ weight[rows].T + bias[rows]).reshape(positions, heads, size)
-        first, second = np.split(plain.transpose(1, 0, 2), 2, axis=2)
-        return np.concatenate(
-            [first * cosines - second * sines, second * cosines + first * sines], axis=2
-        )
-
-    ours_htt = rotated(0) @ rotated(1).transpose(0, 2, 1)
-    np.testing.assert_allclose(ours_htt, expected_htt, atol=1e-3)
+    assert_same_tensors(open_checkpoint(folder).tensors, whole)
 
 
 def saved_with(folder, **tensors):
@@ -139,7 +78,7 @@ def saved_with(folder, **tensors):
 
 
 def test_a_head_stored_beside_what_it_equals_is_read_once(bert):
-    expected = tensors_by_our_names(random_unilm("bert, pooled"))
+    expected = dict(open_checkpoint(bert).tensors)
     copies = {
         "cls.predictions.decoder.weight": lambda t: t[
             "bert.embeddings.word_embeddings.weight"
@@ -150,7 +89,7 @@ def test_a_head_stored_beside_what_it_equals_is_read_once(bert):
 
 
 def test_the_heads_bias_may_have_its_other_name_alone(bert):
-    expected = tensors_by_our_names(random_unilm("bert, pooled"))
+    expected = dict(open_checkpoint(bert).tensors)
     renamed = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
     rewrite_weights(bert, lambda t: {renamed.get(n, n): v for n, v in t.items()})
     assert_same_tensors(open_checkpoint(bert).tensors, expected)
@@ -158,7 +97,7 @@ def test_the_heads_bias_may_have_its_other_name_alone(bert):
 
 def test_old_names_of_norms_and_stored_position_ids_are_understood(bert):
     """The first published BERTs have them."""
-    expected = tensors_by_our_names(random_unilm("bert, pooled"))
+    expected = dict(open_checkpoint(bert).tensors)
     path = bert / "model.safetensors"
     tensors = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
@@ -173,8 +112,8 @@ def test_old_names_of_norms_and_stored_position_ids_are_understood(bert):
 
 def test_without_its_sinusoids_a_roformer_reads_the_same(roformer):
     name = "roformer.encoder.embed_positions.weight"
+    expected = dict(open_checkpoint(roformer).tensors)
     rewrite_weights(roformer, lambda t: {n: v for n, v in t.items() if n != name})
-    expected = tensors_by_our_names(random_unilm("roformer"))
     assert_same_tensors(open_checkpoint(roformer).tensors, expected)
 
 

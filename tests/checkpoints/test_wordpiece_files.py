@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from checkpoints.tiny_unilms import TOKENS, random_unilm, save_unilm, tokenizer_json
 from checkpoints.tiny_whisper import edit_json
+from kit.random_unilms import TOKENS, random_unilm, save_unilm, tokenizer_json
 from kvcast.checkpoints.source import open_checkpoint
 
 ABOUT = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.in_transformers import SETTINGS, random_t5, t5_tensors
+from kit.in_transformers import SETTINGS, random_t5, read_t5
 from kit.models import encoded
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
@@ -21,8 +21,8 @@ def pair(request):
 def both(name, **settings):
     model = random_t5(name, **settings)
     model.set_attn_implementation("eager")
-    dimensions, tensors = t5_tensors(model)
-    return model, EagerEncoderDecoder(TorchModel.from_tensors(dimensions, tensors))
+    read = read_t5(model)
+    return model, EagerEncoderDecoder(TorchModel.from_tensors(read.dimensions, read.tensors))
 
 
 def random_tokens(model, *shape, seed=1):

@@ -1,35 +1,58 @@
-"""UniLM generators against transformers' RoFormer and BERT under the mask of a UniLM.
+"""UniLM generators read from files against transformers' RoFormer and BERT, masked as a UniLM.
 
 The oracle sees source and target at once. Eager and ONNX Runtime see the source and then one token
 after the other.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
-from kit.in_transformers import VOCAB, dimensions_of, oracle_run, tensors_of, transformers_model
 from kit.models import open_folder, whole_logits, write
+from kit.random_unilms import MODELS, random_unilm, save_unilm
+from kvcast.checkpoints.source import open_checkpoint
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerPrefix
 
-KINDS = {
-    "roformer": ("roformer", {"embedding_size": 48, "layer_norm_eps": 1e-12}),
-    "roformer with narrow embeddings": ("roformer", {"embedding_size": 24}),
-    "bert": ("bert", {}),
-    "bert with another gelu and three segments": (
-        "bert",
-        {"hidden_act": "gelu_new", "type_vocab_size": 3},
-    ),
+VOCAB, WIDTH = 160, 48
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": 80,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 96,
+    "layer_norm_eps": 1e-5,
 }
 LENGTHS = (5, 1, 23, 11)
+POOLER = {
+    f"pooler.{name}": np.random.default_rng(0).normal(0, 0.2, shape).astype(np.float32)
+    for name, shape in (("weight", (WIDTH, WIDTH)), ("bias", (WIDTH,)))
+}
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def models(request):
-    """The oracle, and the programs with its weights."""
-    kind, settings = KINDS[request.param]
-    oracle = transformers_model(kind, **settings)
-    return oracle, TorchModel.from_tensors(dimensions_of(oracle), tensors_of(oracle))
+@torch.no_grad()
+def oracle_run(model, source, target):
+    """Logits [s + t, vocab] and hidden states [s + t, width] in transformers, all at once."""
+    tokens = torch.from_numpy(np.concatenate([source, target]))[None]
+    count = tokens.shape[1]
+    mask = torch.full((1, 1, count, count), torch.finfo(torch.float32).min)
+    for query in range(count):
+        mask[..., query, : max(query + 1, len(source))] = 0
+    segments = (torch.arange(count) >= len(source)).long()[None]
+    result = model(tokens, attention_mask=mask, token_type_ids=segments, output_hidden_states=True)
+    logits = result.prediction_logits if "prediction_logits" in result else result.logits
+    return logits[0].numpy(), result.hidden_states[-1][0].numpy()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def models(request, tmp_path_factory):
+    """The oracle, and the programs with its weights and a pooler."""
+    oracle = random_unilm(request.param, **SIZES)
+    read = open_checkpoint(save_unilm(oracle, tmp_path_factory.mktemp("unilm") / "model"))
+    dimensions, tensors = replace(read.dimensions, pooled=True), {**read.tensors, **POOLER}
+    return oracle, TorchModel.from_tensors(dimensions, tensors)
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +110,8 @@ def test_targets_of_sources_of_different_lengths_token_by_token(pair):
 def test_embeddings_are_the_first_hidden_state_through_the_pooler(pair):
     oracle, runtime = pair
     sources = random_rows(LENGTHS, seed=5)
-    tensors = tensors_of(oracle)
     first = np.stack([oracle_run(oracle, source, source[:0])[1][0] for source in sources])
-    expected = first @ tensors["pooler.weight"].T + tensors["pooler.bias"]
+    expected = first @ POOLER["pooler.weight"].T + POOLER["pooler.bias"]
     embedded = runtime.embed(sources)
     assert embedded.dtype == np.float32
     np.testing.assert_allclose(embedded, expected, atol=1e-4)

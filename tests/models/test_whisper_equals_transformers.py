@@ -43,6 +43,10 @@ def _save_random_model(folder: Path, shape: dict[str, int]) -> WhisperForConditi
         init_std=0.05,
     )
     model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:  # norms and biases, which are ones and zeros
+                parameter.normal_(float(name.endswith("norm.weight")), 0.1)
     model.save_pretrained(folder)
     # The model never reads a token's text, so any tokenizer will do.
     (folder / "tokenizer.json").write_text("{}")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from kit.dimensions import ROFORMER, UNILMS
-from kit.in_transformers import VOCAB
 from kit.models import opened, random_programs, whole_logits
 from kvcast.errors import KvcastError
 
 TOLERANCE = 1e-4
+VOCAB = ROFORMER.vocab_size
 NOTHING = np.zeros(0, np.int64)
 
 

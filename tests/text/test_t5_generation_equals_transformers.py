@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit.in_transformers import random_t5, t5_tensors
+from kit.in_transformers import random_t5, read_t5
 from kit.models import open_folder, write
 from kit.small_tokenizers import Numbers, random_sources
 from kvcast.models.executor import TorchModel
@@ -32,15 +32,15 @@ def theirs_model() -> Any:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, T5Model]:
-    dimensions, tensors = t5_tensors(theirs_model())
-    programs = TorchModel.from_tensors(dimensions, tensors)
+    read = read_t5(theirs_model())
+    programs = TorchModel.from_tensors(read.dimensions, read.tensors)
     folder = tmp_path_factory.mktemp("bundles") / "t5"
     write(programs, folder)
     runtimes = {
         "eager": EagerEncoderDecoder(programs),
         "onnx": open_folder(folder),
     }
-    return {kind: T5Model(runtime, NUMBERS, dimensions) for kind, runtime in runtimes.items()}
+    return {kind: T5Model(runtime, NUMBERS, read.dimensions) for kind, runtime in runtimes.items()}
 
 
 @pytest.fixture(params=["eager", "onnx"])

@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from kit.dimensions import ROFORMER, UNILMS
-from kit.in_transformers import VOCAB as MANY
 from kit.letters import END, VOCAB, Letters
 from kit.models import opened, random_programs, whole_logits
 from kit.scripted_runtimes import Model, Recomputed, RecomputingRuntime, random_model
@@ -20,7 +19,7 @@ from kvcast.families.unilm import UnilmDimensions
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.text.text2text import UnilmModel
 
-CLS, SEP = 1, 2
+CLS, SEP, MANY = 1, 2, ROFORMER.vocab_size
 NUMBERS = Numbers(MANY, end=SEP, before=[CLS], after=[SEP])
 SOURCES = random_sources(6, MANY, longest=12)
 

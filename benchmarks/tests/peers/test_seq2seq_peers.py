@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.in_transformers import random_t5, save_t5, t5_tensors
+from kit.in_transformers import random_t5, read_t5, save_t5
 from kit.models import own_cache
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
@@ -53,9 +53,9 @@ def random():
 
 @pytest.fixture(scope="module")
 def ours(random):
-    dimensions, tensors = t5_tensors(random)
-    runtime = EagerEncoderDecoder(TorchModel.from_tensors(dimensions, tensors))
-    return T5Model(runtime, Silent(dimensions.vocab_size, (1,)), dimensions)
+    read = read_t5(random)
+    runtime = EagerEncoderDecoder(TorchModel.from_tensors(read.dimensions, read.tensors))
+    return T5Model(runtime, Silent(read.dimensions.vocab_size, (1,)), read.dimensions)
 
 
 def kvcast(model):

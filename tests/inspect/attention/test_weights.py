@@ -10,13 +10,12 @@ import torch
 
 from kit.decoder_cases import LENGTH, VOCAB
 from kit.dimensions import ROFORMER
-from kit.in_transformers import SETTINGS, random_t5, t5_tensors
-from kit.models import checkpoint_of, lazy_tensors, random_programs
+from kit.in_transformers import SETTINGS, random_t5, read_t5
+from kit.models import checkpoint_of, random_programs
 from kit.openai_whisper import openai_attention
 from kit.random_barts import random_bart, save_bart
 from kit.random_decoders import oracle_and_checkpoint
 from kit.recordings import EXAMPLE
-from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.inspect.attention.model import AttentionReader, FedSequence, InspectedModel, excerpt
 from kvcast.models.executor import TorchModel
@@ -74,10 +73,7 @@ def test_a_decoders_weights_are_those_of_transformers(model: str, tmp_path: Path
 )
 def test_a_t5s_weights_are_those_of_transformers(name: str):
     oracle = random_t5(name, attn_implementation="eager")
-    dimensions, tensors = t5_tensors(oracle)
-    checkpoint = Checkpoint(
-        dimensions=dimensions, tensors=lazy_tensors(tensors), text={}, source="random"
-    )
+    checkpoint = read_t5(oracle)
     generator = np.random.default_rng(0)
     source, target = (generator.integers(3, 160, (1, count)) for count in (13, 7))
     with torch.no_grad():
@@ -91,7 +87,7 @@ def test_a_t5s_weights_are_those_of_transformers(name: str):
     reader = AttentionReader(checkpoint, NativeReference(checkpoint, None))
     for kind, theirs in (("cross", results.cross_attentions), ("self", results.decoder_attentions)):
         ours = list(reader.layers(sequence, kind))
-        assert [layer.layer for layer in ours] == list(range(dimensions.decoder_layers))
+        assert [layer.layer for layer in ours] == list(range(checkpoint.dimensions.decoder_layers))
         for layer, expected in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(layer.weights_hst, expected[0].numpy(), atol=1e-5)
 

@@ -8,13 +8,14 @@ import onnx_ir as ir
 import pytest
 
 from kit.dimensions import ROFORMER, SIMBERT, SMALL_ROFORMER, UNILMS
-from kit.in_transformers import VOCAB
 from kit.models import bundle, open_folder, opened, random_programs, random_tensors, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.quantize import quantize_matrices
 from kvcast.runtimes.eager.runtime import EagerPrefix
+
+VOCAB = ROFORMER.vocab_size
 
 
 def architecture(dimensions):
