@@ -8,9 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvcast.inspect.masks import MaskedCalls, SourceAndTarget, masks
+from kvcast.inspect.masks import MaskedCalls, SourceAndTarget, draw, masks
 from kvcast.inspect.schedule import Schedule
-from kvcast.inspect.svg import draw
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 PICTURES: Mapping[str, MaskedCalls] = {

@@ -11,7 +11,7 @@ from chat.test_chat import GEMMA, LLAMA_3
 from kit import tool_templates
 from kit.small_tokenizers import byte_level, text_files
 from kit.tool_templates import CLOCK, WEATHER
-from kvcast.chat.parsers import ReasoningParser, ToolCall
+from kvcast.chat.output_parsers import ReasoningParser, ToolCall
 from kvcast.chat.tool_calls import (
     HERMES,
     IN_WORDS,

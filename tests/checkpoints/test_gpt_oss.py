@@ -9,8 +9,8 @@ from checkpoints.tiny_decoders import random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.families.decoder import DECODER
+from kvcast.runtimes.native.bundles import open_checkpoint as opened_on_native
 from kvcast.runtimes.native.library import Format, Machine
-from kvcast.runtimes.native.opening import open_checkpoint as opened_on_native
 from kvcast.runtimes.native.plan_builder import Experts
 from kvcast.runtimes.native.weights import CheckpointWeights, packed_constants
 from kvcast.spec.runtimes import OWN, BundlePrecision

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
-from kvcast.inspect import masks, schedule, svg
+from kvcast.inspect import masks, schedule
 from kvcast.inspect.schedule import Schedule, row_name
 
 EXAMPLE = Schedule.of((4, 1, 3), 3, 2, 5)
@@ -123,7 +123,7 @@ def test_masks_are_block_diagonal_and_text_shows_them(
 
 def test_the_picture_is_xml_with_a_coloured_cell_for_each_pair_that_is_seen():
     every = list(masks.masks(EXAMPLE))
-    root = ElementTree.fromstring(svg.draw(EXAMPLE.title(), every))
+    root = ElementTree.fromstring(masks.draw(EXAMPLE.title(), every))
     cells = root.findall("{http://www.w3.org/2000/svg}rect")[1:]  # without the background
     legend = 3 + 1
     hidden = [cell for cell in cells if cell.get("fill") == "#eceff1"]
@@ -139,7 +139,7 @@ def test_the_picture_is_xml_with_a_coloured_cell_for_each_pair_that_is_seen():
 
 def test_labels_of_long_rows_fit_their_cells():
     short, long = (
-        svg.draw("", list(masks.masks(Schedule.of((length,), 3, 200, 0)))) for length in (9, 300)
+        masks.draw("", list(masks.masks(Schedule.of((length,), 3, 200, 0)))) for length in (9, 300)
     )
     assert ".k{font-size:11.0px" in short
     assert ".k{font-size:8.9px" in long  # four characters of 0.62 times that in 22

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
-from kvcast.inspect import masks, svg
+from kvcast.inspect import masks
 from kvcast.inspect.masks import SourceAndTarget
 from kvcast.models.ops.attention import self_attention
 
@@ -99,7 +99,7 @@ def test_the_text_shows_the_whole_and_then_each_call():
 
 def test_the_picture_has_a_cell_for_each_pair_and_names_no_rows():
     every = list(masks.masks(SourceAndTarget(source=3, target=2)))
-    root = ElementTree.fromstring(svg.draw("title", every))
+    root = ElementTree.fromstring(masks.draw("title", every))
     spaced = "{http://www.w3.org/2000/svg}"
     cells = root.findall(f"{spaced}rect")[1:]  # without the background
     assert len(cells) == sum(mask.seen.size for mask in every) + 2

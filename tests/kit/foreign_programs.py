@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.foreign_models import Llama
-from kvcast.runtimes.executorch.quiet import quiet
+from kvcast.runtimes.executorch.methods import quiet
 
 
 class StaticLlama(nn.Module):

@@ -27,7 +27,7 @@ from kvcast.bundle.writing import seal, staged
 from kvcast.checkpoints.base import Checkpoint, LazyTensors, StoredTensor, tensor_from_bytes
 from kvcast.checkpoints.source import locate
 from kvcast.families.table import family_with
-from kvcast.loading import proof
+from kvcast.loading import export_proof
 from kvcast.loading.opening import export_once
 from kvcast.loading.params import LoadParams
 from kvcast.models.executor import TorchModel
@@ -156,7 +156,7 @@ def checkpoint_of(programs: TorchModel) -> Checkpoint:
 
 def whole_logits(programs: TorchModel, source: Int64, target: Int64) -> Float32:
     """Logits [source + target, vocab] of a prefix model, whose source is given."""
-    return proof.whole_logits(EagerReference(programs), source, target)
+    return export_proof.whole_logits(EagerReference(programs), source, target)
 
 
 def write(

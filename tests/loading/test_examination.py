@@ -9,7 +9,7 @@ from kit.models import lazy_tensors, random_tensors
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.table import family_with
 from kvcast.loading.examination import Source, _runtime, proof
-from kvcast.runtimes.native import opening
+from kvcast.runtimes.native import bundles
 from kvcast.spec.runtimes import BundlePrecision
 
 PRECISIONS = [
@@ -29,7 +29,7 @@ def source_of(dimensions: Any, precision: BundlePrecision, plain_seed: int = 0) 
         checkpoint = Checkpoint(
             dimensions=dimensions, tensors=tensors, text={}, source="a checkpoint"
         )
-        return opening.open_checkpoint(checkpoint, precision, 1, instructions)
+        return bundles.open_checkpoint(checkpoint, precision, 1, instructions)
 
     return Source(family=family, dimensions=dimensions, parts_of=lambda _: (), open=opened)
 

@@ -7,7 +7,7 @@ import pytest
 
 from kit.dimensions import LLAMA
 from kvcast.errors import KvcastError
-from kvcast.loading.proof import KEY, log_sum_exp, read_record, record_of
+from kvcast.loading.export_proof import KEY, log_sum_exp, read_record, record_of
 
 STEPS = 5
 GENERATOR = np.random.default_rng(0)

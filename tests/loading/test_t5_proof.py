@@ -8,7 +8,7 @@ import pytest
 from kit.dimensions import CROSS_BIASED_T5, SMALL_T5
 from kit.models import opened, random_programs
 from kvcast.errors import KvcastError
-from kvcast.loading.proof import prove
+from kvcast.loading.export_proof import prove
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.runtimes.reference import EagerReference
 

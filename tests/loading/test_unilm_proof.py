@@ -7,7 +7,7 @@ import pytest
 from kit.dimensions import ROFORMER, UNILMS
 from kit.models import checkpoint_of, opened, random_programs
 from kvcast.errors import KvcastError
-from kvcast.loading.proof import prove
+from kvcast.loading.export_proof import prove
 from kvcast.runtimes.native.library import PLAIN
 from kvcast.runtimes.reference import EagerReference, NativeReference
 

@@ -217,7 +217,7 @@ def _use_adapter(folder: Path) -> None:
 def _use_checkpoint(folder: Path) -> None:
     """Open it as kvcast's own kernels do, call it, and read what an export reads."""
     from kvcast.checkpoints.source import locate, open_checkpoint
-    from kvcast.loading.proof import stepped, steps_of
+    from kvcast.loading.export_proof import stepped, steps_of
     from kvcast.runtimes.target import TARGETS
     from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 

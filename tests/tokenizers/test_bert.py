@@ -14,8 +14,8 @@ from transformers import BertTokenizerFast, RoFormerTokenizer
 
 from kit.small_tokenizers import CONTROLS, SENTENCES, TEXT, VOCABULARY, bert_files, streamed
 from kvcast.errors import InputMissingError, KvcastError
+from kvcast.tokenizers.bert import WordPieceStream
 from kvcast.tokenizers.opening import open_text
-from kvcast.tokenizers.word_pieces import WordPieceStream
 
 _IDS = {token: number for number, token in enumerate(VOCABULARY)}
 _CONTROL_IDS = {_IDS[token] for token in CONTROLS if token in _IDS} - {_IDS["[UNK]"]}

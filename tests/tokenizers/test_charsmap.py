@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from kvcast.tokenizers.charsmap import check_charsmap
+from kvcast.tokenizers.validation import check_charsmap
 
 
 def _wide() -> bytes:

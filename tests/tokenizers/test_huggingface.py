@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kvcast.tokenizers.huggingface import ids_of
+from kvcast.tokenizers.vocabulary import ids_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 

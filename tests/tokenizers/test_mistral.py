@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kit.small_tokenizers import user
 from kit.tool_templates import WEATHER
 from kvcast.chat.conversation import HEADING
-from kvcast.chat.parsers import ToolCall
+from kvcast.chat.output_parsers import ToolCall
 from kvcast.chat.tool_calls import IN_WORDS
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.base import TextTokenizer

@@ -27,7 +27,7 @@ from kit.dimensions import (
 from kit.models import bundle, open_folder, opened, random_tensors
 from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
-from kvcast.runtimes.aoti.package import own_name
+from kvcast.runtimes.aoti.target import own_name
 from kvcast.runtimes.memory import CompactedRing, TurningRing
 from kvcast.runtimes.target import TARGETS, StoredNumbers
 from kvcast.spec.position_encodings import Rotary

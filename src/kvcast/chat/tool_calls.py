@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvcast.chat.parsers import AnswerParser, TextParser, ToolCallParser
+from kvcast.chat.output_parsers import AnswerParser, TextParser, ToolCallParser
 
 UNKNOWN_FORM = "this model's template calls tools in a form that kvcast does not know"
 

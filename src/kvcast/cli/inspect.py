@@ -221,14 +221,14 @@ def _drawn(args: argparse.Namespace) -> "MaskedCalls":
 
 
 def _masks(args: argparse.Namespace) -> int:
-    from kvcast.inspect import masks, svg
+    from kvcast.inspect import masks
 
     check_page(args)
     drawn = _drawn(args)
     if args.html is not None:
         write_page(args, _schedule(args, []), [])
     if args.svg is not None:
-        save(args.svg, svg.draw(drawn.title(), list(masks.masks(drawn))))
+        save(args.svg, masks.draw(drawn.title(), list(masks.masks(drawn))))
     console.emit(masks.render(drawn))
     return 0
 

@@ -81,8 +81,8 @@ def run_attention(args: argparse.Namespace) -> int:
 
 
 def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[AttentionView, Any]":
-    from kvcast.inspect.attention.looking import over_text
     from kvcast.inspect.attention.model import InspectedModel
+    from kvcast.inspect.attention.view import over_text
 
     with watcher.waiting(f"loading {args.model}") as on_phase:
         model = InspectedModel.open(args.model, on_phase)
@@ -98,8 +98,8 @@ def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[Attentio
 
 
 def _heard(args: argparse.Namespace, model: "InspectedModel") -> "tuple[AttentionView, Any]":
-    from kvcast.inspect.attention.looking import over_sound, seconds_heard
     from kvcast.inspect.attention.model import excerpt, spectrogram
+    from kvcast.inspect.attention.view import over_sound, seconds_heard
 
     if args.new is not None:
         raise UsageError(f"{args.model} transcribes to the end of the sound: drop --new")
@@ -189,7 +189,7 @@ def check_page(args: argparse.Namespace) -> None:
 
 def write_page(args: argparse.Namespace, schedule: "Schedule", texts: list[list[str]]) -> None:
     """Write the page of a schedule, with the words of its rows' tokens, if there are any."""
-    from kvcast.inspect.page.pages import page
+    from kvcast.inspect.page import page
 
     # A model's rings have the model's window, unless the user gave one.
     is_own = args.model is not None and not hasattr(args, "window")

@@ -21,15 +21,15 @@ from kvcast.checkpoints.source import locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.table import family_of
+from kvcast.loading.export_proof import TOLERANCE, at_once, likeliest, stepped, steps_of
 from kvcast.loading.opening import NO_ADAPTERS, Model, checked_dimensions, open_model
 from kvcast.loading.params import LoadParams
-from kvcast.loading.proof import TOLERANCE, at_once, likeliest, stepped, steps_of
 from kvcast.machine.resources import available_cores
 from kvcast.runtimes.base import Runtime
-from kvcast.runtimes.native import opening
+from kvcast.runtimes.native import bundles
 from kvcast.runtimes.native.interpreter import Interpreter
-from kvcast.runtimes.native.inventory import inventory
 from kvcast.runtimes.native.library import PLAIN
+from kvcast.runtimes.native.weights import inventory
 from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import DEFAULT_RUNTIMES, RUNTIMES, PrecisionRequest
 
@@ -112,7 +112,7 @@ def _bundle(folder: Path) -> Source:
         )
 
     def opened(instructions: str | None) -> tuple[Manifest, Interpreter]:
-        return manifest, opening.open_bundle(folder, manifest, available_cores(), instructions)
+        return manifest, bundles.open_bundle(folder, manifest, available_cores(), instructions)
 
     return Source(
         family=family_of(manifest.family),
@@ -127,7 +127,7 @@ def _checkpoint(place: Path, adapters: Sequence[Adapter]) -> Source:
     precision = RUNTIMES[_NATIVE].choose_opening(PrecisionRequest())
 
     def opened(instructions: str | None) -> tuple[Manifest, Interpreter]:
-        return opening.open_checkpoint(checkpoint, precision, available_cores(), instructions)
+        return bundles.open_checkpoint(checkpoint, precision, available_cores(), instructions)
 
     return Source(
         family=checkpoint.family,
@@ -267,7 +267,7 @@ class Examined:
 
     Attributes:
         family: of the model; empty if it cannot be opened.
-        weights: records of `kvcast.runtimes.native.inventory.Holding`.
+        weights: records of `kvcast.runtimes.native.weights.Holding`.
         unused: names of tensors in its files that are no part of it.
         proof: tokens and logits compared with the plain kernels' without a cache; None if not
             requested.

@@ -22,9 +22,9 @@ from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Family
 from kvcast.families.programs import KEY_VALUE
 from kvcast.loading.components import model_of, programs_of, special_tokens
+from kvcast.loading.export_proof import prove
 from kvcast.loading.isolation import remember_success
 from kvcast.loading.params import ExportParams
-from kvcast.loading.proof import prove
 from kvcast.options import keywords_of
 from kvcast.runtimes.target import TARGETS, BuildOptions, LoweringJob, default_runtime
 from kvcast.saving import room_at

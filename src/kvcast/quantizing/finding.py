@@ -257,7 +257,7 @@ class _Finding:
 _WIDTH, _HEIGHT = 760, 460
 _LEFT, _TOP, _RIGHT, _BOTTOM = 70, 60, 40, 60
 _TICKS = 5
-# Okabe and Ito's palette, as in kvcast.inspect.svg.
+# Okabe and Ito's palette, as in kvcast.inspect.masks.
 _TRIED, _CHOSEN, _PLAIN, _BUDGET = "#0072b2", "#d55e00", "#009e73", "#999999"
 _STYLE = (
     "text{font-family:sans-serif;font-size:11px;fill:#333}.h{font-size:12px;font-weight:bold}"

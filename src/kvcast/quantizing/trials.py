@@ -17,12 +17,12 @@ from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.programs import CacheLayers
 from kvcast.quantizing.passages import Passage
 from kvcast.runtimes.base import Float32, Int64
+from kvcast.runtimes.native.bundles import cache_layers, manifest_of
+from kvcast.runtimes.native.bundles import open_checkpoint as open_native
 from kvcast.runtimes.native.interpreter import Interpreter
 from kvcast.runtimes.native.library import Machine
 from kvcast.runtimes.native.matrices import choices, roles_of
 from kvcast.runtimes.native.opcodes import SCALE_BYTES
-from kvcast.runtimes.native.opening import cache_layers, manifest_of
-from kvcast.runtimes.native.opening import open_checkpoint as open_native
 from kvcast.runtimes.native.plan_builder import Experts, Matrix
 from kvcast.runtimes.native.weights import CheckpointWeights, packed_constants
 from kvcast.runtimes.target import TARGETS

@@ -97,8 +97,8 @@ def has_torch() -> bool:
 
 class NativeReference(Reference):
     def __init__(self, checkpoint: Checkpoint, instructions: str | None) -> None:
+        from kvcast.runtimes.native.bundles import open_checkpoint
         from kvcast.runtimes.native.library import chosen_isa
-        from kvcast.runtimes.native.opening import open_checkpoint
         from kvcast.runtimes.native.target import NativeTarget
 
         chosen, exact = instructions or chosen_isa(), BundlePrecision(quantize="none")

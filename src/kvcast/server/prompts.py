@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvcast.chat.parsers import TextParser
+from kvcast.chat.output_parsers import TextParser
 from kvcast.chat.tool_calls import ToolForm
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError

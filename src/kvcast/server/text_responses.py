@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from kvcast.chat.parsers import ReasoningParser, ToolCall
+from kvcast.chat.output_parsers import ReasoningParser, ToolCall
 from kvcast.engine import Job
 from kvcast.server.dispatch import Calls, State
 from kvcast.server.errors import ApiError, api_error

@@ -30,7 +30,7 @@ from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams
 from kvcast.speech.recognition import UNKNOWN, Hints, Recognition, Recognized
 from kvcast.tokenizers.base import TextTokenizer
-from kvcast.tokenizers.stream import TextStream
+from kvcast.tokenizers.decoder import TextStream
 
 _LONGEST_UTTERANCE = 30
 """Seconds; a longer one becomes two."""

@@ -21,7 +21,7 @@ from kvcast.speech.abilities import ABILITIES
 from kvcast.speech.live import Settled, Utterances
 from kvcast.speech.recognition import AudioFeatures, AudioTokenRecognition, Hints, Recognized
 from kvcast.tokenizers.base import TextTokenizer
-from kvcast.tokenizers.stream import TextStream
+from kvcast.tokenizers.decoder import TextStream
 
 
 @dataclass(frozen=True, kw_only=True)

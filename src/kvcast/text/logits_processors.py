@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcast.chat.parsers import BEGIN, END, ReasoningParser
+from kvcast.chat.output_parsers import BEGIN, END, ReasoningParser
 from kvcast.decoding.logits_processors import (
     LogitBias,
     LogitsProcessor,

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from kvcast.chat.conversation import Message, Tool
+from kvcast.chat.templates import NO_TEMPLATE
 from kvcast.chat.tool_calls import ToolForm
 from kvcast.errors import KvcastError, UsageError
-from kvcast.tokenizers.decoder import TokenDecoder
+from kvcast.tokenizers.decoder import TextStream, TokenDecoder
 from kvcast.tokenizers.languages import Languages
-from kvcast.tokenizers.stream import TextStream
 
 
 class TextTokenizer(Protocol):
@@ -111,3 +113,23 @@ def longest_token(tokenizer: TextTokenizer) -> int:
 def texts_of_tokens(tokenizer: Vocabulary) -> list[str]:
     """Return the text of each token, by which two vocabularies are compared."""
     return [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+
+
+class PlainTokenizer(TextTokenizer):
+    """Text to tokens and back, without a chat template and tokens that control anything."""
+
+    @override
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        """Raise KvcastError: there is no chat template."""
+        raise KvcastError(NO_TEMPLATE)
+
+    @property
+    @override
+    def tool_form(self) -> ToolForm:
+        raise UsageError(NO_TEMPLATE)
+
+    @override
+    def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        return {}

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.spec.text_files import whole_characters
-from kvcast.tokenizers.merges import read_merges
-from kvcast.tokenizers.plain import PlainTokenizer
-from kvcast.tokenizers.stream import TextStream
+from kvcast.tokenizers.base import PlainTokenizer
+from kvcast.tokenizers.decoder import TextStream
+from kvcast.tokenizers.vocabulary import read_merges
 from tokenizers import Tokenizer
 
 _START, _END, _UNKNOWN, _PADDING = "__start__", "__end__", "__unk__", "__null__"

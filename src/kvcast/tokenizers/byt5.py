@@ -10,10 +10,9 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.spec.text_files import whole_characters
-from kvcast.tokenizers.decoder import TokenDecoder
-from kvcast.tokenizers.plain import PlainTokenizer
-from kvcast.tokenizers.sentinels import SENTINEL
-from kvcast.tokenizers.stream import TextStream
+from kvcast.tokenizers.base import PlainTokenizer
+from kvcast.tokenizers.decoder import TextStream, TokenDecoder
+from kvcast.tokenizers.vocabulary import SENTINEL
 
 _END = 1
 _FIRST_BYTE = 3

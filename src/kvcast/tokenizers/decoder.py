@@ -1,19 +1,14 @@
-"""Decodes tokens to text, at once or one by one: each token is bytes, and bytes form characters.
-
-Knows how byte-level (GPT-2) and SentencePiece vocabularies spell bytes, and how tokenizer.json
-describes its decoder, but no other file.
-"""
+"""Decodes tokens to text, at once or one by one: each token is bytes, and bytes form characters."""
 
 import codecs
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from typing_extensions import override
 
 from kvcast.spec.text_files import BYTES_BY_CHARACTER
-from kvcast.tokenizers.stream import TextStream
 
 SPACE_MARK = "\u2581"
 """SentencePiece's mark for a space."""
@@ -22,6 +17,17 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 Spelling = Callable[[str], bytes]
 """Turns a token as spelt in the vocabulary into its bytes."""
+
+
+class TextStream(Protocol):
+    def push(self, token: int) -> str:
+        """Take one token; return the text that is now complete, possibly none.
+
+        Bytes of an incomplete character are held back until the rest arrives.
+        """
+
+    def finish(self) -> str:
+        """Return the withheld text, with U+FFFD for bytes that make no character."""
 
 
 @dataclass(frozen=True, kw_only=True)

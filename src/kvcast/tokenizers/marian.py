@@ -13,12 +13,11 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.spec.text_files import whole_characters
-from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
-from kvcast.tokenizers.huggingface import pieces_of
+from kvcast.tokenizers.base import PlainTokenizer
+from kvcast.tokenizers.decoder import TextStream, TokenDecoder, sentencepiece
 from kvcast.tokenizers.languages import Languages, codes
-from kvcast.tokenizers.plain import PlainTokenizer
 from kvcast.tokenizers.sentencepiece_model import to_splitter_json
-from kvcast.tokenizers.stream import TextStream
+from kvcast.tokenizers.vocabulary import pieces_of
 from tokenizers import Tokenizer
 
 END, UNKNOWN, PADDING = "</s>", "<unk>", "<pad>"

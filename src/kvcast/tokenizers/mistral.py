@@ -18,8 +18,7 @@ from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, ToolForm
 from kvcast.errors import KvcastError, in_one_line
 from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
-from kvcast.tokenizers.decoder import TokenDecoder, sentencepiece
-from kvcast.tokenizers.stream import TextStream
+from kvcast.tokenizers.decoder import TextStream, TokenDecoder, sentencepiece
 
 # All candidates: the tokenizer decides.
 _CONTROL = re.compile(r"(\[/?[A-Z_]+\]|</?\w+>)")

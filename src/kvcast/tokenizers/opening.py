@@ -230,8 +230,8 @@ def _blenderbot_small(files: _Files, settings: TextSettings) -> TextTokenizer:
 
 def _byte_level(files: _Files, settings: TextSettings) -> TextTokenizer:
     from kvcast.tokenizers.marian import read_vocabulary
-    from kvcast.tokenizers.merges import read_merges, to_byte_level_json
     from kvcast.tokenizers.tokenizer_json import JsonTokenizer
+    from kvcast.tokenizers.vocabulary import read_merges, to_byte_level_json
 
     content = to_byte_level_json(
         read_vocabulary(_required(files, VOCABULARY), VOCABULARY),

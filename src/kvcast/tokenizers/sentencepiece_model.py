@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.decoder import SPACE_MARK
-from kvcast.tokenizers.sentinels import SENTINEL, sentinel
+from kvcast.tokenizers.vocabulary import SENTINEL, sentinel
 
 _SENTINELS = 100  # T5's
 _UNIGRAM, _BPE = 1, 2

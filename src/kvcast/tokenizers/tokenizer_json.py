@@ -41,12 +41,9 @@ from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, UNKNOWN_FOR
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
-from kvcast.tokenizers.bounds import check_bounds, steps
-from kvcast.tokenizers.charsmap import check_charsmap
-from kvcast.tokenizers.decoder import TokenDecoder, read_decoder
-from kvcast.tokenizers.huggingface import ids_of
-from kvcast.tokenizers.sentinels import SENTINEL
-from kvcast.tokenizers.stream import TextStream
+from kvcast.tokenizers.decoder import TextStream, TokenDecoder, read_decoder
+from kvcast.tokenizers.validation import check_bounds, check_charsmap, steps
+from kvcast.tokenizers.vocabulary import SENTINEL, ids_of
 from tokenizers import AddedToken, Tokenizer
 
 _FIRST_STAND_IN = 0x10F000  # in the last private use plane

@@ -19,7 +19,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.errors import KvcastError
 from kvcast.families.table import family_of, family_with
-from kvcast.loading.proof import RecordedOutputs, TopLogits, log_sum_exp, whole_logits
+from kvcast.loading.export_proof import RecordedOutputs, TopLogits, log_sum_exp, whole_logits
 from kvcast.runtimes.base import Alignment, Float32, Int64
 from kvcast.runtimes.reference import Reference
 from kvcast.runtimes.target import TARGETS, Stored

@@ -17,10 +17,10 @@ from kvcast.families.base import Family
 from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_with
 from kvcast.loading.components import programs_of
+from kvcast.loading.export_proof import RecordedOutputs, read_record
 from kvcast.loading.isolation import remember_success
 from kvcast.loading.opening import Model, OpenedModel, open_model
 from kvcast.loading.params import LoadParams
-from kvcast.loading.proof import RecordedOutputs, read_record
 from kvcast.runtimes.base import Runtime
 from kvcast.runtimes.reference import EagerReference, Reference, has_torch, reference_of
 from kvcast.runtimes.target import TARGETS

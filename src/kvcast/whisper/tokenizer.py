@@ -13,7 +13,7 @@ from kvcast.errors import InputMissingError, KvcastError, in_one_line
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.spec.text_files import BYTES_BY_CHARACTER, whole_characters
 from kvcast.speech.languages import LANGUAGES, language_code
-from kvcast.tokenizers.huggingface import ids_of
+from kvcast.tokenizers.vocabulary import ids_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 SECONDS_PER_TIMESTAMP = 0.02

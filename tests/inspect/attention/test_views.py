@@ -14,10 +14,17 @@ from kit.pixels import image, indexes, texts
 from kit.recordings import EXAMPLE
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
-from kvcast.inspect.attention.looking import over_sound, over_text
 from kvcast.inspect.attention.model import InspectedModel, RecordingRuntime, excerpt, spectrogram
 from kvcast.inspect.attention.picture import draw, palette, png
-from kvcast.inspect.attention.view import AttentionView, HeadChoice, Token, mean_weights, render
+from kvcast.inspect.attention.view import (
+    AttentionView,
+    HeadChoice,
+    Token,
+    mean_weights,
+    over_sound,
+    over_text,
+    render,
+)
 from kvcast.inspect.attention.weights import LayerWeights
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "attention.schema.json"
@@ -207,7 +214,7 @@ def test_mistakes_are_one_line(
     assert "cannot write" in failed(capsys, 74, DATE, *t5, "--svg", str(tmp_path))
     (tmp_path / "bundle.json").write_text("{}")
     assert "give the checkpoint" in failed(capsys, 2, DATE, "--model", str(tmp_path))
-    monkeypatch.setattr("kvcast.inspect.attention.looking.MOST_POSITIONS", 9)
+    monkeypatch.setattr("kvcast.inspect.attention.view.MOST_POSITIONS", 9)
     assert "11 tokens are too many to show (at most 9)" in failed(capsys, 2, DATE, *t5)
 
 

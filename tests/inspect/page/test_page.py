@@ -15,8 +15,7 @@ from kvcast.cli import main
 from kvcast.families.programs import CacheLayers
 from kvcast.inspect import cost
 from kvcast.inspect.cost import counted
-from kvcast.inspect.page.costs import Prompts, cost_lines, model_kinds, plain_kinds
-from kvcast.inspect.page.pages import page, story
+from kvcast.inspect.page import Prompts, cost_lines, model_kinds, page, plain_kinds, story
 from kvcast.inspect.schedule import Schedule
 from kvcast.inspect.units import prefixed
 

@@ -9,8 +9,7 @@ import pytest
 from kvcast.inspect import schedule as schedules
 from kvcast.inspect.cost import counted
 from kvcast.inspect.masks import masks
-from kvcast.inspect.page.costs import CostLine, LayerKind, Prompts, cost_lines, plain_kinds
-from kvcast.inspect.page.pages import page
+from kvcast.inspect.page import CostLine, LayerKind, Prompts, cost_lines, page, plain_kinds
 from kvcast.inspect.schedule import Schedule
 from kvcast.inspect.units import prefixed
 from server.page.browsing import chromium, holds

@@ -19,7 +19,7 @@ from kvcast.runtimes.aoti import packed as aoti_packed
 from kvcast.runtimes.aoti.runtime import CompiledProgram, open_programs
 from kvcast.runtimes.lowering.torch_export import Signature
 from kvcast.runtimes.native import build, library
-from kvcast.runtimes.native import lowering as native
+from kvcast.runtimes.native import bundles as native
 from kvcast.runtimes.native.interpreter import WEIGHTS, planned
 from kvcast.runtimes.native.library import Machine, aligned
 from kvcast.runtimes.native.weights import BundleWeights, packed_constants

@@ -13,7 +13,7 @@ from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.inspect.work import ModelWork
-from kvcast.runtimes.aoti.package import SOURCES, read_sources, write_sources
+from kvcast.runtimes.aoti.target import SOURCES, read_sources, write_sources
 from kvcast.runtimes.aoti.traffic import _evaluated
 from kvcast.runtimes.copies import copies_of, traffic_of
 from kvcast.runtimes.traffic import CallSizes

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvcast.runtimes.lowering.block_search import searched
+from kvcast.runtimes.native.matrices import searched
 from kvcast.spec.stored_matrices import CodedMatrix
 
 

@@ -13,8 +13,8 @@ from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.lowering import calibration
-from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.lowering.calibration import calibrate, decode_from_the_start, write_text
+from kvcast.runtimes.native.matrices import searched
 from kvcast.spec.runtimes import ignore_phase
 from kvcast.spec.stored_matrices import CodedMatrix, no_blocks, rounded
 

@@ -36,7 +36,7 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.table import family_with
 from kvcast.runtimes.native.build import library_path
-from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
+from kvcast.runtimes.native.bundles import open_bundle, open_checkpoint
 from kvcast.runtimes.native.plan_builder import Experts, Matrix
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.spec.stored_matrices import FileRows

@@ -9,9 +9,8 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.gguf.dequantize import read_blocks
-from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.library import Format, Machine, instruction_sets
-from kvcast.runtimes.native.matrices import Kind, packed_matrix, store_matrix
+from kvcast.runtimes.native.matrices import Kind, packed_matrix, searched, store_matrix
 from kvcast.spec.stored_matrices import FOUR_BITS, Encoding, FileRows, joined_rows, no_blocks
 from runtimes.native.native_calls import looked_up
 

@@ -18,8 +18,8 @@ from kit import tiny_gguf
 from kvcast.checkpoints.base import map_file
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.loading.examination import examine_model
+from kvcast.runtimes.native.bundles import open_checkpoint as opened_on_native
 from kvcast.runtimes.native.library import Format, Machine
-from kvcast.runtimes.native.opening import open_checkpoint as opened_on_native
 from kvcast.runtimes.native.plan_builder import Experts, Joined, Matrix
 from kvcast.spec.runtimes import OWN, RUNTIMES, BundlePrecision, PrecisionRequest
 from kvcast.spec.stored_matrices import Encoding, FileRows

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvcast.runtimes.lowering.block_search import searched
-from kvcast.runtimes.native.matrices import Kind, kinds, roles_of, store_matrix
+from kvcast.runtimes.native.matrices import Kind, kinds, roles_of, searched, store_matrix
 from kvcast.spec.program import Constant, Node, Program, Step
 from kvcast.spec.stored_matrices import CodedMatrix, joined, no_blocks, rounded
 

@@ -13,10 +13,9 @@ from safetensors.numpy import save_file
 
 from kvcast.checkpoints.gguf.dequantize import read_blocks
 from kvcast.errors import KvcastError
-from kvcast.runtimes.lowering.block_search import searched
 from kvcast.runtimes.native.interpreter import planned
 from kvcast.runtimes.native.library import Machine, aligned, instruction_sets
-from kvcast.runtimes.native.matrices import Kind, store_matrix
+from kvcast.runtimes.native.matrices import Kind, searched, store_matrix
 from kvcast.runtimes.native.weights import BundleWeights, packed_constants
 from kvcast.runtimes.opening import naming
 from kvcast.spec.program import Constant, Node, Program, Step

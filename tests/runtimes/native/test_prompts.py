@@ -15,8 +15,8 @@ from kit.dimensions import GEMMA3, LLAMA
 from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import Float32, Int64, Runtime
+from kvcast.runtimes.native.bundles import open_bundle
 from kvcast.runtimes.native.library import instruction_sets
-from kvcast.runtimes.native.opening import open_bundle
 from kvcast.runtimes.native.runtime import NativeRuntime
 
 # Heads of the sizes that people run, of which several share keys, and one that fills no vector.

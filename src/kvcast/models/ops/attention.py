@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvcast.models.ops.attending import (
+from kvcast.models.ops.attention_math import (
     attend,
     blocks_of_rows,
     held_positions,

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvcast.models.ops.attending import attend, padding_mask, rotated, split_heads, within_windows
+from kvcast.models.ops.attention_math import (
+    attend,
+    padding_mask,
+    rotated,
+    split_heads,
+    within_windows,
+)
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, lengths: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, softplus
 
-from kvcast.models.ops.attending import blocks_of_rows
+from kvcast.models.ops.attention_math import blocks_of_rows
 
 _EPSILON = 1e-6  # of the lengths of queries and keys
 

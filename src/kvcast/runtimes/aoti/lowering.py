@@ -27,10 +27,10 @@ from kvcast.runtimes.aoti.inductor import (
     tracing,
 )
 from kvcast.runtimes.aoti.operators import multiply_by_onednn, reading, table
-from kvcast.runtimes.aoti.package import write_sources
 from kvcast.runtimes.aoti.packed import SHIMS
 from kvcast.runtimes.aoti.packing import PackedMatrices, graph_roles
 from kvcast.runtimes.aoti.precision import Precision, cast_convolutions, reduce_matrices
+from kvcast.runtimes.aoti.target import write_sources
 from kvcast.runtimes.lowering.torch_export import Signature, replace_operators
 from kvcast.runtimes.native.matrices import EXPERTS, MATRIX
 from kvcast.spec.runtimes import OnPhase, ignore_phase

@@ -30,14 +30,14 @@ from torch.fx import GraphModule
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from kvcast.errors import KvcastError
-from kvcast.models.ops.attending import (
+from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
+from kvcast.models.ops.attention_math import (
     held_positions,
     padding_mask,
     rotated,
     split_heads,
     visible,
 )
-from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
 from kvcast.models.ops.experts import gated, mixture_of_experts
 from kvcast.models.ops.states import convolve_and_keep, short_convolution
 from kvcast.runtimes.lowering.torch_export import Table, taking

@@ -1,9 +1,19 @@
-"""AOTInductor as an export target; torch is imported inside functions."""
+"""AOTInductor as an export target; torch is imported inside functions.
 
-from collections.abc import Mapping
-from pathlib import Path
+Running a package does not need its C++ sources, so they are in a separate archive, without their
+comments, which name folders of the machine that compiled them.
+"""
+
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from numpy.typing import NDArray
+from safetensors import safe_open
 from typing_extensions import override
 
 from kvcast.bundle.manifest import Manifest
@@ -11,6 +21,7 @@ from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import Interface
 from kvcast.machine.resources import instruction_sets
 from kvcast.runtimes.lowering.activations import smooth
+from kvcast.runtimes.native.bundles import constants_of
 from kvcast.runtimes.reference import EagerReference, Reference
 from kvcast.runtimes.self_test import (
     SelfTestResult,
@@ -19,7 +30,7 @@ from kvcast.runtimes.self_test import (
     find_compiler,
     versions,
 )
-from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Stored, Target
+from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Stored, StoredNumbers, Target
 from kvcast.spec.runtimes import BundlePrecision
 
 
@@ -75,7 +86,7 @@ class AotiTarget(Target):
     def read_stored(
         self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored:
-        from kvcast.runtimes.aoti.package import read_stored
+        from kvcast.runtimes.aoti.target import read_stored
 
         return read_stored(folder, manifest, shapes)
 
@@ -127,3 +138,90 @@ def _check_cuda(precision: BundlePrecision) -> None:
             "--device cuda needs a CUDA device and there is none here: export on the machine that "
             "has one, or drop it"
         )
+
+
+SOURCES = "aoti/sources.zip"
+_MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day: a fixed date makes equal archives equal bytes
+_LONGEST = 1 << 28
+"""The most bytes of a program's C++; that of a model with 100 layers has a tenth of it."""
+
+
+def write_sources(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+    """Write the archive under a bundle's folder; `files`: Inductor's output, by program.
+
+    Only `.cpp` files are archived.
+    """
+    with zipfile.ZipFile(folder / SOURCES, "w", zipfile.ZIP_DEFLATED) as archive:
+        for program, paths in files.items():
+            record = zipfile.ZipInfo(f"{program}.cpp", _MADE)
+            record.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(record, "".join(map(_code, paths)))
+
+
+def _code(path: str) -> str:
+    """Return a file's C++ without comments; nothing of another file."""
+    if not path.endswith(".cpp"):
+        return ""
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.lstrip().startswith("//"))
+
+
+def read_sources(package: Path, program: str) -> str:
+    """Return a program's C++: from the archive, or from the package, where others keep it.
+
+    Raises KvcastError if there is none.
+    """
+    places = (package.parents[1] / SOURCES, package)
+    for path in filter(Path.is_file, places):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if code := "".join(_members(archive, program)):
+                    return code
+        except (OSError, zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError):
+            raise KvcastError(f"{path} cannot be read; export it again") from None
+    raise KvcastError(
+        f"{package} was exported without the C++ of its programs, which tells what they do: "
+        "export it again"
+    )
+
+
+def _members(archive: zipfile.ZipFile, program: str) -> Iterator[str]:
+    for record in archive.infolist():
+        path = PurePosixPath(record.filename)
+        is_own = path.parent.name == program or path.name == f"{program}.cpp"
+        if is_own and path.suffix == ".cpp" and record.file_size <= _LONGEST:
+            yield archive.read(record).decode()
+
+
+WEIGHTS, PREFIX = "aoti/weights.safetensors", "results.program."
+_ROUNDED = re.compile(r"_b?float16(?=\.(?:weight|bias)$)")
+
+
+def read_stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> Stored:
+    """Return a package's constants; `shapes` are of the checkpoint's tensors."""
+    if manifest.quantize == "int8":
+        return Stored()
+    file = safe_open(folder / WEIGHTS, framework="pt")  # NumPy has no bfloat16
+    names = {own_name(name): name for name in file.keys()}  # type: ignore[no-untyped-call] # noqa: SIM118
+
+    def read(name: str) -> NDArray[Any]:
+        tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+        array: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        return array
+
+    constants = constants_of(read, names, shapes)
+    rounded = {own_name(name) for name in names.values() if _ROUNDED.search(name)}
+    return Stored(
+        constants={
+            name: partial(_rounded, of) if name in rounded else of for name, of in constants.items()
+        }
+    )
+
+
+def own_name(name: str) -> str:
+    """Return a tensor's name in programs; the file's name of a narrower tensor has a dtype."""
+    return _ROUNDED.sub("", name.removeprefix(PREFIX))
+
+
+def _rounded(read: Callable[[], StoredNumbers]) -> StoredNumbers:
+    return replace(read(), bits=16)

@@ -22,7 +22,7 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.families.programs import ENCODED
-from kvcast.runtimes.aoti.package import read_sources
+from kvcast.runtimes.aoti.target import read_sources
 from kvcast.runtimes.opening import naming
 from kvcast.runtimes.traffic import (
     FIXED_SIZE,

@@ -24,9 +24,9 @@ from typing_extensions import override
 from kvcast.bundle.manifest import Graph
 from kvcast.families.base import Family
 from kvcast.families.programs import KEY_VALUE, CacheLayers
+from kvcast.runtimes.executorch.methods import quiet
 from kvcast.runtimes.executorch.operators import TABLE
 from kvcast.runtimes.executorch.quantize import cross_dtype, for_many_tokens, quantize_matrices
-from kvcast.runtimes.executorch.quiet import quiet
 from kvcast.runtimes.lowering.torch_export import Signature, replace_operators
 from kvcast.runtimes.memory import recurrent_layers
 from kvcast.spec.runtimes import OnPhase

@@ -4,7 +4,10 @@ A method takes one row. It reads its arguments and writes its caches in place; r
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,25 @@ from torch import Tensor
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, ForkSafeLock, Int64
-from kvcast.runtimes.executorch.quiet import quiet
 from kvcast.runtimes.opening import ProgramFile, TensorSpec, check_programs, naming
 
 _TOKENS, _LENGTHS, _OFFSETS = range(3)
 _FIRST_CACHE = 3
 # Ids from executorch's core/portable_type/scalar_type.h.
 _DTYPES = {1: "int8", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 15: "bfloat16"}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress warnings, and log only errors."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 class Methods:

@@ -29,7 +29,7 @@ from kvcast.errors import KvcastError
 from kvcast.models.ops.attention import cross_attention, encoder_attention, self_attention
 from kvcast.models.ops.experts import mixture_of_experts
 from kvcast.models.ops.states import short_convolution
-from kvcast.runtimes.executorch.quiet import quiet
+from kvcast.runtimes.executorch.methods import quiet
 from kvcast.runtimes.lowering.torch_export import Table, taking
 from kvcast.spec.program import SelfAttention
 

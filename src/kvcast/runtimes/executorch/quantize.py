@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.functional import embedding
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.executorch.quiet import quiet
+from kvcast.runtimes.executorch.methods import quiet
 
 with quiet():
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_

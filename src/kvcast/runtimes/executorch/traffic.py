@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.families.programs import ENCODED
-from kvcast.runtimes.executorch.quiet import quiet
+from kvcast.runtimes.executorch.methods import quiet
 from kvcast.runtimes.opening import naming
 from kvcast.runtimes.traffic import (
     FIXED_SIZE,

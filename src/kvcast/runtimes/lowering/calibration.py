@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from kvcast.errors import KvcastError
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.lowering.block_search import searched
-from kvcast.runtimes.native.matrices import roles_of
+from kvcast.runtimes.native.matrices import roles_of, searched
 from kvcast.spec.runtimes import OnPhase
 from kvcast.spec.stored_matrices import BLOCK, BlocksOf, CodedMatrix
 

@@ -7,8 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.runtimes.native.opcodes import Dtype, Element, Operation
-from kvcast.runtimes.native.operands import (
+from kvcast.runtimes.native.plan_builder import Builder
+from kvcast.runtimes.native.values import (
     NO_HEADS,
+    NOTHING,
+    Value,
     bias_of,
     cache_sizes,
     expect,
@@ -21,8 +24,6 @@ from kvcast.runtimes.native.operands import (
     is_cache,
     or_none,
 )
-from kvcast.runtimes.native.plan_builder import NOTHING, Builder
-from kvcast.runtimes.native.values import Value
 from kvcast.spec.program import SelfAttention, SharedAttention
 
 _WITHOUT_INPUT: Mapping[str, Any] = {

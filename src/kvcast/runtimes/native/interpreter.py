@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from kvcast.runtimes.base import ForkSafeLock
 from kvcast.runtimes.native.attention import store_value
+from kvcast.runtimes.native.gemm import factors
 from kvcast.runtimes.native.library import Machine, aligned
 from kvcast.runtimes.native.opcodes import Dtype, Element, Operation
-from kvcast.runtimes.native.operands import flat
 from kvcast.runtimes.native.operations import OPERATIONS
 from kvcast.runtimes.native.plan_builder import Builder, Matrix, Plan
-from kvcast.runtimes.native.products import factors
-from kvcast.runtimes.native.values import Value
+from kvcast.runtimes.native.values import Value, flat
 from kvcast.runtimes.opening import naming
 from kvcast.spec.program import Constant, Node, Program
 

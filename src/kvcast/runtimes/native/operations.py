@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native import attention, products
+from kvcast.runtimes.native import attention, gemm
 from kvcast.runtimes.native.opcodes import Activation, Dtype, Element, Operation
-from kvcast.runtimes.native.operands import expect, expect_lengths, flat, flat_words, is_cache
-from kvcast.runtimes.native.plan_builder import NOTHING, Builder, Matrix
-from kvcast.runtimes.native.values import Value
+from kvcast.runtimes.native.plan_builder import Builder, Matrix
+from kvcast.runtimes.native.values import (
+    NOTHING,
+    Value,
+    expect,
+    expect_lengths,
+    flat,
+    flat_words,
+    is_cache,
+)
 from kvcast.spec.stored_matrices import FileRows
 
 _DTYPES = {"float32": Dtype.F32, "float16": Dtype.F16, "int32": Dtype.I32, "int64": Dtype.I64}
@@ -326,7 +333,7 @@ def _rewrite(builder: Builder, state: Value, x: Value) -> Value:
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    **products.OPERATIONS,
+    **gemm.OPERATIONS,
     **attention.OPERATIONS,
     "short_convolution": _short_convolution,
     "delta_rule": _delta_rule,

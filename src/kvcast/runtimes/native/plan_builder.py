@@ -27,12 +27,10 @@ from kvcast.runtimes.native.opcodes import (
     bits,
     padded,
 )
-from kvcast.runtimes.native.values import Lines, Value, lines_of
+from kvcast.runtimes.native.values import NOTHING, Lines, Value, lines_of
 
 _DIMS = 4
 _ALIGNMENT = 64
-NOTHING = 0
-"""The address of an array that is not there."""
 
 
 @dataclass(frozen=True)

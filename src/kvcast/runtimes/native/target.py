@@ -22,8 +22,7 @@ class NativeTarget(Target):
 
     @override
     def lower(self, job: LoweringJob, folder: Path) -> Lowered:
-        from kvcast.runtimes.native.lowering import lower
-        from kvcast.runtimes.native.opening import cache_layers
+        from kvcast.runtimes.native.bundles import cache_layers, lower
 
         graphs = lower(
             job.written(),
@@ -73,7 +72,7 @@ class NativeTarget(Target):
 
     @override
     def open(self, family: str, folder: Path, manifest: Manifest, threads: int) -> Any:
-        from kvcast.runtimes.native.opening import open_bundle
+        from kvcast.runtimes.native.bundles import open_bundle
 
         interpreter = open_bundle(folder, manifest, threads)
         return self.runtimes()[family_of(family).interface](manifest, interpreter)
@@ -82,7 +81,7 @@ class NativeTarget(Target):
     def read_stored(
         self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored:
-        from kvcast.runtimes.native.lowering import read_stored
+        from kvcast.runtimes.native.bundles import read_stored
 
         return read_stored(folder, manifest, shapes)
 
@@ -94,7 +93,7 @@ class NativeTarget(Target):
         threads: int,
         on_phase: OnPhase = ignore_phase,
     ) -> Any:
-        from kvcast.runtimes.native.opening import open_checkpoint
+        from kvcast.runtimes.native.bundles import open_checkpoint
 
         manifest, interpreter = open_checkpoint(checkpoint, precision, threads, on_phase=on_phase)
         return self.runtimes()[checkpoint.family.interface](manifest, interpreter)

@@ -20,11 +20,12 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.programs import ProgramSignature
 from kvcast.runtimes.bound import LOGITS
+from kvcast.runtimes.native.bundles import open_bundle, open_checkpoint
 from kvcast.runtimes.native.interpreter import Interpreter
 from kvcast.runtimes.native.library import TILE
 from kvcast.runtimes.native.opcodes import SCALE_BYTES, SCHEMA, Dtype, Operation
-from kvcast.runtimes.native.opening import open_bundle, open_checkpoint
-from kvcast.runtimes.native.plan_builder import NOTHING, Experts, Joined, Matrix, Plan
+from kvcast.runtimes.native.plan_builder import Experts, Joined, Matrix, Plan
+from kvcast.runtimes.native.values import NOTHING
 from kvcast.runtimes.traffic import (
     CacheTensor,
     CallSizes,

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.runtimes.lowering.block_search import searched
-from kvcast.runtimes.native.matrices import roles_of
+from kvcast.runtimes.native.matrices import roles_of, searched
 from kvcast.runtimes.onnx.graph_writer import CONTRIB, GraphWriter, Matrix, dims
 from kvcast.spec.program import Program
 from kvcast.spec.stored_matrices import BLOCK, BlocksOf, CodedMatrix, no_blocks, of_eight_bits

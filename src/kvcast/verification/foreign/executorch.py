@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.runtimes.base import Float32, Int64
-from kvcast.runtimes.executorch.methods import Methods
-from kvcast.runtimes.executorch.quiet import quiet
+from kvcast.runtimes.executorch.methods import Methods, quiet
 from kvcast.runtimes.self_test import versions
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.foreign.base import ForeignModel, How, Movement, Source, StepWork

@@ -26,7 +26,7 @@ def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str,
     """Compare greedy tokens and logits of the family's probe; return the manifest's record.
 
     Where a model has alignment heads, their scores are compared as well. The record keeps the
-    largest logits (`kvcast.loading.proof`), with which the bundle can be compared again.
+    largest logits (`kvcast.loading.export_proof`), with which the bundle can be compared again.
 
     Args:
         candidate: the exported programs, run by their runtime.

@@ -9,9 +9,16 @@ from numpy.typing import NDArray
 
 from kvcast.runtimes.native.library import TILE, Format
 from kvcast.runtimes.native.opcodes import Activation, Dtype, Element, Operation, Word
-from kvcast.runtimes.native.operands import expect, expect_lengths, flat, flat_words
-from kvcast.runtimes.native.plan_builder import NOTHING, Builder, Experts, Joined, Matrix
-from kvcast.runtimes.native.values import Lines, Value
+from kvcast.runtimes.native.plan_builder import Builder, Experts, Joined, Matrix
+from kvcast.runtimes.native.values import (
+    NOTHING,
+    Lines,
+    Value,
+    expect,
+    expect_lengths,
+    flat,
+    flat_words,
+)
 
 
 def _linear(
