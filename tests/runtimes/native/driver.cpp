@@ -21,7 +21,7 @@
 
 #include "checks.hpp"
 #include "machine.hpp"
-#include "products.hpp"
+#include "gemm.hpp"
 #include "program.hpp"
 
 using namespace kvcast;

@@ -92,7 +92,7 @@ def call(runner: Machine, operation: Operation, *words: int | float) -> None:
 
 
 class Rounded:
-    """Rows of int8 in guarded memory, laid out as products.hpp says."""
+    """Rows of int8 in guarded memory, laid out as gemm.hpp says."""
 
     def __init__(self, rows: int, inputs: int) -> None:
         self.shape = rows, -(-inputs // BLOCK) * BLOCK
@@ -129,7 +129,7 @@ class Rounded:
 
 
 def rounded(x: Floats) -> Rounded:
-    """Round rows with NumPy, as products.hpp says."""
+    """Round rows with NumPy, as gemm.hpp says."""
     to = Rounded(*x.shape)
     padded = np.zeros(to.shape, np.float32)
     padded[:, : x.shape[1]] = x

@@ -18,7 +18,7 @@
 #include "logits.hpp"
 #include "machine.hpp"
 #include "plain/plain.hpp"
-#include "products.hpp"
+#include "gemm.hpp"
 #include "program.hpp"
 #include "rows.hpp"
 

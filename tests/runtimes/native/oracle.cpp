@@ -22,7 +22,7 @@ namespace {
 void round_rows(const Instructions& with, Floats& x, int rows, int inputs, Codes& to) {
   for (int m = 0; m < rows; m++)
     for (int b = 0; b * BLOCK < inputs; b++)
-      with.products.round(x.data() + m * inputs + b * BLOCK, std::min(BLOCK, inputs - b * BLOCK),
+      with.gemm.round(x.data() + m * inputs + b * BLOCK, std::min(BLOCK, inputs - b * BLOCK),
                           to.rounded.row(m).block(b));
 }
 
@@ -42,7 +42,7 @@ void fill_bytes(Random& random, Floats& x, bool has_sign) {
 
 void hold_products(const Instructions& with, Random& random) {
   const Format format = static_cast<Format>(below(random, FORMATS));
-  const Tiles &tiles = with.products.of(format), &expected_tiles = plain.products.of(format);
+  const Tiles &tiles = with.gemm.of(format), &expected_tiles = plain.gemm.of(format);
   const bool is_large = format >= Format::INT4_LARGE, is_table = format == Format::INT4_TABLE;
   const int any_inputs = 1 + below(random, below(random, 4) ? 300 : 1300), multiple = is_large ? LARGE : is_table ? GROUP : 1;
   const int outputs = 1 + below(random, BLOCK), inputs = parts(any_inputs, multiple) * multiple, rows = 1 + below(random, tiles.most_rows);
@@ -126,12 +126,12 @@ void hold_endings(const Instructions& with, Random& random) {
   Epilogue epilogue = {static_cast<Activation>(below(random, ACTIVATIONS))};
   if (below(random, 2)) epilogue.residual = residual.data();
   epilogue.out = expected.data();
-  plain.products.finish(x.data(), count, epilogue);
+  plain.gemm.finish(x.data(), count, epilogue);
   epilogue.out = out.data();
   epilogue.to = &codes.rounded;
-  with.products.finish(x.data(), count, epilogue);
+  with.gemm.finish(x.data(), count, epilogue);
   for (int i = 0; i < count; i++) CHECK(near(out[i], expected[i], 1e-5f));
-  plain.products.round(out.data(), count, expected_codes.rounded);
+  plain.gemm.round(out.data(), count, expected_codes.rounded);
   codes.check(expected_codes);
 }
 

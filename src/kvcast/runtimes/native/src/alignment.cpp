@@ -17,7 +17,7 @@ constexpr int BESIDE = 3;  // frames on both sides of a median
 }  // namespace
 
 void alignment_scores(Machine& machine, const AlignmentScores& of) {
-  const Tiles& tiles = machine.with.products.of(Format::F32);
+  const Tiles& tiles = machine.with.gemm.of(Format::F32);
   const int each = parts(of.positions, BLOCK), d = of.head_dim;
   const size_t line = line_bytes(of.number, d);
   machine.threads.run(of.heads * each, [&](int part) {
@@ -114,7 +114,7 @@ void dtw(Machine& machine, const Dtw& of) {
 }
 
 void token_probabilities(Machine& machine, const TokenProbabilities& of) {
-  const Tiles& with = machine.with.products.of(of.matrix.format);
+  const Tiles& with = machine.with.gemm.of(of.matrix.format);
   const size_t bytes = with.bytes(of.matrix.inputs);
   const int tiles = parts(of.matrix.outputs, BLOCK), rows = of.rows;
   // Merged in the order of tiles, for any division among threads.

@@ -127,7 +127,7 @@ constexpr int QUERIES = 48;  // that read nearly the same distances
 class Distances {
  public:
   Distances(Machine& machine, const RelativeScores& of)
-      : of_(of), with_(machine.with.products.of(Format::F32)), tiles_(parts(2 * of.positions - 1, BLOCK)),
+      : of_(of), with_(machine.with.gemm.of(Format::F32)), tiles_(parts(2 * of.positions - 1, BLOCK)),
         bytes_(with_.bytes(of.head_dim)), packed_(machine.space.of(of.heads * tiles_ * bytes_)) {
     machine.threads.run(of.heads * tiles_, [&](int unit) { pack(unit / tiles_, unit % tiles_); });
   }

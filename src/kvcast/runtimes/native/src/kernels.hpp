@@ -81,8 +81,8 @@ struct Epilogue {
   const Rounded* to;      // one block; null: none
 };
 
-// Products with weights that are packed once.
-struct Products {
+// GEMM and GEMV with weights that are packed once.
+struct Gemm {
   // x [count], up to BLOCK values, to the first block of a row; remaining codes become 0.
   void (*round)(const float* x, int count, const Rounded& to);
 
@@ -340,7 +340,7 @@ struct Instructions {
   const char* kernels;  // description of the kernels for int8 and int4 models
   bool (*run_here)();  // whether the processor and the system have them
   const Peaks& peaks;
-  const Products& products;
+  const Gemm& gemm;
   const Rows& rows;
   const Attention& attention;
   const EncoderAttention& encoder_attention;

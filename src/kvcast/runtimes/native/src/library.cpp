@@ -9,7 +9,7 @@
 #include "logits.hpp"
 #include "operators.hpp"
 #include "packing.hpp"
-#include "products.hpp"
+#include "gemm.hpp"
 #include "program.hpp"
 
 using namespace kvcast;

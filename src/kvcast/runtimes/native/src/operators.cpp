@@ -6,7 +6,7 @@
 
 #include "machine.hpp"
 #include "program.hpp"
-#include "products.hpp"
+#include "gemm.hpp"
 
 namespace kvcast {
 namespace {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "products.hpp"
+#include "gemm.hpp"
 
 namespace kvcast {
 
@@ -88,7 +88,7 @@ class CodedRows {
 void pack_rows(Machine& machine, Format format, bool own, int outputs, int inputs, const FileRows& from, const float* bias,
                uint8_t* tiles) {
   if (format >= Format::INT4_LARGE && inputs % LARGE) throw std::invalid_argument("rows without whole blocks");
-  const Tiles& of = machine.with.products.of(format);
+  const Tiles& of = machine.with.gemm.of(format);
   const size_t bytes = of.bytes(inputs);
   machine.threads.run(parts(outputs, BLOCK), [&](int tile) {
     thread_local CodedRows coded;  // its pages are touched once

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "products.hpp"
+#include "gemm.hpp"
 #include "rows.hpp"
 
 namespace kvcast {

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "machine.hpp"
-#include "products.hpp"
+#include "gemm.hpp"
 
 namespace kvcast {
 

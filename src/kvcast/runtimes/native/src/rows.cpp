@@ -22,7 +22,7 @@ void write_rows(Machine& machine, const RowRange& of, Work&& work) {
 
 void round_row(const Instructions& with, const float* x, int width, const Rounded& to) {
   for (int i = 0; i < width; i += BLOCK)
-    with.products.round(x + i, std::min(BLOCK, width - i), to.block(i / BLOCK));
+    with.gemm.round(x + i, std::min(BLOCK, width - i), to.block(i / BLOCK));
 }
 
 void layer_norm(Machine& machine, const RowRange& of, const float* gain, const float* bias, float epsilon) {

@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "machine.hpp"
-#include "products.hpp"
+#include "gemm.hpp"
 
 namespace kvcast {
 

@@ -6,7 +6,7 @@
 
 namespace kvcast {
 
-extern const Products amx_products;
+extern const Gemm amx_gemm;
 extern const EncoderAttention amx_encoder_attention;
 extern const PromptAttention amx_prompt_attention;
 

@@ -47,7 +47,7 @@ bool run_here() { return avx512_bf16.run_here() && x86().amx && system_grants_ti
 
 }  // namespace
 
-const Instructions amx = {"amx", "products in AMX, of up to 12 rows in AVX-512 VNNI; attention in AMX: of prompts in int8, of encoders in int8 and bf16; of steps in fp32 (AVX-512)", run_here, peaks, amx_products, avx512_rows, avx512_attention, amx_encoder_attention,
+const Instructions amx = {"amx", "GEMM in AMX, of up to 12 rows in AVX-512 VNNI; attention in AMX: of prompts in int8, of encoders in int8 and bf16; of steps in fp32 (AVX-512)", run_here, peaks, amx_gemm, avx512_rows, avx512_attention, amx_encoder_attention,
                           avx512_scores, avx512_reading, &amx_prompt_attention};
 
 }  // namespace kvcast

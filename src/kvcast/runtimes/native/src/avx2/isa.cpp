@@ -84,9 +84,9 @@ bool runs_vnni() { return runs_avx2() && x86().avx512_vnni; }
 
 using namespace with_avx2;
 
-const Instructions avx2 = {"avx2", "products in AVX2 (pairs of 16 bits); attention in fp32", runs_avx2, avx2_peaks, avx2_products, ROWS, avx2_attention, ENCODER_ATTENTION, SCORES_OF_ROWS, files::reading};
+const Instructions avx2 = {"avx2", "GEMM in AVX2 (pairs of 16 bits); attention in fp32", runs_avx2, avx2_peaks, avx2_gemm, ROWS, avx2_attention, ENCODER_ATTENTION, SCORES_OF_ROWS, files::reading};
 #if defined(KVCAST_AVX_VNNI)
-const Instructions avx2_vnni = {"avx2_vnni", "products in AVX-VNNI; attention in fp32", runs_vnni, avx2_vnni_peaks, avx2_vnni_products, ROWS, avx2_attention,
+const Instructions avx2_vnni = {"avx2_vnni", "GEMM in AVX-VNNI; attention in fp32", runs_vnni, avx2_vnni_peaks, avx2_vnni_gemm, ROWS, avx2_attention,
                                 ENCODER_ATTENTION, SCORES_OF_ROWS, files::reading};
 #endif
 

@@ -25,8 +25,8 @@
 
 namespace kvcast {
 
-extern const Products avx2_products;
-extern const Products avx2_vnni_products;
+extern const Gemm avx2_gemm;
+extern const Gemm avx2_vnni_gemm;
 extern const Attention avx2_attention;
 
 // Names that the other instruction sets have too.

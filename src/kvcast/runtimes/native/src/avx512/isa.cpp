@@ -58,10 +58,10 @@ bool runs_bf16() { return runs_vnni() && x86().avx512_bf16; }
 
 }  // namespace
 
-const Instructions avx512_bf16 = {"avx512_bf16", "products in AVX-512 VNNI; attention of prompts in int8, of encoders in int8 and bf16, of steps in fp32", runs_bf16, avx512_peaks, avx512_products, avx512_rows, avx512_attention,
+const Instructions avx512_bf16 = {"avx512_bf16", "GEMM in AVX-512 VNNI; attention of prompts in int8, of encoders in int8 and bf16, of steps in fp32", runs_bf16, avx512_peaks, avx512_gemm, avx512_rows, avx512_attention,
                                   avx512_bf16_encoder_attention, avx512_scores, avx512_reading,
                                   &avx512_prompt_attention};
-const Instructions avx512_vnni = {"avx512_vnni", "products in AVX-512 VNNI; attention of prompts in int8, of encoders in int8 and fp32, of steps in fp32", runs_vnni, avx512_peaks, avx512_products, avx512_rows, avx512_attention,
+const Instructions avx512_vnni = {"avx512_vnni", "GEMM in AVX-512 VNNI; attention of prompts in int8, of encoders in int8 and fp32, of steps in fp32", runs_vnni, avx512_peaks, avx512_gemm, avx512_rows, avx512_attention,
                                   avx512_encoder_attention, avx512_scores, avx512_reading,
                                   &avx512_prompt_attention};
 

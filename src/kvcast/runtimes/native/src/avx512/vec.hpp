@@ -32,7 +32,7 @@ constexpr float LOG2_E = 1.44269504f;
 constexpr int VECTORS = BLOCK / 16;
 
 extern const Peaks avx512_peaks;
-extern const Products avx512_products;
+extern const Gemm avx512_gemm;
 extern const Rows avx512_rows;
 extern const Attention avx512_attention;
 extern const EncoderAttention avx512_encoder_attention;

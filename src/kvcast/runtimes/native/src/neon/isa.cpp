@@ -40,8 +40,8 @@ bool runs_with_i8mm() { return has_dot_products() && has_i8mm(); }
 
 using namespace with_neon;
 
-const Instructions neon = {"neon", "products in dot products of NEON; attention in fp32", has_dot_products, neon_peaks, neon_products, ROWS, neon_attention, ENCODER_ATTENTION, plain_scores, plain_reading};
-const Instructions neon_i8mm = {"neon_i8mm", "products in i8mm, of one row in dot products; attention in fp32", runs_with_i8mm, neon_i8mm_peaks, neon_i8mm_products,
+const Instructions neon = {"neon", "GEMM in dot products of NEON; attention in fp32", has_dot_products, neon_peaks, neon_gemm, ROWS, neon_attention, ENCODER_ATTENTION, plain_scores, plain_reading};
+const Instructions neon_i8mm = {"neon_i8mm", "GEMM in i8mm, of one row in dot products; attention in fp32", runs_with_i8mm, neon_i8mm_peaks, neon_i8mm_gemm,
                                 ROWS,   neon_attention, ENCODER_ATTENTION, plain_scores, plain_reading};
 
 }  // namespace kvcast

@@ -14,7 +14,7 @@
 namespace kvcast {
 
 extern const Peaks neon_peaks, neon_i8mm_peaks;
-extern const Products neon_products, neon_i8mm_products;
+extern const Gemm neon_gemm, neon_i8mm_gemm;
 extern const Attention neon_attention;
 
 // Names that the other instruction sets have too.

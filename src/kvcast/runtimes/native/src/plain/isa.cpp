@@ -21,6 +21,6 @@ double multiply(int64_t turns) {
 
 const Peaks plain_peaks = {multiply, multiply};
 
-const Instructions plain = {"plain", "all in C++ without vectors", [] { return true; }, plain_peaks, plain_products, plain_rows, plain_attention, plain_encoder_attention, plain_scores, plain_reading};
+const Instructions plain = {"plain", "all in C++ without vectors", [] { return true; }, plain_peaks, plain_gemm, plain_rows, plain_attention, plain_encoder_attention, plain_scores, plain_reading};
 
 }  // namespace kvcast

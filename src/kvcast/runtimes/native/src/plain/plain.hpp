@@ -6,7 +6,7 @@ namespace kvcast {
 
 float activated(Activation, float x);
 
-extern const Products plain_products;
+extern const Gemm plain_gemm;
 extern const Rows plain_rows;
 extern const Attention plain_attention;
 extern const EncoderAttention plain_encoder_attention;

@@ -1,4 +1,4 @@
-// Products with AVX2 and VNNI: codes are stored + 128, which a row's offset takes back.
+// GEMM and GEMV with AVX2 and VNNI: codes are stored + 128, which a row's offset takes back.
 //
 // With KVCAST_EMULATE_AVX_VNNI the same in AVX-512's encoding, for tests where no processor has AVX2's.
 #include "avx2/vec.hpp"
@@ -28,7 +28,7 @@ INLINE void add(__m256i& sum, __m256i weights, __m256i row) { asm(DOT " %2, %1, 
 INLINE void add_nibbles(__m256i& sum, __m256i weights, __m256i row) { add(sum, weights, row); }
 INLINE __m256i end_nibbles(__m256i sum) { return sum; }
 
-#include "avx2/products.hpp"
+#include "avx2/gemm.hpp"
 
 }  // namespace
 
@@ -36,7 +36,7 @@ AVX2_END
 
 }  // namespace with_avx2
 
-const Products avx2_vnni_products = with_avx2::PRODUCTS;
+const Gemm avx2_vnni_gemm = with_avx2::GEMM;
 
 }  // namespace kvcast
 #endif

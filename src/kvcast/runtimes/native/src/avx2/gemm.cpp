@@ -1,4 +1,4 @@
-// Products with AVX2. In int8 a pair of products must fit into 16 bits: magnitudes of weights (128 at most) times
+// GEMM and GEMV with AVX2. In int8 a pair of products must fit into 16 bits: magnitudes of weights (128 at most) times
 // activations (127 at most) that take the weights' signs.
 #include "avx2/vec.hpp"
 #include "halves.hpp"
@@ -27,7 +27,7 @@ INLINE void add_nibbles(__m256i& sum, __m256i weights, __m256i row) {
 
 INLINE __m256i end_nibbles(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 
-#include "avx2/products.hpp"
+#include "avx2/gemm.hpp"
 
 }  // namespace
 
@@ -35,7 +35,7 @@ AVX2_END
 
 }  // namespace with_avx2
 
-const Products avx2_products = with_avx2::PRODUCTS;
+const Gemm avx2_gemm = with_avx2::GEMM;
 
 }  // namespace kvcast
 #endif

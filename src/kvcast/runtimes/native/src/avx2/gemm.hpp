@@ -1,4 +1,4 @@
-// Products with AVX2: fp32, int8 and int4. Tiles are four strips of STRIP outputs each (`strips.hpp`).
+// GEMM and GEMV with AVX2: fp32, int8 and int4. Tiles are four strips of STRIP outputs each (`strips.hpp`).
 //
 // The files that include this where their instructions are allowed differ in how a product of int8 is taken. They
 // have SIGNS, which stored codes are xored with, and
@@ -258,7 +258,7 @@ constexpr Tiles TILES = {bytes_of<Of>, pack<Of>, unpack<Of>, multiply_any<Strip<
 
 }  // namespace groups
 
-constexpr Products PRODUCTS = {
+constexpr Gemm GEMM = {
     round,
     finish,
     {

@@ -1,4 +1,4 @@
-// Products of rows of activations with a packed matrix, and their ends.
+// GEMM and GEMV of rows of activations with a packed matrix, and their ends.
 #pragma once
 #include <cstddef>
 #include <cstdint>

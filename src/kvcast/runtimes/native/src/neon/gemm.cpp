@@ -1,4 +1,4 @@
-// Products with NEON: fp32, int8 and int4.
+// GEMM and GEMV with NEON: fp32, int8 and int4.
 //
 // Tiles are four strips of STRIP outputs each (`strips.hpp`). A strip of codes is [k / 8, STRIP, 8], so a vector
 // holds 8 inputs of two outputs, which i8mm multiplies with two rows, and dot products with one.
@@ -351,7 +351,7 @@ using namespace with_neon;
 const Peaks neon_peaks = {dot_int8, multiply_fp32};
 const Peaks neon_i8mm_peaks = {multiply_matrices_int8, multiply_fp32};
 
-const Products neon_products = {
+const Gemm neon_gemm = {
     with_neon::round,
     finish,
     {
@@ -361,7 +361,7 @@ const Products neon_products = {
     },
 };
 
-const Products neon_i8mm_products = {
+const Gemm neon_i8mm_gemm = {
     with_neon::round,
     finish,
     {

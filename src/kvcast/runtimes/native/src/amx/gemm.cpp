@@ -1,4 +1,4 @@
-// Products of many rows with AMX, on AVX-512's own tiles and with its results, bit for bit: sums of integers are
+// GEMM and GEMV of many rows with AMX, on AVX-512's own tiles and with its results, bit for bit: sums of integers are
 // exact in any order, and they become floats a block at a time as there. So a few rows are left to AVX-512,
 // and fp32 altogether.
 //
@@ -265,7 +265,7 @@ template <class Of>
 void multiply(const uint8_t* tile, const Operand& operand, int inputs, int rows, float* out) {
   if (rows <= FEW) {
     for (int m = 0; m < rows; m += MOST_ROWS)
-      avx512_products.of(Of::FORMAT).multiply(tile, operand.row(m), inputs, std::min(MOST_ROWS, rows - m), out + m * BLOCK);
+      avx512_gemm.of(Of::FORMAT).multiply(tile, operand.row(m), inputs, std::min(MOST_ROWS, rows - m), out + m * BLOCK);
     return;
   }
   const Rounded& in = operand.rounded;
@@ -283,7 +283,7 @@ namespace {
 // The same tiles, and more rows.
 template <class Of>
 Tiles tiles() {
-  Tiles same = avx512_products.of(Of::FORMAT);
+  Tiles same = avx512_gemm.of(Of::FORMAT);
   same.multiply = multiply<Of>;
   same.most_rows = MOST_TILE_ROWS;
   return same;
@@ -291,11 +291,11 @@ Tiles tiles() {
 
 }  // namespace
 
-const Products amx_products = {
-    avx512_products.round,
-    avx512_products.finish,
+const Gemm amx_gemm = {
+    avx512_gemm.round,
+    avx512_gemm.finish,
     {
-        avx512_products.of(Format::F32),
+        avx512_gemm.of(Format::F32),
         tiles<Int8>(),
         tiles<Groups<Format::INT8_BLOCK, Int8Block>>(),
         tiles<Groups<Format::INT4_MIN, Int4Min>>(),

@@ -1,4 +1,4 @@
-// Products with AVX-512: fp32, and int8 and int4 with VNNI.
+// GEMM and GEMV with AVX-512: fp32, and int8 and int4 with VNNI.
 //
 // The sums of half a tile for MOST_ROWS rows, of a block in int32 and of all blocks in fp32, fit into the
 // registers.
@@ -306,7 +306,7 @@ constexpr Tiles TILES = {bytes_of<Of>, pack<Of>, unpack<Of>, multiply_any<Of>};
 
 AVX512_END
 
-const Products avx512_products = {
+const Gemm avx512_gemm = {
     round,
     finish,
     {

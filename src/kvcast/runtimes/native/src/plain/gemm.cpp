@@ -1,4 +1,4 @@
-// Products in plain C++: they run everywhere, and every other instruction set is held against them.
+// GEMM and GEMV in plain C++: they run everywhere, and every other instruction set is held against them.
 //
 // Sums of the int8 and int4 formats are taken in the same order everywhere and fused as on all processors
 // that have it, so results equal the other instruction sets' bit for bit.
@@ -316,7 +316,7 @@ struct Wide {
 
 }  // namespace
 
-const Products plain_products = {
+const Gemm plain_gemm = {
     round,
     finish,
     {

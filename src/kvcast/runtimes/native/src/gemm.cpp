@@ -1,5 +1,5 @@
 // Loops over tiles and rows, the same for all instruction sets and formats.
-#include "products.hpp"
+#include "gemm.hpp"
 
 #include <algorithm>
 #include <stdexcept>
@@ -31,13 +31,13 @@ size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 }  // namespace
 
 size_t packed_bytes(const Instructions& with, Format format, int outputs, int inputs) {
-  return parts(outputs, BLOCK) * with.products.of(format).bytes(inputs);
+  return parts(outputs, BLOCK) * with.gemm.of(format).bytes(inputs);
 }
 
 void pack(Machine& machine, Format format, int outputs, int inputs, const void* codes, const float* scales,
           const float* bias, uint8_t* tiles) {
   if (static_cast<int>(format) >= BUNDLE_FORMATS) throw std::invalid_argument("a format that files alone have");
-  const Tiles& of = machine.with.products.of(format);
+  const Tiles& of = machine.with.gemm.of(format);
   const size_t row = code_bytes(format, inputs), each = scales_of_output(format, inputs), bytes = of.bytes(inputs);
   machine.threads.run(parts(outputs, BLOCK), [&](int tile) {
     const size_t first = static_cast<size_t>(tile) * BLOCK;
@@ -52,7 +52,7 @@ void pack(Machine& machine, Format format, int outputs, int inputs, const void* 
 }
 
 void unpack_row(const Instructions& with, const Matrix& matrix, int n, float* out) {
-  const Tiles& of = with.products.of(matrix.format);
+  const Tiles& of = with.gemm.of(matrix.format);
   of.unpack(matrix.tiles + n / BLOCK * of.bytes(matrix.inputs), matrix.inputs, n % BLOCK, out);
 }
 
@@ -75,7 +75,7 @@ void round_rows(Machine& machine, const float* x, size_t stride, int rows, int i
 }
 
 void multiply(Machine& machine, const Product& product) {
-  const Products& with = machine.with.products;
+  const Gemm& with = machine.with.gemm;
   const Matrix& matrix = product.matrix;
   const Tiles& of = with.of(matrix.format);
   const size_t bytes = of.bytes(matrix.inputs);
