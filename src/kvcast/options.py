@@ -210,7 +210,6 @@ class Declared:
         return ",".join(map(_in_words, values)) or "none"
 
     def check(self, value: Any) -> None:
-        """Raise UsageError for a value that the option does not allow."""
         if value is None and self.optional:
             return
         check = self.option.check
@@ -259,7 +258,6 @@ class Params:
         return _declared(cls)  # type: ignore[arg-type]  # classes can be hashed
 
     def values(self, params: "type[Params]") -> dict[str, Any]:
-        """Return the values of the options that `params` declares, by name."""
         return {option.name: getattr(self, option.name) for option in params.declared()}
 
     def changed(self, group: str) -> list[str]:

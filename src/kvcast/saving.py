@@ -74,7 +74,6 @@ def save(target: Path, text: str, *, staging: Path | None = None) -> None:
 
 
 def encoded(text: str) -> bytes:
-    """Return the bytes that `save` writes for a text."""
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -108,7 +107,6 @@ def room_at(path: Path) -> int | None:
 
 
 def unwritable(path: Path, error: OSError) -> InputOutputError:
-    """Return the error with the reason why a file or folder cannot be written."""
     return InputOutputError(f"cannot write {path}: {error.strerror or error}")
 
 

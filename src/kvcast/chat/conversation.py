@@ -39,7 +39,6 @@ class Conversation:
 
     @property
     def has_tools(self) -> bool:
-        """Whether it offers tools, or has calls or answers of any."""
         turns = ("tool_calls" in turn or turn["role"] == "tool" for turn in self.messages)
         return bool(self.tools) or any(turns)
 
@@ -284,7 +283,6 @@ def _under_system(text: str, turns: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def _said(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with its calls, or the answer of a tool, in its content."""
     if message["role"] == "tool":
         answer = {"name": message["name"], "content": message["content"]}
         content = json.dumps({"tool_response": answer}, ensure_ascii=False)

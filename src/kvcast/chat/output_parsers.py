@@ -206,7 +206,6 @@ class ToolCallParser(TextParser):
         return text
 
     def _calls(self, head: re.Match[str], source: str) -> list[ToolCall]:
-        """Return the calls that a JSON value is; none if it is not one."""
         try:
             value = json.loads(source, parse_constant=_refuse)
             if "name" in head.groupdict():
@@ -216,7 +215,6 @@ class ToolCallParser(TextParser):
             return []
 
     def _call_of(self, value: object) -> ToolCall:
-        """Return the call that an object is; raises ValueError if it is none."""
         match value:
             case {"name": str(name), **rest} if name in self._names:
                 arguments = rest.get("arguments", rest.get("parameters")) or {}
@@ -239,7 +237,6 @@ class AnswerParser(TextParser):
     )
 
     def __init__(self, answer: str, calls: ToolCallParser) -> None:
-        """Begin; `answer` is the text before the JSON string."""
         self._beginning = f'{answer}"'
         self._calls = calls
         self._text = ""  # not yet returned
@@ -297,7 +294,6 @@ class _JsonEnd:
         self._in_string = False
 
     def find(self, text: str) -> int | None:
-        """Return the place after the end, or None if it has not come."""
         while match := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at):
             self._at = match.end()
             if match[0] == '"':

@@ -83,7 +83,6 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _limit_resources(limits: Mapping[str, int]) -> None:
-    """Set resource limits by name, such as "AS" (bytes) and "NPROC", where the system has them."""
     if sys.platform == "win32":
         return
     import resource

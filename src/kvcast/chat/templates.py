@@ -42,7 +42,6 @@ class TemplateWorker:
     """Renders one template. Threads may share it; a forked process gets a new process."""
 
     def __init__(self, template: str, limits: Mapping[str, int], longest: int) -> None:
-        """Prepare; see template_process.py for the limits."""
         beginning = {"template": template, "limits": limits, "longest": longest}
         self._beginning = json.dumps(beginning).encode()
         self._longest = 12 * longest + 1000  # a character is up to two escapes, of six bytes each
@@ -75,11 +74,9 @@ class TemplateWorker:
 
     @property
     def last_used(self) -> float | None:
-        """When it was, in seconds; None if it has no process."""
         return None if self._process is None else self._used
 
     def close_if_idle(self) -> None:
-        """End the process unless it is at work."""
         if self._lock.acquire(blocking=False):
             try:
                 self.close()
@@ -283,7 +280,6 @@ class ChatTemplate:
 
     @property
     def tool_form(self) -> ToolForm | None:
-        """The format of its tool calls; None if it has none, or an unknown one."""
         return form_of(self._for_tools.source)
 
     @property
@@ -308,7 +304,6 @@ class ChatTemplate:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with its reasoning under both names that templates read."""
     given = (
         message[name] for name in ("reasoning_content", "thinking", "reasoning") if name in message
     )

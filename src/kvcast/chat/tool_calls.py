@@ -32,7 +32,6 @@ class ToolForm:
     """A model's format of tool calls.
 
     Attributes:
-        closing: the text after it; empty for none.
         head: pattern of the text between opening and JSON; a group `name` is the tool's, and the
             JSON is then only its arguments.
         bare: whether a call at the beginning of a text, or after another, needs no opening.

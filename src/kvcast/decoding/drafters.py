@@ -42,8 +42,6 @@ class Drafter(Protocol):
 
 
 class Drafting(Protocol):
-    """A way to draft: makes a drafter for each sequence."""
-
     def begin(
         self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
     ) -> Drafter:
@@ -84,7 +82,6 @@ class PromptLookup(Drafter):
         return Guess([history[place + i % period] for i in range(most)], kind=length.bit_length())
 
     def _match(self, history: Sequence[int]) -> tuple[int, int]:
-        """Return the place after the longest match, and its length; 0 if there is none."""
         for end in range(len(self._before), len(history)):
             pair = history[end - 1], history[end]
             self._before.append(self._last.get(pair, -1))
@@ -146,16 +143,7 @@ class ModelDrafting(Drafting):
     def __init__(
         self, runtime: Runtime, *, longest: int, vocabulary: int, chunk: int | None = None
     ) -> None:
-        """Prepare; memory is allocated by a drafter's first guess.
-
-        Args:
-            runtime: runs the smaller model.
-            longest: maximum positions of a sequence.
-            vocabulary: number of tokens of both models; their embedding tables may be padded
-                differently.
-            chunk: maximum prompt tokens per call; None: all.
-
-        """
+        """Memory is allocated by a drafter's first guess; embedding tables may be padded."""
         self._runtime = runtime
         self.exclusive = exclusive(runtime)
         self._longest = longest
@@ -191,7 +179,6 @@ class ModelDrafting(Drafting):
         return self.feed(history[same:])
 
     def begin_trial(self, most: int) -> int:
-        """Return how many more tokens, up to `most`, can be fed and rolled back from here."""
         trial = Trial(self._runtime, self._cache, 0, kept=0, most=most)
         self._cache = trial.begin(self._cache, trial.most)
         return trial.most

@@ -32,10 +32,6 @@ LONGEST = 100_000
 class Grammar:
     """A grammar for a text, made by one of the class methods.
 
-    Attributes:
-        kind: the format of `text`.
-        text: the grammar.
-
     Raises:
         UsageError: for text that is too long, or cannot be encoded as UTF-8.
 

@@ -115,11 +115,9 @@ class Ledger:
         return best
 
     def can_begin(self) -> bool:
-        """Return whether another prompt may be prefilled for drafting."""
         return self._begun <= max(0.0, self._gained + _ALLOWED * self._plain)
 
     def began(self, seconds: float) -> None:
-        """Record the prefill of a prompt for drafting, and the first drafts."""
         self._begun += seconds
 
     def drafted(self, tokens: int, seconds: float) -> None:
@@ -163,8 +161,6 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCounts:
-    """How many drafted tokens a model checked, and how many of them it chose itself."""
-
     proposed: int
     accepted: int
 
@@ -191,7 +187,6 @@ class Speculation(Drafts):
         self._kind = 0
 
     def counts(self) -> DraftCounts:
-        """Return how many drafted tokens were checked and accepted."""
         return DraftCounts(proposed=self._proposed, accepted=self._accepted)
 
     @override
@@ -262,7 +257,6 @@ class Paired:
     """A model of a pair, of which the smaller drafts.
 
     Attributes:
-        family: the model family; models of one family take the same prompts and inputs.
         tokens: vocabulary size; embedding tables may be padded.
         chunk: most tokens of a prompt that it reads in one call; None is all.
 

@@ -32,7 +32,6 @@ class Caller(ABC):
 
     Attributes:
         client: the client whose share of rows it uses; None for a separate share.
-        rows: rows that its requests occupy; set by the scheduler.
         began: whether a request of it was admitted; set by the scheduler.
 
     """
@@ -74,7 +73,6 @@ class JobCaller(Caller):
     """A caller in an engine, which puts its results into a job.
 
     Attributes:
-        opens: whether something must be opened before its first request.
         job: the consumer's end; the engine sets it, and the attributes below.
         deadline: when it ends, by the clock of the engine.
 
@@ -107,15 +105,9 @@ class JobCaller(Caller):
 
 
 class RequestList(Caller):
-    """Requests of the calling thread.
-
-    Attributes:
-        advanced: requests that got tokens, or failed, since this list was emptied.
-
-    """
+    """Requests of the calling thread."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
-        """Begin; a request is taken from the iterable when there is a row for it."""
         self._coming = iter(requests)
         self._running = 0
         self._all_taken = False
@@ -154,7 +146,6 @@ class PolicyCaller(Caller):
         self._running: dict[Request, Policy[Any]] = {}
 
     def start(self, policy: Policy[Any]) -> None:
-        """Start a policy; it continues when the scheduler pulls a request."""
         self._next.append((policy, None))
 
     @override
@@ -226,7 +217,6 @@ class Openings:
     """Callers that wait to be opened, and the number of those that are open. For one thread."""
 
     def __init__(self, most: int) -> None:
-        """Open at most `most` at once."""
         self._most = most
         self._waiting: deque[tuple[JobCaller, Report]] = deque()
         self._open: set[JobCaller] = set()
@@ -238,7 +228,6 @@ class Openings:
         self._go_on()
 
     def over(self, caller: object) -> None:
-        """Record that a caller is over and open the next."""
         self._open = {each for each in self._open if each is not caller}
         self._waiting = deque(pair for pair in self._waiting if pair[0] is not caller)
         self._go_on()

@@ -237,7 +237,6 @@ class Engine:
         *,
         at_once: bool = False,
     ) -> Job[Any, Any]:
-        """Leave a caller or a call for the thread, with a function to apply to it there."""
         job = entry.job = Job[Any, Any](self._cancel)
         entry.deadline = _NEVER if deadline is None else time.monotonic() + deadline
 
@@ -268,7 +267,6 @@ class Engine:
             self._end(job, "cancelled", CancelledError())
 
     def _serve(self) -> None:
-        """Serve until the engine is closed and no work is left."""
         try:
             self._go_on()
         except BaseException as error:  # a mistake of the engine's own must leave nobody waiting
@@ -292,7 +290,6 @@ class Engine:
                 self._step()
 
     def _wait(self) -> bool:
-        """Wait for work; return whether there may be more."""
         if self._calls or not self._scheduler.idle:
             return True
         with self._changed:
@@ -304,7 +301,6 @@ class Engine:
         return True
 
     def _patience(self) -> float | None:
-        """Return the seconds until the next deadline; None if there is none."""
         first = min((entry.deadline for entry in self._unfinished.values()), default=_NEVER)
         return None if first == _NEVER else max(0.0, first - time.monotonic())
 
@@ -319,7 +315,6 @@ class Engine:
             wake([call.job])
 
     def _open(self, caller: JobCaller) -> None:
-        """Open a caller's inputs on another thread: that may take long."""
         self._openings.add(caller, lambda error: self._leave(lambda: self._opened(caller, error)))
 
     def _opened(self, caller: JobCaller, error: Exception | None) -> None:
@@ -359,7 +354,6 @@ class Engine:
                 self._end(caller.job, "error", failure)
 
     def _expire(self) -> None:
-        """Fail the jobs whose deadline has passed."""
         now = time.monotonic()
         for job, entry in list(self._unfinished.items()):
             if entry.deadline <= now:

@@ -15,14 +15,12 @@ class FairShare:
     """How many rows clients and callers have at a moment."""
 
     def __init__(self, callers: Iterable[Caller]) -> None:
-        """Take all callers, longest waiting first."""
         self._callers = list(callers)
         self._rows = Counter[Hashable]()
         for caller in self._callers:
             self._rows[_client(caller)] += caller.rows
 
     def waiting(self) -> list[Caller]:
-        """Return the callers in the order in which they get rows."""
         return sorted(self._callers, key=self._precedence)
 
     def giving(self, waiting: Caller, rows: int) -> Caller | None:
@@ -70,7 +68,6 @@ def in_rounds(running: Sequence[Running], most: int) -> list[Running]:
 
 
 def _rounds(several: Iterable[Sequence[Running]]) -> Iterator[Running]:
-    """Yield the first of each, then the second of each, and so on."""
     rounds = zip_longest(*several)
     return (each for each in chain.from_iterable(rounds) if each is not None)
 

@@ -26,7 +26,6 @@ class QueueFullError(KvcastError):
 
 
 def queue_full(waiting: int) -> QueueFullError:
-    """Return the error for a request that finds the queue full."""
     return QueueFullError(
         f"{waiting} requests wait already: try again later, or use a longer queue"
     )
@@ -165,7 +164,6 @@ class Job(Generic[Item, Result]):
         await waiting
 
     def _notify(self) -> "tuple[AbstractEventLoop, AsyncFuture[None]] | None":
-        """Notify a waiting thread; return the waiting task, if any."""
         with self._changed:
             self._changed.notify_all()
             waiter, self._waiter = self._waiter, None

@@ -23,18 +23,9 @@ class Sizes(NamedTuple):
 def fitting(
     bytes_of_row: Callable[[int], int], *, longest: int, rows: int, budget: int, fixed: int = 0
 ) -> Sizes:
-    """Return the sizes of a cache that fits into a budget.
+    """Return the sizes of a cache within a budget of bytes; each row takes `fixed` bytes more.
 
-    Args:
-        bytes_of_row: bytes of a row of that capacity.
-        longest: maximum useful capacity of a row.
-        rows: most rows.
-        budget: bytes.
-        fixed: additional bytes of each row.
-
-    Raises:
-        UsageError: no row fits, however short.
-
+    `rows` and `longest` limit the rows and their capacity. Raises UsageError if no row fits.
     """
     for count in range(rows, 0, -1):
         capacity = _longest_fitting(bytes_of_row, longest, budget // count - fixed)
@@ -48,7 +39,6 @@ def fitting(
 
 
 def _longest_fitting(bytes_of_row: Callable[[int], int], longest: int, room: int) -> int:
-    """Return the largest capacity, up to `longest`, of a row within a budget; 0 for none."""
     low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2

@@ -28,10 +28,7 @@ class PrefixCache:
     """The tokens of each row whose keys and values it still holds."""
 
     def __init__(self, rows: int, capacity: int, *, prompts_differ: bool = False) -> None:
-        """Begin with empty rows of up to `capacity` tokens.
-
-        `prompts_differ` is the runtime's: positions that steps computed are none of a prompt's.
-        """
+        """`prompts_differ` is the runtime's: a prompt then reuses no positions of decode steps."""
         self._prompts_differ = prompts_differ
         self._tokens_rc: Int32 = np.zeros((rows, capacity), np.int32)
         self._lengths_r: Int64 = np.zeros(rows, np.int64)
@@ -45,7 +42,6 @@ class PrefixCache:
         return ~tokens if self._prompts_differ else tokens
 
     def tokens(self, row: int) -> Int64:
-        """Return the tokens that a row holds, or their marks."""
         return self._tokens_rc[row, : self._lengths_r[row]].astype(np.int64)
 
     def feed(self, rows: Sequence[int], tokens: Iterable[Sequence[int] | Int64]) -> None:
@@ -55,7 +51,6 @@ class PrefixCache:
             self._lengths_r[row] = end
 
     def step(self, rows: Sequence[int], tokens_r1: Int64) -> None:
-        """Append one token, computed by a decode step, to each of these rows."""
         places = list(rows)
         self._tokens_rc[places, self._lengths_r[places]] = self.stepped(tokens_r1)[:, 0]
         self._lengths_r[places] += 1
@@ -64,12 +59,10 @@ class PrefixCache:
         self._lengths_r[row] = min(length, self._lengths_r[row])
 
     def copy(self, row: int, other: int, length: int) -> None:
-        """Copy the first tokens of another row to a row."""
         self._tokens_rc[row, :length] = self._tokens_rc[other, :length]
         self._lengths_r[row] = length
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """Replace row i by row `parents[i]`."""
         moved = [row for row, parent in enumerate(parents) if row != parent]
         taken = [parents[row] for row in moved]
         self._tokens_rc[moved] = self._tokens_rc[taken]
@@ -95,15 +88,10 @@ class PrefixCache:
     def match(
         self, row: int, tokens_s: Int64, reachable: Callable[[int, int], int]
     ) -> Match | None:
-        """Return the row with the longest prefix of a sequence, perhaps `row` itself.
+        """Return the row with the longest prefix of a sequence, perhaps `row` itself, or None.
 
-        At least one token remains to be fed, for its logits. None if no row holds a prefix.
-
-        Args:
-            row: the row that will hold the sequence.
-            tokens_s: the sequence.
-            reachable: the longest length, up to another, that a row can be truncated to.
-
+        `row` will hold the sequence, of which one token or more remains to be fed, for its logits.
+        `reachable` is the longest length, up to another, that a row can be truncated to.
         """
         own, best = 0, Match(row, 0)
         for other, common in enumerate(self.common(tokens_s)):

@@ -16,12 +16,7 @@ from kvcast.runtimes.base import Float32, Int64, Runtime, exclusive
 
 
 class Input(ABC):
-    """An encoder's input for one or more requests. Inputs are compared by identity.
-
-    Attributes:
-        most_together: maximum encoded in one call; None: no limit.
-
-    """
+    """An encoder's input for one or more requests. Inputs are compared by identity."""
 
     most_together: ClassVar[int | None] = None
 
@@ -32,7 +27,6 @@ class Input(ABC):
 
     @property
     def tokens(self) -> Int64:
-        """Its tokens [t]; none where it is no text."""
         return np.empty(0, np.int64)
 
     @classmethod
@@ -46,7 +40,6 @@ class Prefix:
     """A computed prefix that many prompts can continue.
 
     Attributes:
-        cache: its first row holds the prefix; not changed.
         logits_v: [vocab], after the last token.
 
     """
@@ -58,13 +51,7 @@ class Prefix:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """The content of a row before the first token is chosen.
-
-    Attributes:
-        tokens: to feed, [S]; may be empty after a prefix.
-        input: the encoder's input that the row reads, if the model has an encoder.
-
-    """
+    """The content of a row before the first token is chosen."""
 
     tokens: Int64
     prefix: Prefix | None = None
@@ -126,12 +113,10 @@ class Histories:
 
     @property
     def written_rn(self) -> Int64:
-        """[rows, length], a view."""
         return self._tokens[:, self._begin : self._end]
 
     @property
     def all_rn(self) -> Int64:
-        """The tokens before the rows and the rows' own, a view."""
         return self._tokens[:, : self._end]
 
     def extend(self, parents: Sequence[int], tokens_r: Sequence[int]) -> None:

@@ -47,7 +47,6 @@ class Admission:
         return rows, slot
 
     def release(self, rows: Sequence[int], slot: int | None) -> None:
-        """Take back rows of a request, and its slot with the last of them."""
         self._free += rows
         if slot is not None:
             self._readers[slot] -= 1
@@ -106,7 +105,6 @@ class Running:
         self._unread = request.prompt.tokens
 
     def place(self, rows: list[int], slot: int | None) -> None:
-        """Give it rows of the cache, and a slot."""
         self.rows = self.owned = rows
         self.live = rows[:1]
         self.slot = slot
@@ -129,7 +127,6 @@ class Running:
 
     @property
     def reads(self) -> bool:
-        """Whether a part of the prompt has not been fed."""
         return len(self._unread) > 0
 
     @property
@@ -138,18 +135,15 @@ class Running:
         return self.request.prompt.prefix is None and len(self._unread) == len(self.sequence)
 
     def skip(self, count: int) -> None:
-        """Leave out the first tokens of the prompt: the row holds them."""
         self._unread = self._unread[count:]
         if self._held is None:
             self.request.reused = count
 
     def unread(self) -> int:
-        """Return how many tokens are yet to be read."""
         return len(self._unread)
 
     @property
     def repeats(self) -> bool:
-        """Whether the tokens fed next were computed by steps before it was paused."""
         return bool(self._unread[0] < 0)
 
     def chunk(self, most: int | None) -> int:
@@ -189,13 +183,7 @@ class Running:
 
 
 class Batch:
-    """Requests whose rows share calls.
-
-    Attributes:
-        members: the requests, each with the places of its rows among these.
-        tokens_r1: room for the rows' tokens of a step.
-
-    """
+    """Requests whose rows share calls."""
 
     def __init__(self, requests: Sequence[Running]) -> None:
         self.rows = sorted(row for each in requests for row in each.live)
@@ -205,6 +193,5 @@ class Batch:
 
 
 def _places(ascending: list[int]) -> slice | list[int]:
-    """Return a slice, which indexes without a copy, if the places adjoin."""
     first, last = ascending[0], ascending[-1]
     return slice(first, last + 1) if last - first + 1 == len(ascending) else ascending

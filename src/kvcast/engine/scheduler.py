@@ -35,9 +35,6 @@ class Scheduler:
 
     Several threads may add, remove and advance callers.
 
-    Attributes:
-        cache_bytes: bytes of the full cache; 0 if not counted.
-
     """
 
     def __init__(
@@ -55,19 +52,11 @@ class Scheduler:
     ) -> None:
         """Prepare; the cache is allocated when the first request begins.
 
-        Args:
-            runtime: runs the model.
-            rows: maximum rows decoded at once.
-            capacity: maximum positions of a row.
-            inputs: slots for encoded inputs, one or more if the model has an encoder.
-            requests: maximum running at once; None: limited by rows only.
-            chunk: maximum prompt tokens per call; None: all.
-            turn: approximate number of positions of prompts and inputs computed between decode
-                steps; None: all.
-            prefixes: the prefix cache of that many rows and capacity, for a decoder-only model;
-                None: free rows are emptied.
-            cache_bytes: bytes of the full cache.
-
+        `capacity` is the most positions of a row; `inputs` the slots for encoded inputs, one or
+        more with an encoder; `requests` the most that run at once (None: as rows allow); `chunk`
+        the most prompt tokens of a call (None: all); `turn` about how many positions of prompts and
+        inputs are computed between decode steps (None: all). `prefixes`, for decoder-only models,
+        has as many rows and positions; without it free rows are emptied.
         """
         self.rows, self.capacity, self.cache_bytes = rows, capacity, cache_bytes
         self._runtime = runtime
@@ -97,7 +86,6 @@ class Scheduler:
 
     @property
     def callers(self) -> list[Caller]:
-        """Callers that are not over, longest waiting first."""
         return list(self._callers)
 
     @property
@@ -107,13 +95,11 @@ class Scheduler:
 
     @property
     def lengths(self) -> list[int]:
-        """How many positions each row of the cache holds."""
         if self._cache is None:
             return [0] * self.rows
         return [int(length) for length in self._cache.lengths]
 
     def add(self, caller: Caller) -> None:
-        """Add a caller: its requests begin as there is room."""
         with self._lock:
             self._callers[caller] = None
 
@@ -184,7 +170,6 @@ class Scheduler:
             return list(news)
 
     def _deliver(self, running: Running) -> None:
-        """Hand a request to its caller; an error ends this caller alone."""
         caller = running.caller
         try:
             caller.take(running.request)
@@ -338,7 +323,6 @@ class Scheduler:
         self._cache = self._runtime.adopt(self._cache, rows, prefix.cache, [0] * len(rows))
 
     def _cut(self, row: int, length: int) -> None:
-        """Cut a row to its first positions; its tokens are known."""
         prefixes = cast(PrefixCache, self._prefixes)
         if length == prefixes.lengths[row]:
             return
@@ -349,7 +333,6 @@ class Scheduler:
         prefixes.cut(row, length)
 
     def _go_on_from_prefix(self, running: Running, prefixes: PrefixCache) -> None:
-        """Start a row from the longest prefix of its prompt that the prefix cache holds."""
         [row] = running.live
         tokens_s = running.sequence
         match = prefixes.match(row, tokens_s, self._cache.reachable)
@@ -439,7 +422,6 @@ class Scheduler:
         return shared >= max(prefixes.common(tokens_s)) + WORTH_COPYING
 
     def _decode(self) -> list[Running]:
-        """Decode step: feed the chosen tokens; each request chooses again."""
         batch = self._batch_of_step()
         alone = batch.members[0][0]
         if len(batch.rows) == 1 and alone.request.drafts is not None:
@@ -549,7 +531,6 @@ class Scheduler:
             self._cache = self._runtime.reset(self._cache, sorted(emptied))
 
     def _keep(self, running: Running, numbers: list[int]) -> list[int]:
-        """Leave a request only these rows; return the rows that are no longer fed."""
         live = [running.rows[number] for number in numbers]
         emptied = [row for row in running.live if row not in live]
         if len(live) < len(running.owned):

@@ -26,8 +26,6 @@ class Bias:
 
     Attributes:
         max_distance: from this distance on, all share a bucket.
-        encoder: texts [buckets].
-        decoder: texts [buckets].
 
     """
 
@@ -38,7 +36,6 @@ class Bias:
 
     @classmethod
     def plain(cls, buckets: int, max_distance: int) -> Self:
-        """Show the bucket indices; raises UsageError for impossible sizes."""
         if buckets < 4 or buckets % 4 or buckets > MOST_POSITIONS:
             raise UsageError(f"buckets must be 4, 8, ... up to {MOST_POSITIONS:,}, not {buckets}")
         if max_distance <= buckets // 2:
@@ -52,7 +49,6 @@ class Bias:
         )
 
     def matrix(self, length: int) -> str:
-        """Return the matrix of a whole sequence, for both stacks, as text."""
         _check(length)
         return "\n".join(
             [
@@ -123,7 +119,6 @@ def _check(positions: int) -> None:
 
 
 def bias_of(model: str, head: int) -> Bias:
-    """Return the bias of one head of a T5's checkpoint; raises KvcastError with one line."""
     # A drawing without a model needs none of these.
     from kvcast.bundle.manifest import is_bundle
     from kvcast.checkpoints.source import locate, open_checkpoint

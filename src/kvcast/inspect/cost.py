@@ -47,7 +47,6 @@ class CostQuery:
         return self.prompt + self.new - 1
 
     def check(self, model: ModelWork) -> None:
-        """Raise UsageError unless the model has that many positions."""
         if self.positions > model.most_positions:
             raise UsageError(
                 f"a prompt of {self.prompt:,} tokens and {self.new:,} new ones take "
@@ -59,7 +58,6 @@ class CostQuery:
         return self.read(model.call(self.positions - 1, 1))
 
     def read(self, work: Work) -> float:
-        """Return the bytes of weights and cache that a call reads."""
         return work.weights * self.bytes_per_weight + work.cached * self.bytes_per_cached
 
 
@@ -127,7 +125,6 @@ class _WorkConverter:
 def _pair(
     tell: Callable[[Sequence[Work]], Any], cached: Sequence[Work], recomputed: Sequence[Work]
 ) -> dict[str, Any] | None:
-    """Return the fields for the same calls with and without a cache; None if there are no calls."""
     return {"cached": tell(cached), "recomputed": tell(recomputed)} if cached else None
 
 

@@ -19,7 +19,6 @@ _NUMBERS = range(1, 4)
 
 
 def document(name: str, model: ModelTraffic) -> dict[str, Any]:
-    """Return all that was read, as JSON has it."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -157,10 +156,7 @@ def draw(title: str, model: ModelTraffic) -> str:
 
 
 def parts_of(layer: LayerTraffic) -> dict[str, int]:
-    """Return the bytes of a layer's bar, by the names of the legend.
-
-    A copy is read and written; what is left of both is the rest.
-    """
+    """Return the bytes of a layer's bar, by the names of the legend; a copy is read and written."""
     copied = sum(cache.copied for cache in layer.caches)
     return {
         "weights": layer.weights,

@@ -138,8 +138,6 @@ def _render(mask: Mask) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceAndTarget:
-    """A source of `source` tokens and a target of `target` tokens."""
-
     window: ClassVar[None] = None
 
     source: int
@@ -172,11 +170,9 @@ class SourceAndTarget:
             yield ModelCall(name=f"step {i + 1}", lengths=(self.source + i,), counts=(1,))
 
     def sees(self, queries: Positions, keys: Positions) -> NDArray[np.bool_]:
-        """Return which keys [k] each query [q] sees, by position, as [q, k]."""
         return visible(queries, keys, None) | (keys < self.source)
 
     def label(self, row: int, position: int) -> str:  # noqa: ARG002 - there is one row
-        """Return `s4` for position 4 if it is in the source, `t4` if it is in the target."""
         return f"{'s' if position < self.source else 't'}{position}"
 
 
@@ -213,7 +209,6 @@ def draw(title: str, masks: Sequence[Mask]) -> str:
 
 
 def _style(masks: Sequence[Mask]) -> str:
-    """Return the style sheet: a label above a column is no wider than its cells."""
     longest = max(len(name) for mask in masks for name in mask.key_labels)
     column = min(11.0, _CELL / (_LETTER * longest))
     return (
@@ -223,7 +218,6 @@ def _style(masks: Sequence[Mask]) -> str:
 
 
 def _placed(masks: Sequence[Mask]) -> tuple[list[tuple[Mask, int, int]], int, int]:
-    """Lay out panels in lines; return them with their corners, and the total size."""
     panels = []
     x, y, line, widest = _GAP, 0, 0, _WIDTH
     for mask in masks:
@@ -243,7 +237,6 @@ def _size(mask: Mask) -> tuple[int, int]:
 
 
 def _legend(rows: Sequence[int], y: int) -> Iterator[str]:
-    """Yield a legend with a row per colour; labels in the panels name all rows."""
     x = _GAP
     for row in rows[: len(_COLOURS)]:
         name = f"row {row_name(row)}" if len(rows) > 1 else "seen"

@@ -83,7 +83,6 @@ class Arithmetic:
         return cost
 
     def _weights(self, work: Work, stored: Stored, width: int) -> float:
-        """Return the bytes of matrices and of the table with their scales."""
         if self.precision not in ("int8", "int4"):
             return 4 * (work.encoder_matrices + work.matrices + work.table)
         block = next((size for size in _TABLE_BLOCKS if width % size == 0), 1)
@@ -164,7 +163,6 @@ def _multiply(machine: Machine, *, int8: bool) -> float:
 
 
 def _best(act: Callable[[], object], tries: int) -> float:
-    """Return the least seconds of some tries after a warm-up."""
     act()
     best = float("inf")
     for _ in range(tries):
@@ -222,7 +220,6 @@ class MachineRates:
         )
 
     def seconds(self, operations: float, read: float) -> float:
-        """Return the least possible time for a call, with reading and multiplying overlapped."""
         cost = Cost(fp32=operations, bytes=read)
         return cost.seconds({"fp32": self.rate, "read": self.bandwidth})
 

@@ -50,10 +50,7 @@ class Schedule:
         new: int,
         capacity: int | None = None,
     ) -> "Schedule":
-        """Check the sizes; without `capacity`, use the fewest slots possible.
-
-        Raises UsageError for sizes that are impossible or too large to draw.
-        """
+        """Check the sizes; without `capacity`, use the fewest slots possible."""
         if not lengths or min(lengths) < 1:
             raise UsageError("lengths must give each of one or more prompts 1 token or more")
         for name, value, least in (("window", window, 1), ("chunk", chunk, 1), ("new", new, 0)):
@@ -100,7 +97,6 @@ class Schedule:
         )
 
     def sees(self, queries: Positions, keys: Positions) -> NDArray[np.bool_]:
-        """Return which keys [k] each query [q] of a row sees, by position, as [q, k]."""
         return visible(queries, keys, self.window)
 
     def label(self, row: int, position: int) -> str:
@@ -134,7 +130,6 @@ Texts = Sequence[Sequence[str]]
 
 
 def render(schedule: Schedule, texts: Texts = ()) -> str:
-    """Return the contents of all slots as text; raises UsageError for texts that do not fit."""
     if texts:
         check_texts(schedule, texts)
     rows = len(schedule.lengths)

@@ -24,7 +24,6 @@ def plural(count: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time from microseconds to hours."""
     if seconds < 0.9995e-3:
         return f"{_three(seconds * 1e6)} µs"
     if seconds < 0.9995:
@@ -45,7 +44,6 @@ def _three(value: float) -> str:
 def grid(
     rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> Iterator[str]:
-    """Yield lines: column labels, then each row's label and cells, aligned right."""
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     gutter = max(map(len, rows))
     for name, line in zip(("", *rows), (columns, *cells), strict=True):

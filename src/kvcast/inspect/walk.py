@@ -96,8 +96,6 @@ class _Product:
 
 
 class _Mixture(NamedTuple):
-    """A mixture of experts; `size`: weights of one expert."""
-
     experts: int
     used: int
     size: int
@@ -149,7 +147,6 @@ class DecodeCounts:
         self.embedded = embedded
 
     def add(self, op: Op) -> None:
-        """Count an op; they come in order."""
         self._read |= op.read(self._tensors)
         if op.name == "linear":
             self._add_product(op)
@@ -215,7 +212,6 @@ class DecodeCounts:
 
 
 def _projection(node: Node, steps: Mapping[str, Step]) -> tuple[str, str]:
-    """Return the product that keys or values are a part of, and which part."""
     step, part = steps[node.name], ""
     while step.operation != "linear":
         part = step.name if step.operation == "getitem" else part

@@ -62,7 +62,6 @@ class Work:
 
     @property
     def cached(self) -> int:
-        """Cached values read that were there before the call."""
         return self.held + self.cross
 
 
@@ -116,7 +115,6 @@ class ModelWork:
 
     @property
     def width(self) -> int:
-        """Size of a hidden state, as the head reads it."""
         return self.shapes[self._decode.head][1]
 
     def encode(self, inputs: int = 1) -> Work:
@@ -175,7 +173,6 @@ class ModelWork:
         return own + self.project()
 
     def cache(self, positions: int) -> tuple[CacheKind, ...]:
-        """Return the size of the cache for a sequence of that many positions."""
         kinds: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
         for run in self._caches:
             slots = self._sizes["source"] if run.kind in ENCODED else positions
@@ -238,7 +235,6 @@ class ModelWork:
         return ConstantShapes(self.family, self.dimensions, self.shapes)
 
     def _walk(self, name: str, sizes: Mapping[str, int]) -> Iterator[Op]:
-        """Yield a program's operations with the shapes of all that they read and give."""
         signature = self.family.programs(self.dimensions)[name]
         given = [shape for argument in signature.arguments for shape in argument.shapes]
         known: dict[str, Any] = {

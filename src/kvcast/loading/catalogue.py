@@ -18,7 +18,6 @@ class KnownType:
     """A type of models.
 
     Attributes:
-        name: the model type of a configuration, or an architecture of GGUF files.
         example: the hub id of a published model; empty if none is listed.
 
     """
@@ -30,8 +29,6 @@ class KnownType:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFamily:
-    """A family, with the command that runs its models."""
-
     name: str
     title: str
     task: Task
@@ -43,8 +40,6 @@ class KnownRuntime:
     """A runtime with its precisions, defaults first.
 
     Attributes:
-        name: as `--runtime` takes it.
-        exports: whether models are exported to bundles for it.
         caches: dtypes of self caches; empty if they follow `dtypes`.
 
     """

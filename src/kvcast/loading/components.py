@@ -33,7 +33,6 @@ def quantize_eager(programs: Any, quantize: str) -> None:
 
 
 def special_tokens(checkpoint: Checkpoint) -> Mapping[str, Sequence[int]]:
-    """Return the tokens that start, steer and end a text, by role."""
     tokens: Mapping[str, Sequence[int]] = _tokenizer(
         checkpoint.dimensions, checkpoint.text
     ).special_tokens()

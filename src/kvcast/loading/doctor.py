@@ -51,14 +51,7 @@ _PARTS = (
 def examine(
     model: str | None = None, *, prove: bool = False, adapters: Sequence[str] = ()
 ) -> Findings:
-    """Test everything, a few parts at a time; takes some seconds and never raises.
-
-    Args:
-        model: a bundle's folder or a checkpoint, to be opened as well.
-        prove: whether the model is compared with the plain kernels.
-        adapters: to be merged into a checkpoint's weights.
-
-    """
+    """Test everything, a few parts at a time; takes some seconds and never raises."""
     bundle = model if model is not None and is_bundle(Path(model)) else None
     with ThreadPoolExecutor(max(2, available_cores())) as pool:
         opened = pool.submit(_opened, bundle) if bundle is not None else None
@@ -115,7 +108,6 @@ def _self_test(name: str) -> dict[str, Any]:
 
 
 def _no_export(name: str) -> str:
-    """Return why nothing can be exported to a runtime here; empty if it can."""
     precision = RUNTIMES[name].choose_precision(PrecisionRequest())
     try:
         check_export(name, precision, BuildOptions())
@@ -190,7 +182,6 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
 
 
 def _ask(*question: str) -> tuple[Any, str]:
-    """Return a child process's answer, and its problem in one line, empty if there is none."""
     seconds = _SECONDS_OF_MODEL if question[0] == "model" else _SECONDS
     answer = ask(f"{__name__}:answer", *question, seconds=seconds)
     return answer.result, answer.problem

@@ -53,7 +53,6 @@ class Source:
 
 
 def examine_model(model: str, *, prove: bool, adapters: Sequence[str] = ()) -> dict[str, Any]:
-    """Open a model and describe it; raises KvcastError where it cannot be opened."""
     began = monotonic()
     source = _source(locate(model), open_adapters(adapters))
     manifest, interpreter = source.open(None)
@@ -143,14 +142,12 @@ _PROMPTS = ("The quick brown fox jumps over the lazy dog. " * 4, "fox", "的")
 
 
 def open_and_call(bundle: str, runtime: str, trust: str = "") -> None:
-    """Open a bundle and call it; raises KvcastError, and a broken package may raise anything."""
     params = LoadParams(runtime=runtime, threads=1, trust=bool(trust))
     opened = open_model(bundle, params, isolate=False)
     call_once(opened.model)
 
 
 def call_once(model: Model) -> None:
-    """Generate a few tokens with a model; raises KvcastError."""
     if model.task == "transcribe":
         noise = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
         list(
@@ -173,7 +170,6 @@ class RuntimeFinding:
     """One runtime.
 
     Attributes:
-        name: as `--runtime` takes it.
         problem: why it is not usable, or a caveat; empty if there is none.
         no_export: why nothing can be exported to it here; empty if exporting works, None if the
             runtime is not usable or has no bundles.
@@ -214,10 +210,8 @@ class NativeLibrary:
     Attributes:
         origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
             `problem` is the reason if it is not available.
-        path: where it is; empty if it is not there.
         instructions: sets of its kernels that run on this processor; it uses the first, unless
             there is a problem. The rest follow, fastest first.
-        threads: its default number of threads.
         problem: why it cannot be compiled or loaded, or is refused by the environment's setting.
 
     """
@@ -266,9 +260,7 @@ class Examined:
     """A model on kvcast's own kernels.
 
     Attributes:
-        family: of the model; empty if it cannot be opened.
         weights: records of `kvcast.runtimes.native.weights.Holding`.
-        unused: names of tensors in its files that are no part of it.
         proof: tokens and logits compared with the plain kernels' without a cache; None if not
             requested.
 
@@ -285,15 +277,12 @@ class Examined:
 
     @property
     def well(self) -> bool:
-        """Whether it was opened, and its proof succeeded if there was one."""
         agrees = self.proof is None or self.proof["tokens_equal"] == self.proof["tokens"]
         return agrees and not self.problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Everything that `kvcast.loading.doctor.examine` finds out."""
-
     runtimes: Sequence[RuntimeFinding]
     processor: Processor
     library: NativeLibrary
@@ -305,7 +294,6 @@ class Findings:
 
     @property
     def well(self) -> bool:
-        """Whether the runtime that is the default works, and the model if one was given."""
         defaults = [runtime for runtime in self.runtimes if runtime.name in DEFAULT_RUNTIMES]
         works = any(runtime.usable for runtime in defaults) and not self.library.stops
         opens = not (self.bundle and self.bundle.problem)

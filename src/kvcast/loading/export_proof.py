@@ -25,18 +25,9 @@ from kvcast.runtimes.reference import Reference
 def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str, Any]:
     """Compare greedy tokens and logits of the family's probe; return the manifest's record.
 
-    Where a model has alignment heads, their scores are compared as well. The record keeps the
-    largest logits (`kvcast.loading.export_proof`), with which the bundle can be compared again.
-
-    Args:
-        candidate: the exported programs, run by their runtime.
-        reference: the same model in fp32.
-        exact: refuse a candidate whose tokens or logits differ (fp32 bundles).
-
-    Raises:
-        KvcastError: the reference's logits are not all finite, the candidate's results contain NaN,
-            or `exact` is set and the candidate differs.
-
+    Where a model has alignment heads, their scores are compared as well. With `exact` (fp32
+    bundles) a candidate whose tokens or logits differ is refused. Raises KvcastError then, and for
+    results that are not finite.
     """
     dimensions = reference.dimensions
     family = family_with(dimensions)
@@ -94,7 +85,6 @@ def whole_logits(reference: Reference, source: Int64, target: Int64) -> Float32:
 
 
 def _alignment_error(candidate: Any, reference: Any, probe: Probe) -> float:
-    """Return the largest difference of the scores of each input's prompt."""
     scores, expected = (
         [
             runtime.align(tokens_s, cache, row).scores_hst.copy()
@@ -143,13 +133,7 @@ class TopLogits:
 
 @dataclass(frozen=True)
 class RecordedOutputs:
-    """Tokens [r, s] that a bundle generated after its family's probe, and logits before each.
-
-    Attributes:
-        reference: of the model in fp32, all tokens at once.
-        exported: of the bundle, one token after the other.
-
-    """
+    """Tokens [r, s] that a bundle generated after its family's probe, and logits before each."""
 
     written_rs: Int64
     reference: TopLogits
@@ -158,7 +142,6 @@ class RecordedOutputs:
 
 
 def log_sum_exp(logits: Float32) -> Float32:
-    """Return the logarithm of the sum of exponentials over the last axis."""
     largest = logits.max(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", over="ignore"):
         sums: Float32 = np.log(np.exp(logits - largest).sum(axis=-1)) + largest[..., 0]
@@ -166,7 +149,6 @@ def log_sum_exp(logits: Float32) -> Float32:
 
 
 def record_of(written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> dict[str, Any]:
-    """Return the JSON record of a bundle's logits and the model's."""
     return {
         "written": written_rs.tolist(),
         "reference": _largest(whole_rsv),
@@ -225,7 +207,6 @@ def _rounded(numbers: Sequence[Any]) -> list[Any]:
 
 
 def _top(fields: Mapping[str, Any]) -> TopLogits:
-    """Read logits; raises ValueError where sizes differ."""
     tokens_rsk = np.array(fields["tokens"], np.int64)
     logits_rsk = np.array(fields["logits"], np.float32)
     sums_rs = np.array(fields["log_sum_exps"], np.float32)
@@ -249,7 +230,6 @@ def longest_prompt(probe: Probe) -> int:
 
 
 def cache_for(runtime: Any, probe: Probe, capacity: int) -> Any:
-    """Return a cache with a row for each prompt, which reads its input if there are any."""
     rows = range(len(probe.prompts))
     if not probe.source:
         return runtime.new_cache(len(rows), capacity)

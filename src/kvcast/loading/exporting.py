@@ -176,7 +176,6 @@ def export_folder(
 
 
 def _check_room(output: Path, checkpoint: Checkpoint, precision: BundlePrecision) -> None:
-    """Raise InputOutputError if the weights alone, in this precision, have no room on the disk."""
     shapes = checkpoint.family.tensor_shapes(checkpoint.dimensions)
     weights = sum(prod(shape) for shape in shapes.values())
     least = int(weights * _BYTES_PER_WEIGHT.get(precision.quantize, 0.5))
@@ -188,12 +187,10 @@ def _check_room(output: Path, checkpoint: Checkpoint, precision: BundlePrecision
 
 
 def _is_state(name: str) -> bool:
-    """Return whether a program's input is a cache of something else than keys and values."""
     return name.startswith(("past_inputs_", "past_state_"))
 
 
 def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
-    """Raise UsageError for a model with layers that a runtime does not have."""
     if RUNTIMES[runtime].other_layers:
         return
     dimensions, family = checkpoint.dimensions, checkpoint.family
@@ -225,7 +222,6 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
 
 
 def _check_calibration(family: Family, dimensions: Any) -> None:
-    """Raise UsageError for a model that `lowering.calibration` is not made for."""
     if problem := family.calibration_problem(dimensions):
         raise UsageError(f"{problem}: use --quantize int4")
 

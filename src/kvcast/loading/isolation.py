@@ -47,7 +47,6 @@ def check_in_child(bundle: Path, manifest: Manifest, *, trust: bool) -> None:
 
 
 def remember_success(manifest: Manifest) -> None:
-    """Note that this bundle was opened and called on this machine without a problem."""
     if is_native(manifest.runtime):
         note = _note(manifest)
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
@@ -56,7 +55,6 @@ def remember_success(manifest: Manifest) -> None:
 
 
 def _note(manifest: Manifest) -> Path:
-    """Return the file that notes a success; its name is a digest of all that could matter."""
     parts = [manifest.to_json(), *instruction_sets()]
     target = TARGETS.get(manifest.runtime)
     for name in ("kvcast", *(target.tools if target else ())):

@@ -72,7 +72,6 @@ class OpenedModel:
     """A model and where it came from.
 
     Attributes:
-        runtime: the runtime that runs it, by the name that `load` takes.
         bundle: the folder of the bundle that was opened; None where a checkpoint was, or a package.
         on_trust: the package it was opened from, if no manifest vouches for that package.
 
@@ -144,7 +143,6 @@ def open_model(
 
 
 def _adapters(folder: Path, package: Path | None, params: LoadParams) -> list[Adapter]:
-    """Open adapters; raises UsageError for a bundle, whose weights are fixed."""
     if params.adapter and (package is not None or is_bundle(folder)):
         raise UsageError(f"{package or folder} {NO_ADAPTERS}")
     return open_adapters(params.adapter, params.on_phase)
@@ -158,7 +156,6 @@ def _opened_directly(
     threads: int,
     adapters: Sequence[Adapter],
 ) -> OpenedModel | None:
-    """Open a checkpoint directly; None if the runtime or the quantization needs a bundle."""
     runtime = params.runtime or default_runtime(params.precision, params.on_phase)
     precision = RUNTIMES[runtime].choose_opening(params.precision)
     if not RUNTIMES[runtime].direct or precision.calibrated:
@@ -181,7 +178,6 @@ def _opened(
     on_trust: Path | None,
     notices: Sequence[str],
 ) -> OpenedModel:
-    """Return a model with its files' recommended options, if wanted, and with their notices."""
     if model.task == "generate":
         from kvcast.text.params import GenerationDefaults
 
@@ -222,7 +218,6 @@ def located(model: str | Path, on_phase: OnPhase) -> Path:
 
 
 def _check_task(model: str | Path, family: Family, task: Task | None) -> None:
-    """Raise UsageError for a model of another task."""
     if task is not None and (own := family.task) != task:
         raise UsageError(f"{model} {_OTHER_TASK[own]}, or another model")
 
@@ -256,7 +251,6 @@ def check_request(
 
 
 def _check_followed(folder: Path, manifest: Manifest, path: str) -> None:
-    """Raise UsageError for a bundle that does not follow the recipe in a file."""
     recipe = Recipe.read(Path(path))
     if not manifest.recipe or Recipe.of(manifest.recipe) != recipe:
         raise UsageError(
@@ -348,7 +342,6 @@ def export_once(
 
 @contextmanager
 def _only_exporter(bundle: Path) -> Iterator[None]:
-    """Wait while another process exports the same bundle into the cache folder."""
     from filelock import FileLock
 
     lock = FileLock(f"{bundle}.lock")

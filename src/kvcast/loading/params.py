@@ -19,7 +19,6 @@ OF_TEXTS = frozenset({"cache", "generation_config"})
 
 
 def _values(names: Sequence[str], attribute: str) -> tuple[str, ...]:
-    """Return every value that one of these runtimes has, in order."""
     values = [value for name in names for value in getattr(RUNTIMES[name], attribute)]
     return tuple(dict.fromkeys(values))
 

@@ -67,7 +67,6 @@ def machine_facts() -> dict[str, object]:
 
 
 def _entry(cpu_info: Path, names: str) -> str:
-    """Return the first processor's entry of one of these names, a|b; empty where unknown."""
     try:
         text = cpu_info.read_text(encoding="utf-8", errors="replace")
     except OSError:  # Linux only
@@ -83,7 +82,6 @@ def _allowed_processors() -> set[int]:
 
 
 def _core(cpu_folder: Path, processor: int) -> str:
-    """Return a name that all hyper-threads of one core share."""
     try:
         return (cpu_folder / f"cpu{processor}" / "topology" / "thread_siblings_list").read_text()
     except OSError:
@@ -91,7 +89,6 @@ def _core(cpu_folder: Path, processor: int) -> str:
 
 
 def _quota(quota_file: Path) -> int:
-    """Return the whole processors that a cgroup v2 quota ("max 100000") allows."""
     try:
         quota, period = quota_file.read_text().split()
         return max(1, math.floor(int(quota) / int(period)))
@@ -153,7 +150,6 @@ def _left_in_system() -> int:
 
 
 def _half_of_all() -> int:
-    """Return a guess where the system does not say: half of its memory."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (AttributeError, OSError, ValueError):  # Windows
@@ -161,7 +157,6 @@ def _half_of_all() -> int:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None without a file, or for "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -32,8 +32,6 @@ class BeamHypothesis:
     """A finished sequence, with the token that ended it.
 
     Attributes:
-        logprobs: of each token, as the model gave it; None unless requested.
-        tops: the likeliest alternatives to each token; none unless requested.
         score: sum of the tokens' scores, over length ** length_penalty.
 
     """
@@ -45,12 +43,7 @@ class BeamHypothesis:
 
 
 class SearchedTexts(TextRequest):
-    """The best `n` texts that a search with `beam` rows finds.
-
-    Attributes:
-        hypotheses: the best `beam` finished sequences, best first.
-
-    """
+    """The best `n` texts that a search with `beam` rows finds."""
 
     def __init__(self, spec: TextSpec) -> None:
         super().__init__(spec, width=spec.params.beam)
@@ -113,16 +106,11 @@ class SearchedTexts(TextRequest):
         return generations
 
     def _note_tops(self, logits_rv: Float32) -> None:
-        """Keep the likeliest tokens of each row, if they are wanted."""
         if k := self.spec.params.top_logprobs:
             tops = alternatives(logits_rv, k)
             self._tops = [(*before, top) for before, top in zip(self._tops, tops, strict=False)]
 
     def _candidates(self, logits_rv: Float32) -> Likeliest:
-        """Return the tokens that each row considers, scored after all logits processors.
-
-        The logits may be overwritten.
-        """
         withheld = self.spec.criteria.withheld(self._written.length)
         given = likeliest(logits_rv, self._considered + len(withheld))
         renormalised = self.spec.params.renormalize_logits
@@ -144,7 +132,6 @@ class SearchedTexts(TextRequest):
         return Likeliest(*top_k(logits_rv, self._considered), given.log_sums_r)
 
     def _finish(self, total: float, parent: int, token: int, logprob: float) -> None:
-        """Add a finished sequence to the hypotheses, if it is among the best."""
         tokens = (*self._written.written_rn[parent].tolist(), token)
         logprobs = None
         if self.spec.params.logprobs:
@@ -155,7 +142,6 @@ class SearchedTexts(TextRequest):
         del self.hypotheses[self.width :]
 
     def _keep_what_there_is(self) -> None:
-        """Make the best unfinished row a hypothesis, if there is no other."""
         if not self.hypotheses:
             logprobs = None
             if self.spec.params.logprobs:
@@ -169,7 +155,6 @@ class SearchedTexts(TextRequest):
         return float(total / length**self.spec.params.length_penalty)
 
     def _can_improve(self) -> bool:
-        """Return whether the best row may still come among the finished sequences."""
         if self._totals[0] == -np.inf:
             return False
         if len(self.hypotheses) < self.width:

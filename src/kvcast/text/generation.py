@@ -44,13 +44,7 @@ class EncodedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a model.
-
-    Attributes:
-        prompt: most tokens of a prompt, or of a source.
-        sequence: most tokens of a text and its prompt, where they are one sequence.
-
-    """
+    """Limits of a model."""
 
     prompt: int
     sequence: int
@@ -113,7 +107,6 @@ class TextPieces(Iterator[str]):
 
     @property
     def result(self) -> TextGeneration:
-        """The whole text, once the last piece was taken; raises KvcastError before."""
         return self._request.generations()[0]
 
 
@@ -122,8 +115,6 @@ class GenerationTask:
     """Writes texts after prompts of token ids.
 
     Attributes:
-        family: the kind of model; models of one kind read prompts alike.
-        read: returns the content of a row before the text, for the tokens of a prompt.
         continues: whether a text continues its prompt in one sequence, so that prompts may share a
             cached prefix.
         chunk: most tokens of a prompt in one call, where none is given; None reads it whole.
@@ -153,11 +144,8 @@ class GenerationTask:
     ) -> Iterator[list[TextGeneration]]:
         """Yield the texts of each prompt, in order, once they are done.
 
-        Several texts of one prompt share its computation.
-
-        Raises:
-            UsageError: for no prompt, or one that is empty, or too long for the model.
-
+        Several texts of one prompt share its computation. Raises UsageError for no prompt, or one
+        that is empty, or too long for the model.
         """
         if not prompts:
             raise UsageError("there is no prompt: give at least one")
@@ -183,7 +171,6 @@ class GenerationTask:
         return [SampledText(spec, stream) for stream in range(params.n)]
 
     def within(self, capacity: int) -> Self:
-        """Return a task that writes into rows of this capacity."""
         limits = self.limits
         if capacity >= limits.sequence:
             return self
@@ -201,7 +188,6 @@ class GenerationTask:
 
     @cached_property
     def paired(self) -> Paired:
-        """The model as one that drafts for another, or that another drafts for."""
         return Paired(
             runtime=self.runtime,
             family=self.family,

@@ -48,12 +48,7 @@ class FullError(KvcastError):
 
 @dataclass(order=True)
 class _Trial:
-    """A grammar that waits or is tried; the first in order is next.
-
-    Attributes:
-        size: of its text in kilobytes; a schema that a person wrote has one or two.
-
-    """
+    """A grammar that waits or is tried; the first in order is next."""
 
     long: bool
     size: int
@@ -67,7 +62,6 @@ class Trials:
     """Grammars that are tried, for all models of this process."""
 
     def __init__(self, most: int | None = None) -> None:
-        """Take the number of child processes; half of the cores by default."""
         self._most = most or max(1, available_cores() // 2)
         self._reset()
 
@@ -99,7 +93,6 @@ class Trials:
         return trial.outcome
 
     def close(self) -> None:
-        """End all trials; whoever waits is refused."""
         with self._changed:
             self._closed = True
             waiting, self._waiting = self._waiting, []
@@ -137,7 +130,6 @@ class Trials:
             del self._known[grammar]
 
     def _find_worker(self) -> None:
-        """See to it that a worker takes the new trial soon."""
         if any(worker.trial is None for worker in self._workers):
             return
         if len(self._workers) < self._most:
@@ -206,7 +198,6 @@ class _Worker:
         trial.outcome.set_result(problem)
 
     def _ask(self, grammar: Grammar, seconds: float) -> str | None:
-        """Return the process's answer; None if it ended instead."""
         with self._lock:
             if self._gives_way:
                 return None
@@ -248,7 +239,6 @@ class _Worker:
             self._process.kill()
 
     def _end(self) -> int:
-        """End the process; return its status."""
         with self._lock:
             process, self._process = self._process, None
         assert process is not None

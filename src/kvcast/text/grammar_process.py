@@ -69,7 +69,6 @@ def _limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Limit the process's CPU time, in seconds; 0 is no limit."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -85,7 +84,6 @@ def _has_taken_much() -> bool:
 
 
 def _problem(library: "LLTokenizer", kind: str, text: str) -> str:
-    """Compile a grammar for single bytes; return the library's message, empty if there is none."""
     problems: list[str] = []
 
     def compile_it() -> None:

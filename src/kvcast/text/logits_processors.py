@@ -61,7 +61,6 @@ class LogitsProcessors:
         )
 
     def apply(self, scores_rv: Float32, seen: Histories) -> None:
-        """Change the scores [rows, vocab] of the next tokens."""
         if (forced := self._forced(seen)) is not None:
             scores_rv[:] = -np.inf
             scores_rv[:, forced] = 0
@@ -82,8 +81,6 @@ _TAIL = 16
 
 
 class ReasoningBudget:
-    """The tokens that one text's reasoning may still take."""
-
     def __init__(self, most: int, tokenizer: TextTokenizer, prompt_s: Int64) -> None:
         self._left = most
         self._parser = ReasoningParser(begun=has_begun(tokenizer, prompt_s))

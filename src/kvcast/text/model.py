@@ -64,12 +64,10 @@ class TextGenerator(ABC):
         return self.generation.defaults
 
     def recommend(self, defaults: GenerationDefaults) -> None:
-        """Take these values where a call leaves its options open."""
         self.generation = replace(self.generation, defaults=defaults)
 
     @property
     def paired(self) -> Paired:
-        """The model as one that drafts for another, or that another drafts for."""
         return self.generation.paired
 
     @property
@@ -174,7 +172,6 @@ class TextGenerator(ABC):
         prompt: TextPrompt | EncodedText,  # noqa: ARG002
         params: PromptParams,
     ) -> PromptParams:
-        """Return the options of a prompt's texts, as the model understands them."""
         if params.source_language is not None or params.target_language is not None:
             raise UsageError("this model does not translate: leave out languages")
         return params
@@ -195,13 +192,11 @@ class TextGenerator(ABC):
         """Return a prompt's tokens; raises UsageError for a prompt that the model cannot take."""
 
     def encoded(self, text: str, *, special_tokens: bool = False) -> EncodedText:
-        """Return a text as a prompt whose tokens are known; raises as `prompt_tokens`."""
         params = PromptParams(special_tokens=special_tokens)
         return EncodedText(text, self.prompt_tokens(text, params))
 
     @property
     def input_bytes(self) -> int:
-        """Bytes that the cache takes at most for an encoded prompt; 0 without an encoder."""
         return 0
 
     def finished(
@@ -231,13 +226,11 @@ class TextGenerator(ABC):
 def _whole(
     parts: Sequence[Sequence[Part]], each: Iterator[list[TextGeneration]]
 ) -> Iterator[list[TextGeneration]]:
-    """Yield the texts of each prompt, given the texts of all parts in order."""
     for some in parts:
         yield _joined(some, list(islice(each, len(some))))
 
 
 def _joined(parts: Sequence[Part], texts: Sequence[list[TextGeneration]]) -> list[TextGeneration]:
-    """Return the texts of a prompt, each joined from one text of every part."""
     return [joined(parts, several) for several in zip(*texts, strict=True)]
 
 
@@ -373,7 +366,6 @@ class TextSession:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of the prefix."""
         return tuple(self._prefix.tokens.tolist())
 
     @keywords_of(SamplingParams, completed)
@@ -395,7 +387,6 @@ class TextSession:
         return self._generation.pieces(self._tokens(rest), params)
 
     def _tokens(self, rest: TextPrompt) -> Int64:
-        """Return a continuation's tokens, without the tokens that begin every text."""
         limits, tokenizer = self._generation.limits, self._generation.tokenizer
         if not isinstance(rest, str):
             return limits.ids(rest)

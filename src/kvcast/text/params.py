@@ -125,7 +125,6 @@ class GenerationDefaults:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise KvcastError for values that no option takes."""
         try:
             PromptParams(**self.values)
         except UsageError as error:
@@ -159,15 +158,12 @@ NO_DEFAULTS = GenerationDefaults()
 
 
 class HasDefaults(Protocol):
-    """A model, or a part of one, that recommends values."""
-
     @property
     def defaults(self) -> GenerationDefaults:
         """The recommended values."""
 
 
 def completed(kind: type[_P], owner: HasDefaults, given: Mapping[str, Any]) -> _P:
-    """Return a call's options, with the values that its model recommends for open ones."""
     return owner.defaults.params(kind, given)
 
 

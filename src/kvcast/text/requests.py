@@ -36,13 +36,7 @@ from kvcast.tokenizers.base import TextTokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec:
-    """The specification of a text.
-
-    Attributes:
-        speculations: drafts tokens; None for no drafts.
-        grammar: a text's first place in its grammar; None for any text.
-
-    """
+    """The specification of a text."""
 
     prompt: Prompt
     prompt_tokens: int
@@ -62,7 +56,6 @@ class TextSpec:
         return GeneratedText(self.criteria, self.tokenizer, after=self.prompt.last)
 
     def constraint(self) -> GrammarProcessor | None:
-        """Return a filter that constrains the request's texts to the grammar."""
         return None if self.grammar is None else GrammarProcessor(self.grammar)
 
     def reasoning_budget(self) -> ReasoningBudget | None:
@@ -116,7 +109,6 @@ class SampledText(TextRequest):
     """A text whose tokens a sampler draws one by one; `text` holds the tokens so far."""
 
     def __init__(self, spec: TextSpec, stream: int = 0) -> None:
-        """Begin; different streams are seeded differently."""
         super().__init__(spec, width=1)
         self.text = spec.begin()
         self.drafts: Speculation | None = spec.speculate()
@@ -156,7 +148,6 @@ class SampledText(TextRequest):
         return [self.spec.finish(self.text, self.watch, drafts=self.drafts)]
 
     def _probabilities(self, token: int, logits_rv: Float32) -> tuple[float | None, Alternatives]:
-        """Return the token's log-probability and the likeliest tokens, if options ask for them."""
         params = self.spec.params
         logprob: float | None = None
         top: Alternatives = ()
@@ -180,8 +171,6 @@ class TextDelta:
 
     Attributes:
         text: that became certain, possibly empty.
-        logprobs: of these tokens; None unless requested.
-        top_logprobs: likeliest alternatives in their places; None unless requested.
         finish_reason: "stop" or "length" with the last of a text; None before.
 
     """
@@ -207,14 +196,10 @@ class TextCaller(JobCaller):
         finished: Callable[[list[TextGeneration]], list[TextGeneration]],
         parts: int = 1,
     ) -> None:
-        """Prepare.
+        """Take a request for each text, or one for a beam search; as many for each part.
 
-        Args:
-            requests: one for each text, or one for a beam search; the same number for each part.
-            params: options.
-            finished: returns the prompt's texts as clients get them, once all are over.
-            parts: of the prompt that are answered separately: with several, no text is streamed.
-
+        `parts` of the prompt are answered separately: with several, no text is streamed. `finished`
+        returns the prompt's texts as clients get them, once all are over.
         """
         self._requests = list(requests)
         self._coming = deque(self._requests)

@@ -60,7 +60,6 @@ def split(text: str, language: str | None, encode: Callable[[str], Int64]) -> li
 
 
 def joined(parts: Sequence[Part], texts: Sequence[TextGeneration]) -> TextGeneration:
-    """Return one text of the answers to a source's parts."""
     if len(parts) == 1:
         return texts[0]
     first, last = texts[0], texts[-1]
@@ -89,8 +88,6 @@ def joined(parts: Sequence[Part], texts: Sequence[TextGeneration]) -> TextGenera
 
 
 class Pieces(Protocol):
-    """Pieces of one text, which has a result at its end."""
-
     def __iter__(self) -> Iterator[str]:
         """Generate while pieces are taken."""
 
@@ -112,7 +109,6 @@ class JoinedPieces(Iterator[str]):
 
     @property
     def result(self) -> TextGeneration:
-        """The whole text, once the last piece was taken."""
         return joined(self._parts, self._texts)
 
     def _generated(self, begin: Callable[[Int64], Pieces]) -> Iterator[str]:
@@ -132,6 +128,5 @@ def _after(part: Part, answer: str, parts: Sequence[Part]) -> str:
 
 
 def _all(values: Iterable[tuple[_T, ...] | None]) -> tuple[_T, ...] | None:
-    """Join values of tokens; None where there are none."""
     given = [value for value in values if value is not None]
     return tuple(chain.from_iterable(given)) if given else None

@@ -37,7 +37,6 @@ class GrammarProcessor(LogitsProcessor):
     """Constrains the rows of one request to a grammar; `extend` passes it their tokens."""
 
     def __init__(self, begin: "GrammarPlace") -> None:
-        """Begin with one row; `begin` is not changed."""
         self._places = [begin.copy()]
 
     @override
@@ -66,7 +65,6 @@ class GrammarPlace:
     """A text's position in a grammar.
 
     Attributes:
-        matcher: the library's state, which no other place shares.
         barred_v: whether a token must not come next, [vocab].
         ending: STOP where only an end token may come, LENGTH where no token may; None elsewhere.
 
@@ -79,7 +77,6 @@ class GrammarPlace:
 
     @classmethod
     def of(cls, matcher: "LLMatcher", end_tokens: tuple[int, ...], size: int) -> "GrammarPlace":
-        """Return a matcher's place, for a model of `size` tokens."""
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         barred_v = np.unpackbits(~bits, count=size, bitorder="little").view(np.bool_)
         if matcher.is_error():  # it allows the end then
@@ -131,7 +128,6 @@ class Tokens:
 
     @cached_property
     def library(self) -> "LLTokenizer":
-        """The library's object, which takes a while to make."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         return LLTokenizer(TokenizerWrapper(self), eos_token=list(self._end_tokens))
@@ -178,7 +174,6 @@ def matcher(library: "LLTokenizer", grammar: Grammar, spaces: int = 0) -> "LLMat
 
 
 def refused(grammar: Grammar, problem: str) -> UsageError:
-    """Return the error for a grammar that cannot be used, from the library's message."""
     lines = problem.replace("<non-verbose/>", "").splitlines() or [problem]
     problems = [line.strip().removeprefix("error: ") for line in lines if "error: " in line]
     return UsageError(f"{grammar.kind} cannot be used: {in_one_line((problems or lines)[0])}")
@@ -190,7 +185,6 @@ MOST_KEPT = 32
 
 class Grammars:
     def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
-        """Take a model's tokenizer, and how many tokens it chooses from."""
         self._tokenizer, self._size = tokenizer, size
         self._kept: OrderedDict[tuple[Grammar, int], GrammarPlace | str] = OrderedDict()
         self._lock = ForkSafeLock()

@@ -62,12 +62,10 @@ class StopMatcher:
         return text[:certain], False
 
     def finish(self) -> str:
-        """Return the text held back, when no more is coming."""
         held, self._held = self._held, ""
         return held
 
     def _certain(self, text: str) -> int:
-        """Return the length of the part in which no stop string can start any more."""
         first = max(0, len(text) - self._longest + 1)
         for start in range(first, len(text)):
             if any(string.startswith(text[start:]) for string in self._strings):
@@ -112,7 +110,6 @@ class Stopwatch:
         self._ticks += 1
 
     def another(self) -> "Stopwatch":
-        """Return one for another text of the same call."""
         return Stopwatch(self._began)
 
     def timings(self) -> Timings:
@@ -217,13 +214,7 @@ class StoppingCriteria:
 
 
 class GeneratedText:
-    """One text, from its first token to the reason why it ended.
-
-    Attributes:
-        tokens: without the end token, but with a stop string's.
-        top_logprobs: of the likeliest tokens in the place of each, where they are wanted.
-
-    """
+    """One text, from its first token to the reason why it ended."""
 
     def __init__(self, criteria: StoppingCriteria, tokenizer: TextTokenizer, after: int) -> None:
         self.tokens: list[int] = []
@@ -271,7 +262,6 @@ class GeneratedText:
         self.pieces.append(self._stops.finish())
 
     def _says(self, piece: str) -> bool:
-        """Add a piece of text; return whether it completed a stop sequence."""
         certain, stopped = self._stops.push(piece)
         self.pieces.append(certain)
         return stopped

@@ -103,7 +103,6 @@ class Vocabulary(Protocol):
 
 
 def longest_token(tokenizer: TextTokenizer) -> int:
-    """Return how many bytes of text a token decodes to at most."""
     decoder = tokenizer.decoder
     if decoder is not None:
         return max(len(decoder.token_bytes(token)) for token in range(tokenizer.vocab_size))
@@ -111,18 +110,14 @@ def longest_token(tokenizer: TextTokenizer) -> int:
 
 
 def texts_of_tokens(tokenizer: Vocabulary) -> list[str]:
-    """Return the text of each token, by which two vocabularies are compared."""
     return [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
 
 
 class PlainTokenizer(TextTokenizer):
-    """Text to tokens and back, without a chat template and tokens that control anything."""
-
     @override
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Raise KvcastError: there is no chat template."""
         raise KvcastError(NO_TEMPLATE)
 
     @property

@@ -81,7 +81,6 @@ class ChineseWordTokenizer(BertTokenizer):
     def __init__(
         self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
     ) -> None:
-        """Take the same as BertTokenizer; also raises KvcastError if rjieba is not installed."""
         super().__init__(vocabulary, end_tokens, lowercase=lowercase)
         try:
             import rjieba
@@ -142,13 +141,11 @@ _NO_SPACE_AFTER = frozenset("+-/={(<[") | {
 
 
 def is_special(piece: str) -> bool:
-    """Return whether a piece is a special token; all of them are in brackets."""
     return piece.startswith("[") and piece.endswith("]")
 
 
 class WordPieceStream(TextStream):
     def __init__(self, pieces: Mapping[int, str]) -> None:
-        """Start a text; `pieces`: id to the token as the vocabulary spells it."""
         self._pieces = pieces
         self._end = ""  # the last two characters so far
         self._after_mark = False
@@ -171,7 +168,6 @@ class WordPieceStream(TextStream):
 
     @override
     def finish(self) -> str:
-        """Return nothing: no text is held back."""
         return ""
 
     def _is_apart(self, text: str, closed: bool) -> bool:

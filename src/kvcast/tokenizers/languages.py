@@ -51,8 +51,6 @@ WMT_21 = ("en", "ha", "is", "ja", "cs", "ru", "zh", "de")
 
 @dataclass(frozen=True, kw_only=True)
 class Languages:
-    """A model's languages."""
-
     tokens: Mapping[str, int]
     place: Place
 
@@ -79,7 +77,6 @@ class Languages:
         return self.token(target_language)
 
     def code(self, token: int) -> str | None:
-        """Return the code of a language's token; None for another token."""
         return next((code for code, number in self.tokens.items() if number == token), None)
 
     def token(self, language: str) -> int:
@@ -120,7 +117,6 @@ def languages_of(description: Mapping[str, Any]) -> Languages | None:
 
 
 def source_of(description: Mapping[str, Any]) -> str | None:
-    """Return the code of the language in a tokenizer.json's template."""
     for _, token in _told(description):
         return next(iter(codes({token: 0})))
     return None

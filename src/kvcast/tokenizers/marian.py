@@ -37,18 +37,10 @@ class MarianTokenizer(PlainTokenizer):
         label: str,
         targets: Mapping[str, int] | None = None,
     ) -> None:
-        """Take a SentencePiece model and the ids of pieces.
+        """Take a SentencePiece model and the ids of pieces; `targets` where the target's differ.
 
-        Args:
-            pieces: the model's content.
-            vocabulary: ids of the source's pieces.
-            end_tokens: ids that end a target.
-            label: the model's file.
-            targets: ids of the target's pieces, if they differ.
-
-        Raises:
-            KvcastError: the model is damaged or of another kind, or a table lacks a special token.
-
+        Raises KvcastError, naming `label` for a model that is damaged or of another kind, or if a
+        table lacks a special token.
         """
         targets = vocabulary if targets is None else targets
         for table in (vocabulary, targets):
@@ -125,7 +117,6 @@ class M2MTokenizer(MarianTokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a source in the usual language, between its token and </s>."""
         return [self._first, *super().encode(text)]
 
 

@@ -28,7 +28,6 @@ _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v\d+(m\d+)?)?")
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Return whether a file is one of Mistral's tokenizers, by its name."""
     return name == _TEKKEN or _SENTENCEPIECE.fullmatch(name) is not None
 
 
@@ -77,7 +76,6 @@ class MistralTokenizer(TextTokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a plain prompt after the beginning-of-text token."""
         ids: list[int] = self._tokenizer.encode(whole_characters(text), bos=True, eos=False)
         return ids
 

@@ -106,7 +106,6 @@ def _json_tokenizer(files: _Files, settings: TextSettings) -> TextTokenizer:
 
 
 def _translating(content: bytes, settings: TextSettings, label: str) -> TextTokenizer:
-    """Return the tokenizer of a tokenizer.json in which sources have a language."""
     from kvcast.tokenizers.languages import languages_of, source_of, with_source
     from kvcast.tokenizers.tokenizer_json import JsonTokenizer
 

@@ -114,7 +114,6 @@ class _SentencePieceModel:
 
     @classmethod
     def read(cls, content: bytes) -> "_SentencePieceModel":
-        """Read a ModelProto; raises ValueError if it is damaged or of another kind."""
         model = _message(content)
         pieces = [_piece(value) for number, value in _fields(content) if number == 1]
         trainer, normalizer = _message(_last(model, 2, b"")), _message(_last(model, 3, b""))
@@ -152,7 +151,6 @@ class _SentencePieceModel:
         return self._described(vocabulary, special, self.unknown, self.end)
 
     def numbered(self, numbering: Numbering) -> dict[str, Any]:
-        """Return the content of tokenizer.json with other ids; ValueError if it has none."""
         first, kept = len(numbering.first), self._scored()[numbering.replaced :]
         vocabulary = [(text, 0.0) for text in numbering.first] + kept
         last = range(len(vocabulary), len(vocabulary) + len(numbering.last))
@@ -268,7 +266,6 @@ def _piece(content: int | bytes) -> tuple[str, float, int]:
 
 
 def _last(fields: _Message, number: int, default: _Value) -> _Value:
-    """Return the value of a field, which must have the default's type."""
     value = fields.get(number, default)
     if not isinstance(value, type(default)):
         raise ValueError(f"field {number} is of another kind")  # noqa: TRY004, it is the file's
@@ -276,7 +273,6 @@ def _last(fields: _Message, number: int, default: _Value) -> _Value:
 
 
 def _message(content: bytes) -> _Message:
-    """Read a protocol buffer, with the last value of each field, which is the valid one."""
     return dict(_fields(content))
 
 

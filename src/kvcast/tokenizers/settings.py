@@ -27,7 +27,6 @@ class TextSettings:
 
     @classmethod
     def read(cls, content: bytes) -> "TextSettings":
-        """Read the file; raises KvcastError unless it is a JSON object."""
         try:
             fields = json.loads(content)
         except (ValueError, RecursionError):
@@ -99,7 +98,6 @@ class TextSettings:
 
     @property
     def source_language(self) -> str | None:
-        """The language of sources without a given language."""
         return self._text("source_language")
 
     @property

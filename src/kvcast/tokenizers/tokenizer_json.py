@@ -62,19 +62,10 @@ class JsonTokenizer(TextTokenizer):
         added_tokens: Sequence[Mapping[str, Any]] = (),
         special_tokens: Sequence[str] = (),
     ) -> None:
-        """Read a tokenizer.json.
+        """Read a tokenizer.json; `added_tokens` replace or follow the file's own.
 
-        Args:
-            tokenizer_json: the file's content.
-            end_tokens: ids that end a text.
-            template: formats conversations.
-            label: the file that it was converted from.
-            added_tokens: tokens, "content" and flags, that replace or follow the file's.
-            special_tokens: texts of tokens that are special, also if the file does not say so.
-
-        Raises:
-            KvcastError: it is damaged, or its tokens are not plain bytes; names `label`.
-
+        `special_tokens` are texts of tokens that are special, also if the file does not say so.
+        Raises KvcastError, naming `label`, if it is damaged, or its tokens are not plain bytes.
         """
         self._what = label
         with _one_line(f"{label} cannot be read"):
@@ -201,7 +192,6 @@ class JsonTokenizer(TextTokenizer):
         return self.decoder.stream()
 
     def _encode(self, prompt: str, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of a prompt in which the user's `texts` have been neutralised."""
         with _one_line(f"{self._what} cannot take this text"):
             tokenizer = self._twin if any(map(self._spells_special, texts)) else self._tokenizer
             return ids_of(tokenizer, prompt, add_special_tokens=add_special_tokens)
@@ -218,7 +208,6 @@ class JsonTokenizer(TextTokenizer):
 
     @cached_property
     def _special_texts(self) -> list[str]:
-        """Texts of the special tokens that users must not be able to write."""
         texts = [added.content for t, added in self._added.items() if self._is_special(t)]
         readable = SENTINEL.fullmatch if self._template is None else lambda _: None
         return [text for text in texts if text and not readable(text)]
@@ -230,7 +219,6 @@ class JsonTokenizer(TextTokenizer):
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """Pattern for the first character of each special token, even of overlapping ones."""
         tails = {
             first: "|".join(re.escape(t[1:]) for t in self._special_texts if t[0] == first)
             for first in self._stand_ins
@@ -245,7 +233,6 @@ class JsonTokenizer(TextTokenizer):
         return self._special.sub(lambda match: self._stand_ins[match[0]], text)
 
     def _spells_special(self, text: str) -> bool:
-        """Return whether a special token could be recognised in a text, normalised or not."""
         if self._special.search(text):
             return True
         if self._tokenizer.normalizer is None or not self._recognised_late:

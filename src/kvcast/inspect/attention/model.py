@@ -31,7 +31,6 @@ class FedSequence:
     """One sequence, until its row was emptied.
 
     Attributes:
-        source: the arguments of `encode` for the row's input, each [1, ...]; () for none.
         prompt: how many tokens came before the first that the model chose.
         tokens: the fed tokens. The last chosen token may be missing.
 
@@ -43,7 +42,6 @@ class FedSequence:
 
     @property
     def tokens_s(self) -> Int64:
-        """The tokens [s]."""
         return np.array(self.tokens, np.int64)
 
 
@@ -80,7 +78,6 @@ class AttentionReader:
         return layer_weights(self.reference, program, inputs, self._constant, kind)
 
     def _encoded(self, sequence: FedSequence) -> dict[str, NDArray[Any]]:
-        """Return the inputs of `encode` and its results, by name; nothing without an encoder."""
         if _ENCODE not in self._written:
             return {}
         program = self._written[_ENCODE]
@@ -101,12 +98,7 @@ class AttentionReader:
 
 
 class RecordingRuntime:
-    """A runtime whose cache has one row.
-
-    Attributes:
-        sequences: in the order in which they were begun.
-
-    """
+    """A runtime whose cache has one row."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -117,19 +109,16 @@ class RecordingRuntime:
         return getattr(self._runtime, name)
 
     def encode(self, cache: Any, slots: Sequence[int], *source: NDArray[Any]) -> Any:
-        """Encode one input; see `kvcast.runtimes.base.EncoderDecoderOf.encode`."""
         self._source = tuple(part[:1].copy() for part in source)
         return self._runtime.encode(cache, slots, *source)
 
     def prefill(self, tokens: Tokens, cache: Any, *rest: Any, **others: Any) -> tuple[Float32, Any]:
-        """Append a chunk of a prompt; see `kvcast.runtimes.base.RuntimeOf.prefill`."""
         sequence = self._fed(tokens, cache)
         sequence.prompt = len(sequence.tokens)
         result: tuple[Float32, Any] = self._runtime.prefill(tokens, cache, *rest, **others)
         return result
 
     def decode(self, tokens: Tokens, cache: Any, *rest: Any, **others: Any) -> tuple[Float32, Any]:
-        """Append tokens; see `kvcast.runtimes.base.RuntimeOf.decode`."""
         self._fed(tokens, cache)
         result: tuple[Float32, Any] = self._runtime.decode(tokens, cache, *rest, **others)
         return result
@@ -172,12 +161,10 @@ class InspectedModel:
 
     @property
     def kind(self) -> Kind:
-        """Over an encoded input where there is one, or over the text itself."""
         return "cross" if "cross" in self.reader.kinds else "self"
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The family's facts about its models, in addition to sizes."""
         return self.reader.family.facts(self.reader.checkpoint.dimensions)
 
     @property
@@ -203,14 +190,12 @@ class InspectedModel:
         return self._first()
 
     def read(self, text: str, new: int) -> FedSequence:
-        """Generate up to `new` tokens after a text, or in answer to it, greedily."""
         self.recorded.sequences.clear()
         # The last token is chosen and not fed.
         self.model.generate(text, max_new_tokens=new + 1, temperature=0.0)
         return self._first()
 
     def _first(self) -> FedSequence:
-        """Return the first sequence that wrote something: one before it asked for the language."""
         sequences = self.recorded.sequences
         if not sequences:
             raise KvcastError("nothing was decoded: there is no speech, or no text")

@@ -47,13 +47,7 @@ def shares(weights_st: Float32) -> Float32:
 
 
 def draw(view: AttentionView, spectrogram_mf: Float32 | None = None) -> str:
-    """Return an SVG document.
-
-    Args:
-        view: what to draw.
-        spectrogram_mf: of the same audio, 0 to 1, lowest band first; for a view over audio.
-
-    """
+    """Return an SVG document, for audio with its spectrogram [bands, frames] from 0 to 1."""
     names = [_shown(token.text) for token in view.rows]
     left = _GAP + round(_LETTER * max(map(len, names))) + 6
     width = _CELL * view.weights_st.shape[1] if spectrogram_mf is None else _SOUND_WIDTH
@@ -141,13 +135,7 @@ _PALETTED = 3
 
 
 def png(shares_hw: Float32, colours: NDArray[np.uint8]) -> bytes:
-    """Return a PNG file (ISO/IEC 15948) of values from 0 to 1, one per pixel.
-
-    Args:
-        shares_hw: from the top left.
-        colours: [256, 3], of 0 to 1.
-
-    """
+    """Return a PNG (ISO/IEC 15948) of values from 0 to 1, one per pixel; `colours` is [256, 3]."""
     height, width = shares_hw.shape
     indexes_hw = np.rint(np.clip(shares_hw, 0, 1) * 255).astype(np.uint8)
     # Each line begins with its filter: 0 for none.

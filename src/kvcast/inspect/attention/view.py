@@ -40,9 +40,7 @@ class AttentionView:
     Attributes:
         rows: tokens: over the text itself the token fed at a row's position, otherwise the
             generated one.
-        columns: tokens; none over audio.
         seconds: of audio per column; 0 over tokens.
-        weights_st: [rows, columns].
         error: largest difference of weights times values from the layers' own results, relative.
 
     """
@@ -67,11 +65,9 @@ class AttentionView:
         return f"{self.model}: a text of {rows} tokens over {over}; {_averaged(self.heads)}"
 
     def of_sound(self, seconds: float, shown: int) -> Self:
-        """Return a view over the first `shown` columns of audio, each of `seconds`."""
         return replace(self, seconds=seconds, weights_st=self.weights_st[:, :shown])
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it; docs/inspect.md documents every field."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -155,7 +151,6 @@ class HeadChoice:
     """The selected heads.
 
     Attributes:
-        head: this one alone, of that layer or of each.
         usual: the heads used if neither is given; none for all.
 
     """
@@ -172,13 +167,7 @@ class HeadChoice:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeanWeights:
-    """The mean of heads.
-
-    Attributes:
-        weights_st: [queries, keys].
-        error: largest difference of a layer's weights times values from its own results.
-
-    """
+    """The mean of heads."""
 
     heads: Sequence[Head]
     weights_st: Float32
@@ -186,13 +175,7 @@ class MeanWeights:
 
 
 def mean_weights(layers: Iterable[LayerWeights], choice: HeadChoice) -> MeanWeights:
-    """Return the mean of the selected heads; every layer is checked.
-
-    Raises:
-        UsageError: there is no such layer or head.
-        KvcastError: weights times values differ from a layer's result.
-
-    """
+    """Return the mean of the selected heads; every layer is checked."""
     heads: list[Head] = []
     counts: dict[int, int] = {}
     errors: list[float] = []
@@ -243,7 +226,6 @@ _ANSWER = 64
 
 
 def seconds_heard(model: InspectedModel) -> float:
-    """Return how many seconds of audio a model encodes at once."""
     frames = model.facts.get("mel_frames") or model.model.recognition.longest
     return float(frames) / 100
 
@@ -255,19 +237,10 @@ def over_sound(
     layer: int | None,
     head: int | None,
 ) -> AttentionView:
-    """Return the attention of each token of a transcript to the audio, when generated.
+    """Return the attention of each token of a transcript to the audio, mono at 16 kHz.
 
-    Args:
-        model: transcribes.
-        samples: mono at 16 kHz, at most what the model encodes at once.
-        language: language code; None to detect it.
-        layer: shows this one alone.
-        head: shows this one alone, of that layer or of each.
-
-    Raises:
-        UsageError: there is no such layer, head or language.
-        KvcastError: no speech was recognized.
-
+    `layer` and `head` show one alone. Raises UsageError for one that there is not, or a language;
+    KvcastError if no speech was recognized.
     """
     sequence = model.heard(samples, language)
     tokens_s = sequence.tokens_s
@@ -287,16 +260,8 @@ def over_text(
 ) -> AttentionView:
     """Return the attention of each token: of a text to itself, of an answer to its source.
 
-    Args:
-        model: reads text.
-        text: continued by `new` tokens, 0 by default; or answered by `new`, 64 by default.
-        new: maximum tokens to generate.
-        layer: as for audio.
-        head: likewise.
-
-    Raises:
-        UsageError: as for audio; or the text is too long or empty.
-
+    At most `new` tokens are generated: by default 0 after a text, 64 in answer to one. Raises
+    UsageError for a text that is too long or empty, and as `over_sound`.
     """
     answers = model.kind == "cross"
     sequence = model.read(text, new if new is not None else _ANSWER if answers else 0)

@@ -180,12 +180,10 @@ def _over_encoded(
 
 
 def _heads(flat_sx: Float32, head_dim: int) -> Float32:
-    """[s, h * d] to [h, s, d]."""
     return flat_sx.reshape(len(flat_sx), -1, head_dim).transpose(1, 0, 2)
 
 
 def _repeated(part_ktd: Float32, heads: int) -> Float32:
-    """Return the keys or values that each head of queries reads."""
     return np.repeat(part_ktd, heads // len(part_ktd), axis=0)
 
 
@@ -209,12 +207,10 @@ _ATTENTION: Mapping[str, Callable[..., _Attention]] = {
 
 
 def attention_kinds(program: Program) -> set[Kind]:
-    """Return the kinds of attention that a program has."""
     return {kind for step in program.steps for kind in _kinds(step)}
 
 
 def _kinds(step: Step) -> set[Kind]:
-    """Return the kinds of keys that a step attends to; none for another operation."""
     match step.operation:
         case "self_attention":
             call = SelfAttention[Any](*step.arguments, **step.keywords)
@@ -235,14 +231,8 @@ def layer_weights(
 ) -> Iterator[LayerWeights]:
     """Run a program; yield the weights of each layer with attention of that kind, in order.
 
-    Args:
-        reference: runs it.
-        program: `decode`, or what takes a whole sequence.
-        inputs: of one row that holds nothing yet; self caches are written, with a slot for each
-            position.
-        constants: returns tensors by name, for tables of angles and sinks.
-        kind: of attention.
-
+    `inputs` are of one row that holds nothing yet; self caches, with a slot for each position, are
+    written. `constants` returns tensors by name, for tables of angles and sinks.
     """
     steps = [(layer, step) for layer, step in _numbered(program.steps) if kind in _kinds(step)]
     names = [step.name for _, step in steps]

@@ -29,12 +29,7 @@ ASSUMED_BYTES = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class CostLine:
-    """One measure of all calls.
-
-    Attributes:
-        unit: unit after an SI prefix; empty for plain counts.
-
-    """
+    """One measure of all calls."""
 
     name: str
     unit: str
@@ -43,18 +38,12 @@ class CostLine:
 
     @property
     def so_far(self) -> list[tuple[float, float]]:
-        """With and without a cache, of all calls up to each."""
         return list(zip(accumulate(self.cached), accumulate(self.recomputed), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """Layers whose caches are alike.
-
-    Attributes:
-        layers: how many a model has; 0 without a model.
-
-    """
+    """Layers whose caches are alike."""
 
     name: str
     layers: int
@@ -62,7 +51,6 @@ class LayerKind:
 
 
 def cost_lines(kinds: Sequence[LayerKind], model: ModelWork | None) -> list[CostLine]:
-    """Return what is counted of the calls of all kinds' schedules, which have the same calls."""
     calls = list(kinds[0].schedule.calls())
     lines = [
         CostLine(
@@ -94,7 +82,6 @@ def cost_lines(kinds: Sequence[LayerKind], model: ModelWork | None) -> list[Cost
 
 
 def _spans(call: ModelCall) -> list[tuple[int, int]]:
-    """Return the first new position, and the end, of each row that takes part."""
     rows = zip(call.lengths, call.counts, strict=True)
     return [(length, length + new) for length, new in rows if new]
 
@@ -127,7 +114,6 @@ def _works(model: ModelWork, calls: Sequence[ModelCall]) -> Iterator[tuple[Work,
 
 
 def _together(rows: Sequence[Work]) -> Work:
-    """Return the work of rows that share the weights that are read."""
     return replace(sum(rows, Work()), weights=max((work.weights for work in rows), default=0))
 
 
@@ -152,12 +138,10 @@ class Prompts:
     new: int
 
     def over(self, window: int | None, capacity: int | None = None) -> Schedule:
-        """Return the schedule of layers with a window; raises UsageError as `Schedule.of`."""
         return Schedule.of(self.lengths, window, self.chunk, self.new, capacity)
 
 
 def plain_kinds(prompts: Prompts, window: int | None, capacity: int | None) -> list[LayerKind]:
-    """Return a ring, if there is a window, and a linear cache; `capacity` is the first one's."""
     if window is None:
         return [LayerKind(name="linear", layers=0, schedule=prompts.over(None, capacity))]
     ring = LayerKind(name="ring", layers=0, schedule=prompts.over(window, capacity))
@@ -169,12 +153,7 @@ def model_kinds(
 ) -> list[LayerKind]:
     """Return the kinds of a model's layers with attention over the text.
 
-    Args:
-        caches: the layout of its caches.
-        prompts: the schedule.
-        window: drawn in place of that of its rings; None: their own.
-        capacity: slots of its rings; None: the fewest possible.
-
+    `window` and `capacity` replace those of its rings.
     """
     layers: dict[tuple[str, Schedule], int] = {}
     for run in caches:
@@ -189,7 +168,6 @@ def model_kinds(
 
 
 def other_caches(caches: Sequence[CacheKind]) -> list[str]:
-    """Return a line for each kind of cache without positions of the text."""
     return [
         f"{kind.kind}: {plural(kind.layers, 'layer')}, {_OTHERS[kind.kind].format(kind.positions)}"
         for kind in caches
@@ -204,18 +182,7 @@ MOST = 200
 def story(
     kinds: Sequence[LayerKind], texts: Texts, costs: Sequence[CostLine], notes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a page shows.
-
-    Args:
-        kinds: of layers, whose schedules have the same calls.
-        texts: words of each row's tokens; may be empty.
-        costs: of these calls.
-        notes: lines about omitted parts.
-
-    Raises:
-        UsageError: texts do not fit, or there are too many positions.
-
-    """
+    """Return what a page shows."""
     schedule = kinds[0].schedule
     ends = [length + schedule.new for length in schedule.lengths]
     if sum(ends) > MOST:
@@ -297,7 +264,6 @@ _SPELLED = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"
 
 
 def html(story: Mapping[str, Any]) -> str:
-    """Return the page of a story, whose `title` is its title."""
     template, style, script = (
         (files("kvcast.inspect.page") / f"page.{kind}").read_text(encoding="utf-8")
         for kind in ("html", "css", "js")
@@ -316,7 +282,6 @@ def html(story: Mapping[str, Any]) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return how a policy names a text that is within the page (CSP 3)."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
@@ -325,17 +290,9 @@ def page(
 ) -> str:
     """Return the page of a schedule.
 
-    Args:
-        schedule: its prompts, chunks and steps.
-        window: of rings; None: those of the model, or no ring.
-        capacity: slots of rings; None: the fewest possible.
-        texts: words of each row's tokens; may be empty.
-        model: as `kvcast inspect cost` takes it; None: one layer of each kind, without a model.
-
-    Raises:
-        UsageError: sizes, texts or the model do not fit.
-        KvcastError: the model cannot be read.
-
+    `window` and `capacity` are of rings; None: those of the model, the fewest slots possible.
+    `model` is as `kvcast inspect cost` takes it; None: one layer of each kind. Raises UsageError if
+    sizes, texts or the model do not fit.
     """
     again = "Without a cache, each call computes all positions of its rows again."
     prompts = Prompts(lengths=schedule.lengths, chunk=schedule.chunk, new=schedule.new)

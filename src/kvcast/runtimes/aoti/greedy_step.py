@@ -37,7 +37,6 @@ class GreedyState(NamedTuple):
 
 
 def slots_for(positions: int, capacity: int) -> int:
-    """Return how many slots are read to cover `positions`."""
     slots = FEWEST_SLOTS
     while slots < positions:
         slots *= 2

@@ -78,7 +78,6 @@ TUNED = {
 def export(
     program: nn.Module, arguments: tuple[Any, ...], sizes: tuple[Any, ...]
 ) -> torch.export.ExportedProgram:
-    """Export a program with the dynamic shapes that `sizes` names, as torch.export takes them."""
     return torch.export.export(
         program,
         arguments,
@@ -97,14 +96,7 @@ def call_graph(
     """Return a graph of one node, a call of `program`, for `compile_program` to trace.
 
     Inductor traces its input, so a graph of operators from torch.export would be traced twice; that
-    took a seventh of an export.
-
-    Args:
-        program: takes flat tensors and returns a list of them.
-        arguments: examples. Dynamic sizes that are equal in them become one symbol.
-        sizes: the dynamic axes of each argument.
-        results: how many results the program has.
-
+    took a seventh of an export. Dynamic sizes that are equal in the examples become one symbol.
     """
     env = ShapeEnv(prefer_deferred_runtime_asserts_over_guards=True)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, export=True)
@@ -133,16 +125,8 @@ def trace(
 
     Takes the place of AOTAutograd's `aot_export_module` in Inductor. That traces twice, first to
     learn which inputs are written and which results are views, and through a class of tensors in
-    Python. Both serve gradients, which are not needed here, and took three times as long.
-
-    Args:
-        module: the program; takes and returns flat tensors.
-        arguments: fake tensors.
-        decompositions: of operators, as `make_fx` takes them.
-
-    Raises:
-        RuntimeError: the program only fits one value of a dynamic size.
-
+    Python. Both serve gradients, which are not needed here, and took three times as long. Raises
+    RuntimeError for a program that only fits one value of a dynamic size.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))

@@ -88,22 +88,11 @@ def lower(
     on_phase: OnPhase = ignore_phase,
     blocks_of: BlocksOf = no_blocks,
 ) -> dict[str, Graph]:
-    """Write `aoti/model.pt2`, `weights.safetensors` and `sources.zip` under `folder`.
+    """Write a package, weights and sources under `folder`/aoti; return the manifest's graphs.
 
-    Args:
-        signatures: programs by the names that the runtime looks up.
-        precision: of the programs.
-        folder: an existing folder.
-        device: the device of the programs, as torch names it.
-        max_autotune: have Inductor time several kernels for each GEMM and keep the fastest.
-        on_phase: called when each program is exported and compiled.
-        blocks_of: the checkpoint's codes of a matrix, which int4 keeps.
-
-    Returns:
-        The manifest's entries for the programs. Caches are inputs that are written in place. The
-        inputs `slots_linear` and `slots_ring` come first; only their size matters: how many slots
-        of such a cache to read. `prefill` is `decode` compiled for many tokens.
-
+    Caches are inputs that are written in place. The inputs `slots_linear` and `slots_ring` come
+    first; only their size matters: how many slots of such a cache to read. `prefill` is `decode`
+    compiled for many tokens. `blocks_of` has the checkpoint's codes of a matrix, which int4 keeps.
     """
     (folder / PACKAGE).parent.mkdir()
     wanted = dict(signatures)
@@ -157,12 +146,10 @@ def lower(
 
 
 def cache_layers(layers: Iterable[CacheLayers], precision: Precision) -> tuple[CacheLayers, ...]:
-    """Return the same caches in the dtype that `precision` gives them."""
     return tuple(layer.of_dtype(precision.cache_dtype) for layer in layers)
 
 
 def result_names(signature: Signature) -> list[str]:
-    """Name the results of a compiled program: everything but the caches that it wrote."""
     return [name for name in signature.outputs if not name.startswith("present_")]
 
 
@@ -215,7 +202,6 @@ def export_program(
 def _examples(
     signature: Signature, dtype: torch.dtype, typical: Mapping[str, int]
 ) -> tuple[Tensor, ...]:
-    """Return arguments of typical sizes, with keys and values in `dtype`."""
     given = []
     for name, part, open_here in zip(
         signature.inputs, signature.arguments, signature.open_sizes, strict=True
@@ -242,7 +228,6 @@ def _drop_assertions(module: torch.fx.GraphModule) -> None:
 
 
 def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
-    """Return the constants that the program reads from the file, by name."""
     buffers = dict(module.named_buffers()).items()
     own = {name: part for name, part in buffers if not name.endswith((MATRIX, EXPERTS))}
     return dict(module.named_parameters()) | own

@@ -173,7 +173,6 @@ def _attend_by_sums(
 
 
 def _logits(products: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
-    """Scale, cap and mask [r, kv_heads, groups, s, c]; the mask has 1 head or all."""
     logits = products * scale
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
@@ -326,11 +325,8 @@ def multiply_by_onednn(module: GraphModule) -> None:
 def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Table:
     """Return the function that replaces each operator.
 
-    Args:
-        dtype: the dtype of attention without a cache; caches have their own.
-        few: optimize for steps of few tokens rather than for many new ones.
-        device: the device that the program will run on.
-
+    `dtype` is of attention without a cache (caches have their own); `few` optimizes for steps of
+    few tokens.
     """
     reduced = dtype != torch.float32 and device == "cpu"
     cached = _attend_by_sums if few and reduced else _attend_by_products

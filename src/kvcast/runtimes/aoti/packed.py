@@ -22,12 +22,7 @@ _WORDS = re.compile(r"(?P<name>.*_packed)\.(?P<kind>matrix|experts)_(?P<version>
 
 
 class PackedWeights:
-    """Matrices, whose memory programs read for as long as this is there.
-
-    Attributes:
-        words: of each matrix, by the name of the programs' constant.
-
-    """
+    """Matrices, whose memory programs read for as long as this is there."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], constants: Iterable[str], threads: int
@@ -114,19 +109,16 @@ class MatrixWords(nn.Module):
 
 
 def multiply(hidden: Tensor, matrix: Tensor, outputs: int) -> Tensor:
-    """[..., inputs] to [..., outputs], fp32, with the matrix's bias."""
     product = torch.ops.kvcast.multiply_packed(hidden.flatten(0, -2), matrix, outputs)
     return product.view(*hidden.shape[:-1], outputs)  # type: ignore[no-any-return]
 
 
 def look_up(ids: Tensor, matrix: Tensor, inputs: int) -> Tensor:
-    """Rows of a matrix as fp32, [...] to [..., inputs]."""
     rows = torch.ops.kvcast.look_up_packed(ids.flatten().long(), matrix, inputs)
     return rows.view(*ids.shape, inputs)  # type: ignore[no-any-return]
 
 
 def mix(hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int) -> Tensor:
-    """As `kvcast.models.ops.experts.mixture_of_experts`."""
     return torch.ops.kvcast.mix_packed(hidden, logits, gate_up, down, each)  # type: ignore[no-any-return]
 
 

@@ -29,16 +29,9 @@ _LOGITS = "logits"
 
 
 class PackedMatrices:
-    """The quantized matrices of a package's programs.
-
-    Attributes:
-        stored: the file's tensors of the matrices packed so far, by their submodules' names in
-            programs.
-
-    """
+    """The quantized matrices of a package's programs."""
 
     def __init__(self, programs: Mapping[str, Roles], quantize: str, blocks_of: BlocksOf) -> None:
-        """Choose how matrices are stored; `blocks_of` has the codes of the checkpoint's."""
         self._kinds = kinds(programs, quantize)
         self._blocks_of = blocks_of
         self.stored: dict[str, Tensor] = {}
@@ -56,7 +49,6 @@ class PackedMatrices:
         module.recompile()
 
     def product(self, module: GraphModule, node: Node) -> Node | None:
-        """Return the product of packed weights that equals a node's."""
         hidden, weight, bias = (*node.args, None)[:3]
         words = self._words(module, weight, MATRIX)
         if words is None:
@@ -67,7 +59,6 @@ class PackedMatrices:
         return module.graph.call_function(packed.multiply, (hidden, words, outputs))
 
     def lookup(self, module: GraphModule, node: Node) -> Node | None:
-        """Return the lookup in a packed table that equals a node's."""
         weight, ids, *_ = node.args
         rows, width = self._tensor(module, weight).shape
         if rows >= LARGE_TABLE:
@@ -78,7 +69,6 @@ class PackedMatrices:
         return module.graph.call_function(packed.look_up, (ids, words, width))
 
     def mixture(self, module: GraphModule, node: Node) -> Node:
-        """Return the mixture of packed experts that equals a node's."""
         hidden, logits, gate_up, down, each, *rest = node.args
         words = [self._words(module, weight, EXPERTS) for weight in (gate_up, down)]
         normalised = node.kwargs.get("normalised", rest[0] if rest else True)
@@ -117,7 +107,6 @@ _FORMS: Mapping[Any, Callable[[PackedMatrices, GraphModule, Node], Node | None]]
 
 
 def graph_roles(exported: torch.export.ExportedProgram, outputs: Sequence[str]) -> Roles:
-    """Return the uses of an exported program's matrices; `outputs` names its results."""
     module = exported.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")
@@ -154,5 +143,4 @@ def _name(node: Any) -> str:
 
 
 def _owner(weight: Any) -> str:
-    """Return the name of the submodule that has a matrix's words."""
     return _name(weight).removesuffix(".weight") + "_packed"

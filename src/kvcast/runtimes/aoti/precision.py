@@ -42,7 +42,6 @@ class _CastLinear(nn.Module):
         self.bias = matrix.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs], fp32."""
         product = linear(hidden.to(self.weight.dtype), self.weight).float()
         return product if self.bias is None else product + self.bias
 
@@ -72,7 +71,6 @@ class _Int8Linear(nn.Module):
         self.bias = matrix.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs], fp32."""
         tokens_ni = kept(hidden.flatten(0, -2))
         low_n = tokens_ni.amin(dim=1, keepdim=True).clamp(max=0)
         high_n = tokens_ni.amax(dim=1, keepdim=True).clamp(min=0)
@@ -115,8 +113,6 @@ class _Int8Table(_Int8Linear):
 
 
 class _CastConvolution(nn.Module):
-    """As `_CastLinear`, for a convolution."""
-
     weight: Tensor
     bias: Tensor
 
@@ -126,7 +122,6 @@ class _CastConvolution(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, hidden: Tensor, *settings: Any) -> Tensor:
-        """[b, inputs, t] to [b, outputs, t / stride], fp32; `settings` as for `conv1d`."""
         given = hidden.to(self.weight.dtype)
         return conv1d(given, self.weight, None, *settings).float() + self.bias[:, None]
 
@@ -154,7 +149,6 @@ class Precision:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` as a torch dtype."""
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.dtype]
 
     @property
@@ -220,7 +214,6 @@ def _reduce_convolution(module: GraphModule, node: Node, dtype: torch.dtype) -> 
 
 
 def _matrices(module: GraphModule) -> Iterator[tuple[str, list[Node], list[Node]]]:
-    """Yield the owner of each weight, the products with it, and the lookups in it."""
     users: dict[str, list[Node]] = {}
     for node in module.graph.nodes:
         place = _WEIGHT_OF.get(node.target)
@@ -233,7 +226,6 @@ def _matrices(module: GraphModule) -> Iterator[tuple[str, list[Node], list[Node]
 
 
 def _linear(module: GraphModule, owner: str, products: Sequence[Node]) -> nn.Linear:
-    """Return the owner's weight as a linear layer, with the product's bias if there is one."""
     held = module.get_submodule(owner)
     weight = held.get_parameter("weight")
     outputs, inputs = weight.shape

@@ -49,7 +49,6 @@ class CompiledProgram:
     def __init__(
         self, loader: Any, path: Path, graph: Graph, device: str, packed: PackedWeights
     ) -> None:
-        """Run `loader`'s program of the package at `path`, which reads `packed`."""
         self._loader = loader
         self._packed = packed
         self._path = path

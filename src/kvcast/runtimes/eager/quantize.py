@@ -33,7 +33,6 @@ class Int8Linear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs], fp32."""
         flat = hidden.flatten(0, -2).to(torch.bfloat16)
         product = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scales).float()
         return _biased(product, self.bias).unflatten(0, hidden.shape[:-1])
@@ -68,7 +67,6 @@ class Int4Linear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs], fp32."""
         flat = hidden.flatten(0, -2).to(torch.bfloat16)
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(
             flat, self.weight, _INT4_GROUP, self.scales_and_zeros
@@ -84,8 +82,6 @@ _LINEARS = {"int8": Int8Linear, "int4": Int4Linear}
 
 
 class Executed(Protocol):
-    """A program that is executed: `kvcast.models.executor.TorchProgram`."""
-
     @property
     def program(self) -> Program:
         """Return its operations."""
@@ -102,13 +98,8 @@ def quantize_matrices(executed: Executed, quantize: str) -> set[str]:
     """Replace the matrices of a program's products with their "int8" or "int4" form, in place.
 
     Embedding tables are not quantized, nor are routers and gates of one output, which are small.
-
-    Returns:
-        Names of the replaced matrices.
-
-    Raises:
-        KvcastError: the kernel does not support a matrix's sizes. Others may have been replaced.
-
+    Returns the names of replaced matrices. Raises KvcastError if the kernel does not support a
+    matrix's sizes; others may have been replaced.
     """
     roles = roles_of(executed.program)
     replaced = {

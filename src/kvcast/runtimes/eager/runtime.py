@@ -39,8 +39,6 @@ class Model(Protocol):
 
 
 class TorchRuntime(CachedRuntime):
-    """A runtime over torch tensors."""
-
     device = "cpu"
 
     @override
@@ -55,7 +53,6 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
     """
 
     def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
-        """Return the arguments of `decode_tokens` for inputs, each [inputs, ...]."""
         raise NotImplementedError
 
     def decode_tokens(
@@ -84,7 +81,6 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
         return cache
 
     def kept(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the inputs of `encode` after the first that `decode` takes as well."""
         return given
 
     @override
@@ -172,7 +168,6 @@ class EagerEncoderDecoder(TorchEncoderDecoder):
 
 
 def layers_of(runs: Sequence[CacheLayers], capacity: int) -> list[Layer]:
-    """Describe the tensors of layers in a cache for sequences of `capacity` positions."""
     return [layer for run in runs for _ in range(run.layers) for layer in _layers(run, capacity)]
 
 
@@ -198,15 +193,9 @@ class TorchDecoderOnly(TorchRuntime):
     ) -> Tensor:
         """Return logits fp32 [m, vocab] on the CPU, and write caches.
 
-        Args:
-            tokens_n: int64 [n], the new tokens of these rows.
-            rows: the rows of the caches that take part, ascending.
-            counts: the number of new tokens of each.
-            lengths: int32 [rows of the caches], positions in the caches before this call.
-            offsets: int64 [m], indices of positions whose logits are returned, equally many per
-                row.
-            caches: as the program has them, each [rows, ...].
-
+        `tokens_n` int64 [n] are the new tokens of `rows`, ascending, `counts` their numbers;
+        `lengths` int32 [rows of the caches] the positions before this call; `offsets` int64 [m] the
+        indices of positions whose logits are returned, equally many per row.
         """
         raise NotImplementedError
 
@@ -323,7 +312,6 @@ _RUNTIMES: Mapping[Interface, Any] = {
 
 
 def eager_runtime(model: Model) -> Any:
-    """Return a runtime that runs a model's programs in eager PyTorch."""
     return _RUNTIMES[family_with(model.dimensions).interface](model)
 
 

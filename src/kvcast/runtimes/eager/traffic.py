@@ -88,7 +88,6 @@ class EagerTraffic(TrafficReader):
 
 
 def _constant(array: NDArray[Any]) -> Tensor:
-    """Return a tensor like an array; floats are fp32, whatever the checkpoint has."""
     tensor = torch.from_numpy(array)
     return (tensor.float() if tensor.is_floating_point() else tensor).to("meta")
 
@@ -105,7 +104,6 @@ def _watched(
     caches: Mapping[str, CacheTensor],
     sizes: CallSizes,
 ) -> Sequence[Tensor]:
-    """Run a program on meta tensors and count its operators; return its results."""
     held = {_storage(part): name for name, part in arguments.items() if name in caches}
     lines = {name: prod(cache.shape[:2]) * cache.shape[-1] for name, cache in caches.items()}
     watch = _Watch(tally, held, dict(_constants(program)), lines, sizes)
@@ -114,7 +112,6 @@ def _watched(
 
 
 def _constants(program: TorchProgram) -> Iterator[tuple[int, str]]:
-    """Yield the memory of each constant with its name; a quantized matrix has further parts."""
     for name, part in (*program.named_parameters(), *program.named_buffers()):
         path, _, leaf = name.rpartition(".")
         is_part = leaf in ("scales", "scales_and_zeros")

@@ -28,14 +28,9 @@ _LEAST_ROWS = 1024
 def quantize_matrices(module: GraphModule, quantize: str) -> None:
     """Quantize products with constant matrices, and token embeddings, in place.
 
-    Args:
-        module: a program in fp32.
-        quantize: "none"; "8da8w": int8 weights with a scale per row; or "8da4w": int4 weights with
-            a scale per group of 32. Token embeddings become int8 with either.
-
-    Raises:
-        KvcastError: with "8da4w", the rows of a matrix do not divide into groups of 32.
-
+    "8da8w" is int8 with a scale per row, "8da4w" int4 with a scale per group of 32; token
+    embeddings become int8 with either. Raises KvcastError where rows do not divide into groups of
+    32.
     """
     if quantize == "none":
         return
@@ -90,12 +85,10 @@ class _Table(nn.Module):
         self.register_buffer("scales", scales_v1)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[...] to fp32 [..., width]."""
         return embedding(tokens, self.rows).float() * embedding(tokens, self.scales)
 
 
 def _make_layer(module: GraphModule, node: Node, name: str) -> None:
-    """Replace a node that reads a constant matrix by a layer that does the same."""
     values = [_constant(module, argument) for argument in node.args]
     if node.target is _TABLE:
         table, source = values[0], node.args[1]

@@ -70,12 +70,10 @@ class ExecutorchRuntime(CachedRuntime):
         return logits_rpv
 
     def row(self, tokens_s: Int64, cache: CacheHandle, row: int) -> tuple[Int64, int, list[Tensor]]:
-        """Return the arguments of `decode` for a row: new tokens, its length before, and caches."""
         caches = [*self._cells(cache, row), *self.encoded(cache, row)]
         return tokens_s, int(cache.lengths[row]), caches
 
     def encoded(self, cache: CacheHandle, row: int) -> Sequence[Tensor]:  # noqa: ARG002
-        """Return the arguments of `decode` for the input that a row reads."""
         return ()
 
     def _cells(self, cache: CacheHandle, row: int) -> list[Tensor]:

@@ -135,7 +135,6 @@ class _Method:
         return [*values, *inside]
 
     def _constants(self, operator: str, values: Sequence[int]) -> dict[str, int]:
-        """Return the bytes that an operator reads of constants, by their buffers' names."""
         read: dict[str, int] = {}
         if operator in _SELECTIONS:  # of rotary angles and the like
             return read
@@ -149,7 +148,6 @@ class _Method:
         return read
 
     def _named(self, delegate: Any) -> dict[str, int]:
-        """Return the sizes of the data that a delegate reads from the file, by its names."""
         blob = self._file.program.backend_delegate_data[delegate.processed.index].data
         named = self._file.named_data
         if named is None:
@@ -158,7 +156,6 @@ class _Method:
         return {key: len(named.buffers[named.pte_data[key].buffer_index]) for key in keys}
 
     def _starts(self) -> dict[int, str]:
-        """Return the first instruction of each layer, with the layer's name."""
         if not any(key.startswith("past_") for key in self._caches):
             return {0: "encode"}
         layers: dict[str, list[int]] = {}

@@ -31,13 +31,7 @@ _WORDS = 2**32
 
 
 class Activations(NamedTuple):
-    """The activations of one row.
-
-    Attributes:
-        results: [1, positions, width] of steps, by their names.
-        caches: keys and values [1, kv_heads, positions, d] of each layer with attention.
-
-    """
+    """The activations of one row."""
 
     results: Mapping[str, Float32]
     caches: list[tuple[Float32, Float32]]
@@ -78,14 +72,7 @@ _LEAST = 1e-5
 def smooth(
     decode: Program, weights: Mapping[str, Float32], reference: Reference
 ) -> Iterator[tuple[str, Float32]]:
-    """Yield norms and the matrices behind them, rescaled, by name; together they compute the same.
-
-    Args:
-        decode: of a decoder-only model.
-        weights: its constants by name.
-        reference: the same model.
-
-    """
+    """Yield norms and the matrices behind them, rescaled; together they compute the same."""
     groups = list(_groups(decode))
     widths = {group.norm: len(weights[group.parts[0]]) for group in groups}
     inputs = run_random_tokens(decode, reference, widths).results

@@ -28,8 +28,6 @@ _LENGTH = 256
 
 
 class CalibrationModel(Protocol):
-    """A model of self caches alone: `kvcast.models.executor.TorchModel`."""
-
     @property
     def dimensions(self) -> Any:
         """Sizes of a model whose layers are alike: `windows`, `kv_heads`, `head_dim`."""
@@ -108,13 +106,8 @@ class Calibrated:
 def calibrate(programs: TorchModel, blocks_of: BlocksOf, on_phase: OnPhase) -> Calibrated:
     """Measure the inputs of layers' matrices; the table and the head are left as they are.
 
-    Args:
-        programs: fp32, without a mixture of experts; not changed.
-        blocks_of: the checkpoint's codes of a matrix, which are kept.
-        on_phase: called at the start of each phase.
-
-    Raises KvcastError if the model's logits are not all finite.
-
+    `programs` are fp32, without a mixture of experts, and not changed; the checkpoint's codes are
+    kept. Raises KvcastError if the model's logits are not all finite.
     """
     decode = programs["decode"]
     roles = roles_of(decode.program)
@@ -145,7 +138,6 @@ def calibrate(programs: TorchModel, blocks_of: BlocksOf, on_phase: OnPhase) -> C
 
 
 def _weights(squares_i: Tensor) -> Tensor:
-    """Return the weights of errors: equal where inputs were always zero."""
     return squares_i + (_DAMPING * squares_i.mean()).clamp(min=torch.finfo(torch.float32).tiny)
 
 

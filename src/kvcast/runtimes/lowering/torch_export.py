@@ -60,7 +60,6 @@ class Signature:
         return tree_leaves(self.sizes, is_leaf=lambda part: isinstance(part, dict))
 
     def export(self) -> ExportedProgram:
-        """Return the program's graph of operators, kvcast's among them."""
         with torch.no_grad():
             return torch.export.export(
                 self.program, self.arguments, dynamic_shapes=self.sizes, strict=False
@@ -68,7 +67,6 @@ class Signature:
 
 
 def signatures_of(programs: Any) -> Mapping[str, Signature]:
-    """Return the signature of each of a model's programs, by name."""
     described = family_with(programs.dimensions).programs(programs.dimensions)
     return {name: signature_of(programs[name], program) for name, program in described.items()}
 

@@ -54,7 +54,6 @@ def _self_attention(builder: Builder, call: SelfAttention[Any]) -> Value:
 
 
 def _crossed(call: SelfAttention[Any], key_heads: int, head_dim: int) -> Mapping[str, Any]:
-    """Return the words of an encoded input attended to in one softmax with a cache."""
     key, value, rows = call.cross_key, call.cross_value, call.query.sizes[0]
     if key is None or value is None:
         expect(key is value is call.cross_lengths, "keys of an input")
@@ -300,7 +299,6 @@ def _turned(
     cosines: NDArray[Any],
     sines: NDArray[Any],
 ) -> tuple[Value, Value, Value]:
-    """Rotate queries and keys of all positions; values come along, for kernels want them beside."""
     inputs, positions, width = query.sizes
     head_dim = width // heads
     expect_angles(cosines, sines, head_dim // 2)

@@ -50,17 +50,11 @@ class Library:
 
 
 def open_library(on_compile: Callable[[], None] = lambda: None) -> ctypes.CDLL:
-    """Return the library, compiled first if it must be; raises LibraryMissingError.
-
-    Args:
-        on_compile: called before it is compiled, which takes seconds.
-
-    """
+    """Return the library, compiled first if it must be; raises LibraryMissingError."""
     return _loaded(find_library(), on_compile)
 
 
 def _loaded(existing: Library | None, on_compile: Callable[[], None]) -> ctypes.CDLL:
-    """Load an existing library, or else compile one and load it."""
     path, shipped = (existing.path, existing.shipped) if existing else (_compile(on_compile), False)
     try:
         library = ctypes.CDLL(str(path))
@@ -195,12 +189,10 @@ def _record(library: Path) -> Path:
 
 
 def _log(library: Path) -> Path:
-    """Return the file with the messages of a compiler that failed."""
     return library.with_suffix(".log")
 
 
 def _compile(on_compile: Callable[[], None]) -> Path:
-    """Compile the library into the cache folder, once if several processes want it."""
     sources = sources_digest(SOURCES)
     if not sources:
         raise LibraryMissingError(f"kvcast's native library and its sources are missing: {_ANEW}")
@@ -262,7 +254,6 @@ def contents(library: Path) -> Fields:
 
 
 def is_whole(library: Path, record: Fields) -> bool:
-    """Return whether a library matches its recorded checksum."""
     try:
         if library.stat().st_size != record.get("size"):
             return False
@@ -272,7 +263,6 @@ def is_whole(library: Path, record: Fields) -> bool:
 
 
 def read_record(path: Path) -> Fields:
-    """Return a record's fields; none if it is not there or is damaged."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -281,5 +271,4 @@ def read_record(path: Path) -> Fields:
 
 
 def write_record(path: Path, fields: Fields) -> None:
-    """Write a record; raises OSError."""
     path.write_text(json.dumps(dict(fields)) + "\n", encoding="utf-8")

@@ -113,7 +113,6 @@ def manifest_of(
 
 
 def graphs_of(programs: Mapping[str, Program], folder: str) -> dict[str, Graph]:
-    """Return the manifest's entries for programs in files of a folder."""
     return {
         name: Graph(
             file=f"{folder}{name}.json",
@@ -157,18 +156,8 @@ def lower(
 ) -> dict[str, Graph]:
     """Write `native/NAME.json` for each program and `native/weights.safetensors` under `folder`.
 
-    Args:
-        programs: by the names that the runtime looks up.
-        tensors: the checkpoint's, by name.
-        constants: of the programs, beside the tensors.
-        precision: of matrices.
-        folder: an existing folder.
-        on_phase: called at the start of each phase.
-        blocks_of: the checkpoint's codes of a matrix, which are kept.
-
-    Returns:
-        The manifest's entries for the programs.
-
+    `constants` are the programs' in addition to the tensors; `blocks_of` has the checkpoint's codes
+    of a matrix, which are kept.
     """
     (folder / FOLDER).mkdir()
     for name, program in programs.items():
@@ -229,11 +218,7 @@ def constants_of(
 ) -> dict[str, Callable[[], StoredNumbers]]:
     """Group a file's tensors into constants: a matrix's codes and scales are one.
 
-    Args:
-        read: returns a tensor by its name in the file.
-        names: file's names by programs' names.
-        shapes: of the checkpoint's tensors.
-
+    `names` has the file's names by the programs'; `shapes` are of the checkpoint's tensors.
     """
     known = {name.removesuffix(CODES) for name in names if not name.endswith((SCALES, LEAST))}
     return {
@@ -248,7 +233,6 @@ def _numbers(
     name: str,
     shape: tuple[int, ...] | None,
 ) -> StoredNumbers:
-    """Return a constant, in a checkpoint's shape unless None."""
     if name in there:
         return StoredNumbers(_shaped(read(name), shape))
     codes, bits = read(name + CODES), 8

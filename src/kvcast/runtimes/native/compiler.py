@@ -90,7 +90,6 @@ def find_compiler() -> Compiler:
 
 
 def _chosen() -> list[str]:
-    """Return the words of $CXX; none if it is not set."""
     words = os.environ.get("CXX", "")
     try:
         return shlex.split(words)
@@ -159,7 +158,6 @@ def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path)
 
 
 def _problem(command: Sequence[str]) -> str:
-    """Start a compiler; returns the problem, empty if it runs."""
     try:
         subprocess.run(  # noqa: S603 - the user's compiler
             [*command, "--version"],
@@ -177,7 +175,6 @@ def _problem(command: Sequence[str]) -> str:
 
 
 def _failure(command: Sequence[str]) -> str:
-    """Run a compiler; returns the command and its messages if it failed, else nothing."""
     done = subprocess.run(  # noqa: S603 - the user's compiler
         command,
         stdin=subprocess.DEVNULL,

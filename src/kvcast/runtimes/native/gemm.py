@@ -56,7 +56,6 @@ def _products(
     out: Value,
     gated: bool = False,
 ) -> None:
-    """Multiply with each part of a matrix; `out` is contiguous."""
     if isinstance(matrix, Matrix):
         _product(builder, lines, matrix, activation, residual, out, gated)
         return
@@ -77,7 +76,6 @@ def _product(
     out: Value,
     gated: bool = False,
 ) -> None:
-    """Multiply lines of exactly the matrix's inputs; `out` is contiguous, or a part of lines."""
     # Of outputs that a tile lacks, which are zeros, it would make others.
     expect(gated or activation != "sigmoid", "the activation of a product")
     x = factors(builder, lines, matrix)
@@ -100,7 +98,6 @@ def _product(
 
 
 def factors(builder: Builder, lines: Lines, matrix: Matrix) -> dict[str, Word]:
-    """Return the fields of lines that a product with the matrix reads."""
     if matrix.format == Format.F32:
         return {"x": lines.value.address, "stride": lines.stride, "rounded_x": NOTHING}
     return {"x": NOTHING, "stride": 0, "rounded_x": builder.rounded(lines)}

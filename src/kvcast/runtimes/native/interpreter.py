@@ -45,11 +45,7 @@ class Interpreter:
         *,
         exact: bool,
     ) -> None:
-        """Take programs by name, and their packed constants.
-
-        `place_of` names a program's file in messages. `exact`: attention of encoders is computed
-        in fp32.
-        """
+        """`place_of` names a program's file in messages; with `exact` encoders attend in fp32."""
         self.machine = machine
         self.programs = programs
         self.constants = constants
@@ -75,7 +71,6 @@ class Interpreter:
 
     @property
     def prompts_differ(self) -> bool:
-        """Whether prompts are computed otherwise than steps; never in fp32."""
         return self.machine.prompts_differ and not self._exact
 
     def last_product(self, name: str, output: str) -> tuple[str, Matrix]:
@@ -124,7 +119,6 @@ class Interpreter:
         self._place_of = lambda name: place if name in programs else place_of(name)
 
     def sizes(self, name: str, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, tuple[int, ...]]:
-        """Return the sizes of a program's results, given arrays that it reads."""
         key = (name, *((part.dtype, part.shape) for part in inputs.values()))
         with self._planning:
             sizes = self._sizes.get(key)
@@ -225,7 +219,6 @@ def read_program(path: Path) -> Program:
 
 
 def _put(builder: Builder, result: Value, wanted: Value) -> None:
-    """Place a result in the caller's array, quantized if that is an int8 cache."""
     if wanted.dtype == Dtype.INT8:
         store_value(builder, result, wanted)
         return
@@ -245,12 +238,8 @@ Int64 = NDArray[np.int64]
 def scores_plan(queries_sx: Float32, keys: Sequence[NDArray[Any]], scores_hst: Float32) -> Plan:
     """Return the call that fills `scores_hst` with scaled products of queries and keys.
 
-    Args:
-        queries_sx: [s, heads * d], contiguous.
-        keys: of each head the lines [t, d] of its cache, contiguous; codes are followed by their
-            scale's bytes.
-        scores_hst: [heads, s, t], contiguous.
-
+    `keys` has each head's lines [t, d] of its cache, contiguous; codes are followed by their
+    scale's bytes.
     """
     heads, tokens, positions = scores_hst.shape
     head_dim = queries_sx.shape[1] // heads
@@ -307,13 +296,8 @@ def probabilities_plan(
 ) -> Plan:
     """Return the call that fills `probabilities_p` with the probabilities of tokens among some.
 
-    Args:
-        hidden_pd: [p, d], the input of the product with the vocabulary's matrix; contiguous.
-        matrix: [vocab, d].
-        tokens_p: [p], each with a 0 in `among_v`.
-        among_v: [vocab], 0 for tokens that count and -inf for all other tokens.
-        probabilities_p: [p].
-
+    `hidden_pd` is the contiguous input of the product with `matrix`, the vocabulary's; `among_v` is
+    0 for tokens that count and -inf for all other tokens.
     """
     builder = Builder()
     builder.emit(

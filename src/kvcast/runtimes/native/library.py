@@ -123,7 +123,6 @@ class Machine:
     """Threads that run programs with one ISA, one program at a time."""
 
     def __init__(self, threads: int, instructions: str | None = None) -> None:
-        """Start threads; `instructions` is one of `instruction_sets`, by default the chosen."""
         self._library = _library()
         chosen = instructions or chosen_isa()
         self._handle = self._library.kvcast_open(chosen.encode(), threads)
@@ -143,17 +142,11 @@ class Machine:
         bias: NDArray[np.float32] | None = None,
         inputs: int | None = None,
     ) -> NDArray[np.uint8]:
-        """Return a matrix's tiles, for codes [outputs, inputs] of its format.
+        """Return a matrix's tiles, for codes [outputs, inputs] as a bundle stores them.
 
-        KvcastError where the system has no threads left, as it may have for a forked process.
-
-        Args:
-            format_: of codes and scales.
-            codes: as a bundle stores them.
-            scales: float32; none for F32.
-            bias: float32 [outputs].
-            inputs: for INT4_MIN, whose codes are two in a byte.
-
+        `scales` are float32, none for F32; `inputs` is for INT4_MIN, whose codes are two in a byte.
+        Raises KvcastError where the system has no threads left, as it may have for a forked
+        process.
         """
         outputs, inputs = len(codes), inputs or codes.shape[1]
         size = self._library.kvcast_packed_bytes(self._handle, format_, outputs, inputs)
@@ -197,14 +190,12 @@ class Machine:
             raise MemoryError
 
     def _told(self, function: Any, *arguments: Any) -> None:
-        """Call a function that may fail; KvcastError if it does."""
         message = ctypes.create_string_buffer(_MESSAGE)
         if function(self._handle, *arguments, message, _MESSAGE):
             raise KvcastError(message.value.decode())
 
     @property
     def prompts_differ(self) -> bool:
-        """Whether attention uses a separate kernel for prompts of quantized models."""
         return bool(self._library.kvcast_prompts_differ(self._handle))
 
     def multiply(self, *, int8: bool, turns: int) -> float:
@@ -241,7 +232,6 @@ class Machine:
         return taken[:size]
 
     def run(self, words: NDArray[np.int64]) -> None:
-        """Run a program; KvcastError if it fails."""
         # Not by `_told`: each token comes by here.
         message = ctypes.create_string_buffer(_MESSAGE)
         run = self._library.kvcast_run
@@ -250,7 +240,6 @@ class Machine:
 
 
 def rounded_bytes(rows: int, inputs: int) -> int:
-    """Return the bytes of rows of activations as int8."""
     size: int = _library().kvcast_rounded_bytes(rows, inputs)
     return size
 

@@ -72,7 +72,6 @@ def packed_experts(machine: Machine, tensors: Tensors, name: str) -> Experts:
 def _stored(
     tensors: Tensors, name: str
 ) -> tuple[Format, NDArray[Any], NDArray[np.float32] | None, int]:
-    """Return a matrix's format, codes, scales and inputs; ValueError if they do not fit."""
     if name in tensors:
         codes = _checked(tensors, name, np.float32, (None, None))
         return Format.F32, codes, None, codes.shape[1]
@@ -95,7 +94,6 @@ def _stored(
 def _checked(
     tensors: Tensors, name: str, dtype: Any, shape: tuple[int | None, ...]
 ) -> NDArray[Any]:
-    """Return a tensor of these sizes; None allows any. The library reads it unchecked."""
     tensor = tensors[name]
     fits = tensor.ndim == len(shape) and all(
         size > 0 if wanted is None else size == wanted
@@ -291,12 +289,8 @@ def searched(
 
     As llama.cpp's `make_qkx2_quants` does for Q4_K: several ranges, a little narrower and wider
     than a block's, give codes; the least-squares scale and minimum of each are compared, and the
-    pair with the least error is kept. They are float16, as the kernels read them.
-
-    Args:
-        matrix: [outputs, inputs].
-        weights: weight of the squared errors of an input, [inputs], above 0; equal by default.
-
+    pair with the least error is kept. They are float16, as the kernels read them. `weights`
+    [inputs], above 0, weigh the squared errors of an input.
     """
     outputs, inputs = matrix.shape
     given = np.ones(inputs, np.float32) if weights is None else weights

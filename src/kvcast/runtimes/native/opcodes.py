@@ -97,12 +97,7 @@ class Activation(IntEnum):
 
 @dataclass(eq=False)
 class Storage:
-    """Memory that values are views of.
-
-    Attributes:
-        address: its address, if not in the arena.
-
-    """
+    """Memory that values are views of."""
 
     size: int
     address: int | None = None
@@ -110,8 +105,6 @@ class Storage:
 
 @dataclass(frozen=True)
 class Address:
-    """A place in a storage, in bytes from its beginning."""
-
     storage: Storage
     offset: int = 0
 
@@ -137,8 +130,6 @@ Fields: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Layout:
-    """The fields of a struct or an instruction, in order."""
-
     def __init__(self, owner: str, fields: Fields) -> None:
         self._owner = owner
         names = [name for name, _ in fields]
@@ -164,8 +155,6 @@ class Layout:
 
 @dataclass
 class Instruction:
-    """One instruction; its words may still be changed."""
-
     operation: Operation
     words: list[Word]
 
@@ -208,12 +197,7 @@ _PART = re.compile(r"\(\s*([^(),]*?)\s*,\s*([^(),]*?)\s*\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The contents of the file.
-
-    Attributes:
-        instructions: of each its fields; codes are places in this order.
-
-    """
+    """The contents of the file."""
 
     enums: Mapping[str, Mapping[str, int]]
     structs: Mapping[str, Fields]

@@ -35,8 +35,6 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Matrix:
-    """A packed matrix [outputs, inputs]."""
-
     format: Format
     outputs: int
     inputs: int
@@ -214,7 +212,6 @@ class Builder:
         return out
 
     def contiguous(self, value: Value, dtype: Dtype) -> Value:
-        """Return a contiguous value of a dtype."""
         if value.is_contiguous and dtype == value.dtype:
             return value
         return self.copied(value, dtype)
@@ -268,7 +265,6 @@ class Builder:
         )
 
     def _drop_unread_floats(self) -> None:
-        """Leave out results that are read as int8 alone."""
         readers: dict[Storage, int] = {}
         for instruction in self.instructions:
             for storage in instruction.storages():

@@ -53,7 +53,6 @@ class Encoding:
     call: Call
 
     def run(self, given: Mapping[str, NDArray[Any]], interpreter: Interpreter) -> None:
-        """Encode inputs of the sizes that the call was planned for."""
         for name, part in given.items():
             self.inputs[name][...] = part
         interpreter.run(self.call)
@@ -72,8 +71,6 @@ class Encodings:
 
 
 class NativeRuntime(BoundRuntime):
-    """The program `decode` over caches in NumPy arrays: all that a decoder-only model has."""
-
     def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
         super().__init__(manifest, interpreter.run)
@@ -138,8 +135,6 @@ class NativeRuntime(BoundRuntime):
 
 
 class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
-    """`encode`, and `decode` over its results."""
-
     def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
         super().__init__(manifest, interpreter)
         [self._cross] = (run for run in manifest.cache if run.kind in ENCODED)
@@ -184,7 +179,6 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         return given[name].dtype if name in given else self._cross.dtype
 
     def _room(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return arrays for inputs that a cache does not keep."""
         read = {name: part for name, part in given.items() if name not in self.encoded}
         return {name: np.empty(part.shape, part.dtype) for name, part in read.items()}
 
@@ -319,7 +313,6 @@ class NativeInputStream(InputStream):
                 part[slots.places[self._slot]] = positions
 
     def _put(self, results: Mapping[str, NDArray[np.float32]]) -> int:
-        """Write cross keys and values after the final positions; return how many positions."""
         slots, count = self._cache.memory.slots, 0
         place = slots.places[self._slot]
         for name, part in zip(self._runtime.encoded, slots.parts, strict=True):
@@ -340,7 +333,6 @@ def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:
 
 
 def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
-    """Describe the tensors of a layer in a cache for sequences of `capacity` positions."""
     if layers := recurrent_layers(run, run.dtype):
         return layers
     if run.kind == "ring":
@@ -350,7 +342,6 @@ def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
 
 
 def _line(run: CacheLayers) -> int:
-    """Return the elements of a head's position: codes are followed by the bytes of their scale."""
     return run.head_dim + (SCALE_BYTES if run.dtype == "int8" else 0)
 
 

@@ -85,7 +85,6 @@ def _arrays(
     caches: Mapping[str, CacheTensor],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, NDArray[Any]]:
-    """Return arrays for a program's arguments; untouched memory is never committed."""
     dtypes = {argument.name: argument.dtype for argument in signature.arguments}
     return {
         name: _empty(caches[name]) if name in caches else np.zeros(shapes[name], dtypes[name])
@@ -160,7 +159,6 @@ class Listed:
     fields: Mapping[str, Any]
 
     def addresses(self) -> Iterator[tuple[str, int]]:
-        """Yield the names of pointers and their addresses; of a struct's, `field.member`."""
         for name, value in self.fields.items():
             yield from _addresses(name, value)
 

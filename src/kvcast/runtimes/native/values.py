@@ -43,7 +43,6 @@ class Value:
 
     @classmethod
     def fresh(cls, sizes: Sequence[int], dtype: Dtype) -> Self:
-        """Return a contiguous value in a new storage."""
         return cls(Storage(prod(sizes) * dtype.size), dtype, tuple(sizes), contiguous(sizes))
 
     @classmethod
@@ -70,7 +69,6 @@ class Value:
 
     @property
     def fills_storage(self) -> bool:
-        """Whether it is the whole of its storage, in order."""
         whole = prod(self.sizes) * self.dtype.size == self.storage.size
         return whole and self.offset == 0 and self.is_contiguous
 
@@ -93,7 +91,6 @@ class Value:
         return self.viewed(sizes, strides)
 
     def unsqueezed(self, axis: int) -> Self:
-        """Add an axis of size 1."""
         axis %= len(self.sizes) + 1
         sizes, strides = list(self.sizes), list(self.strides)
         sizes.insert(axis, 1)
@@ -132,7 +129,6 @@ class Value:
         )
 
     def part(self, axis: int, first: int, size: int) -> Self:
-        """Return `size` of an axis, from `first` on."""
         axis %= len(self.sizes)
         sizes = [*self.sizes[:axis], size, *self.sizes[axis + 1 :]]
         return self.viewed(sizes, self.strides, first * self.strides[axis])
@@ -176,7 +172,6 @@ def lines_of(value: Value) -> Lines | None:
 
 
 def contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous array."""
     strides, step = [], 1
     for size in reversed(sizes):
         strides.append(step)
@@ -216,7 +211,6 @@ def expect_bias(bias: Value | None, sizes: Sequence[int]) -> None:
 
 
 def cache_sizes(cache: Value) -> tuple[int, ...]:
-    """Return rows, heads, positions and head size."""
     *sizes, line = cache.sizes
     return (*sizes, line - SCALE_BYTES if cache.dtype == Dtype.INT8 else line)
 
@@ -232,12 +226,10 @@ def flat(lines: Lines) -> list[Word]:
 
 
 def flat_words(data: Word, stride: int) -> list[Word]:
-    """Return the struct of lines from `data`, `stride` elements apart."""
     return STRUCTS["Flat"].words(data=data, stride=stride)
 
 
 def heads_of(cache: Value) -> list[Word]:
-    """Return a cache as the struct that instructions take."""
     stride, head_stride = cache.strides[:2]
     return STRUCTS["Heads"].words(
         data=cache.address, number=int(cache.dtype), stride=stride, head_stride=head_stride
@@ -249,7 +241,6 @@ def or_none(value: Value | None) -> Word:
 
 
 def bias_of(builder: "Builder", bias: Value | None) -> list[Word]:
-    """Return a bias, or none, as the struct that instructions take."""
     layout = STRUCTS["Bias"]
     if bias is None:
         return layout.words(data=NOTHING, stride=0, head_stride=0, query_stride=0)

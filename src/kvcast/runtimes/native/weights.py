@@ -75,7 +75,6 @@ def packed_constants(
     weights: Weights,
     on_phase: OnPhase = ignore_phase,
 ) -> dict[Constant, Any]:
-    """Return the packed constants of programs' operations, by name."""
     makers = {
         name: make
         for operation, make in _MAKERS.items()
@@ -137,17 +136,7 @@ class BundleWeights(Weights):
 
 
 class CheckpointWeights(Weights):
-    """The tensors of a checkpoint, quantized as they are packed.
-
-    Args:
-        programs: by name.
-        tensors: arrays by canonical name, read on lookup.
-        shapes: of the tensors.
-        rows_of: the location of a matrix's rows.
-        constants: of the programs, in addition to the tensors.
-        precision: of matrices; with OWN the files' codes.
-
-    """
+    """The tensors of a checkpoint, quantized as they are packed."""
 
     def __init__(
         self,
@@ -280,7 +269,6 @@ class Holding:
     Attributes:
         stored: types of the tensors in the files; empty for computed tensors, and for bundles.
         kept: whether memory has the files' values or codes, without rounding.
-        tensors: number of tensors under kvcast's names: query, key and value are one.
 
     """
 
@@ -336,7 +324,6 @@ def _stored_bytes(part: "StoredTensor") -> int:
 
 
 def _held(packed: Any) -> tuple[str, int, set[Format]]:
-    """Describe a packed constant; return its bytes in memory, and the formats of a matrix."""
     matrices: Sequence[Matrix] = ()
     match packed:
         case Matrix():
@@ -356,7 +343,6 @@ def _held(packed: Any) -> tuple[str, int, set[Format]]:
 
 
 def _spelled(array: NDArray[Any]) -> str:
-    """Return the name of an array's type, as files call it."""
     dtype = str(array.dtype)
     return _FLOATS.get(dtype, dtype)
 
