@@ -1,6 +1,7 @@
 """Minutes of real speech: in a batch and with drafts, what each recording gives alone."""
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import kvcast
 from kit.recordings import Load, Samples, told
 from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.speech.params import TranscribeParams
+from kvcast.speech.recordings import open_windows
 from kvcast.speech.transcription import Transcription
 from kvcast.whisper.long_form import WhisperPlan
 
@@ -108,7 +110,7 @@ def test_on_the_native_runtime_recordings_may_arrive_at_any_time(seed, several, 
             for index in waiting[: rng.integers(1, 4)]:
                 running[index] = Transcription(
                     decoder.scheduler,
-                    model.opening(several[index], params),
+                    partial(open_windows, several[index], model.dimensions.n_mels, params),
                     WhisperPlan(decoder.requests, attempts, params),
                     params=params,
                 )
