@@ -6,7 +6,7 @@ import pytest
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.checkpoints.text2text.t5 import t5_dimensions
 from kvcast.errors import UsageError
-from kvcast.families.t5 import tensor_shapes
+from kvcast.families.t5 import T5
 from kvcast.tokenizers.opening import open_text
 from kvcast_bench import random_t5
 from kvcast_bench.random_t5 import RANDOM, random_folder, write_t5
@@ -18,7 +18,7 @@ def test_kvcast_reads_what_is_written(tmp_path):
     write_t5(CONFIG, tmp_path / "model")
     checkpoint = open_checkpoint(tmp_path / "model")
     assert checkpoint.dimensions == TINY
-    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == tensor_shapes(
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == T5.tensor_shapes(
         TINY
     )
 
@@ -75,7 +75,7 @@ def test_a_published_size_is_written_once(tmp_path, monkeypatch):
 def test_t5_small_has_the_published_number_of_weights():
     assert RANDOM == ("random:t5-small",)
     sizes = t5_dimensions(random_t5._PUBLISHED["random:t5-small"], "t5-small")
-    assert sum(int(np.prod(shape)) for shape in tensor_shapes(sizes).values()) == 60_506_624
+    assert sum(int(np.prod(shape)) for shape in T5.tensor_shapes(sizes).values()) == 60_506_624
 
 
 def test_sizes_that_nobody_published_are_refused():

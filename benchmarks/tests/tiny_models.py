@@ -8,8 +8,8 @@ import numpy as np
 from kit.dimensions import LLAMA, T5_SMALL
 from kit.models import lazy_tensors
 from kvcast.checkpoints.base import Checkpoint
+from kvcast.families.decoder import DECODER
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.families.decoder_shapes import tensor_shapes
 from tokenizers import Tokenizer, decoders, models
 
 TINY = replace(LLAMA, vocab_size=96, max_positions=64)
@@ -51,7 +51,7 @@ def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> Checkpoint:
         tensors=lazy_tensors(
             {
                 name: rng.standard_normal(shape, np.float32)
-                for name, shape in tensor_shapes(dimensions).items()
+                for name, shape in DECODER.tensor_shapes(dimensions).items()
             }
         ),
         text={

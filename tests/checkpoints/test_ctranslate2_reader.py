@@ -21,7 +21,7 @@ from checkpoints.tiny_whisper import (
 from kit.in_transformers import demo_in_transformers
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError
-from kvcast.families.whisper import tensor_shapes
+from kvcast.families.whisper import WHISPER
 
 WHOLE = ct2_bytes(ct2_variables(), TIED)
 
@@ -164,7 +164,7 @@ def test_altered_bytes_give_one_line_or_a_whole_model(scratch, flips):
     try:
         checkpoint = open_checkpoint(scratch)
         shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-        expected = tensor_shapes(checkpoint.dimensions)
+        expected = WHISPER.tensor_shapes(checkpoint.dimensions)
     except KvcastError as error:
         message = str(error)
     assert "\n" not in message

@@ -27,7 +27,7 @@ from kit.tiny_gguf import (
 from kvcast.checkpoints.gguf.file import read_gguf
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import KvcastError, UsageError
-from kvcast.families.decoder_shapes import tensor_shapes
+from kvcast.families.decoder import DECODER
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.stored_matrices import Encoding
 
@@ -76,10 +76,10 @@ def check(path, arrays, experts=0):
     """Read the file back; return its dimensions."""
     checkpoint = open_checkpoint(path)
     want = expected(arrays, experts)
-    assert set(checkpoint.tensors) == set(want) == set(tensor_shapes(checkpoint.dimensions))
+    assert set(checkpoint.tensors) == set(want) == set(DECODER.tensor_shapes(checkpoint.dimensions))
     for name, array in checkpoint.tensors.items():
         np.testing.assert_array_equal(array, want[name], err_msg=name)
-        assert array.shape == tensor_shapes(checkpoint.dimensions)[name]
+        assert array.shape == DECODER.tensor_shapes(checkpoint.dimensions)[name]
     return checkpoint.dimensions
 
 

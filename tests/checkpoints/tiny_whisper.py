@@ -9,7 +9,7 @@ import numpy as np
 
 from kit.dimensions import SMALL
 from kvcast.checkpoints.base import Checkpoint
-from kvcast.families.whisper import tensor_shapes
+from kvcast.families.whisper import WHISPER
 
 KINDS = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 
@@ -71,7 +71,9 @@ def random_checkpoint(languages=()) -> Checkpoint:
         alignment_heads=((0, 1),),
     )
     draw = np.random.default_rng(0).standard_normal
-    tensors = {name: draw(shape, np.float32) for name, shape in tensor_shapes(dimensions).items()}
+    tensors = {
+        name: draw(shape, np.float32) for name, shape in WHISPER.tensor_shapes(dimensions).items()
+    }
     for name, tensor in tensors.items():
         if name.endswith("attention.qkv.bias"):
             tensor[8:16] = 0

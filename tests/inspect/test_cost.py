@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kit.dimensions import LLAMA, TINY_EN
 from kvcast.errors import UsageError
+from kvcast.families.decoder import DECODER
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.families.decoder_shapes import tensor_shapes
 from kvcast.families.mixers import DeltaNet, StateSpace
 from kvcast.inspect.cost import CostQuery, counted, document, render
 from kvcast.inspect.roofline import MachineRates
@@ -112,7 +112,7 @@ def test_products_are_those_of_every_matrix_with_every_token(others: dict[str, A
     work = model.call(0, 7, asked=7)
     matrices = {
         name: prod(shape)
-        for name, shape in tensor_shapes(sizes).items()
+        for name, shape in DECODER.tensor_shapes(sizes).items()
         if len(shape) == 2 and name.startswith("decoder.layers.") and "kernel" not in name
     }
     assert work.keys_values + work.linear == 2 * 7 * sum(matrices.values())
@@ -126,7 +126,7 @@ def test_products_are_those_of_every_matrix_with_every_token(others: dict[str, A
     spared = ("out.weight", "feed_forward.gate_up.weight", "feed_forward.down.weight")
     behind = sum(
         prod(shape)
-        for name, shape in tensor_shapes(sizes).items()
+        for name, shape in DECODER.tensor_shapes(sizes).items()
         if name.startswith("decoder.layers.2.") and name.endswith(spared)
     )
     assert (last.head, work.linear - last.linear) == (2 * 50 * 24, 2 * 6 * behind)
@@ -190,7 +190,7 @@ def test_layers_that_read_the_caches_of_others_compute_the_asked_positions_alone
     model = ModelWork(dimensions=sizes)
     work = model.call(5, 7, rows=2)
     early = late = 0
-    for name, shape in tensor_shapes(sizes).items():
+    for name, shape in DECODER.tensor_shapes(sizes).items():
         last_of_all = name == "decoder.layers.1.attention.qkv.weight"
         if last_of_all or name.startswith(("decoder.layers.0.", "decoder.layer_projection.w")):
             early += prod(shape) if len(shape) == 2 else 0

@@ -31,7 +31,7 @@ from kit.audio_decoders import (
 from kit.rounding import tolerance
 from kit.small_tokenizers import PROSE
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
-from kvcast.families.audio_decoder import tensor_shapes
+from kvcast.families.audio_decoder import AUDIO_DECODER
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.speech.audio_decoder import without_repetitions
@@ -223,7 +223,7 @@ def test_eager_gives_these_logits_too(kind: str, folders: Any):
     theirs, folder = folders[kind]
     checkpoint = open_checkpoint(folder)
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    assert shapes == tensor_shapes(checkpoint.dimensions)
+    assert shapes == AUDIO_DECODER.tensor_shapes(checkpoint.dimensions)
     assert replace(read_dimensions(folder), tied=checkpoint.dimensions.tied) == (
         checkpoint.dimensions
     )

@@ -14,7 +14,7 @@ from kit.models import random_programs, random_tensors
 from kvcast.errors import KvcastError
 from kvcast.loading.components import quantize_eager
 from kvcast.models.executor import TorchModel, TorchProgram
-from kvcast.spec.program import Constant, Node, ProgramWriter
+from kvcast.spec.program import Node, ProgramWriter
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_a_result_is_let_go_when_nothing_reads_it_any_more():
 
 def test_a_bias_belongs_to_its_matrix_and_a_table_may_multiply():
     write = ProgramWriter(["ids"])
-    rows = write.embedding("table.weight", Node("ids"))
+    rows = write.embedding("table.weight", Node("ids"), (5, 4))
     program = write.program(
-        tied=write.linear(rows, "table"),
-        biased=write.linear(rows, "up", bias=True, activation="relu", residual=rows),
-        gated=write.linear(rows, "gate", gate="silu"),
-        shifted=write.step("add", rows, Constant("shift")),
+        tied=write.linear(rows, "table", (5, 4)),
+        biased=write.linear(rows, "up", (4, 4), bias=True, activation="relu", residual=rows),
+        gated=write.linear(rows, "gate", (6, 4), gate="silu"),
+        shifted=write.step("add", rows, write.tensor("shift", 4)),
     )
     generator = torch.Generator().manual_seed(0)
     shapes = {
@@ -85,6 +85,7 @@ def test_a_bias_belongs_to_its_matrix_and_a_table_may_multiply():
         "gate.weight": (6, 4),
         "shift": (4,),
     }
+    assert program.tensors == shapes
     weights = {
         name: nn.Parameter(torch.randn(shape, generator=generator), requires_grad=False)
         for name, shape in shapes.items()

@@ -7,7 +7,7 @@ import torch
 from kit.models import encoded
 from kit.random_moonshines import KINDS, heard, random_moonshine, save_moonshine, sounds
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
-from kvcast.families.moonshine import source_of, tensor_shapes
+from kvcast.families.moonshine import MOONSHINE, source_of
 from kvcast.families.moonshine_encoder import streamed
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
@@ -56,7 +56,7 @@ def expected(theirs, sound, target_s):
 def test_the_tensors_and_the_configuration_alone_give_the_same_sizes(theirs, folder, checkpoint):
     assert checkpoint.family.name == "moonshine"
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    assert shapes == tensor_shapes(checkpoint.dimensions)
+    assert shapes == MOONSHINE.tensor_shapes(checkpoint.dimensions)
     told = read_dimensions(folder)
     assert {**vars(told), "tied": theirs.config.tie_word_embeddings} == vars(checkpoint.dimensions)
 

@@ -13,7 +13,7 @@ from kit.scripted_whisper import scripted_model
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.errors import UsageError
-from kvcast.families.whisper import tensor_shapes
+from kvcast.families.whisper import WHISPER
 from kvcast_bench.writing.huggingface import write_huggingface
 
 
@@ -22,7 +22,7 @@ def shallower(model: str, layers: int, folder: Path) -> Path:
     checkpoint: Any = open_checkpoint(locate(model))
     assert checkpoint.family.name == "whisper"
     dimensions = replace(checkpoint.dimensions, decoder_layers=layers, alignment_heads=())
-    tensors = {name: checkpoint.tensors[name] for name in tensor_shapes(dimensions)}
+    tensors = {name: checkpoint.tensors[name] for name in WHISPER.tensor_shapes(dimensions)}
     generation = {
         name: value for name, value in checkpoint.generation.items() if name != "alignment_heads"
     }

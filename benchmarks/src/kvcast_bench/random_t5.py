@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.tensor_names import take_apart
 from kvcast.checkpoints.text2text.t5 import NAMES, t5_dimensions
 from kvcast.errors import UsageError
-from kvcast.families.t5 import tensor_shapes
+from kvcast.families.t5 import T5
 from kvcast_bench.models import made_once
 from kvcast_bench.writing.huggingface import write_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -52,7 +52,7 @@ def write_t5(config: Mapping[str, Any], folder: Path, seed: int = 0) -> None:
     transformers' `T5PreTrainedModel`), so that logits are of ordinary size.
     """
     dimensions, rng = t5_dimensions(config, "config"), np.random.default_rng(seed)
-    shapes = tensor_shapes(dimensions)
+    shapes = T5.tensor_shapes(dimensions)
     empty = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
 
     def drawn(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kit.models import random_programs
-from kvcast.families.decoder_shapes import tensor_shapes
+from kvcast.families.decoder import DECODER
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerDecoderOnly
 from kvcast.text.model import TextModel
@@ -86,6 +86,6 @@ def test_the_ring_has_the_models_sizes_and_matrices():
     checkpoint = tiny_checkpoint(replace(TINY, architecture="qwen2", qkv_bias=True))
     ring = windowed(checkpoint, 5)
     assert ring.dimensions == replace(TINY, architecture="mistral", windows=(5, 5))
-    assert ring.tensors.keys() == tensor_shapes(TINY).keys()
+    assert ring.tensors.keys() == DECODER.tensor_shapes(TINY).keys()
     for name in ring.tensors:
         np.testing.assert_array_equal(ring.tensors[name], checkpoint.tensors[name])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import LazyTensors, StoredTensor
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.families.decoder_shapes import tensor_shapes
+from kvcast.families.table import family_with
 from kvcast.spec.stored_matrices import joined, joined_rows
 
 # Maps a canonical name to the names in a file whose tensors, concatenated along the first axis,
@@ -90,16 +90,24 @@ def fill_decoder(
 
 
 def fill_evenly(
-    shapes: Mapping[str, tuple[int, ...]],
+    dimensions: Any,
     table: NameTable,
     stored: Mapping[str, StoredTensor],
     label: str,
     model: str,
     *,
     lenient: bool = False,
+    prefix: str = "",
 ) -> LazyTensors:
-    """Fill the canonical `shapes` from `stored` by `table`, in parts of equal size; see `fill`."""
-    return fill(_even_entries(shapes, table), stored, label, model, lenient=lenient)
+    """Fill the canonical names, or those with a prefix, in parts of equal size; see `fill`."""
+    entries = _even_entries(_shapes(dimensions, prefix), table)
+    return fill(entries, stored, label, model, lenient=lenient)
+
+
+def _shapes(dimensions: Any, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Return the canonical names of a model with a prefix, and their shapes."""
+    shapes = family_with(dimensions).tensor_shapes(dimensions)
+    return {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
 
 
 def take_apart(
@@ -244,7 +252,7 @@ def _names(canonical: str, table: NameTable) -> list[str]:
 
 
 def _decoder_entries(dimensions: DecoderDimensions, table: NameTable) -> Iterator[Entry]:
-    for canonical, shape in tensor_shapes(dimensions).items():
+    for canonical, shape in _shapes(dimensions, "decoder.").items():
         names = _names(canonical, table)
         yield canonical, shape, _decoder_parts(dimensions, names, canonical, shape)
 

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families import decoder, decoder_shapes
+from kvcast.families import decoder
 from kvcast.families.audio_encoder import AudioEncoder, SoundEncoder
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.block_conformer import BlockConformer
 from kvcast.families.blocks import EMBEDDINGS, TOKENS, gather_embeddings, positions, write_programs
 from kvcast.families.causal_encoder import CausalEncoder
-from kvcast.families.decoder import EMBEDDING
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.programs import (
     CacheLayers,
@@ -74,13 +73,6 @@ class AudioDecoderDimensions(DecoderDimensions):
         return super().from_json({**fields, "audio": audio})
 
 
-def tensor_shapes(dimensions: AudioDecoderDimensions) -> dict[str, tuple[int, ...]]:
-    return {
-        **dimensions.audio.shapes(),
-        **decoder_shapes.tensor_shapes(dimensions),
-    }
-
-
 def _embeddings(dimensions: AudioDecoderDimensions) -> CacheLayers:
     return embeddings_cache(dimensions.audio.positions, dimensions.width)
 
@@ -108,20 +100,21 @@ def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program
 
 def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
     """Write `decode`: new tokens, some or all of which are audio, to logits."""
-    x = _beside(write) if dimensions.audio.beside else _among(write, dimensions)
+    x = _beside(write, dimensions) if dimensions.audio.beside else _among(write, dimensions)
     return decoder.decoded(write, x, dimensions)
 
 
 def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
     """Return the embeddings of new tokens, of text and audio."""
     vocab = dimensions.vocab_size
-    text = write.embedding(EMBEDDING, write.step("clamp", TOKENS, 0, vocab - 1))
+    words = write.step("clamp", TOKENS, 0, vocab - 1)
+    text = decoder.embed_tokens(write, words, dimensions)
     places = write.step("clamp", write.step("sub", TOKENS, vocab), 0, dimensions.audio.positions)
     is_text = write.step("unsqueeze", write.step("lt", TOKENS, vocab), -1)
     return write.step("where", is_text, text, gather_embeddings(write, places))
 
 
-def _beside(write: ProgramWriter) -> Node:
+def _beside(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
     """Return the sums of new tokens' embeddings and the audio embeddings at their positions.
 
     Past the end of the audio the first embedding, of silence, is added.
@@ -129,7 +122,8 @@ def _beside(write: ProgramWriter) -> Node:
     places = positions(write)
     is_there = write.step("lt", places, write.size(EMBEDDINGS, 2))
     places = write.step("where", is_there, places, 0)
-    return write.step("add", write.embedding(EMBEDDING, TOKENS), gather_embeddings(write, places))
+    text = decoder.embed_tokens(write, TOKENS, dimensions)
+    return write.step("add", text, gather_embeddings(write, places))
 
 
 def _constants(
@@ -178,7 +172,6 @@ AUDIO_DECODER = Family(
     programs=_programs,
     write_programs=_write_programs,
     constants=_constants,
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(outliers=("gate",)),
     probe=_probe,
     model_class="kvcast.speech.audio_decoder:AudioDecoderModel",

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families.blocks import with_biases
 from kvcast.families.programs import SOURCE, Argument
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
@@ -32,6 +31,7 @@ MOST_FRAMES = 3000
 
 _EPSILON = 1e-5  # of layer norms
 _CONVOLUTIONS = 3  # in chunks, each halves time and frequency
+_KERNEL = 3
 _TIMESCALE = 10_000
 _POSITIONS = "encoder.positions"
 _SOURCE = Node(SOURCE)
@@ -93,9 +93,6 @@ class SoundEncoder(Protocol):
 
     def source(self, features_btm: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """Return inputs of equally many frames as `encode` takes them."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return every canonical name with its shape."""
 
     def constants(self) -> Mapping[str, NDArray[np.generic]]:
         """Return further constants of `encode`."""
@@ -204,10 +201,6 @@ class AudioEncoder(SoundEncoder):
         return (padded_btm, *batch_of([self.layout(frames)] * batch, whole))
 
     @override
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return _shapes(self)
-
-    @override
     def constants(self) -> Mapping[str, NDArray[np.generic]]:
         return _waves(self) if self.chunk else {}
 
@@ -236,46 +229,6 @@ def batch_of(layouts: list[ChunkLayout], chunks: int) -> tuple[NDArray[np.generi
     return source_bt, windows, np.stack([layout.window_lengths for layout in layouts])
 
 
-def _shapes(encoder: AudioEncoder) -> dict[str, tuple[int, ...]]:
-    width, inner = encoder.width, encoder.inner
-    joined = width * encoder.joined
-    modules: dict[str, tuple[int, ...]] = {"encoder.norm": (width,)}
-    for i in range(encoder.layers):
-        layer = f"encoder.layers.{i}"
-        modules |= {
-            f"{layer}.attention_norm": (width,),
-            f"{layer}.attention.qkv": (3 * width, width),
-            f"{layer}.attention.out": (width, width),
-            f"{layer}.feed_forward_norm": (width,),
-            f"{layer}.feed_forward.up": (inner, width),
-            f"{layer}.feed_forward.down": (width, inner),
-        }
-    shapes = _stem_shapes(encoder) | with_biases(modules)
-    projector = {"up": (encoder.projected, joined), "down": (encoder.output, encoder.projected)}
-    for name, shape in projector.items():
-        shapes[f"encoder.projector.{name}.weight"] = shape
-        if encoder.projector_bias:
-            shapes[f"encoder.projector.{name}.bias"] = shape[:1]
-    return shapes
-
-
-def _stem_shapes(encoder: AudioEncoder) -> dict[str, tuple[int, ...]]:
-    width, channels = encoder.width, encoder.channels
-    if not encoder.chunk:
-        return {
-            "encoder.conv1.weight": (width, encoder.n_mels, 3),
-            "encoder.conv1.bias": (width,),
-            "encoder.conv2.weight": (width, width, 3),
-            "encoder.conv2.bias": (width,),
-            _POSITIONS: (MOST_FRAMES // 2, width),
-        }
-    shapes: dict[str, tuple[int, ...]] = {}
-    for i in range(1, _CONVOLUTIONS + 1):
-        shapes[f"encoder.conv{i}.weight"] = (channels, channels if i > 1 else 1, 3, 3)
-        shapes[f"encoder.conv{i}.bias"] = (channels,)
-    return {**shapes, "encoder.conv_out.weight": (width, encoder.bands * channels)}
-
-
 def _waves(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
     """Return the waves of a chunk's positions [positions, width]."""
     half = encoder.width // 2
@@ -286,49 +239,58 @@ def _waves(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
 
 
 def _encoded(write: ProgramWriter, encoder: AudioEncoder) -> Node:
-    x = _chunked(write, encoder) if encoder.chunk else _halved_once(write)
+    x = _chunked(write, encoder) if encoder.chunk else _halved_once(write, encoder)
     for i in range(encoder.layers):
         x = _layer(write, x, f"encoder.layers.{i}", encoder)
-    x = write.layer_norm(x, "encoder.norm", _EPSILON)
+    width, projected = encoder.width, encoder.projected
+    x = write.layer_norm(x, "encoder.norm", width, _EPSILON)
     if encoder.joined > 1:
         x = write.step("flatten", write.step("unflatten", x, 1, [-1, encoder.joined]), 2, 3)
-    bias = encoder.projector_bias
+    bias, shape = encoder.projector_bias, (projected, encoder.joined * width)
     activation = encoder.projector_activation
-    x = write.linear(x, "encoder.projector.up", bias=bias, activation=activation)
-    x = write.linear(x, "encoder.projector.down", bias=bias)
+    x = write.linear(x, "encoder.projector.up", shape, bias=bias, activation=activation)
+    x = write.linear(x, "encoder.projector.down", (encoder.output, projected), bias=bias)
     if encoder.chunk:
         x = write.step("unflatten", x, 0, [write.size(_SOURCE, 0), write.size(_SOURCE, 1)])
     return write.step("unsqueeze", x, 1)
 
 
-def _halved_once(write: ProgramWriter) -> Node:
+def _halved_once(write: ProgramWriter, encoder: AudioEncoder) -> Node:
     """Return hidden states [batch, frames / 2, width]."""
+    width = encoder.width
     x = write.step("transpose", FEATURES, 1, 2)
-    x = write.conv1d(x, "encoder.conv1", stride=1, padding=1, activation="gelu")
-    x = write.conv1d(x, "encoder.conv2", stride=2, padding=1, activation="gelu")
-    return write.step("add", write.step("transpose", x, 1, 2), Constant(_POSITIONS))
+    shape, again = (width, encoder.n_mels, _KERNEL), (width, width, _KERNEL)
+    x = write.conv1d(x, "encoder.conv1", shape, stride=1, padding=1, activation="gelu")
+    x = write.conv1d(x, "encoder.conv2", again, stride=2, padding=1, activation="gelu")
+    positions = write.tensor(_POSITIONS, MOST_FRAMES // 2, width)
+    return write.step("add", write.step("transpose", x, 1, 2), positions)
 
 
 def _chunked(write: ProgramWriter, encoder: AudioEncoder) -> Node:
     """Return the hidden states of the audio positions of all inputs, [batch * t, width]."""
     chunks = write.step("unflatten", FEATURES, 1, [-1, encoder.chunk])
     x = write.step("unsqueeze", write.step("flatten", chunks, 0, 1), -1)
+    channels = encoder.channels
     for i in range(1, _CONVOLUTIONS + 1):
-        x = write.conv2d(x, f"encoder.conv{i}", stride=2, padding=1, activation="gelu")
-    x = write.linear(write.step("flatten", x, 2, 3), "encoder.conv_out")
+        shape = (channels, channels if i > 1 else 1, _KERNEL, _KERNEL)
+        x = write.conv2d(x, f"encoder.conv{i}", shape, stride=2, padding=1, activation="gelu")
+    out = encoder.width, encoder.bands * channels
+    x = write.linear(write.step("flatten", x, 2, 3), "encoder.conv_out", out)
     x = write.step("flatten", write.step("add", x, Constant(_POSITIONS)), 0, 1)
     return write.step("index_select", x, 0, write.step("flatten", _SOURCE))
 
 
 def _layer(write: ProgramWriter, x: Node, layer: str, encoder: AudioEncoder) -> Node:
-    normed = write.layer_norm(x, f"{layer}.attention_norm", _EPSILON)
-    qkv = write.chunk(write.linear(normed, f"{layer}.attention.qkv", bias=True), 3)
+    width, inner = encoder.width, encoder.inner
+    normed = write.layer_norm(x, f"{layer}.attention_norm", width, _EPSILON)
+    projected = write.linear(normed, f"{layer}.attention.qkv", (3 * width, width), bias=True)
+    qkv = write.chunk(projected, 3)
     mixed = _in_windows(write, qkv, encoder) if encoder.chunk else _mixed(write, qkv, encoder)
-    x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
-    normed = write.layer_norm(x, f"{layer}.feed_forward_norm", _EPSILON)
-    activation = encoder.activation
-    inner = write.linear(normed, f"{layer}.feed_forward.up", bias=True, activation=activation)
-    return write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
+    x = write.linear(mixed, f"{layer}.attention.out", (width, width), bias=True, residual=x)
+    block, activation = f"{layer}.feed_forward", encoder.activation
+    normed = write.layer_norm(x, f"{block}_norm", width, _EPSILON)
+    fed = write.linear(normed, f"{block}.up", (inner, width), bias=True, activation=activation)
+    return write.linear(fed, f"{block}.down", (width, inner), bias=True, residual=x)
 
 
 def _mixed(

@@ -20,7 +20,6 @@ from kvcast.families.stacks import (
     decode,
     source_probe,
     source_programs,
-    stack_shapes,
 )
 from kvcast.spec.program import Program, ProgramWriter
 from kvcast.spec.sizes import (
@@ -118,57 +117,30 @@ class BartDimensions:
             raise KvcastError(f"not the dimensions of a BART: {error}") from None
 
 
-def tensor_shapes(dimensions: BartDimensions) -> dict[str, tuple[int, ...]]:
-    width, vocab = dimensions.width, dimensions.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab, width)}
-    if dimensions.source_vocab_size is not None:
-        shapes["source_embedding.weight"] = (dimensions.source_vocab_size, width)
-    if not dimensions.tied:
-        shapes["head.weight"] = (vocab, width)
-    if dimensions.head_bias:
-        shapes[f"{dimensions.head}.bias"] = (vocab,)
-    stacks = {
-        "encoder": (
-            dimensions.encoder_inner,
-            dimensions.encoder_layers,
-            dimensions.source_positions,
-        ),
-        "decoder": (
-            dimensions.decoder_inner,
-            dimensions.decoder_layers,
-            dimensions.target_positions,
-        ),
-    }
-    for stack, (inner, layers, positions) in stacks.items():
-        shapes |= stack_shapes(stack, dimensions, inner, layers, positions)
-    return shapes
-
-
 def _write_programs(dimensions: BartDimensions) -> Mapping[str, Program]:
     return write_programs(source_programs(dimensions), dimensions, encode=_encode, decode=decode)
 
 
 def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
     """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
-    block = Block(write, dimensions)
+    block, width = Block(write, dimensions, dimensions.encoder_inner), dimensions.width
     positions = write.step("arange", write.size(SOURCE, 1), dtype="int64")
     own = dimensions.source_vocab_size is not None
     table = "source_embedding.weight" if own else "embedding.weight"
-    x = block.embedded(table, SOURCE, write.step("unsqueeze", positions, 0), "encoder")
+    places = dimensions.source_positions, write.step("unsqueeze", positions, 0)
+    x = block.embedded(table, dimensions.source_tokens, SOURCE, *places, "encoder")
     heads = dimensions.encoder_heads
-    scale = (dimensions.width // heads) ** -0.5
+    scale = (width // heads) ** -0.5
     for i in range(dimensions.encoder_layers):
         layer = f"encoder.layers.{i}"
         name = f"{layer}.self_attention"
-        qkv = write.chunk(write.linear(block.before(x, name), f"{name}.qkv", bias=True), 3)
+        qkv = block.qkv(x, name)
         mixed = write.step("encoder_attention", *qkv, heads, scale, SOURCE_LENGTHS)
-        x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
-        x = block.fed(x, layer)
+        x = block.fed(block.mixed(x, mixed, name), layer)
     encoded = block.ended(x, "encoder")
-    layers = dimensions.decoder_layers
-    return write.program(
-        **project_cross_caches(write, encoded, layers, dimensions.decoder_heads, bias=True)
-    )
+    layers, heads = dimensions.decoder_layers, dimensions.decoder_heads
+    shape = 2 * width, width
+    return write.program(**project_cross_caches(write, encoded, layers, shape, heads, bias=True))
 
 
 BART = Family(
@@ -182,7 +154,6 @@ BART = Family(
     programs=source_programs,
     write_programs=_write_programs,
     constants=lambda _, __: {},
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),
     probe=lambda dimensions: source_probe(
         dimensions, dimensions.source_tokens, min(PROBED, dimensions.source_positions)

@@ -7,6 +7,7 @@ that need a higher layer or a tensor library are named `module:attribute`, and i
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -90,7 +91,6 @@ class Family:
             input; None if `decode` does that.
         constants: tensors of programs that are not in checkpoints; a function of the dimensions and
             of the checkpoint's tensors by canonical name.
-        tensor_shapes: canonical names of all tensors, with their shapes.
         tokenizer: opens a tokenizer; a function of text files by name, and the dimensions.
         model_class: the class that users call; takes a runtime, a tokenizer and the dimensions.
         usual_prompt: length of a typical prompt, for FLOP counts.
@@ -113,7 +113,6 @@ class Family:
     programs: Callable[[Any], Mapping[str, ProgramSignature]]
     write_programs: Callable[[Any], Mapping[str, Program]]
     constants: Callable[[Any, Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
-    tensor_shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     precision: PrecisionRoles
     probe: Callable[[Any], Probe]
     model_class: str
@@ -126,3 +125,15 @@ class Family:
     whole: Callable[[Any], Program] | None = None
     calibration_problem: Callable[[Any], str] = _not_calibrated
     facts: Callable[[Any], Mapping[str, Any]] = field(default=lambda _: {})
+
+    def tensor_shapes(self, dimensions: Any) -> Mapping[str, tuple[int, ...]]:
+        """Return the canonical names of all tensors, with their shapes, as its programs declare."""
+        return _declared(self.write_programs, dimensions)
+
+
+@lru_cache(maxsize=4)  # opening asks several times
+def _declared(
+    write_programs: Callable[[Any], Mapping[str, Program]], dimensions: Any
+) -> Mapping[str, tuple[int, ...]]:
+    programs = write_programs(dimensions).values()
+    return {name: shape for program in programs for name, shape in program.tensors.items()}

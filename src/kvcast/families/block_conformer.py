@@ -15,8 +15,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families.audio_encoder import FEATURES, SoundEncoder
-from kvcast.families.blocks import with_biases
-from kvcast.families.conformer import EPSILON, convolved, fed, module_shapes, require_kernel
+from kvcast.families.conformer import EPSILON, convolved, fed, require_kernel
 from kvcast.families.programs import LENGTHS_OF_SOURCES, Argument
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
@@ -59,52 +58,30 @@ class QueryFormer:
             raise KvcastError("a projector is larger than any model's")
 
 
-def query_former_shapes(of: QueryFormer, queries: int, source: int) -> dict[str, tuple[int, ...]]:
-    """Return every canonical name with its shape; `source` is the width of positions."""
-    width = of.width
-    norms = [f"{_QUERIES}_norm"]
-    linears: dict[str, tuple[int, ...]] = {}
-    for i in range(of.layers):
-        layer = _layer_name(i)
-        linears |= {
-            f"{layer}.self_attention.qkv": (3 * width, width),
-            f"{layer}.self_attention.out": (width, width),
-            f"{layer}.feed_forward.up": (of.inner, width),
-            f"{layer}.feed_forward.down": (width, of.inner),
-        }
-        norms += [f"{layer}.self_attention_norm", f"{layer}.feed_forward_norm"]
-        if i % of.crossing == 0:
-            linears |= {
-                f"{layer}.cross_attention.query": (width, width),
-                f"{layer}.cross_attention.key_value": (2 * width, source),
-                f"{layer}.cross_attention.out": (width, width),
-            }
-            norms.append(f"{layer}.cross_attention_norm")
-    modules = linears | dict.fromkeys(norms, (width,))
-    return {_QUERIES: (queries, width), **with_biases(modules)}
-
-
 def write_query_former(
-    write: ProgramWriter, windows: Node, of: QueryFormer, queries: int, window: int
+    write: ProgramWriter, windows: Node, of: QueryFormer, queries: int, window: int, source: int
 ) -> Node:
     """Write it: positions [windows, window, source] to answers [windows, queries, width]."""
-    scale = (of.width // of.heads) ** -0.5
+    width, inner = of.width, of.inner
+    scale = (width // of.heads) ** -0.5
     x = _write_queries(write, windows, of, queries)
     for i in range(of.layers):
         layer = _layer_name(i)
-        own = write.chunk(write.linear(x, f"{layer}.self_attention.qkv", bias=True), 3)
+        projected = write.linear(x, f"{layer}.self_attention.qkv", (3 * width, width), bias=True)
+        own = write.chunk(projected, 3)
         mixed = write.step("encoder_attention", *own, of.heads, scale)
-        x = _add_normed(write, x, mixed, layer, "self_attention", of)
+        x = _add_normed(write, x, mixed, f"{layer}.self_attention.out", width, of)
         if i % of.crossing == 0:
-            query = write.linear(x, f"{layer}.cross_attention.query", bias=True)
-            held = write.linear(windows, f"{layer}.cross_attention.key_value", bias=True)
+            cross = f"{layer}.cross_attention"
+            query = write.linear(x, f"{cross}.query", (width, width), bias=True)
+            held = write.linear(windows, f"{cross}.key_value", (2 * width, source), bias=True)
             given = query, *write.chunk(held, 2), of.heads, scale
             # So far that each query sees all positions of its window.
             mixed = write.step("window_attention", *given, window, window)
-            x = _add_normed(write, x, mixed, layer, "cross_attention", of)
-        activation = of.activation
-        inner = write.linear(x, f"{layer}.feed_forward.up", bias=True, activation=activation)
-        x = _add_normed(write, x, inner, layer, "feed_forward", of)
+            x = _add_normed(write, x, mixed, f"{cross}.out", width, of)
+        block, activation = f"{layer}.feed_forward", of.activation
+        fed_x = write.linear(x, f"{block}.up", (inner, width), bias=True, activation=activation)
+        x = _add_normed(write, x, fed_x, f"{block}.down", inner, of)
     return x
 
 
@@ -118,19 +95,19 @@ def _write_queries(write: ProgramWriter, windows: Node, of: QueryFormer, queries
     count = write.size(windows, 0)
     same = write.step("mul", write.step("arange", count, dtype="int64"), 0)
     index = write.step("add", write.step("unsqueeze", same, 1), own)
-    normed = write.layer_norm(
-        write.step("index_select", Constant(_QUERIES), 0, own), f"{_QUERIES}_norm", of.epsilon
-    )
+    table = write.tensor(_QUERIES, queries, of.width)
+    chosen = write.step("index_select", table, 0, own)
+    normed = write.layer_norm(chosen, f"{_QUERIES}_norm", of.width, of.epsilon)
     lines = write.step("index_select", normed, 0, write.step("flatten", index))
     return write.step("unflatten", lines, 0, [count, queries])
 
 
 def _add_normed(
-    write: ProgramWriter, x: Node, inner: Node, layer: str, block: str, of: QueryFormer
+    write: ProgramWriter, x: Node, inner: Node, name: str, size: int, of: QueryFormer
 ) -> Node:
-    last = "down" if block == "feed_forward" else "out"
-    whole = write.linear(inner, f"{layer}.{block}.{last}", bias=True, residual=x)
-    return write.layer_norm(whole, f"{layer}.{block}_norm", of.epsilon)
+    """Add a block's last product, of inputs of that size, and norm the sum."""
+    whole = write.linear(inner, name, (of.width, size), bias=True, residual=x)
+    return write.layer_norm(whole, f"{name.rpartition('.')[0]}_norm", of.width, of.epsilon)
 
 
 MOST_FRAMES = 1500
@@ -227,44 +204,26 @@ class BlockConformer(SoundEncoder):
         )
 
     @override
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        width, mixed = self.width, self.heads * self.head_dim
-        linears: dict[str, tuple[int, ...]] = {
-            "encoder.in": (width, self.n_mels),
-            "encoder.projector.out": (self.output, self.projector.width),
-        }
-        if self._halfway:
-            linears["encoder.characters"] = (self.characters, width)
-            linears["encoder.of_characters"] = (width, self.characters)
-        shapes: dict[str, tuple[int, ...]] = {}
-        for i in range(self.layers):
-            layer = f"encoder.layers.{i}"
-            linears[f"{layer}.self_attention.out"] = (width, mixed)
-            shapes |= {
-                **module_shapes(layer, width, self.inner, self.channels, self.kernel),
-                f"{layer}.self_attention.qkv.weight": (3 * mixed, width),
-                f"{layer}.self_attention.distances": (2, self.block, self.head_dim),
-            }
-        shapes |= with_biases(linears)
-        return shapes | query_former_shapes(self.projector, self.queries, width)
-
-    @override
     def constants(self) -> Mapping[str, NDArray[np.generic]]:
         return {_NOTHING: np.zeros((1, self.width), np.float32)}
 
     @override
     def write_encoder(self, write: ProgramWriter) -> Node:
-        x = write.linear(FEATURES, "encoder.in", bias=True)
+        width, characters = self.width, self.characters
+        fed_shape, kernel = (self.inner, width), (self.kernel, 1, self.channels)
+        x = write.linear(FEATURES, "encoder.in", (width, self.n_mels), bias=True)
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"
-            x = fed(write, x, f"{layer}.feed_forward", _ACTIVATION)
+            x = fed(write, x, f"{layer}.feed_forward", fed_shape, _ACTIVATION)
             x = self._attended(write, x, f"{layer}.self_attention")
-            x = convolved(write, x, f"{layer}.convolution", _ACTIVATION)
-            x = fed(write, x, f"{layer}.last_feed_forward", _ACTIVATION)
-            x = write.layer_norm(x, f"{layer}.norm", EPSILON)
+            x = convolved(write, x, f"{layer}.convolution", kernel, width, _ACTIVATION)
+            x = fed(write, x, f"{layer}.last_feed_forward", fed_shape, _ACTIVATION)
+            x = write.layer_norm(x, f"{layer}.norm", width, EPSILON)
             if i + 1 == self._halfway:
-                likely = write.step("softmax", write.linear(x, "encoder.characters", bias=True))
-                x = write.linear(likely, "encoder.of_characters", bias=True, residual=x)
+                shape = characters, width
+                scores = write.linear(x, "encoder.characters", shape, bias=True)
+                likely, back = write.step("softmax", scores), "encoder.of_characters"
+                x = write.linear(likely, back, shape[::-1], bias=True, residual=x)
         embeddings = self._projected(write, x)
         return write.step("unsqueeze", embeddings, 1)
 
@@ -275,19 +234,21 @@ class BlockConformer(SoundEncoder):
 
     def _attended(self, write: ProgramWriter, x: Node, name: str) -> Node:
         """Attend within blocks; heads share the keys of distances, so each is an input to them."""
-        scale = self.head_dim**-0.5
-        normed = write.layer_norm(x, f"{name}_norm", EPSILON)
+        scale, width, mixed_width = self.head_dim**-0.5, self.width, self.heads * self.head_dim
+        normed = write.layer_norm(x, f"{name}_norm", width, EPSILON)
         blocks = write.step("flatten", _BLOCKS, 0, 1)
         apart = write.step(
             "index_select", write.step("flatten", normed, 0, 1), 0, write.step("flatten", blocks)
         )
         count, span = write.size(blocks, 0), write.size(blocks, 1)
         in_blocks = write.step("unflatten", apart, 0, [count, span])
-        query, key, value = write.chunk(write.linear(in_blocks, f"{name}.qkv"), 3)
+        projected = write.linear(in_blocks, f"{name}.qkv", (3 * mixed_width, width))
+        query, key, value = write.chunk(projected, 3)
         by_head = write.step("unflatten", query, -1, [self.heads, self.head_dim])
         by_head = write.step("contiguous", write.step("transpose", by_head, 1, 2))
         positions = write.step("arange", span, dtype="int64")
-        distances = write.step("index_select", Constant(f"{name}.distances"), 1, positions)
+        table = write.tensor(f"{name}.distances", 2, self.block, self.head_dim)
+        distances = write.step("index_select", table, 1, positions)
         flat = write.step("flatten", by_head, 0, 1)
         scores = write.step("relative_scores", flat, distances, 1, scale)
         bias = write.step("view", scores, [count, self.heads, span, span])
@@ -298,7 +259,7 @@ class BlockConformer(SoundEncoder):
         inputs = write.step("unflatten", write.step("flatten", mixed, 0, 1), 0, [batch, -1])
         own = write.step("arange", write.size(x, 1), dtype="int64")
         valid = write.step("index_select", inputs, 1, own)
-        return write.linear(valid, f"{name}.out", bias=True, residual=x)
+        return write.linear(valid, f"{name}.out", (width, mixed_width), bias=True, residual=x)
 
     def _projected(self, write: ProgramWriter, x: Node) -> Node:
         """Return the embeddings of all windows, [batch, t, output], padded with zeros."""
@@ -307,8 +268,9 @@ class BlockConformer(SoundEncoder):
         windows = write.step("flatten", _WINDOWS, 0, 1)
         held = write.step("index_select", lines, 0, write.step("flatten", windows))
         held = write.step("unflatten", held, 0, [write.size(windows, 0), self.window])
-        answers = write_query_former(write, held, self.projector, self.queries, self.window)
-        embeddings = write.linear(answers, "encoder.projector.out", bias=True)
+        of, shape = self.projector, (self.output, self.projector.width)
+        answers = write_query_former(write, held, of, self.queries, self.window, self.width)
+        embeddings = write.linear(answers, "encoder.projector.out", shape, bias=True)
         flat = write.step("flatten", embeddings, 0, 1)
         return write.step("unflatten", flat, 0, [write.size(FEATURES, 0), -1])
 

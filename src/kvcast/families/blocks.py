@@ -1,4 +1,4 @@
-"""Parts of programs and of tables of tensors that several families have."""
+"""Parts of programs that several families have."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,15 +14,6 @@ TOKENS, LENGTHS, OFFSETS = Node("tokens"), Node("lengths"), Node("offsets")
 
 EMBEDDINGS = Node("cross_embeddings_0")
 """What `encode` gives a decoder without cross-attention to read: [slots, 1, t, width]."""
-
-
-def with_biases(modules: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of weights and biases by canonical name, from those of modules' weights."""
-    return {
-        f"{name}.{leaf}": part
-        for name, shape in modules.items()
-        for leaf, part in (("weight", shape), ("bias", shape[:1]))
-    }
 
 
 def write_programs(
@@ -114,14 +105,20 @@ def cap_logits(write: ProgramWriter, logits: Node, cap: float) -> Node:
 
 
 def project_cross_caches(
-    write: ProgramWriter, encoded: Node, layers: int, heads: int, *, bias: bool
+    write: ProgramWriter,
+    encoded: Node,
+    layers: int,
+    shape: tuple[int, int],
+    heads: int,
+    *,
+    bias: bool,
 ) -> Mapping[str, Node]:
     """Project encoded positions [batch, t, width] to keys and values of all decoder layers.
 
-    They are [batch, heads, t, head_dim], by the names of the caches.
+    They are [batch, heads, t, head_dim], by the names of the caches; `shape` is of each projection.
     """
     names = [f"decoder.layers.{layer}.cross_attention.key_value" for layer in range(layers)]
-    pairs = (write.chunk(write.linear(encoded, name, bias=bias), 2) for name in names)
+    pairs = (write.chunk(write.linear(encoded, name, shape, bias=bias), 2) for name in names)
     return split_heads(write, pairs, heads)
 
 

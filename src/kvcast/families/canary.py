@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
-from kvcast.families.blocks import project_cross_caches, with_biases, write_programs
+from kvcast.families.blocks import project_cross_caches, write_programs
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
     LENGTHS_OF_SOURCES,
@@ -21,7 +21,7 @@ from kvcast.families.programs import (
     encode_program,
     self_and_cross_caches,
 )
-from kvcast.families.stacks import decode, stack_shapes
+from kvcast.families.stacks import decode
 from kvcast.spec.program import Program, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
@@ -79,6 +79,10 @@ class CanaryDimensions:
             raise KvcastError(f"a text's first tokens are not of {self.vocab_size} tokens")
 
     @property
+    def decoder_inner(self) -> int:
+        return self.inner
+
+    @property
     def head_dim(self) -> int:
         return self.width // self.decoder_heads
 
@@ -107,19 +111,6 @@ class CanaryDimensions:
 _SIZES = ("vocab_size", "width", "inner", "decoder_heads", "decoder_layers", "target_positions")
 
 
-def tensor_shapes(dimensions: CanaryDimensions) -> dict[str, tuple[int, ...]]:
-    width, vocab, positions = dimensions.width, dimensions.vocab_size, dimensions.target_positions
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding.weight": (vocab, width),
-        f"{dimensions.head}.weight": (vocab, width),
-        f"{dimensions.head}.bias": (vocab,),
-    }
-    if dimensions.projected:
-        shapes |= with_biases({"encoder.out": (width, dimensions.encoder.width)})
-    sizes = dimensions.inner, dimensions.decoder_layers, positions
-    return shapes | dimensions.encoder.shapes() | stack_shapes("decoder", dimensions, *sizes)
-
-
 def _programs(dimensions: CanaryDimensions) -> Mapping[str, ProgramSignature]:
     own, cross = self_and_cross_caches(dimensions)
     read = cross_argument(cross, "source"), LENGTHS_OF_SOURCES
@@ -131,10 +122,11 @@ def _programs(dimensions: CanaryDimensions) -> Mapping[str, ProgramSignature]:
 
 def _encode(write: ProgramWriter, dimensions: CanaryDimensions) -> Program:
     """Write `encode`: features of inputs of one length to the decoder's cross keys and values."""
-    encoded = dimensions.encoder.write_encoder(write)
+    encoded, width = dimensions.encoder.write_encoder(write), dimensions.width
     if dimensions.projected:
-        encoded = write.linear(encoded, "encoder.out", bias=True)
-    sizes = dimensions.decoder_layers, dimensions.decoder_heads
+        shape = width, dimensions.encoder.width
+        encoded = write.linear(encoded, "encoder.out", shape, bias=True)
+    sizes = dimensions.decoder_layers, (2 * width, width), dimensions.decoder_heads
     return write.program(**project_cross_caches(write, encoded, *sizes, bias=True))
 
 
@@ -158,7 +150,6 @@ CANARY = Family(
         _programs(dimensions), dimensions, encode=_encode, decode=decode
     ),
     constants=lambda dimensions, _: dimensions.encoder.constants(),
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,
     model_class="kvcast.speech.conformer:CanaryModel",

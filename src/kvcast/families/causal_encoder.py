@@ -123,33 +123,6 @@ class CausalEncoder(SoundEncoder):
         return whole_btm, np.full(batch, self.encoded(frames), np.int32)
 
     @override
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        width, mixed = self.width, self.heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "encoder.conv1.weight": (width, self.n_mels, _KERNEL),
-            "encoder.conv1.bias": (width,),
-            "encoder.conv2.weight": (width, width, _KERNEL),
-            "encoder.conv2.bias": (width,),
-            "encoder.norm.weight": (width,),
-            "encoder.projector.up.weight": (self.output, self.joined * width),
-            "encoder.projector.down.weight": (self.output, self.output),
-        }
-        for i in range(self.layers):
-            layer = f"encoder.layers.{i}"
-            shapes |= {
-                f"{layer}.attention_norm.weight": (width,),
-                f"{layer}.attention.qkv.weight": (3 * mixed, width),
-                f"{layer}.attention.qkv.bias": (3 * mixed,),
-                f"{layer}.attention.out.weight": (width, mixed),
-                f"{layer}.attention.out.bias": (width,),
-                f"{layer}.feed_forward_norm.weight": (width,),
-                f"{layer}.feed_forward.gate_up.weight": (2 * self.inner, width),
-                f"{layer}.feed_forward.down.weight": (width, self.inner),
-                f"{layer}.feed_forward.down.bias": (width,),
-            }
-        return shapes
-
-    @override
     def constants(self) -> Mapping[str, NDArray[np.generic]]:
         """Return tables of angles for all positions of the longest excerpt."""
         tables = self.rotary.tables(self.joined * self.positions, self.head_dim)
@@ -157,8 +130,8 @@ class CausalEncoder(SoundEncoder):
 
     @override
     def write_encoder(self, write: ProgramWriter) -> Node:
-        x = _convolved(write, FEATURES, 1, padding=_KERNEL - 1)
-        x = _convolved(write, x, 2, padding=_KERNEL - _HALVED)
+        x = self.convolved(write, FEATURES, 1, padding=_KERNEL - 1)
+        x = self.convolved(write, x, 2, padding=_KERNEL - _HALVED)
         angles = self.angles(write, write.step("arange", write.size(x, 1), dtype="int64"))
         for i in range(self.layers):
             query, key, value = self.projected(write, x, i, angles)
@@ -174,11 +147,10 @@ class CausalEncoder(SoundEncoder):
         self, write: ProgramWriter, x: Node, i: int, angles: Sequence[Node]
     ) -> tuple[Node, Node, Node]:
         """Return queries and keys, which are rotated, and values, each [batch, t, heads * d]."""
-        layer = f"encoder.layers.{i}"
-        normed = write.rms_norm(x, f"{layer}.attention_norm", self.epsilon)
-        query, key, value = write.chunk(
-            write.linear(normed, f"{layer}.attention.qkv", bias=True), 3
-        )
+        layer, width, mixed = f"encoder.layers.{i}", self.width, self.heads * self.head_dim
+        normed = write.rms_norm(x, f"{layer}.attention_norm", width, self.epsilon)
+        qkv = write.linear(normed, f"{layer}.attention.qkv", (3 * mixed, width), bias=True)
+        query, key, value = write.chunk(qkv, 3)
         return self._rotated(write, query, angles), self._rotated(write, key, angles), value
 
     def _rotated(self, write: ProgramWriter, x: Node, angles: Sequence[Node]) -> Node:
@@ -196,33 +168,37 @@ class CausalEncoder(SoundEncoder):
         layer, scale = f"encoder.layers.{i}", self.head_dim**-0.5
         given = *qkv, self.heads, scale, self.window - 1, 0
         mixed = write.step("window_attention", *given)
-        x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
-        normed = write.rms_norm(x, f"{layer}.feed_forward_norm", self.epsilon)
-        inner = write.linear(normed, f"{layer}.feed_forward.gate_up", gate=self.activation)
-        return write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
+        width, inner, out = self.width, self.inner, f"{layer}.attention.out"
+        x = write.linear(mixed, out, (width, self.heads * self.head_dim), bias=True, residual=x)
+        block = f"{layer}.feed_forward"
+        normed = write.rms_norm(x, f"{block}_norm", width, self.epsilon)
+        fed = write.linear(normed, f"{block}.gate_up", (2 * inner, width), gate=self.activation)
+        return write.linear(fed, f"{block}.down", (width, inner), bias=True, residual=x)
 
     def embedded(self, write: ProgramWriter, x: Node) -> Node:
         """Return the embeddings of hidden states, [batch, 1, t / joined, output]."""
-        normed = write.rms_norm(x, "encoder.norm", self.epsilon)
+        output, activation = self.output, self.projector_activation
+        normed = write.rms_norm(x, "encoder.norm", self.width, self.epsilon)
         joined = write.step("flatten", write.step("unflatten", normed, 1, [-1, self.joined]), 2, 3)
-        activation = self.projector_activation
-        inner = write.linear(joined, "encoder.projector.up", activation=activation)
-        return write.step("unsqueeze", write.linear(inner, "encoder.projector.down"), 1)
+        shape = output, self.joined * self.width
+        inner = write.linear(joined, "encoder.projector.up", shape, activation=activation)
+        embeddings = write.linear(inner, "encoder.projector.down", (output, output))
+        return write.step("unsqueeze", embeddings, 1)
+
+    def convolved(self, write: ProgramWriter, x: Node, number: int, *, padding: int) -> Node:
+        """Convolve [batch, t, channels] with positions before each, zeros at the beginning."""
+        channels = write.step("transpose", x, 1, 2)
+        name, stride = f"encoder.conv{number}", number  # the second halves positions
+        shape = self.width, self.n_mels if number == 1 else self.width, _KERNEL
+        before = [padding, 0]
+        x = write.conv1d(channels, name, shape, stride=stride, padding=before, activation="gelu")
+        return write.step("transpose", x, 1, 2)
 
 
 _SIZES = (
     *("n_mels", "width", "inner", "heads", "head_dim", "layers", "window", "output", "joined"),
     *("silence", "delay"),
 )
-
-
-def _convolved(write: ProgramWriter, x: Node, number: int, *, padding: int) -> Node:
-    """Convolve [batch, t, channels] with positions before each, zeros at the beginning."""
-    channels = write.step("transpose", x, 1, 2)
-    name, stride = f"encoder.conv{number}", number  # the second halves positions
-    before = [padding, 0]
-    x = write.conv1d(channels, name, stride=stride, padding=before, activation="gelu")
-    return write.step("transpose", x, 1, 2)
 
 
 def streamed(encoder: CausalEncoder) -> StreamedSource:
@@ -245,8 +221,8 @@ def streamed(encoder: CausalEncoder) -> StreamedSource:
 
     frames = write.step("unflatten", _SAMPLES, 2, [encoder.each, encoder.n_mels])
     x = write.step("flatten", frames, 1, 2)
-    x = _convolved(write, with_former("frames", x, _KERNEL - 1), 1, padding=0)
-    x = _convolved(write, with_former("halves", x, _KERNEL - _HALVED), 2, padding=0)
+    x = encoder.convolved(write, with_former("frames", x, _KERNEL - 1), 1, padding=0)
+    x = encoder.convolved(write, with_former("halves", x, _KERNEL - _HALVED), 2, padding=0)
     places = write.step("positions", x, write.step("mul", _DONE, encoder.joined))
     angles = encoder.angles(write, write.step("flatten", places))
     for i in range(encoder.layers):

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError
 from kvcast.families.audio_encoder import FEATURES
-from kvcast.families.blocks import with_biases
 from kvcast.families.programs import Argument
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
@@ -79,32 +78,6 @@ class Conformer:
         """The argument of `encode`."""
         return Argument(name=FEATURES.name, shape=("batch", "frames", self.n_mels), dtype="float32")
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        width, channels, bands = self.width, self.channels, self.n_mels >> self.halvings
-        linears: dict[str, tuple[int, ...]] = {
-            f"encoder.subsampling.{i}.mixed": (channels, channels) for i in range(1, self.halvings)
-        }
-        linears["encoder.subsampling.out"] = (width, bands * channels)
-        shapes: dict[str, tuple[int, ...]] = {}
-        for i in range(self.halvings):
-            shapes |= {
-                f"encoder.subsampling.{i}.kernel": (_KERNEL, _KERNEL, channels),
-                f"encoder.subsampling.{i}.shift": (channels,),
-            }
-        for i in range(self.layers):
-            layer = f"encoder.layers.{i}"
-            linears |= {
-                f"{layer}.self_attention.qkv": (3 * width, width),
-                f"{layer}.self_attention.out": (width, width),
-            }
-            shapes |= {
-                **module_shapes(layer, width, self.inner, width, self.kernel),
-                f"{layer}.self_attention.distance.weight": (width, width),
-                f"{layer}.self_attention.content_shift": (width,),
-                f"{layer}.self_attention.distance_shift": (width,),
-            }
-        return shapes | with_biases(linears)
-
     def constants(self) -> dict[str, NDArray[np.generic]]:
         """Return waves [2, positions, width] of distances behind a position, and ahead of it."""
         exponents = np.arange(0, self.width, 2, dtype=np.float32) / np.float32(self.width)
@@ -124,55 +97,60 @@ class Conformer:
 
     def write_encoder(self, write: ProgramWriter) -> Node:
         """Write the encoder: FEATURES to hidden states [batch, t, width]."""
-        x = self._fewer(write)
+        x, width = self._fewer(write), self.width
+        fed_shape, kernel = (self.inner, width), (self.kernel, 1, width)
         if self.scaled:
-            x = write.step("mul", x, self.width**0.5)
+            x = write.step("mul", x, width**0.5)
         positions = write.step("arange", write.size(x, 1), dtype="int64")
         waves = write.step("index_select", Constant(_DISTANCES), 1, positions)
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"
-            x = fed(write, x, f"{layer}.feed_forward", self.activation)
+            x = fed(write, x, f"{layer}.feed_forward", fed_shape, self.activation)
             x = self._attended(write, x, f"{layer}.self_attention", waves)
-            x = convolved(write, x, f"{layer}.convolution", self.activation)
-            x = fed(write, x, f"{layer}.last_feed_forward", self.activation)
-            x = write.layer_norm(x, f"{layer}.norm", EPSILON)
+            x = convolved(write, x, f"{layer}.convolution", kernel, width, self.activation)
+            x = fed(write, x, f"{layer}.last_feed_forward", fed_shape, self.activation)
+            x = write.layer_norm(x, f"{layer}.norm", width, EPSILON)
         return x
 
     def _fewer(self, write: ProgramWriter) -> Node:
-        x = write.step("unsqueeze", FEATURES, 3)
+        x, channels = write.step("unsqueeze", FEATURES, 3), self.channels
         for i in range(self.halvings):
             name = f"encoder.subsampling.{i}"
             first = {"activation": "relu"} if i == 0 else {}
-            x = write.channel_convolution(x, name, stride=2, **first)
+            shape = _KERNEL, _KERNEL, channels
+            x = write.channel_convolution(x, name, shape, stride=2, **first)
             if i:
-                x = write.linear(x, f"{name}.mixed", bias=True, activation="relu")
-        return write.linear(write.step("flatten", x, 2, 3), "encoder.subsampling.out", bias=True)
+                mixed = channels, channels
+                x = write.linear(x, f"{name}.mixed", mixed, bias=True, activation="relu")
+        flat, out = write.step("flatten", x, 2, 3), (self.width, self._bands * channels)
+        return write.linear(flat, "encoder.subsampling.out", out, bias=True)
+
+    @property
+    def _bands(self) -> int:
+        """Bands that are left after the halvings."""
+        return self.n_mels >> self.halvings
 
     def _attended(self, write: ProgramWriter, x: Node, name: str, waves: Node) -> Node:
-        scale = (self.width // self.heads) ** -0.5
-        normed = write.layer_norm(x, f"{name}_norm", EPSILON)
-        query, key, value = write.chunk(write.linear(normed, f"{name}.qkv", bias=True), 3)
-        of_distances = write.step("add", query, Constant(f"{name}.distance_shift"))
-        keys = write.linear(waves, f"{name}.distance")
+        width = self.width
+        square, scale = (width, width), (width // self.heads) ** -0.5
+        normed = write.layer_norm(x, f"{name}_norm", width, EPSILON)
+        projected = write.linear(normed, f"{name}.qkv", (3 * width, width), bias=True)
+        query, key, value = write.chunk(projected, 3)
+        distance_shift = write.tensor(f"{name}.distance_shift", width)
+        of_distances = write.step("add", query, distance_shift)
+        keys = write.linear(waves, f"{name}.distance", square)
         bias = write.step("relative_scores", of_distances, keys, self.heads, scale)
-        of_contents = write.step("add", query, Constant(f"{name}.content_shift"))
+        of_contents = write.step("add", query, write.tensor(f"{name}.content_shift", width))
         mixed = write.step(
             "encoder_attention", of_contents, key, value, self.heads, scale, None, bias
         )
-        return write.linear(mixed, f"{name}.out", bias=True, residual=x)
+        return write.linear(mixed, f"{name}.out", square, bias=True, residual=x)
 
 
 EPSILON = 1e-5
 """Of layer norms."""
 
 _LONGEST_KERNEL = 1023
-_NORMS = (
-    "feed_forward_norm",
-    "self_attention_norm",
-    "convolution_norm",
-    "last_feed_forward_norm",
-    "norm",
-)
 
 
 def require_kernel(length: int) -> None:
@@ -181,47 +159,26 @@ def require_kernel(length: int) -> None:
         raise KvcastError(f"a kernel of {length} positions is not possible: odd ones are")
 
 
-def module_shapes(
-    layer: str, width: int, inner: int, channels: int, kernel: int
-) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a layer by canonical name, without its attention.
-
-    Args:
-        layer: prefix of names.
-        width: size of a hidden state.
-        inner: inner width of a feed-forward.
-        channels: of the convolution.
-        kernel: its length.
-
-    """
-    linears = {
-        "feed_forward.up": (inner, width),
-        "feed_forward.down": (width, inner),
-        "convolution.in": (2 * channels, width),
-        "convolution.out": (width, channels),
-        "last_feed_forward.up": (inner, width),
-        "last_feed_forward.down": (width, inner),
-    }
-    shapes = {
-        **with_biases({**linears, **dict.fromkeys(_NORMS, (width,))}),
-        "convolution.kernel": (kernel, 1, channels),
-        "convolution.shift": (channels,),
-    }
-    return {f"{layer}.{name}": shape for name, shape in shapes.items()}
+def fed(write: ProgramWriter, x: Node, name: str, shape: tuple[int, int], activation: str) -> Node:
+    """Add a feed-forward, of a first matrix of `shape`, of the norm of x [batch, t, width]."""
+    normed = write.layer_norm(x, f"{name}_norm", shape[1], EPSILON)
+    inner = write.linear(normed, f"{name}.up", shape, bias=True, activation=activation)
+    return write.linear(inner, f"{name}.down", shape[::-1], bias=True, residual=x)
 
 
-def fed(write: ProgramWriter, x: Node, name: str, activation: str) -> Node:
-    """Add a feed-forward of its norm to a hidden state [batch, t, width]."""
-    normed = write.layer_norm(x, f"{name}_norm", EPSILON)
-    inner = write.linear(normed, f"{name}.up", bias=True, activation=activation)
-    return write.linear(inner, f"{name}.down", bias=True, residual=x)
-
-
-def convolved(write: ProgramWriter, x: Node, name: str, activation: str) -> Node:
+def convolved(
+    write: ProgramWriter,
+    x: Node,
+    name: str,
+    kernel: tuple[int, int, int],
+    width: int,
+    activation: str,
+) -> Node:
     """Add a convolution of each channel over positions to a hidden state [batch, t, width]."""
-    normed = write.layer_norm(x, f"{name}_norm", EPSILON)
-    gated = write.linear(normed, f"{name}.in", bias=True, gate="sigmoid")
+    channels = kernel[-1]
+    normed = write.layer_norm(x, f"{name}_norm", width, EPSILON)
+    gated = write.linear(normed, f"{name}.in", (2 * channels, width), bias=True, gate="sigmoid")
     apart = write.step("unsqueeze", gated, 2)
-    mixed = write.channel_convolution(apart, name, stride=1, activation=activation)
+    mixed = write.channel_convolution(apart, name, kernel, stride=1, activation=activation)
     flat = write.step("flatten", mixed, 2, 3)
-    return write.linear(flat, f"{name}.out", bias=True, residual=x)
+    return write.linear(flat, f"{name}.out", (width, channels), bias=True, residual=x)

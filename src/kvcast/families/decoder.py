@@ -1,4 +1,9 @@
-"""Decoder-only models: Llama, Mistral, Qwen, Gemma, OLMo, Cohere, GPT-NeoX and others as data."""
+"""Decoder-only models: Llama, Mistral, Qwen, Gemma, OLMo, Cohere, GPT-NeoX and others as data.
+
+Canonical tensors are [out, in], as in torch's Linear. Query, key and value are one tensor in this
+order, and so are gate and up. RMS norms multiply by their weight (Gemma's files store it minus
+one). Rotary pairs are in halves of a head.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +24,6 @@ from kvcast.families.blocks import (
     write_programs,
 )
 from kvcast.families.decoder_dimensions import SQUARED, DecoderDimensions
-from kvcast.families.decoder_shapes import tensor_shapes, up_of
 from kvcast.families.feed_forwards import (
     add_layer_embedding,
     embed_for_layers,
@@ -63,7 +67,11 @@ def _write_programs(dimensions: DecoderDimensions) -> Mapping[str, Program]:
 
 def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
     """Write `decode`: new tokens to logits."""
-    return decoded(write, write.embedding(EMBEDDING, TOKENS), dimensions)
+    return decoded(write, embed_tokens(write, TOKENS, dimensions), dimensions)
+
+
+def embed_tokens(write: ProgramWriter, tokens: Node, dimensions: DecoderDimensions) -> Node:
+    return write.embedding(EMBEDDING, tokens, (dimensions.vocab_size, dimensions.width))
 
 
 def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Program:
@@ -71,7 +79,9 @@ def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Pro
     if dimensions.embedding_scale != 1:
         x = write.step("mul", x, dimensions.embedding_scale)
     if dimensions.learned_positions:
-        learned = _at_positions(write, Constant(_POSITIONS), dimensions.width)
+        width = dimensions.width
+        table = write.tensor(_POSITIONS, dimensions.max_positions, width)
+        learned = _at_positions(write, table, width)
         x = write.step("add", x, learned)
     x = _layers(write, x, dimensions)
     normed = _norm(write, join_rows(write, x), "decoder.norm", dimensions)
@@ -88,13 +98,9 @@ def _layers(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Nod
     for i in range(dimensions.layers):
         x = _layer(write, x, dimensions, i)
         if inputs:
-            of: dict[str, Any] = {
-                "activation": dimensions.activation,
-                "epsilon": dimensions.norm_eps,
-            }
-            x = add_layer_embedding(write, x, inputs[i], i, **of)
+            x = add_layer_embedding(write, x, inputs[i], i, dimensions)
         if dimensions.layer_scales:
-            x = write.step("mul", x, Constant(f"decoder.layers.{i}.scale"))
+            x = write.step("mul", x, write.tensor(f"decoder.layers.{i}.scale", 1))
     return x
 
 
@@ -103,8 +109,7 @@ def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) 
     width, all_new = dimensions.layer_embedding, dimensions.reading - 1
     if not width:
         return []
-    epsilon = dimensions.norm_eps
-    whole = embed_for_layers(write, x, width, hidden=dimensions.width, epsilon=epsilon)
+    whole = embed_for_layers(write, x, dimensions)
     of_chosen = dimensions.layers - all_new
     if not all_new:
         return write.split(select_asked(write, whole), [width] * of_chosen)
@@ -133,8 +138,10 @@ def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int)
     if is_mixture(dimensions, i):
         return _experts(write, out, before, f"{layer}.feed_forward", dimensions)
     if has_experts_beside(dimensions, i):
-        return _feed_forward_and_experts(write, out, before, layer, dimensions)
-    return _feed_forward(write, out, before, f"{layer}.feed_forward", dimensions)
+        return _feed_forward_and_experts(write, out, before, i, dimensions)
+    block, size = f"{layer}.feed_forward", dimensions.inner_of(i)
+    inner = _inner(write, before, block, size, dimensions)
+    return _added(write, out, inner, f"{block}.down", size, dimensions)
 
 
 def _mixed(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i: int) -> Node:
@@ -143,9 +150,9 @@ def _mixed(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i:
         return _attention(write, before, dimensions, i)
     match dimensions.state(i):
         case DeltaNet() as net:
-            return net.mixed(write, before, i, dimensions.norm_eps)
+            return net.mixed(write, before, i, dimensions.width, dimensions.norm_eps)
         case StateSpace() as space:
-            return space.mixed(write, before, i)
+            return space.mixed(write, before, i, dimensions.width)
     return write_convolution(write, before, dimensions, i)
 
 
@@ -153,47 +160,54 @@ def _projected(
     write: ProgramWriter, x: Node, mixed: Node, dimensions: DecoderDimensions, i: int
 ) -> Node:
     """Add the last product of attention, or of another layer in its place, to the hidden state."""
-    layer = f"decoder.layers.{i}"
+    layer, width = f"decoder.layers.{i}", dimensions.width
     if dimensions.mixer(i) == ATTENTION:
-        return _added(write, x, mixed, f"{layer}.attention", "out", dimensions)
+        size = dimensions.projected(i)[0]
+        return _added(write, x, mixed, f"{layer}.attention.out", size, dimensions)
     match dimensions.state(i):
-        case DeltaNet():
-            return write.linear(mixed, f"{layer}.delta.out", residual=x)
+        case DeltaNet() as net:
+            return write.linear(mixed, f"{layer}.delta.out", (width, net.values), residual=x)
         case StateSpace() as space:
-            out = f"{layer}.state_space.out"
-            return write.linear(mixed, out, bias=space.bias, residual=x)
-    bias = dimensions.convolution_bias
-    return write.linear(mixed, f"{layer}.convolution.out", bias=bias, residual=x)
+            out, shape = f"{layer}.state_space.out", (width, space.values)
+            return write.linear(mixed, out, shape, bias=space.bias, residual=x)
+    out, bias = f"{layer}.convolution.out", dimensions.convolution_bias
+    return write.linear(mixed, out, (width, width), bias=bias, residual=x)
 
 
 def _before(write: ProgramWriter, x: Node, block: str, dimensions: DecoderDimensions) -> Node:
     return _norm(write, x, f"{block}_norm", dimensions) if dimensions.pre_norms else x
 
 
-def _norm(write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimensions) -> Node:
+def _norm(
+    write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimensions, width: int = 0
+) -> Node:
+    """Norm hidden states, or others of another width."""
+    width = width or dimensions.width
     if dimensions.norm == "rms":
-        return write.rms_norm(x, name, dimensions.norm_eps)
-    bias = f"{name}.bias" if dimensions.norm_bias else _NO_BIAS
-    weight = Constant(f"{name}.weight")
-    return write.step("layer_norm", x, weight, Constant(bias), dimensions.norm_eps)
+        return write.rms_norm(x, name, width, dimensions.norm_eps)
+    zeros = "" if dimensions.norm_bias else _NO_BIAS
+    return write.layer_norm(x, name, width, dimensions.norm_eps, zeros=zeros)
 
 
 def _head(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
+    shape = dimensions.vocab_size, dimensions.width
     if not dimensions.tied:
-        return write.linear(x, "decoder.head", bias=dimensions.head_bias)
+        return write.linear(x, "decoder.head", shape, bias=dimensions.head_bias)
     # A matrix's bias belongs to its module; the embedding table has none.
-    logits = write.linear(x, "decoder.embedding")
-    return (
-        write.step("add", logits, Constant("decoder.head.bias")) if dimensions.head_bias else logits
-    )
+    logits = write.linear(x, "decoder.embedding", shape)
+    if not dimensions.head_bias:
+        return logits
+    return write.step("add", logits, write.tensor("decoder.head.bias", dimensions.vocab_size))
 
 
 def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions, i: int) -> Node:
     layer, source = f"decoder.layers.{i}.attention", dimensions.keys_and_values(i).source
-    projected = write.linear(normed, f"{layer}.qkv", bias=dimensions.qkv_bias)
-    query, *own = write.split(projected, dimensions.projected(i))
+    sizes, width = dimensions.projected(i), dimensions.width
+    qkv = f"{layer}.qkv"
+    projected = write.linear(normed, qkv, (sum(sizes), width), bias=dimensions.qkv_bias)
+    query, *own = write.split(projected, sizes)
     if dimensions.query_key_norm:
-        query = _normed_heads(write, query, f"{layer}.query_norm", dimensions, i)
+        query = _normed_heads(write, query, f"{layer}.query_norm", sizes[0], dimensions, i)
     query = _limited(write, query, dimensions)
     tables = _rotary_tables(dimensions, i)
     if scales := tables.pop("query_scales", None):
@@ -202,7 +216,7 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
         "window": dimensions.windows[i] or 0,
         "softcap": dimensions.attention_softcap,
         **tables,
-        "sinks": Constant(f"{layer}.sinks") if dimensions.sinks else None,
+        "sinks": write.tensor(f"{layer}.sinks", dimensions.heads) if dimensions.sinks else None,
     }
     scale = dimensions.attention_scale / (i + 1 if dimensions.scaled_by_depth else 1)
     if source is None:
@@ -212,7 +226,7 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
         mixed = attend_shared_cache(write, source, query, scale, **options)
     if not dimensions.attention_gate:
         return mixed
-    gate = write.linear(normed, f"{layer}.gate")
+    gate = write.linear(normed, f"{layer}.gate", (sizes[0], width))
     return write.step("gated", gate, mixed, activation="sigmoid")
 
 
@@ -223,7 +237,7 @@ def _keys_and_values(
     key, value = own[0], own[-1]
     if dimensions.query_key_norm:
         name = f"decoder.layers.{i}.attention.key_norm"
-        key = _normed_heads(write, key, name, dimensions, i)
+        key = _normed_heads(write, key, name, dimensions.projected(i)[1], dimensions, i)
     if dimensions.value_norm:
         size = dimensions.head_dim_of(i)
         heads = write.step("unflatten", value, -1, [-1, size])
@@ -245,16 +259,18 @@ def _at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
 
 
 def _normed_heads(
-    write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimensions, i: int
+    write: ProgramWriter, x: Node, name: str, width: int, dimensions: DecoderDimensions, i: int
 ) -> Node:
+    """Norm each head of queries or keys [rows, new, width], or all as one."""
     if dimensions.whole_query_key_norm:
-        return _norm(write, x, name, dimensions)
-    heads = write.step("unflatten", x, -1, [-1, dimensions.head_dim_of(i)])
+        return _norm(write, x, name, dimensions, width)
+    size = dimensions.head_dim_of(i)
+    heads = write.step("unflatten", x, -1, [-1, size])
     if not dimensions.own_query_key_norms:
-        return write.step("flatten", _norm(write, heads, name, dimensions), -2)
+        return write.step("flatten", _norm(write, heads, name, dimensions, size), -2)
     plain = Constant(_ONES), Constant(_ZEROS), dimensions.norm_eps
     normed = write.step("flatten", write.step("layer_norm", heads, *plain), -2)
-    return write.step("mul", normed, Constant(f"{name}.weight"))
+    return write.step("mul", normed, write.tensor(f"{name}.weight", width))
 
 
 def _rotary_tables(dimensions: DecoderDimensions, i: int) -> dict[str, Constant]:
@@ -267,29 +283,29 @@ def _rotary_tables(dimensions: DecoderDimensions, i: int) -> dict[str, Constant]
     return {name: Constant(f"{name}_{kind}") for name in names}
 
 
-def _feed_forward(
-    write: ProgramWriter, x: Node, before: Node, block: str, dimensions: DecoderDimensions
+def _inner(
+    write: ProgramWriter, before: Node, block: str, size: int, dimensions: DecoderDimensions
 ) -> Node:
-    """Add the feed-forward of `before` to `x`."""
-    return _added(write, x, _inner(write, before, block, dimensions), block, "down", dimensions)
-
-
-def _inner(write: ProgramWriter, before: Node, block: str, dimensions: DecoderDimensions) -> Node:
-    up, bias = f"{block}.{up_of(dimensions)}", dimensions.feed_forward_bias
+    """Return the inner hidden state of a feed-forward, [..., size]."""
+    bias, width = dimensions.feed_forward_bias, dimensions.width
+    if dimensions.gated:
+        gate_up, shape = f"{block}.gate_up", (2 * size, width)
+        return write.linear(before, gate_up, shape, bias=bias, gate=dimensions.activation)
+    up, shape = f"{block}.up", (size, width)
     if dimensions.activation == SQUARED:
-        positive = write.linear(before, up, bias=bias, activation="relu")
+        positive = write.linear(before, up, shape, bias=bias, activation="relu")
         return write.step("mul", positive, positive)
-    epilogue = {"gate" if dimensions.gated else "activation": dimensions.activation}
-    return write.linear(before, up, bias=bias, **epilogue)
+    return write.linear(before, up, shape, bias=bias, activation=dimensions.activation)
 
 
 def _feed_forward_and_experts(
-    write: ProgramWriter, x: Node, before: Node, layer: str, dimensions: DecoderDimensions
+    write: ProgramWriter, x: Node, before: Node, i: int, dimensions: DecoderDimensions
 ) -> Node:
     """Add a feed-forward of `before` and experts of `x` to `x`, each with its own norms."""
-    block, experts = f"{layer}.feed_forward", f"{layer}.experts"
-    inner, bias = _inner(write, before, block, dimensions), dimensions.feed_forward_bias
-    product = write.linear(inner, f"{block}.down", bias=bias)
+    block, experts = (f"decoder.layers.{i}.{name}" for name in ("feed_forward", "experts"))
+    size, bias = dimensions.inner_of(i), dimensions.feed_forward_bias
+    inner = _inner(write, before, block, size, dimensions)
+    product = write.linear(inner, f"{block}.down", (dimensions.width, size), bias=bias)
     product = _norm(write, product, f"{block}_own_norm", dimensions)
     routed = _norm(write, x, f"{experts}.router_norm", dimensions)
     normed = _norm(write, x, f"{experts}_norm", dimensions)
@@ -300,13 +316,15 @@ def _feed_forward_and_experts(
 
 
 def _added(
-    write: ProgramWriter, x: Node, inner: Node, block: str, name: str, dimensions: DecoderDimensions
+    write: ProgramWriter, x: Node, inner: Node, name: str, size: int, dimensions: DecoderDimensions
 ) -> Node:
     """Add a block's last product, normed in models that norm it, to its input."""
-    bias = dimensions.out_bias if name == "out" else dimensions.feed_forward_bias
+    block, _, matrix = name.rpartition(".")
+    bias = dimensions.out_bias if matrix == "out" else dimensions.feed_forward_bias
+    shape = dimensions.width, size
     if not dimensions.post_norms:
-        return write.linear(inner, f"{block}.{name}", bias=bias, residual=x)
-    product = write.linear(inner, f"{block}.{name}", bias=bias)
+        return write.linear(inner, name, shape, bias=bias, residual=x)
+    product = write.linear(inner, name, shape, bias=bias)
     return write.step("add", x, _norm(write, product, f"{block}_post_norm", dimensions))
 
 
@@ -387,7 +405,6 @@ DECODER = Family(
     programs=_programs,
     write_programs=_write_programs,
     constants=constants,
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(
         outliers=("gate",),
         smoothed=True,

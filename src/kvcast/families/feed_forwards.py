@@ -1,22 +1,22 @@
 """Mixtures of experts, and embeddings of a token for each layer (Gemma 4).
 
-Tensors of a mixture: `router.weight` [experts, width]; `gate_up` [experts, 2 * inner, width] and
-`down` [experts, width, inner], a matrix for each expert; perhaps biases of these; of a shared
-expert `shared.gate_up`, `shared.down`, and perhaps `shared.gate.weight` [1, width], whose sigmoid
-scales it. Experts in addition to a feed-forward have a norm before their router and `scales`
-[experts], factors on their routing weights. Layer embeddings: a table has a row of all layers'
-embeddings for each token, to which a projection of the usual embedding is added; each layer
-multiplies its part by a gate of its hidden state and adds the result.
+A shared expert may be scaled by the sigmoid of a gate. Experts in addition to a feed-forward have a
+norm before their router, and factors on their routing weights. Layer embeddings: a table has a row
+of all layers' embeddings for each token, to which a projection of the usual embedding is added;
+each layer multiplies its part by a gate of its hidden state and adds the result.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcast.errors import KvcastError
 from kvcast.families.blocks import TOKENS
-from kvcast.spec.program import Constant, Node, ProgramWriter
+from kvcast.spec.program import Node, ProgramWriter
 from kvcast.spec.sizes import require_positive
+
+if TYPE_CHECKING:
+    from kvcast.families.decoder_dimensions import DecoderDimensions
 
 
 class MixtureSizes(Protocol):
@@ -117,33 +117,6 @@ def has_experts_beside(sizes: MixtureSizes, layer: int) -> bool:
     return bool(sizes.expert_inner) and layer not in sizes.dense_layers
 
 
-def mixture_shapes(sizes: MixtureSizes) -> dict[str, tuple[int, ...]]:
-    """Return the names within a block with their shapes."""
-    width, experts, shared = sizes.width, sizes.experts, sizes.shared_inner
-    inner = sizes.expert_inner or sizes.inner
-    shapes: dict[str, tuple[int, ...]] = {
-        "router.weight": (experts, width),
-        "gate_up": (experts, 2 * inner, width),
-        "down": (experts, width, inner),
-    }
-    if sizes.expert_bias:
-        shapes |= {
-            "router.bias": (experts,),
-            "gate_up_bias": (experts, 2 * inner),
-            "down_bias": (experts, width),
-        }
-    if sizes.expert_inner:
-        shapes |= {"router_norm.weight": (width,), "scales": (experts,)}
-    if shared:
-        shapes |= {
-            "shared.gate_up.weight": (2 * shared, width),
-            "shared.down.weight": (width, shared),
-        }
-        if sizes.shared_gated:
-            shapes["shared.gate.weight"] = (1, width)
-    return shapes
-
-
 def write_mixture(
     write: ProgramWriter,
     normed: Node,
@@ -157,15 +130,21 @@ def write_mixture(
     """
     tokens = write.step("flatten", normed, 0, -2)
     read = tokens if routed is None else write.step("flatten", routed, 0, -2)
-    router = write.linear(read, f"{block}.router", bias=sizes.expert_bias)
-    matrices = [Constant(f"{block}.{name}") for name in ("gate_up", "down")]
+    experts, width, inner = sizes.experts, sizes.width, sizes.expert_inner or sizes.inner
+    router = write.linear(read, f"{block}.router", (experts, width), bias=sizes.expert_bias)
+    matrices = (
+        write.tensor(f"{block}.gate_up", experts, 2 * inner, width),
+        write.tensor(f"{block}.down", experts, width, inner),
+    )
     options: dict[str, Any] = {} if sizes.experts_normalised else {"normalised": False}
     if sizes.swiglu_limit:
         options |= {"alpha": sizes.swiglu_alpha, "limit": sizes.swiglu_limit}
     if sizes.expert_bias:
-        options |= {name: Constant(f"{block}.{name}") for name in ("gate_up_bias", "down_bias")}
+        for name, outputs in (("gate_up_bias", 2 * inner), ("down_bias", width)):
+            options[name] = write.tensor(f"{block}.{name}", experts, outputs)
     if sizes.expert_inner:
-        options |= {"activation": sizes.activation, "scales": Constant(f"{block}.scales")}
+        scales = write.tensor(f"{block}.scales", experts)
+        options |= {"activation": sizes.activation, "scales": scales}
     each = sizes.experts_per_token
     mixed = write.step("mixture_of_experts", tokens, router, *matrices, each, **options)
     if sizes.shared_inner:
@@ -177,57 +156,44 @@ def _add_shared_expert(
     write: ProgramWriter, mixed: Node, tokens: Node, block: str, sizes: MixtureSizes
 ) -> Node:
     """Add the expert that all tokens share, which may be multiplied by a sigmoid of its gate."""
-    inner = write.linear(tokens, f"{block}.gate_up", gate=sizes.activation)
+    width, size = sizes.width, sizes.shared_inner
+    shape = 2 * size, width
+    inner = write.linear(tokens, f"{block}.gate_up", shape, gate=sizes.activation)
     if not sizes.shared_gated:
-        return write.linear(inner, f"{block}.down", residual=mixed)
-    half = write.step("mul", write.linear(tokens, f"{block}.gate"), 0.5)
+        return write.linear(inner, f"{block}.down", (width, size), residual=mixed)
+    half = write.step("mul", write.linear(tokens, f"{block}.gate", (1, width)), 0.5)
     share = write.step("mul", write.step("add", write.step("tanh", half), 1.0), 0.5)
-    shared = write.step("mul", write.linear(inner, f"{block}.down"), share)
+    shared = write.step("mul", write.linear(inner, f"{block}.down", (width, size)), share)
     return write.step("add", mixed, shared)
 
 
 _TABLE, _PROJECTION = "decoder.layer_embedding", "decoder.layer_projection"
 
 
-def layer_embedding_shapes(
-    width: int, *, layers: int, vocab_size: int, hidden: int
-) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of all layers, for embeddings of that width of each."""
-    return {
-        f"{_TABLE}.weight": (vocab_size, layers * width),
-        f"{_PROJECTION}.weight": (layers * width, hidden),
-        f"{_PROJECTION}_norm.weight": (width,),
-    }
-
-
-def layer_shapes(width: int, *, hidden: int) -> dict[str, tuple[int, ...]]:
-    return {
-        "layer_input.gate.weight": (width, hidden),
-        "layer_input.out.weight": (hidden, width),
-        "layer_input_norm.weight": (hidden,),
-    }
-
-
-def embed_for_layers(
-    write: ProgramWriter, x: Node, width: int, *, hidden: int, epsilon: float
-) -> Node:
+def embed_for_layers(write: ProgramWriter, x: Node, dimensions: "DecoderDimensions") -> Node:
     """Return the embeddings of all layers, [rows, new, layers * width], of embeddings `x`.
 
     They are larger by the root of 2 than Gemma's: a norm follows each layer's part.
     """
+    width, hidden = dimensions.layer_embedding, dimensions.width
+    whole = dimensions.layers * width
+    projected = write.linear(x, _PROJECTION, (whole, hidden))
+    parts = write.step("unflatten", projected, -1, [-1, width])
     # Norms of a projection divided by the root of `hidden`.
-    parts = write.step("unflatten", write.linear(x, _PROJECTION), -1, [-1, width])
-    normed = write.rms_norm(parts, f"{_PROJECTION}_norm", epsilon * hidden)
-    own = write.step("mul", write.embedding(f"{_TABLE}.weight", TOKENS), math.sqrt(width))
+    normed = write.rms_norm(parts, f"{_PROJECTION}_norm", width, dimensions.norm_eps * hidden)
+    own = write.embedding(f"{_TABLE}.weight", TOKENS, (dimensions.vocab_size, whole))
+    own = write.step("mul", own, math.sqrt(width))
     return write.step("add", own, write.step("flatten", normed, -2))
 
 
 def add_layer_embedding(
-    write: ProgramWriter, x: Node, part: Node, i: int, *, activation: str, epsilon: float
+    write: ProgramWriter, x: Node, part: Node, i: int, dimensions: "DecoderDimensions"
 ) -> Node:
     """Add layer i's gated part of the per-layer embeddings to its hidden state."""
     layer = f"decoder.layers.{i}.layer_input"
-    gate = write.linear(x, f"{layer}.gate", activation=activation)
-    product = write.linear(write.step("mul", gate, part), f"{layer}.out")
+    width, hidden = dimensions.layer_embedding, dimensions.width
+    gate = write.linear(x, f"{layer}.gate", (width, hidden), activation=dimensions.activation)
+    product = write.linear(write.step("mul", gate, part), f"{layer}.out", (hidden, width))
     # Of parts that are larger by the root of 2.
-    return write.step("add", x, write.rms_norm(product, f"{layer}_norm", 2 * epsilon))
+    normed = write.rms_norm(product, f"{layer}_norm", hidden, 2 * dimensions.norm_eps)
+    return write.step("add", x, normed)

@@ -18,9 +18,6 @@ from kvcast.spec.sizes import (
 
 _SIZES = ("width", "inner", "heads", "kv_heads", "head_dim", "positions")
 
-Shapes = dict[str, tuple[int, ...]]
-"""Shapes of tensors by their names."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaStack:
@@ -91,37 +88,6 @@ def _is_window(window: object) -> bool:
     return window is None or (type(window) is int and 1 <= window <= 2 * MOST_POSITIONS)
 
 
-def attention_shapes(
-    stack: GemmaStack, block: str, matrices: Mapping[str, tuple[int, ...]]
-) -> Shapes:
-    """Return the tensors of a layer's attention, and of the norms around it, by their names.
-
-    `matrices` are of its projections, [out, in], by their names in `block`.
-    """
-    shapes = _norm_shapes(stack, block)
-    for name, shape in matrices.items():
-        shapes[f"{block}.{name}.weight"] = shape
-        if stack.attention_bias:
-            shapes[f"{block}.{name}.bias"] = shape[:1]
-    if stack.query_key_norm:
-        shapes |= {f"{block}.{name}_norm.weight": (stack.head_dim,) for name in ("query", "key")}
-    return shapes
-
-
-def feed_forward_shapes(stack: GemmaStack) -> Shapes:
-    """Return the tensors of a layer's feed-forward, by their names."""
-    return {
-        **_norm_shapes(stack, "feed_forward"),
-        "feed_forward.gate_up.weight": (2 * stack.inner, stack.width),
-        "feed_forward.down.weight": (stack.width, stack.inner),
-    }
-
-
-def _norm_shapes(stack: GemmaStack, block: str) -> Shapes:
-    """Return the norms before and after a part of a layer, by their names."""
-    return {f"{block}_{norm}.weight": (stack.width,) for norm in ("norm", "post_norm")}
-
-
 @dataclass(frozen=True)
 class StackWriter:
     """Writes the parts that layers of a stack have.
@@ -144,41 +110,47 @@ class StackWriter:
 
     def before(self, x: Node, name: str) -> Node:
         """Return the input of a part of a layer."""
-        return self.write.rms_norm(x, f"{name}_norm", self.stack.norm_eps)
+        return self.write.rms_norm(x, f"{name}_norm", self.stack.width, self.stack.norm_eps)
 
     def qkv(self, normed: Node, name: str) -> Sequence[Node]:
-        stack = self.stack
-        projected = self.project(normed, f"{name}.qkv")
-        query, key, value = self.write.split(projected, [stack.mixed, stack.keys, stack.keys])
+        sizes = [self.stack.mixed, self.stack.keys, self.stack.keys]
+        projected = self.project(normed, f"{name}.qkv", (sum(sizes), self.stack.width))
+        query, key, value = self.write.split(projected, sizes)
         return self._normed(query, f"{name}.query"), self._normed(key, f"{name}.key"), value
 
     def query(self, normed: Node, name: str) -> Node:
-        return self._normed(self.project(normed, f"{name}.query"), f"{name}.query")
+        shape = self.stack.mixed, self.stack.width
+        return self._normed(self.project(normed, f"{name}.query", shape), f"{name}.query")
 
     def key_value(self, normed: Node, name: str) -> Sequence[Node]:
-        key, value = self.write.chunk(self.project(normed, f"{name}.key_value"), 2)
+        shape = 2 * self.stack.keys, self.stack.width
+        key, value = self.write.chunk(self.project(normed, f"{name}.key_value", shape), 2)
         return self._normed(key, f"{name}.key"), value
 
-    def project(self, x: Node, name: str) -> Node:
-        return self.write.linear(x, name, bias=self.stack.attention_bias)
+    def project(self, x: Node, name: str, shape: tuple[int, int]) -> Node:
+        return self.write.linear(x, name, shape, bias=self.stack.attention_bias)
 
     def _normed(self, x: Node, name: str) -> Node:
         """Norm each head, if the stack's queries and keys are normed."""
         if not self.stack.query_key_norm:
             return x
-        heads = self.write.step("unflatten", x, -1, [-1, self.stack.head_dim])
-        normed = self.write.rms_norm(heads, f"{name}_norm", self.stack.norm_eps)
+        size = self.stack.head_dim
+        heads = self.write.step("unflatten", x, -1, [-1, size])
+        normed = self.write.rms_norm(heads, f"{name}_norm", size, self.stack.norm_eps)
         return self.write.step("flatten", normed, -2)
 
     def added(self, x: Node, mixed: Node, name: str) -> Node:
-        return self._normed_sum(x, self.project(mixed, f"{name}.out"), name)
+        shape = self.stack.width, self.stack.mixed
+        return self._normed_sum(x, self.project(mixed, f"{name}.out", shape), name)
 
     def fed(self, x: Node, layer: int) -> Node:
         name = f"{self.name}.layers.{layer}.feed_forward"
-        activation = self.stack.activation
-        inner = self.write.linear(self.before(x, name), f"{name}.gate_up", gate=activation)
-        return self._normed_sum(x, self.write.linear(inner, f"{name}.down"), name)
+        write, width, inner = self.write, self.stack.width, self.stack.inner
+        before, gate_up = self.before(x, name), f"{name}.gate_up"
+        gated = write.linear(before, gate_up, (2 * inner, width), gate=self.stack.activation)
+        return self._normed_sum(x, write.linear(gated, f"{name}.down", (width, inner)), name)
 
     def _normed_sum(self, x: Node, product: Node, name: str) -> Node:
-        normed = self.write.rms_norm(product, f"{name}_post_norm", self.stack.norm_eps)
+        width, epsilon = self.stack.width, self.stack.norm_eps
+        normed = self.write.rms_norm(product, f"{name}_post_norm", width, epsilon)
         return self.write.step("add", x, normed)

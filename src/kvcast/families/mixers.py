@@ -66,6 +66,10 @@ class StateSizes:
         """Number of convolved channels: queries, keys and values."""
         return 2 * self.keys + self.values
 
+    def _of_heads(self, write: ProgramWriter, layer: str, *names: str) -> list[Constant]:
+        """Return tensors with a value for each head of values."""
+        return [write.tensor(f"{layer}.{name}", self.value_heads) for name in names]
+
     def cache(self) -> CacheLayers:
         return CacheLayers(
             kind="state",
@@ -88,30 +92,20 @@ class DeltaNet(StateSizes):
         """Parts of the first projection: convolved channels, gate, shares and steps."""
         return self.channels, self.values, self.value_heads, self.value_heads
 
-    def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """Return the tensors of a layer, but for norms around it and the feed-forward."""
-        return {
-            "delta.input.weight": (sum(self.projected), width),
-            "delta.kernel": (self.convolution, self.channels),
-            "delta.decay": (self.value_heads,),
-            "delta.step_bias": (self.value_heads,),
-            "delta.norm.weight": (self.value_dim,),
-            "delta.out.weight": (width, self.values),
-        }
-
-    def mixed(self, write: ProgramWriter, normed: Node, i: int, epsilon: float) -> Node:
+    def mixed(self, write: ProgramWriter, normed: Node, i: int, width: int, epsilon: float) -> Node:
         """Mix the positions of layer i, [rows, new, width], before its last projection."""
         layer = f"decoder.layers.{i}.delta"
-        projected = write.linear(normed, f"{layer}.input")
+        projected = write.linear(normed, f"{layer}.input", (sum(self.projected), width))
         x, gate, share, step = write.split(projected, self.projected)
         inputs, state = Node(f"past_inputs_{i}"), Node(f"past_state_{i}")
-        kernel = Constant(f"{layer}.kernel")
+        kernel = write.tensor(f"{layer}.kernel", self.convolution, self.channels)
         given = x, kernel, None, inputs, LENGTHS
         x = write.step("short_convolution", *given, activation="silu")
-        gates = share, step, Constant(f"{layer}.decay"), Constant(f"{layer}.step_bias")
-        x = write.step("delta_rule", x, *gates, state, LENGTHS, self.key_heads)
+        of_heads = self._of_heads(write, layer, "decay", "step_bias")
+        x = write.step("delta_rule", x, share, step, *of_heads, state, LENGTHS, self.key_heads)
         heads = write.step("unflatten", x, -1, [-1, self.value_dim])
-        heads = write.step("flatten", write.rms_norm(heads, f"{layer}.norm", epsilon), -2)
+        normed = write.rms_norm(heads, f"{layer}.norm", self.value_dim, epsilon)
+        heads = write.step("flatten", normed, -2)
         return write.step("gated", gate, heads, activation="silu")
 
 
@@ -149,24 +143,6 @@ class StateSpace(StateSizes):
     def normed(self) -> int:
         return self.values // self.key_heads
 
-    def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """Return the tensors of a layer, but for norms around it and the feed-forward."""
-        projected = sum(self.projected)
-        shapes: dict[str, tuple[int, ...]] = {
-            "state_space.in.weight": (projected, width),
-            "state_space.kernel": (self.convolution, self.channels),
-            "state_space.decay": (self.value_heads,),
-            "state_space.step_bias": (self.value_heads,),
-            "state_space.skip": (self.value_heads,),
-            "state_space.norm.weight": (self.values,),
-            "state_space.out.weight": (width, self.values),
-        }
-        if self.convolution_bias:
-            shapes["state_space.kernel_bias"] = (self.channels,)
-        if self.bias:
-            shapes |= {"state_space.in.bias": (projected,), "state_space.out.bias": (width,)}
-        return shapes
-
     def constants(self) -> dict[str, NDArray[np.float32]]:
         """Return the gain of norms of parts, whose weights are of the whole."""
         return {_ONES: np.ones(self.normed, np.float32)} if self.key_heads > 1 else {}
@@ -185,25 +161,29 @@ class StateSpace(StateSizes):
         ]
         return order, [*(values + i for i in order), *range(values), *steps]
 
-    def mixed(self, write: ProgramWriter, normed: Node, i: int) -> Node:
+    def mixed(self, write: ProgramWriter, normed: Node, i: int, width: int) -> Node:
         """Mix the positions of layer i, [rows, new, width], before its last projection."""
         layer = f"decoder.layers.{i}.state_space"
-        projected = write.linear(normed, f"{layer}.in", bias=self.bias)
+        shape = sum(self.projected), width
+        projected = write.linear(normed, f"{layer}.in", shape, bias=self.bias)
         x, gate, step = write.split(projected, self.projected)
         inputs, state = Node(f"past_inputs_{i}"), Node(f"past_state_{i}")
-        bias = Constant(f"{layer}.kernel_bias") if self.convolution_bias else None
-        given = x, Constant(f"{layer}.kernel"), bias, inputs, LENGTHS
+        kernel = write.tensor(f"{layer}.kernel", self.convolution, self.channels)
+        biased = self.convolution_bias
+        bias = write.tensor(f"{layer}.kernel_bias", self.channels) if biased else None
+        given = x, kernel, bias, inputs, LENGTHS
         x = write.step("short_convolution", *given, activation="silu")
-        gates = (Constant(f"{layer}.{name}") for name in ("decay", "step_bias", "skip"))
-        x = write.step("selective_scan", x, step, *gates, state, LENGTHS, self.key_heads)
+        of_heads = self._of_heads(write, layer, "decay", "step_bias", "skip")
+        x = write.step("selective_scan", x, step, *of_heads, state, LENGTHS, self.key_heads)
         return self._normed(write, write.step("gated", gate, x, activation="silu"), layer)
 
     def _normed(self, write: ProgramWriter, x: Node, layer: str) -> Node:
         if self.key_heads == 1:
-            return write.rms_norm(x, f"{layer}.norm", self.norm_eps)
+            return write.rms_norm(x, f"{layer}.norm", self.values, self.norm_eps)
         parts = write.step("unflatten", x, -1, [-1, self.normed])
         parts = write.step("rms_norm", parts, Constant(_ONES), self.norm_eps)
-        return write.step("mul", write.step("flatten", parts, -2), Constant(f"{layer}.norm.weight"))
+        weight = write.tensor(f"{layer}.norm.weight", self.values)
+        return write.step("mul", write.step("flatten", parts, -2), weight)
 
 
 ATTENTION, CONVOLUTION, DELTA, STATE_SPACE = MIXERS = (
@@ -269,23 +249,6 @@ def check_mixers(sizes: ConvolvingSizes) -> None:
         raise KvcastError(f"a convolution of {sizes.convolution} positions is not possible")
 
 
-def convolution_shapes(sizes: ConvolvingSizes) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a layer with a convolution, but for norms and the feed-forward."""
-    width = sizes.width
-    matrices: dict[str, tuple[int, ...]] = {
-        "convolution.input.weight": (3 * width, width),
-        "convolution.kernel": (sizes.convolution, width),
-        "convolution.out.weight": (width, width),
-    }
-    if not sizes.convolution_bias:
-        return matrices
-    return matrices | {
-        "convolution.input.bias": (3 * width,),
-        "convolution.bias": (width,),
-        "convolution.out.bias": (width,),
-    }
-
-
 def inputs_cache(sizes: ConvolvingSizes) -> CacheLayers:
     """Describe the cache of a layer with a convolution."""
     return CacheLayers(
@@ -295,11 +258,12 @@ def inputs_cache(sizes: ConvolvingSizes) -> CacheLayers:
 
 def write_convolution(write: ProgramWriter, normed: Node, sizes: ConvolvingSizes, i: int) -> Node:
     """Mix the positions of a layer, [rows, new, width], before its last projection."""
-    layer, biased = f"decoder.layers.{i}.convolution", sizes.convolution_bias
-    projected = write.linear(normed, f"{layer}.input", bias=biased)
-    before, after, x = write.split(projected, [sizes.width] * 3)
+    layer, biased, width = f"decoder.layers.{i}.convolution", sizes.convolution_bias, sizes.width
+    projected = write.linear(normed, f"{layer}.input", (3 * width, width), bias=biased)
+    before, after, x = write.split(projected, [width] * 3)
     gated = write.step("mul", before, x)
-    kernel, bias = Constant(f"{layer}.kernel"), Constant(f"{layer}.bias") if biased else None
+    kernel = write.tensor(f"{layer}.kernel", sizes.convolution, width)
+    bias = write.tensor(f"{layer}.bias", width) if biased else None
     past = Node(f"past_inputs_{i}")
     mixed = write.step("short_convolution", gated, kernel, bias, past, LENGTHS)
     return write.step("mul", after, mixed)

@@ -31,7 +31,6 @@ from kvcast.families.moonshine_encoder import (
     REACH,
     STRIDE,
     encode,
-    encoder_shapes,
     normed_by,
     normed_frames,
     sources,
@@ -193,46 +192,6 @@ def positions_over_samples(samples: int) -> int:
     return max(1, (samples - REACH) // STRIDE + 1)
 
 
-def tensor_shapes(dimensions: MoonshineDimensions) -> dict[str, tuple[int, ...]]:
-    width, vocab = dimensions.width, dimensions.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {
-        **encoder_shapes(dimensions),
-        "decoder.embedding.weight": (vocab, width),
-        "decoder.norm.weight": (width,),
-    }
-    if not dimensions.tied:
-        shapes["head.weight"] = (vocab, width)
-    layer = _decoder_shapes(dimensions)
-    for i in range(dimensions.decoder_layers):
-        shapes |= {f"decoder.layers.{i}.{name}": shape for name, shape in layer.items()}
-    return shapes
-
-
-def _decoder_shapes(dimensions: MoonshineDimensions) -> dict[str, tuple[int, ...]]:
-    width, inner = dimensions.width, dimensions.inner
-    mixed = dimensions.heads * dimensions.head_dim
-    projections = {
-        "self_attention.qkv": (3 * mixed, width),
-        "cross_attention.query": (mixed, width),
-        "cross_attention.key_value": (2 * mixed, width),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attention_norm.weight": (width,),
-        "cross_attention_norm.weight": (width,),
-        "feed_forward_norm.weight": (width,),
-        **{f"{name}.weight": shape for name, shape in projections.items()},
-        "self_attention.out.weight": (width, mixed),
-        "cross_attention.out.weight": (width, mixed),
-        "feed_forward.gate_up.weight": (2 * inner, width),
-        "feed_forward.gate_up.bias": (2 * inner,),
-        "feed_forward.down.weight": (width, inner),
-        "feed_forward.down.bias": (width,),
-    }
-    if dimensions.attention_bias:
-        shapes |= {f"{name}.bias": shape[:1] for name, shape in projections.items()}
-    return shapes
-
-
 def _programs(dimensions: MoonshineDimensions) -> Mapping[str, ProgramSignature]:
     own, cross = self_and_cross_caches(dimensions)
     read = cross_argument(cross, "source"), LENGTHS_OF_SOURCES
@@ -249,25 +208,30 @@ def _write_programs(dimensions: MoonshineDimensions) -> Mapping[str, Program]:
 def _decode(write: ProgramWriter, dimensions: MoonshineDimensions) -> Program:
     """Write `decode`: new tokens to logits."""
     scale, bias = dimensions.head_dim**-0.5, dimensions.attention_bias
+    width, inner = dimensions.width, dimensions.inner
+    query_width = dimensions.heads * dimensions.head_dim
+    vocab, out = (dimensions.vocab_size, width), (width, query_width)
     angles = {name: Constant(name) for name in ANGLES}
-    x = write.embedding("decoder.embedding.weight", TOKENS)
+    x = write.embedding("decoder.embedding.weight", TOKENS, vocab)
     for i in range(dimensions.decoder_layers):
         layer = f"decoder.layers.{i}"
-        normed = normed_by(write, x, f"{layer}.self_attention_norm")
-        qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv", bias=bias), 3)
-        mixed = attend(write, i, qkv, scale, **angles)
-        x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
-        normed = normed_by(write, x, f"{layer}.cross_attention_norm")
-        query = write.linear(normed, f"{layer}.cross_attention.query", bias=bias)
+        normed = normed_by(write, x, f"{layer}.self_attention_norm", width)
+        qkv, shape = f"{layer}.self_attention.qkv", (3 * query_width, width)
+        parts = write.chunk(write.linear(normed, qkv, shape, bias=bias), 3)
+        mixed = attend(write, i, parts, scale, **angles)
+        x = write.linear(mixed, f"{layer}.self_attention.out", out, residual=x)
+        normed = normed_by(write, x, f"{layer}.cross_attention_norm", width)
+        query = write.linear(normed, f"{layer}.cross_attention.query", out[::-1], bias=bias)
         cross = (*cache_of("cross", i), scale, SOURCE_LENGTHS)
         mixed = write.step("cross_attention", query, *cross)
-        x = write.linear(mixed, f"{layer}.cross_attention.out", residual=x)
-        normed = normed_by(write, x, f"{layer}.feed_forward_norm")
+        x = write.linear(mixed, f"{layer}.cross_attention.out", out, residual=x)
+        block, shape = f"{layer}.feed_forward", (2 * inner, width)
+        normed = normed_by(write, x, f"{block}_norm", width)
         gate = dimensions.activation
-        inner = write.linear(normed, f"{layer}.feed_forward.gate_up", bias=True, gate=gate)
-        x = write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
-    normed = normed_by(write, join_rows(write, select_asked(write, x)), "decoder.norm")
-    return write.program(logits=split_rows(write, write.linear(normed, dimensions.head)))
+        fed = write.linear(normed, f"{block}.gate_up", shape, bias=True, gate=gate)
+        x = write.linear(fed, f"{block}.down", (width, inner), bias=True, residual=x)
+    normed = normed_by(write, join_rows(write, select_asked(write, x)), "decoder.norm", width)
+    return write.program(logits=split_rows(write, write.linear(normed, dimensions.head, vocab)))
 
 
 def _constants(
@@ -326,7 +290,6 @@ MOONSHINE = Family(
     programs=_programs,
     write_programs=_write_programs,
     constants=_constants,
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),
     probe=_probe,
     model_class="kvcast.speech.moonshine:MoonshineModel",

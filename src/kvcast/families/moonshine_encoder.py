@@ -41,65 +41,6 @@ def normed_frames(samples: int) -> int:
     return (max(samples, REACH) - _LENGTHS[0]) // _STRIDES[0] + 1
 
 
-def encoder_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
-    """Return every canonical name of the encoder and of the projections to the decoder."""
-    shapes = _frame_shapes(dimensions) if dimensions.frame else _sample_shapes(dimensions)
-    shapes["encoder.norm.weight"] = (dimensions.encoder_width,)
-    layer = _layer_shapes(dimensions)
-    for i in range(dimensions.encoder_layers):
-        shapes |= {f"encoder.layers.{i}.{name}": shape for name, shape in layer.items()}
-    return shapes
-
-
-def _sample_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
-    width, (first, second, third) = dimensions.encoder_width, _LENGTHS
-    return {
-        "encoder.conv1.weight": (width, 1, first),
-        "encoder.conv2.weight": (2 * width, width, second),
-        "encoder.conv2.bias": (2 * width,),
-        "encoder.conv3.weight": (width, 2 * width, third),
-        "encoder.conv3.bias": (width,),
-        "encoder.sound_norm.weight": (width,),
-        "encoder.sound_norm.bias": (width,),
-    }
-
-
-def _frame_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
-    width = dimensions.encoder_width
-    shapes: dict[str, tuple[int, ...]] = {
-        "encoder.compression": (1,),
-        "encoder.frames.weight": (width, dimensions.frame),
-        "encoder.conv1.weight": (2 * width, width, _FRAME_LENGTH),
-        "encoder.conv1.bias": (2 * width,),
-        "encoder.conv2.weight": (width, 2 * width, _FRAME_LENGTH),
-        "encoder.conv2.bias": (width,),
-        "decoder.source_positions": (dimensions.source_positions, width),
-    }
-    if dimensions.width != width:
-        shapes["decoder.source.weight"] = (dimensions.width, width)
-    return shapes
-
-
-def _layer_shapes(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, ...]]:
-    width, inner = dimensions.encoder_width, dimensions.encoder_inner
-    mixed = dimensions.encoder_heads * dimensions.encoder_head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "attention_norm.weight": (width,),
-        "attention.qkv.weight": (3 * mixed, width),
-        "attention.out.weight": (width, mixed),
-        "feed_forward_norm.weight": (width,),
-        "feed_forward.up.weight": (inner, width),
-        "feed_forward.up.bias": (inner,),
-        "feed_forward.down.weight": (width, inner),
-        "feed_forward.down.bias": (width,),
-    }
-    if dimensions.encoder_attention_bias:
-        shapes["attention.qkv.bias"] = (3 * mixed,)
-        if dimensions.frame:
-            shapes["attention.out.bias"] = (width,)
-    return shapes
-
-
 def sources(dimensions: "MoonshineDimensions") -> Sequence[Argument]:
     """Return the arguments of `encode` that `decode` does not take."""
     if dimensions.frame:
@@ -117,14 +58,16 @@ def encode(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
     They are [batch, samples], or [batch, positions, samples of one] of an encoder over frames.
     """
     if dimensions.frame:
-        x = _halved(write, _padded(write, _framed(write, dimensions)), 2, [_BEFORE, 0])
+        x = _framed(write, dimensions)
+        for number in (1, 2):
+            x = _halved(write, x, number, [_BEFORE, 0], dimensions)
         count = write.size(x, 1)
         for i in range(dimensions.encoder_layers):
             qkv = write.chunk(_projected(write, x, i, dimensions), 3)
             x = _continued(write, x, qkv, i, dimensions, SOURCE_LENGTHS)
         positions = write.step("arange", count, dtype="int64")
     else:
-        x = _convolved(write)
+        x = _convolved(write, dimensions)
         for i in range(dimensions.encoder_layers):
             qkv = write.chunk(_projected(write, x, i, dimensions), 3)
             x = _mixed(write, x, _seen(write, qkv, dimensions), i, dimensions)
@@ -132,16 +75,20 @@ def encode(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
     return write.program(**_crossed(write, x, positions, dimensions))
 
 
-def _convolved(write: ProgramWriter) -> Node:
+def _convolved(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
     """Convolve samples [batch, samples] to [batch, positions, width]."""
+    width = dimensions.encoder_width
     first, second, third = _STRIDES
-    x = write.step("unsqueeze", _SAMPLES, 1)
-    x = write.conv1d(x, "encoder.conv1", stride=first, padding=0, bias=False, activation="tanh")
-    gain, bias = (Constant(f"encoder.sound_norm.{part}") for part in ("weight", "bias"))
+    shape = width, 1, _LENGTHS[0]
+    x, conv = write.step("unsqueeze", _SAMPLES, 1), "encoder.conv1"
+    x = write.conv1d(x, conv, shape, stride=first, padding=0, bias=False, activation="tanh")
+    gain, bias = (write.tensor(f"encoder.sound_norm.{part}", width) for part in ("weight", "bias"))
     x = write.step("group_norm", write.step("transpose", x, 1, 2), gain, bias, _EPSILON, _FRAMES)
     x = write.step("transpose", x, 1, 2)
-    x = write.conv1d(x, "encoder.conv2", stride=second, padding=0, activation="gelu")
-    x = write.conv1d(x, "encoder.conv3", stride=third, padding=0, activation="gelu")
+    shape = 2 * width, width, _LENGTHS[1]
+    x = write.conv1d(x, "encoder.conv2", shape, stride=second, padding=0, activation="gelu")
+    shape = width, 2 * width, _LENGTHS[2]
+    x = write.conv1d(x, "encoder.conv3", shape, stride=third, padding=0, activation="gelu")
     return write.step("transpose", x, 1, 2)
 
 
@@ -151,20 +98,26 @@ def _framed(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
     gain, bias = Constant("frame_gain"), Constant("frame_bias")
     flat = write.step("flatten", frames, 1, 2)
     x = write.step("layer_norm", flat, gain, bias, _FRAME_EPSILON)
-    x = write.step("asinh", write.step("mul", x, Constant("encoder.compression")))
-    return write.linear(x, "encoder.frames", activation="silu")
+    x = write.step("asinh", write.step("mul", x, write.tensor("encoder.compression", 1)))
+    shape = dimensions.encoder_width, dimensions.frame
+    return write.linear(x, "encoder.frames", shape, activation="silu")
 
 
-def _padded(write: ProgramWriter, x: Node) -> Node:
-    return _halved(write, x, 1, [_BEFORE, 0])
-
-
-def _halved(write: ProgramWriter, x: Node, number: int, padding: int | list[int]) -> Node:
+def _halved(
+    write: ProgramWriter,
+    x: Node,
+    number: int,
+    padding: int | list[int],
+    dimensions: "MoonshineDimensions",
+) -> Node:
     """Convolve frames [batch, n, width] with stride 2."""
     epilogue: dict[str, Any] = {"activation": "silu"} if number == 1 else {}
+    width = dimensions.encoder_width
+    channels = (2 * width, width) if number == 1 else (width, 2 * width)
     x = write.conv1d(
         write.step("transpose", x, 1, 2),
         f"encoder.conv{number}",
+        (*channels, _FRAME_LENGTH),
         stride=_FRAME_STRIDE,
         padding=padding,
         **epilogue,
@@ -175,9 +128,13 @@ def _halved(write: ProgramWriter, x: Node, number: int, padding: int | list[int]
 def _projected(
     write: ProgramWriter, x: Node, layer: int, dimensions: "MoonshineDimensions"
 ) -> Node:
-    normed = normed_by(write, x, f"encoder.layers.{layer}.attention_norm")
-    bias = dimensions.encoder_attention_bias
-    return write.linear(normed, f"encoder.layers.{layer}.attention.qkv", bias=bias)
+    name, width = f"encoder.layers.{layer}.attention", dimensions.encoder_width
+    normed, bias = normed_by(write, x, f"{name}_norm", width), dimensions.encoder_attention_bias
+    return write.linear(normed, f"{name}.qkv", (3 * _mixed_width(dimensions), width), bias=bias)
+
+
+def _mixed_width(dimensions: "MoonshineDimensions") -> int:
+    return dimensions.encoder_heads * dimensions.encoder_head_dim
 
 
 def _seen(write: ProgramWriter, qkv: Sequence[Node], dimensions: "MoonshineDimensions") -> Node:
@@ -205,30 +162,35 @@ def _continued(
 def _mixed(
     write: ProgramWriter, x: Node, mixed: Node, layer: int, dimensions: "MoonshineDimensions"
 ) -> Node:
-    name, activation = f"encoder.layers.{layer}", dimensions.encoder_activation
+    width, up = dimensions.encoder_width, (dimensions.encoder_inner, dimensions.encoder_width)
     bias = dimensions.encoder_attention_bias and bool(dimensions.frame)
-    x = write.linear(mixed, f"{name}.attention.out", bias=bias, residual=x)
-    normed = normed_by(write, x, f"{name}.feed_forward_norm")
-    inner = write.linear(normed, f"{name}.feed_forward.up", bias=True, activation=activation)
-    return write.linear(inner, f"{name}.feed_forward.down", bias=True, residual=x)
+    out, shape = f"encoder.layers.{layer}.attention.out", (width, _mixed_width(dimensions))
+    x = write.linear(mixed, out, shape, bias=bias, residual=x)
+    name, activation = f"encoder.layers.{layer}.feed_forward", dimensions.encoder_activation
+    normed = normed_by(write, x, f"{name}_norm", width)
+    inner = write.linear(normed, f"{name}.up", up, bias=True, activation=activation)
+    return write.linear(inner, f"{name}.down", up[::-1], bias=True, residual=x)
 
 
 def _crossed(
     write: ProgramWriter, x: Node, positions: Node | None, dimensions: "MoonshineDimensions"
 ) -> Mapping[str, Node]:
     """Norm and place the encoded positions, and return the decoder's cross keys and values."""
-    x = normed_by(write, x, "encoder.norm")
+    width, encoded = dimensions.width, dimensions.encoder_width
+    x = normed_by(write, x, "encoder.norm", encoded)
     if positions is not None:
-        x = write.step("add", x, write.embedding("decoder.source_positions", positions))
-    if dimensions.width != dimensions.encoder_width:
-        x = write.linear(x, "decoder.source")
-    layers, bias = dimensions.decoder_layers, dimensions.attention_bias
-    return project_cross_caches(write, x, layers, dimensions.heads, bias=bias)
+        shape = dimensions.source_positions, encoded
+        x = write.step("add", x, write.embedding("decoder.source_positions", positions, shape))
+    if width != encoded:
+        x = write.linear(x, "decoder.source", (width, encoded))
+    heads, bias = dimensions.heads, dimensions.attention_bias
+    sizes = dimensions.decoder_layers, (2 * heads * dimensions.head_dim, width), heads
+    return project_cross_caches(write, x, *sizes, bias=bias)
 
 
-def normed_by(write: ProgramWriter, x: Node, name: str) -> Node:
-    bias = Constant(f"{name.partition('.')[0]}_no_bias")
-    return write.step("layer_norm", x, Constant(f"{name}.weight"), bias, _EPSILON)
+def normed_by(write: ProgramWriter, x: Node, name: str, width: int) -> Node:
+    zeros = f"{name.partition('.')[0]}_no_bias"
+    return write.layer_norm(x, name, width, _EPSILON, zeros=zeros)
 
 
 def _left(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, int]]:
@@ -267,7 +229,7 @@ def _listen(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
     for number, name in ((1, "first_frames"), (2, "second_frames")):
         frames = _joined(write, name, x)
         kept[name] = write.step("slice", frames, 1, -_BEFORE, _ALL)
-        x = _halved(write, frames, number, 0)
+        x = _halved(write, frames, number, 0, dimensions)
     for i, (before, after) in enumerate(dimensions.windows):
         query, key, value = write.chunk(_projected(write, x, i, dimensions), 3)
         keys, values = _joined(write, f"key_{i}", key), _joined(write, f"value_{i}", value)

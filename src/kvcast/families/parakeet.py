@@ -22,7 +22,6 @@ from kvcast.families.blocks import (
     join_rows,
     select_asked,
     split_rows,
-    with_biases,
     write_programs,
 )
 from kvcast.families.conformer import Conformer
@@ -115,21 +114,6 @@ class ParakeetDimensions:
             raise KvcastError(f"not the dimensions of a Parakeet: {error}") from None
 
 
-def tensor_shapes(dimensions: ParakeetDimensions) -> dict[str, tuple[int, ...]]:
-    width = dimensions.width
-    linears = {"head": (dimensions.vocab_size, width)}
-    shapes = dimensions.encoder.shapes()
-    if dimensions.prediction_layers:
-        shapes["prediction.embedding.weight"] = (dimensions.tokens, width)
-        linears |= {
-            "encoder.out": (width, dimensions.encoder.width),
-            "prediction.out": (width, width),
-        }
-        for i in range(dimensions.prediction_layers):
-            linears[f"prediction.layers.{i}"] = (4 * width, 2 * width)
-    return shapes | with_biases(linears)
-
-
 def _caches(dimensions: ParakeetDimensions) -> tuple[CacheLayers, ...]:
     encoded = embeddings_cache(dimensions.encoder.positions, dimensions.width)
     if not dimensions.prediction_layers:
@@ -156,7 +140,8 @@ def _encode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
     """Write `encode`: features of inputs of one length to encoded positions."""
     encoded = dimensions.encoder.write_encoder(write)
     if dimensions.prediction_layers:
-        encoded = write.linear(encoded, "encoder.out", bias=True)
+        shape = dimensions.width, dimensions.encoder.width
+        encoded = write.linear(encoded, "encoder.out", shape, bias=True)
     return write.program(**{EMBEDDINGS.name: write.step("unsqueeze", encoded, 1)})
 
 
@@ -169,9 +154,9 @@ def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
         x = write.step("add", x, _predicted(write, token, dimensions))
         x = write.step(dimensions.activation, x)
     x = select_asked(write, write.step("unsqueeze", x, 1))
-    return write.program(
-        logits=split_rows(write, write.linear(join_rows(write, x), "head", bias=True))
-    )
+    shape = dimensions.vocab_size, dimensions.width
+    logits = write.linear(join_rows(write, x), "head", shape, bias=True)
+    return write.program(logits=split_rows(write, logits))
 
 
 def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions) -> Node:
@@ -179,26 +164,28 @@ def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions
     layers, width = dimensions.prediction_layers, dimensions.width
     has_begun = write.step("unsqueeze", write.step("ge", LENGTHS, 1), 1)
     held = write.step("where", has_begun, write.step("flatten", _STATE, 1, 3), 0.0)
-    x = write.step("flatten", write.embedding("prediction.embedding.weight", token), 1, 2)
+    table = "prediction.embedding.weight"
+    x = write.step("flatten", write.embedding(table, token, (dimensions.tokens, width)), 1, 2)
     fresh: list[Node] = []
     parts = write.split(held, [width] * 2 * layers)
     for i in range(layers):
-        x, cell = _remembered(write, x, parts[2 * i : 2 * i + 2], f"prediction.layers.{i}")
+        x, cell = _remembered(write, x, parts[2 * i : 2 * i + 2], f"prediction.layers.{i}", width)
         fresh += [x, cell]
     is_blank = write.step("where", write.step("eq", token, dimensions.blank), 1, 0)
     stays = write.step("eq", write.step("where", has_begun, is_blank, 0), 1)
     kept = write.step("where", stays, held, write.step("cat", fresh, -1))
     write.step("rewrite", _STATE, write.step("unflatten", kept, -1, [2 * layers, 1, width]))
     output = write.split(kept, [width] * 2 * layers)[-2]
-    return write.linear(output, "prediction.out", bias=True)
+    return write.linear(output, "prediction.out", (width, width), bias=True)
 
 
 def _remembered(
-    write: ProgramWriter, x: Node, before: Sequence[Node], name: str
+    write: ProgramWriter, x: Node, before: Sequence[Node], name: str, width: int
 ) -> tuple[Node, Node]:
     """Return the output and the cell of an LSTM layer, from the previous ones."""
     output, cell = before
-    gates = write.linear(write.step("cat", [x, output], -1), name, bias=True)
+    both = write.step("cat", [x, output], -1)
+    gates = write.linear(both, name, (4 * width, 2 * width), bias=True)
     taken, kept, new, given = write.chunk(gates, 4)
 
     def opened(gate: Node, value: Node) -> Node:
@@ -226,7 +213,6 @@ PARAKEET = Family(
         _programs(dimensions), dimensions, encode=_encode, decode=_decode
     ),
     constants=lambda dimensions, _: dimensions.encoder.constants(),
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(fused=False),
     probe=_probe,
     model_class="kvcast.speech.conformer:ParakeetModel",

@@ -19,7 +19,6 @@ from kvcast.families.blocks import (
     new_positions,
     select_asked,
     split_rows,
-    with_biases,
 )
 from kvcast.families.programs import (
     LENGTHS_OF_SOURCES,
@@ -69,6 +68,18 @@ class StackSizes(Protocol):
 
 class DecoderSizes(StackSizes, Protocol):
     @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding and of the head."""
+
+    @property
+    def decoder_inner(self) -> int:
+        """Inner width of a feed-forward."""
+
+    @property
+    def target_positions(self) -> int:
+        """Rows of the table of positions."""
+
+    @property
     def decoder_layers(self) -> int:
         """Number of layers."""
 
@@ -85,87 +96,62 @@ class DecoderSizes(StackSizes, Protocol):
         """Whether it has a bias."""
 
 
-def stack_shapes(
-    stack: str, dimensions: StackSizes, inner: int, layers: int, positions: int
-) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a stack, "encoder" or "decoder", by canonical name.
-
-    Args:
-        stack: "encoder" or "decoder".
-        dimensions: sizes that both may share.
-        inner: inner width of its feed-forward.
-        layers: number of its layers.
-        positions: rows of its table of positions.
-
-    """
-    width = dimensions.width
-    linears = {
-        "self_attention.qkv": (3 * width, width),
-        "self_attention.out": (width, width),
-        "feed_forward.up": (inner, width),
-        "feed_forward.down": (width, inner),
-    }
-    norms = ["self_attention_norm", "feed_forward_norm"]
-    if stack == "decoder":
-        linears |= {
-            "cross_attention.query": (width, width),
-            "cross_attention.key_value": (2 * width, width),
-            "cross_attention.out": (width, width),
-        }
-        norms.append("cross_attention_norm")
-    matrices: dict[str, tuple[int, ...]] = linears | dict.fromkeys(norms, (width,))
-    named = {
-        f"{stack}.layers.{i}.{name}": shape
-        for i in range(layers)
-        for name, shape in matrices.items()
-    }
-    if dimensions.embedding_norm:
-        named[f"{stack}.embedding_norm"] = (width,)
-    if dimensions.final_norm:
-        named[f"{stack}.norm"] = (width,)
-    return {f"{stack}.positions": (positions, width), **with_biases(named)}
-
-
 def decode(write: ProgramWriter, dimensions: DecoderSizes) -> Program:
     """Write `decode`: new target tokens to logits."""
-    block = Block(write, dimensions)
-    x = block.embedded("embedding.weight", TOKENS, new_positions(write), "decoder")
-    scale = dimensions.head_dim**-0.5
+    block, scale = Block(write, dimensions, dimensions.decoder_inner), dimensions.head_dim**-0.5
+    width, vocab = dimensions.width, dimensions.vocab_size
+    places = dimensions.target_positions, new_positions(write)
+    x = block.embedded("embedding.weight", vocab, TOKENS, *places, "decoder")
     for i in range(dimensions.decoder_layers):
         layer = f"decoder.layers.{i}"
         name = f"{layer}.self_attention"
-        qkv = write.chunk(write.linear(block.before(x, name), f"{name}.qkv", bias=True), 3)
-        mixed = attend(write, i, qkv, scale)
-        x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
+        x = block.mixed(x, attend(write, i, block.qkv(x, name), scale), name)
         name = f"{layer}.cross_attention"
-        query = write.linear(block.before(x, name), f"{name}.query", bias=True)
+        query = write.linear(block.before(x, name), f"{name}.query", (width, width), bias=True)
         cross = (*cache_of("cross", i), scale, SOURCE_LENGTHS)
-        mixed = write.step("cross_attention", query, *cross)
-        x = block.after(write.linear(mixed, f"{name}.out", bias=True, residual=x), name)
+        x = block.mixed(x, write.step("cross_attention", query, *cross), name)
         x = block.fed(x, layer)
     ended = block.ended(join_rows(write, select_asked(write, x)), "decoder")
-    logits = write.linear(ended, dimensions.head, bias=dimensions.head_bias)
+    logits = write.linear(ended, dimensions.head, (vocab, width), bias=dimensions.head_bias)
     return write.program(logits=split_rows(write, logits))
 
 
 @dataclass(frozen=True)
 class Block:
-    """Writes the parts that differ by where norms are."""
+    """Writes the parts of a stack whose feed-forwards have an inner width."""
 
     write: ProgramWriter
     dimensions: StackSizes
+    inner: int
 
-    def embedded(self, table: str, tokens: Node, positions: Node, stack: str) -> Node:
-        write, x = self.write, self.write.embedding(table, tokens)
+    def embedded(
+        self, table: str, vocab_size: int, tokens: Node, longest: int, positions: Node, stack: str
+    ) -> Node:
+        """Embed tokens of a vocabulary at positions below `longest`."""
+        write, width = self.write, self.dimensions.width
+        x = write.embedding(table, tokens, (vocab_size, width))
         if self.dimensions.embedding_scale != 1:
             x = write.step("mul", x, self.dimensions.embedding_scale)
         late = self.dimensions.late_positions and stack == "decoder"
-        if self.dimensions.embedding_norm and late:
-            x = write.layer_norm(x, f"{stack}.embedding_norm", _EPSILON)
-        x = write.step("add", x, write.embedding(f"{stack}.positions", positions))
-        if self.dimensions.embedding_norm and not late:
-            x = write.layer_norm(x, f"{stack}.embedding_norm", _EPSILON)
-        return x
+        embedding_norm = self.dimensions.embedding_norm
+        if embedding_norm and late:
+            x = self._normed(x, f"{stack}.embedding")
+        places = write.embedding(f"{stack}.positions", positions, (longest, width))
+        x = write.step("add", x, places)
+        return self._normed(x, f"{stack}.embedding") if embedding_norm and not late else x
+
+    def qkv(self, x: Node, name: str) -> list[Node]:
+        width = self.dimensions.width
+        shape = 3 * width, width
+        return self.write.chunk(
+            self.write.linear(self.before(x, name), f"{name}.qkv", shape, bias=True), 3
+        )
+
+    def mixed(self, x: Node, mixed: Node, name: str) -> Node:
+        """Add the projected result of attention to x."""
+        width = self.dimensions.width
+        out = self.write.linear(mixed, f"{name}.out", (width, width), bias=True, residual=x)
+        return self.after(out, name)
 
     def before(self, x: Node, name: str) -> Node:
         """Return the input of a part of a layer."""
@@ -176,19 +162,19 @@ class Block:
         return x if self.dimensions.norm_first else self._normed(x, name)
 
     def fed(self, x: Node, layer: str) -> Node:
-        name, activation = f"{layer}.feed_forward", self.dimensions.activation
-        inner = self.write.linear(
-            self.before(x, name), f"{name}.up", bias=True, activation=activation
-        )
-        return self.after(self.write.linear(inner, f"{name}.down", bias=True, residual=x), name)
+        write, name, activation = self.write, f"{layer}.feed_forward", self.dimensions.activation
+        up, before = (self.inner, self.dimensions.width), self.before(x, name)
+        inner = write.linear(before, f"{name}.up", up, bias=True, activation=activation)
+        down = write.linear(inner, f"{name}.down", up[::-1], bias=True, residual=x)
+        return self.after(down, name)
 
     def ended(self, x: Node, stack: str) -> Node:
         if not self.dimensions.final_norm:
             return x
-        return self.write.layer_norm(x, f"{stack}.norm", _EPSILON)
+        return self.write.layer_norm(x, f"{stack}.norm", self.dimensions.width, _EPSILON)
 
     def _normed(self, x: Node, name: str) -> Node:
-        return self.write.layer_norm(x, f"{name}_norm", _EPSILON)
+        return self.write.layer_norm(x, f"{name}_norm", self.dimensions.width, _EPSILON)
 
 
 SOURCE, SOURCE_LENGTHS = Node(SOURCE_NAME), Node(LENGTHS_OF_SOURCES.name)

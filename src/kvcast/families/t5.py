@@ -121,6 +121,11 @@ class T5Dimensions:
         require_token("start_token", self.start_token, self.vocab_size)
 
     @property
+    def mixed(self) -> int:
+        """Size of all heads of a position."""
+        return self.heads * self.head_dim
+
+    @property
     def decoder_heads(self) -> int:
         return self.heads
 
@@ -133,37 +138,6 @@ class T5Dimensions:
             raise KvcastError(f"not the dimensions of a T5: {error}") from None
 
 
-def tensor_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
-    width, vocab = dimensions.width, dimensions.vocab_size
-    mixed = dimensions.heads * dimensions.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab, width)}
-    if not dimensions.tied:
-        shapes["head.weight"] = (vocab, width)
-    for stack, layers in (
-        ("encoder", dimensions.encoder_layers),
-        ("decoder", dimensions.decoder_layers),
-    ):
-        for table in _tables(dimensions, stack):
-            shapes[f"{table}.bias.weight"] = (dimensions.buckets, dimensions.heads)
-        shapes[f"{stack}.norm.weight"] = (width,)
-        attention = {
-            "self_attention_norm.weight": (width,),
-            "self_attention.qkv.weight": (3 * mixed, width),
-            "self_attention.out.weight": (width, mixed),
-        }
-        layer = attention | _feed_forward_shapes(dimensions)
-        if stack == "decoder":
-            layer |= {
-                "cross_attention_norm.weight": (width,),
-                "cross_attention.query.weight": (mixed, width),
-                "cross_attention.key_value.weight": (2 * mixed, width),
-                "cross_attention.out.weight": (width, mixed),
-            }
-        for i in range(layers):
-            shapes |= {f"{stack}.layers.{i}.{name}": shape for name, shape in layer.items()}
-    return shapes
-
-
 def _tables(dimensions: T5Dimensions, stack: str) -> list[str]:
     """Return the parts of a stack that have a table of relative positions."""
     decodes = stack == "decoder"
@@ -171,16 +145,6 @@ def _tables(dimensions: T5Dimensions, stack: str) -> list[str]:
     if not dimensions.layer_bias:
         return [stack]
     return [f"{stack}.layers.{i}" for i in range(layers)]
-
-
-def _feed_forward_shapes(dimensions: T5Dimensions) -> dict[str, tuple[int, ...]]:
-    width, inner = dimensions.width, dimensions.inner
-    up = {"gate_up": 2 * inner} if dimensions.gated else {"up": inner}
-    return {
-        "feed_forward_norm.weight": (width,),
-        **{f"feed_forward.{name}.weight": (size, width) for name, size in up.items()},
-        "feed_forward.down.weight": (width, inner),
-    }
 
 
 def _write_programs(dimensions: T5Dimensions) -> Mapping[str, Program]:
@@ -192,20 +156,18 @@ def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
     count = write.size(SOURCE, 1)
     positions = write.step("unsqueeze", write.step("arange", count, dtype="int64"), 0)
     biases = _biases(write, "encoder", positions, [1, count, count], dimensions)
-    x = write.embedding("embedding.weight", SOURCE)
+    width, mixed_width = dimensions.width, dimensions.mixed
+    x = write.embedding("embedding.weight", SOURCE, (dimensions.vocab_size, width))
     for i in range(dimensions.encoder_layers):
         layer = f"encoder.layers.{i}"
-        normed = write.rms_norm(x, f"{layer}.self_attention_norm", dimensions.norm_eps)
-        qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv"), 3)
-        bias = next(biases)
+        qkv, bias = _qkv(write, x, layer, dimensions), next(biases)
         mixed = write.step("encoder_attention", *qkv, dimensions.heads, 1.0, SOURCE_LENGTHS, bias)
-        x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
+        out = f"{layer}.self_attention.out"
+        x = write.linear(mixed, out, (width, mixed_width), residual=x)
         x = _fed(write, x, layer, dimensions)
-    encoded = write.rms_norm(x, "encoder.norm", dimensions.norm_eps)
-    layers = dimensions.decoder_layers
-    return write.program(
-        **project_cross_caches(write, encoded, layers, dimensions.heads, bias=False)
-    )
+    encoded = write.rms_norm(x, "encoder.norm", width, dimensions.norm_eps)
+    sizes = dimensions.decoder_layers, (2 * mixed_width, width), dimensions.heads
+    return write.program(**project_cross_caches(write, encoded, *sizes, bias=False))
 
 
 def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
@@ -219,36 +181,43 @@ def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
         if dimensions.cross_bias
         else []
     )
-    x = write.embedding("embedding.weight", TOKENS)
+    width, epsilon = dimensions.width, dimensions.norm_eps
+    vocab, out = (dimensions.vocab_size, width), (width, dimensions.mixed)
+    x = write.embedding("embedding.weight", TOKENS, vocab)
     for i in range(dimensions.decoder_layers):
         layer = f"decoder.layers.{i}"
-        normed = write.rms_norm(x, f"{layer}.self_attention_norm", dimensions.norm_eps)
-        qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv"), 3)
+        qkv = _qkv(write, x, layer, dimensions)
         mixed = attend(write, i, qkv, 1.0, bias=next(biases))
-        x = write.linear(mixed, f"{layer}.self_attention.out", residual=x)
-        normed = write.rms_norm(x, f"{layer}.cross_attention_norm", dimensions.norm_eps)
-        query = write.linear(normed, f"{layer}.cross_attention.query")
+        x = write.linear(mixed, f"{layer}.self_attention.out", out, residual=x)
+        normed = write.rms_norm(x, f"{layer}.cross_attention_norm", width, epsilon)
+        query = write.linear(normed, f"{layer}.cross_attention.query", out[::-1])
         cross = (*cache_of("cross", i), 1.0, SOURCE_LENGTHS, *cross_bias)
         mixed = write.step("cross_attention", query, *cross)
-        x = write.linear(mixed, f"{layer}.cross_attention.out", residual=x)
+        x = write.linear(mixed, f"{layer}.cross_attention.out", out, residual=x)
         x = _fed(write, x, layer, dimensions)
-    normed = write.rms_norm(
-        join_rows(write, select_asked(write, x)), "decoder.norm", dimensions.norm_eps
-    )
+    asked = join_rows(write, select_asked(write, x))
+    normed = write.rms_norm(asked, "decoder.norm", width, epsilon)
     if dimensions.logit_scale != 1:
         normed = write.step("mul", normed, dimensions.logit_scale)
-    logits = write.linear(normed, "embedding" if dimensions.tied else "head")
+    logits = write.linear(normed, "embedding" if dimensions.tied else "head", vocab)
     return write.program(logits=split_rows(write, logits))
 
 
+def _qkv(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) -> list[Node]:
+    width, name = dimensions.width, f"{layer}.self_attention"
+    normed = write.rms_norm(x, f"{name}_norm", width, dimensions.norm_eps)
+    return write.chunk(write.linear(normed, f"{name}.qkv", (3 * dimensions.mixed, width)), 3)
+
+
 def _fed(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) -> Node:
-    normed = write.rms_norm(x, f"{layer}.feed_forward_norm", dimensions.norm_eps)
+    width, inner = dimensions.width, dimensions.inner
     block, activation = f"{layer}.feed_forward", dimensions.activation
+    normed = write.rms_norm(x, f"{block}_norm", width, dimensions.norm_eps)
     if dimensions.gated:
-        inner = write.linear(normed, f"{block}.gate_up", gate=activation)
+        fed = write.linear(normed, f"{block}.gate_up", (2 * inner, width), gate=activation)
     else:
-        inner = write.linear(normed, f"{block}.up", activation=activation)
-    return write.linear(inner, f"{layer}.feed_forward.down", residual=x)
+        fed = write.linear(normed, f"{block}.up", (inner, width), activation=activation)
+    return write.linear(fed, f"{block}.down", (width, inner), residual=x)
 
 
 def _biases(
@@ -277,6 +246,8 @@ def _bias(
     keys, farthest = write.step("arange", sizes[-1], dtype="int64"), _farthest(dimensions)
     distances = write.step("sub", keys, write.step("unsqueeze", positions, 2))
     index = write.step("add", write.step("clamp", distances, -farthest, farthest), farthest)
+    # The constant comes from this tensor.
+    write.tensor(f"{stack}.bias.weight", dimensions.buckets, dimensions.heads)
     # Heads first, so that the transpose moves long rows.
     table, index = Constant(f"{stack}.bias_by_distance"), write.step("flatten", index)
     by_head = write.step("index_select", table, 1, index)
@@ -318,7 +289,6 @@ T5 = Family(
     programs=source_programs,
     write_programs=_write_programs,
     constants=_constants,
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(outliers=("gate", "activation")),
     probe=lambda dimensions: source_probe(dimensions, dimensions.vocab_size, PROBED),
     model_class="kvcast.text.text2text:T5Model",

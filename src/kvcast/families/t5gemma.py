@@ -31,13 +31,7 @@ from kvcast.families.blocks import (
     split_rows,
     write_programs,
 )
-from kvcast.families.gemma_stack import (
-    GemmaStack,
-    Shapes,
-    StackWriter,
-    attention_shapes,
-    feed_forward_shapes,
-)
+from kvcast.families.gemma_stack import GemmaStack, StackWriter
 from kvcast.families.programs import self_and_cross_caches
 from kvcast.families.stacks import (
     PROBED,
@@ -47,7 +41,7 @@ from kvcast.families.stacks import (
     source_programs,
 )
 from kvcast.spec.position_encodings import Rotary
-from kvcast.spec.program import Constant, Node, Program, ProgramWriter
+from kvcast.spec.program import Node, Program, ProgramWriter
 from kvcast.spec.sizes import require_positive, require_token
 
 _STACKS = ("encoder", "decoder")
@@ -143,36 +137,6 @@ def _stack(fields: Mapping[str, Any]) -> GemmaStack:
     return GemmaStack(**{**fields, "windows": tuple(fields["windows"]), **angles})
 
 
-def tensor_shapes(dimensions: T5GemmaDimensions) -> Shapes:
-    shapes: Shapes = {}
-    if not dimensions.tied:
-        shapes["head.weight"] = (dimensions.vocab_size, dimensions.decoder.width)
-    for name, stack in dimensions.stacks.items():
-        if name in dimensions.tables:
-            shapes[f"{name}.embedding.weight"] = (dimensions.tables[name], stack.width)
-            if dimensions.eoi_token is not None:
-                shapes[f"{name}.eoi_embedding"] = (stack.width,)
-        shapes[f"{name}.norm.weight"] = (stack.width,)
-        layer = _attentions(dimensions, name) | feed_forward_shapes(stack)
-        for i in range(stack.layers):
-            shapes |= {f"{name}.layers.{i}.{tensor}": shape for tensor, shape in layer.items()}
-    return shapes
-
-
-def _attentions(dimensions: T5GemmaDimensions, name: str) -> Shapes:
-    """Return the tensors of attention of a layer of a stack."""
-    stack, encoded = dimensions.stacks[name], dimensions.encoder.width
-    query, out = (stack.mixed, stack.width), (stack.width, stack.mixed)
-    qkv = {"qkv": (stack.mixed + 2 * stack.keys, stack.width), "out": out}
-    apart = {"query": query, "key_value": (2 * stack.keys, encoded), "out": out}
-    if name == "encoder":
-        return attention_shapes(stack, "self_attention", qkv)
-    if dimensions.merged:
-        return attention_shapes(stack, "attention", apart)
-    own = attention_shapes(stack, "self_attention", qkv)
-    return own | attention_shapes(stack, "cross_attention", apart)
-
-
 def _write_programs(dimensions: T5GemmaDimensions) -> Mapping[str, Program]:
     return write_programs(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
@@ -195,11 +159,12 @@ def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
             softcap=stack.attention_softcap,
         )
         x = block.fed(block.added(x, mixed, name), i)
-    encoded = write.rms_norm(x, "encoder.norm", stack.norm_eps)
+    encoded = write.rms_norm(x, "encoder.norm", stack.width, stack.norm_eps)
     decoder, layers = dimensions.decoder, range(dimensions.decoder.layers)
     if not dimensions.merged:
-        bias, heads = decoder.attention_bias, decoder.kv_heads
-        return write.program(**project_cross_caches(write, encoded, len(layers), heads, bias=bias))
+        sizes = len(layers), (2 * decoder.keys, stack.width), decoder.kv_heads
+        bias = decoder.attention_bias
+        return write.program(**project_cross_caches(write, encoded, *sizes, bias=bias))
     target = _writer(write, dimensions, "decoder")
     pairs = (target.key_value(encoded, f"decoder.layers.{i}.attention") for i in layers)
     return write.program(**split_heads(write, pairs, decoder.kv_heads))
@@ -212,9 +177,10 @@ def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     x = _embedded(write, dimensions, "decoder", TOKENS)
     for i in range(block.stack.layers):
         x = block.fed(attends(block, x, i), i)
-    x = join_rows(write, select_asked(write, x))
-    normed = write.rms_norm(x, "decoder.norm", block.stack.norm_eps)
-    logits = write.linear(normed, "decoder.embedding" if dimensions.tied else "head")
+    x, width = join_rows(write, select_asked(write, x)), block.stack.width
+    normed = write.rms_norm(x, "decoder.norm", width, block.stack.norm_eps)
+    head, shape = "decoder.embedding" if dimensions.tied else "head", (dimensions.vocab_size, width)
+    logits = write.linear(normed, head, shape)
     logits = cap_logits(write, logits, dimensions.logit_softcap)
     return write.program(logits=split_rows(write, logits))
 
@@ -250,12 +216,13 @@ def _own_cache(block: StackWriter, i: int) -> dict[str, Any]:
 def _embedded(write: ProgramWriter, dimensions: T5GemmaDimensions, name: str, tokens: Node) -> Node:
     """Embed tokens of a stack, [..., width]."""
     owner = name if name in dimensions.tables else "decoder"
-    x = write.embedding(f"{owner}.embedding.weight", tokens)
-    x = write.step("mul", x, math.sqrt(dimensions.stacks[name].width))
+    width = dimensions.stacks[name].width
+    x = write.embedding(f"{owner}.embedding.weight", tokens, (dimensions.tables[owner], width))
+    x = write.step("mul", x, math.sqrt(width))
     if dimensions.eoi_token is None:
         return x
     is_end = write.step("unsqueeze", write.step("eq", tokens, dimensions.eoi_token), -1)
-    return write.step("where", is_end, Constant(f"{owner}.eoi_embedding"), x)
+    return write.step("where", is_end, write.tensor(f"{owner}.eoi_embedding", width), x)
 
 
 def _writer(write: ProgramWriter, dimensions: T5GemmaDimensions, name: str) -> StackWriter:
@@ -300,7 +267,6 @@ T5GEMMA = Family(
     programs=source_programs,
     write_programs=_write_programs,
     constants=_constants,
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(outliers=("gate",), fused=False),
     probe=lambda dimensions: source_probe(
         dimensions, dimensions.source_vocab_size, min(PROBED, dimensions.source_positions)

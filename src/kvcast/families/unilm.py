@@ -24,7 +24,6 @@ from kvcast.families.blocks import (
     new_positions,
     select_asked,
     split_rows,
-    with_biases,
     write_programs,
 )
 from kvcast.families.programs import (
@@ -123,36 +122,6 @@ class UnilmDimensions:
             raise KvcastError(f"not the dimensions of a UniLM: {error}") from None
 
 
-def tensor_shapes(dimensions: UnilmDimensions) -> dict[str, tuple[int, ...]]:
-    width, embedded = dimensions.width, dimensions.embedding_width
-    linears = {"head.transform": (embedded, width)}
-    norms = {"embedding_norm": (embedded,), "head.norm": (embedded,)}
-    if embedded != width:
-        linears["projection"] = (width, embedded)
-    if dimensions.pooled:
-        linears["pooler"] = (width, width)
-    for i in range(dimensions.layers):
-        linears |= {
-            f"layers.{i}.attention.qkv": (3 * width, width),
-            f"layers.{i}.attention.out": (width, width),
-            f"layers.{i}.feed_forward.up": (dimensions.inner, width),
-            f"layers.{i}.feed_forward.down": (width, dimensions.inner),
-        }
-        norms |= {
-            f"layers.{i}.attention_norm": (width,),
-            f"layers.{i}.feed_forward_norm": (width,),
-        }
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding.weight": (dimensions.vocab_size, embedded),
-        "segments.weight": (dimensions.segments, embedded),
-        "head.bias": (dimensions.vocab_size,),
-    }
-    if dimensions.rotary is None:
-        shapes["positions.weight"] = (dimensions.max_positions, embedded)
-    modules: dict[str, tuple[int, ...]] = {**linears, **norms}
-    return shapes | with_biases(modules)
-
-
 def _caches(dimensions: UnilmDimensions) -> tuple[CacheLayers, ...]:
     layer = KeysAndValues(heads=dimensions.heads, head_dim=dimensions.head_dim, window=None)
     return self_caches([layer] * dimensions.layers, dimensions.max_positions)
@@ -170,9 +139,10 @@ def _write_programs(dimensions: UnilmDimensions) -> Mapping[str, Program]:
     return write_programs(_programs(dimensions), dimensions, decode=_decode, pool=_pool)
 
 
-def _pool(write: ProgramWriter, _: UnilmDimensions) -> Program:
+def _pool(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:
     """Write `pool`: first tokens' hidden states to vectors of their sources."""
-    return write.program(pooled=write.linear(Node("hidden"), "pooler", bias=True))
+    square = dimensions.width, dimensions.width
+    return write.program(pooled=write.linear(Node("hidden"), "pooler", square, bias=True))
 
 
 def _decode(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:
@@ -196,24 +166,28 @@ def _prefixed(
     write: ProgramWriter, dimensions: UnilmDimensions, positions: Node, sources: Node
 ) -> Program:
     """Write a program over new tokens at these positions, of rows with sources of these lengths."""
-    epsilon = dimensions.norm_eps
+    epsilon, width, embedded = dimensions.norm_eps, dimensions.width, dimensions.embedding_width
+    vocab = dimensions.vocab_size
     sources = write.step("unsqueeze", sources, 1)
     segments = write.step("to", write.step("ge", positions, sources), "int64")
-    x = write.embedding("embedding.weight", TOKENS)
-    x = write.step("add", x, write.embedding("segments.weight", segments))
+    x = write.embedding("embedding.weight", TOKENS, (vocab, embedded))
+    table = dimensions.segments, embedded
+    x = write.step("add", x, write.embedding("segments.weight", segments, table))
     if dimensions.rotary is None:
-        ids = write.step("to", positions, "int64")
-        x = write.step("add", x, write.embedding("positions.weight", ids))
-    x = write.layer_norm(x, "embedding_norm", epsilon)
-    if dimensions.embedding_width != dimensions.width:
-        x = write.linear(x, "projection", bias=True)
+        ids, table = write.step("to", positions, "int64"), (dimensions.max_positions, embedded)
+        x = write.step("add", x, write.embedding("positions.weight", ids, table))
+    x = write.layer_norm(x, "embedding_norm", embedded, epsilon)
+    if embedded != width:
+        x = write.linear(x, "projection", (width, embedded), bias=True)
     bias = _bias(write, sources, positions)
     for i in range(dimensions.layers):
         x = _layer(write, x, i, bias, dimensions)
     hidden = select_asked(write, x)
-    x = write.linear(hidden, "head.transform", bias=True, activation=dimensions.activation)
-    x = join_rows(write, write.layer_norm(x, "head.norm", epsilon))
-    logits = write.step("add", write.linear(x, "embedding"), Constant("head.bias"))
+    shape, activation = (embedded, width), dimensions.activation
+    x = write.linear(hidden, "head.transform", shape, bias=True, activation=activation)
+    x = join_rows(write, write.layer_norm(x, "head.norm", embedded, epsilon))
+    logits = write.linear(x, "embedding", (vocab, embedded))
+    logits = write.step("add", logits, write.tensor("head.bias", vocab))
     return write.program(logits=split_rows(write, logits), hidden=hidden)
 
 
@@ -231,16 +205,17 @@ def _bias(write: ProgramWriter, sources: Node, positions: Node) -> Node:
 def _layer(write: ProgramWriter, x: Node, i: int, bias: Node, dimensions: UnilmDimensions) -> Node:
     """Attention and feed-forward, each added to its input, and the sum normed."""
     layer, size, epsilon = f"layers.{i}", dimensions.head_dim, dimensions.norm_eps
-    projected = write.linear(x, f"{layer}.attention.qkv", bias=True)
+    width, inner = dimensions.width, dimensions.inner
+    projected = write.linear(x, f"{layer}.attention.qkv", (3 * width, width), bias=True)
     qkv = write.split(projected, [dimensions.heads * size] * 3)
     angles = {} if dimensions.rotary is None else {name: Constant(name) for name in _ANGLES}
     mixed = attend(write, i, qkv, size**-0.5, bias=bias, causal=False, **angles)
-    x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
-    x = write.layer_norm(x, f"{layer}.attention_norm", epsilon)
-    up, activation = f"{layer}.feed_forward.up", dimensions.activation
-    inner = write.linear(x, up, bias=True, activation=activation)
-    x = write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
-    return write.layer_norm(x, f"{layer}.feed_forward_norm", epsilon)
+    x = write.linear(mixed, f"{layer}.attention.out", (width, width), bias=True, residual=x)
+    x = write.layer_norm(x, f"{layer}.attention_norm", width, epsilon)
+    block, up, activation = f"{layer}.feed_forward", (inner, width), dimensions.activation
+    fed = write.linear(x, f"{block}.up", up, bias=True, activation=activation)
+    x = write.linear(fed, f"{block}.down", up[::-1], bias=True, residual=x)
+    return write.layer_norm(x, f"{block}_norm", width, epsilon)
 
 
 def _constants(
@@ -276,7 +251,6 @@ UNILM = Family(
     write_programs=_write_programs,
     whole=_whole,
     constants=_constants,
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(int8_self_cache=True),
     probe=_probe,
     model_class="kvcast.text.text2text:UnilmModel",

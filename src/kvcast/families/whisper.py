@@ -22,7 +22,6 @@ from kvcast.families.blocks import (
     project_cross_caches,
     select_asked,
     split_rows,
-    with_biases,
     write_programs,
 )
 from kvcast.families.programs import (
@@ -37,7 +36,7 @@ from kvcast.families.programs import (
 from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.sizes import require_heads, require_layers, require_positive
 
-_EPSILON = 1e-5  # of layer norms
+_EPSILON, _KERNEL = 1e-5, 3  # of layer norms, of convolutions
 _ALIGNED_CHANNELS = "aligned_channels"
 
 Heads = tuple[tuple[int, int], ...]
@@ -124,56 +123,6 @@ def head_pairs(listed: object) -> Heads:
     return tuple(pairs)
 
 
-def tensor_shapes(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
-    return {
-        template.format(i=i): shape
-        for template, shape in shape_templates(dimensions).items()
-        for i in layers_of(template, dimensions)
-    }
-
-
-def layers_of(template: str, dimensions: WhisperDimensions) -> range:
-    """Return the values of `{i}` in `template`; a name without layers occurs once."""
-    if "{i}" not in template:
-        return range(1)
-    encoder = template.startswith("encoder.")
-    return range(dimensions.encoder_layers if encoder else dimensions.decoder_layers)
-
-
-def shape_templates(dimensions: WhisperDimensions) -> dict[str, tuple[int, ...]]:
-    d = dimensions.d_model
-    linears: dict[str, tuple[int, ...]] = {
-        "encoder.layers.{i}.attention.qkv": (3 * d, d),
-        "encoder.layers.{i}.attention.out": (d, d),
-        "encoder.layers.{i}.feed_forward.up": (4 * d, d),
-        "encoder.layers.{i}.feed_forward.down": (d, 4 * d),
-        "decoder.layers.{i}.self_attention.qkv": (3 * d, d),
-        "decoder.layers.{i}.self_attention.out": (d, d),
-        "decoder.layers.{i}.cross_attention.query": (d, d),
-        "decoder.layers.{i}.cross_attention.key_value": (2 * d, d),
-        "decoder.layers.{i}.cross_attention.out": (d, d),
-        "decoder.layers.{i}.feed_forward.up": (4 * d, d),
-        "decoder.layers.{i}.feed_forward.down": (d, 4 * d),
-        "encoder.conv1": (d, dimensions.n_mels, 3),
-        "encoder.conv2": (d, d, 3),
-    }
-    norms = (
-        "encoder.layers.{i}.attention_norm",
-        "encoder.layers.{i}.feed_forward_norm",
-        "encoder.norm",
-        "decoder.layers.{i}.self_attention_norm",
-        "decoder.layers.{i}.cross_attention_norm",
-        "decoder.layers.{i}.feed_forward_norm",
-        "decoder.norm",
-    )
-    return {
-        **with_biases({**linears, **dict.fromkeys(norms, (d,))}),
-        "encoder.positions": (dimensions.source_positions, d),
-        "decoder.embedding.weight": (dimensions.vocab_size, d),
-        "decoder.positions": (dimensions.target_positions, d),
-    }
-
-
 def _programs(dimensions: WhisperDimensions) -> Mapping[str, ProgramSignature]:
     own, cross = self_and_cross_caches(dimensions)
     frames = 2 * dimensions.source_positions
@@ -193,53 +142,61 @@ def _write_programs(dimensions: WhisperDimensions) -> Mapping[str, Program]:
 
 def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
     """Write `encode`: features [batch, mels, frames] to the decoder's cross keys and values."""
-    heads = dimensions.encoder_heads
-    scale = (dimensions.d_model // heads) ** -0.5
-    x = write.conv1d(Node("features"), "encoder.conv1", stride=1, padding=1, activation="gelu")
-    x = write.conv1d(x, "encoder.conv2", stride=2, padding=1, activation="gelu")
-    x = write.step("add", write.step("transpose", x, 1, 2), Constant("encoder.positions"))
+    heads, d = dimensions.encoder_heads, dimensions.d_model
+    scale, square = (d // heads) ** -0.5, (d, d)
+    x, shape = Node("features"), (d, dimensions.n_mels, _KERNEL)
+    x = write.conv1d(x, "encoder.conv1", shape, stride=1, padding=1, activation="gelu")
+    shape = d, d, _KERNEL
+    x = write.conv1d(x, "encoder.conv2", shape, stride=2, padding=1, activation="gelu")
+    table = write.tensor("encoder.positions", dimensions.source_positions, d)
+    x = write.step("add", write.step("transpose", x, 1, 2), table)
     for i in range(dimensions.encoder_layers):
         layer = f"encoder.layers.{i}"
-        normed = write.layer_norm(x, f"{layer}.attention_norm", _EPSILON)
-        qkv = write.chunk(write.linear(normed, f"{layer}.attention.qkv", bias=True), 3)
+        qkv = _qkv(write, x, f"{layer}.attention", d)
         mixed = write.step("encoder_attention", *qkv, heads, scale)
-        x = write.linear(mixed, f"{layer}.attention.out", bias=True, residual=x)
-        x = _fed(write, x, layer)
-    encoded = write.layer_norm(x, "encoder.norm", _EPSILON)
-    layers, heads = dimensions.decoder_layers, dimensions.decoder_heads
-    return write.program(**project_cross_caches(write, encoded, layers, heads, bias=True))
+        x = write.linear(mixed, f"{layer}.attention.out", square, bias=True, residual=x)
+        x = _fed(write, x, layer, d)
+    encoded = write.layer_norm(x, "encoder.norm", d, _EPSILON)
+    sizes = dimensions.decoder_layers, (2 * d, d), dimensions.decoder_heads
+    return write.program(**project_cross_caches(write, encoded, *sizes, bias=True))
 
 
 def _decode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
     """Write `decode`: new tokens to logits and alignment heads' queries [rows, new, h * d]."""
-    scale = dimensions.head_dim**-0.5
-    positions = write.embedding("decoder.positions", new_positions(write))
-    x = write.step("add", write.embedding("decoder.embedding.weight", TOKENS), positions)
+    scale, d = dimensions.head_dim**-0.5, dimensions.d_model
+    square, vocab = (d, d), (dimensions.vocab_size, d)
+    places = dimensions.target_positions, d
+    positions = write.embedding("decoder.positions", new_positions(write), places)
+    x = write.step("add", write.embedding("decoder.embedding.weight", TOKENS, vocab), positions)
     queries = []
     for i in range(dimensions.decoder_layers):
         layer = f"decoder.layers.{i}"
-        normed = write.layer_norm(x, f"{layer}.self_attention_norm", _EPSILON)
-        qkv = write.chunk(write.linear(normed, f"{layer}.self_attention.qkv", bias=True), 3)
-        mixed = attend(write, i, qkv, scale)
-        x = write.linear(mixed, f"{layer}.self_attention.out", bias=True, residual=x)
-        normed = write.layer_norm(x, f"{layer}.cross_attention_norm", _EPSILON)
-        query = write.linear(normed, f"{layer}.cross_attention.query", bias=True)
+        mixed = attend(write, i, _qkv(write, x, f"{layer}.self_attention", d), scale)
+        x = write.linear(mixed, f"{layer}.self_attention.out", square, bias=True, residual=x)
+        normed = write.layer_norm(x, f"{layer}.cross_attention_norm", d, _EPSILON)
+        query = write.linear(normed, f"{layer}.cross_attention.query", square, bias=True)
         queries.append(query)
         mixed = write.step("cross_attention", query, *cache_of("cross", i), scale)
-        x = write.linear(mixed, f"{layer}.cross_attention.out", bias=True, residual=x)
-        x = _fed(write, x, layer)
-    normed = write.layer_norm(select_asked(write, x), "decoder.norm", _EPSILON)
-    logits = split_rows(write, write.linear(join_rows(write, normed), "decoder.embedding"))
+        x = write.linear(mixed, f"{layer}.cross_attention.out", square, bias=True, residual=x)
+        x = _fed(write, x, layer, d)
+    normed = join_rows(write, write.layer_norm(select_asked(write, x), "decoder.norm", d, _EPSILON))
+    logits = split_rows(write, write.linear(normed, "decoder.embedding", vocab))
     # One selection for all heads: one per head would slow a step measurably.
     aligned = write.step("cat", [queries[layer] for layer in _aligned_layers(dimensions)], -1)
     aligned = write.step("index_select", aligned, -1, Constant(_ALIGNED_CHANNELS))
     return write.program(**{"logits": logits, ALIGNMENT_QUERIES: aligned})
 
 
-def _fed(write: ProgramWriter, x: Node, layer: str) -> Node:
-    normed = write.layer_norm(x, f"{layer}.feed_forward_norm", _EPSILON)
-    inner = write.linear(normed, f"{layer}.feed_forward.up", bias=True, activation="gelu")
-    return write.linear(inner, f"{layer}.feed_forward.down", bias=True, residual=x)
+def _qkv(write: ProgramWriter, x: Node, name: str, d: int) -> list[Node]:
+    normed = write.layer_norm(x, f"{name}_norm", d, _EPSILON)
+    return write.chunk(write.linear(normed, f"{name}.qkv", (3 * d, d), bias=True), 3)
+
+
+def _fed(write: ProgramWriter, x: Node, layer: str, d: int) -> Node:
+    block = f"{layer}.feed_forward"
+    normed = write.layer_norm(x, f"{block}_norm", d, _EPSILON)
+    inner = write.linear(normed, f"{block}.up", (4 * d, d), bias=True, activation="gelu")
+    return write.linear(inner, f"{block}.down", (d, 4 * d), bias=True, residual=x)
 
 
 def _aligned_layers(dimensions: WhisperDimensions) -> list[int]:
@@ -290,7 +247,6 @@ WHISPER = Family(
     programs=_programs,
     write_programs=_write_programs,
     constants=_constants,
-    tensor_shapes=tensor_shapes,
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,
     model_class="kvcast.whisper.model:WhisperModel",

@@ -54,11 +54,19 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program; `outputs` are nodes by the names that callers know."""
+    """A program.
+
+    Attributes:
+        outputs: nodes by the names that callers know.
+        tensors: shapes of the checkpoint's tensors that it reads or that its constants derive from,
+            by canonical name; empty for a program from a file.
+
+    """
 
     inputs: Sequence[str]
     outputs: Mapping[str, str]
     steps: Sequence[Step]
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     def constants(self) -> list[Constant]:
         """Return the constants that it reads, each once."""
@@ -249,15 +257,27 @@ class SharedAttention(NamedTuple, Generic[T]):
 class ProgramWriter:
     """A program so far.
 
-    Each method adds an operation and returns its result. Matrices, norms and tables are named by
-    their module in the checkpoint, without `.weight` and `.bias`. Steps' names are numbered, from
-    `first` on.
+    Each method adds an operation and returns its result, and declares the shapes of the tensors
+    that it reads from the checkpoint. Matrices, norms and tables are named by their module in the
+    checkpoint, without `.weight` and `.bias`. Steps' names are numbered, from `first` on.
     """
 
     def __init__(self, inputs: Sequence[str], first: int = 0) -> None:
         self._inputs = list(inputs)
         self._first = first
         self.steps: list[Step] = []
+        self.tensors: dict[str, tuple[int, ...]] = {}
+
+    def tensor(self, name: str, *shape: int) -> Constant:
+        """Declare and return a tensor of the checkpoint."""
+        self.tensors[name] = shape
+        return Constant(name)
+
+    def _matrix(self, name: str, shape: tuple[int, ...], *, bias: bool) -> Constant:
+        self.tensors[f"{name}.weight"] = shape
+        if bias:
+            self.tensors[f"{name}.bias"] = shape[:1]
+        return Constant(f"{name}.weight", f"{name}.bias" if bias else None)
 
     def step(self, operation: str, *arguments: Any, **keywords: Any) -> Node:
         node = Node(f"{operation}_{self._first + len(self.steps)}")
@@ -266,22 +286,24 @@ class ProgramWriter:
 
     def program(self, **outputs: Node) -> Program:
         names = {name: node.name for name, node in outputs.items()}
-        return Program(inputs=self._inputs, outputs=names, steps=self.steps)
+        return Program(inputs=self._inputs, outputs=names, steps=self.steps, tensors=self.tensors)
 
-    def linear(self, x: Node, name: str, *, bias: bool = False, **epilogue: Any) -> Node:
-        """[..., inputs] to [..., outputs], by a matrix [outputs, inputs].
+    def linear(
+        self, x: Node, name: str, shape: tuple[int, int], *, bias: bool = False, **epilogue: Any
+    ) -> Node:
+        """[..., inputs] to [..., outputs], by a matrix of shape [outputs, inputs].
 
         The epilogue is an `activation`, by its name, and then a `residual` of the result's shape
         that is added; or a `gate`, the activation of the first half of the results, which the
         second half is multiplied by.
         """
-        matrix = Constant(f"{name}.weight", f"{name}.bias" if bias else None)
-        return self.step("linear", x, matrix, **epilogue)
+        return self.step("linear", x, self._matrix(name, shape, bias=bias), **epilogue)
 
     def conv1d(
         self,
         x: Node,
         name: str,
+        shape: tuple[int, int, int],
         *,
         stride: int,
         padding: int | list[int],
@@ -290,33 +312,62 @@ class ProgramWriter:
     ) -> Node:
         """[batch, channels, positions] to [batch, outputs, positions / stride].
 
-        `padding` is of both ends, or a list of that before and that after.
+        Args:
+            x: the input.
+            name: of the kernel, and of its bias.
+            shape: [outputs, channels, length].
+            stride: positions between two results.
+            padding: of both ends, or a list of that before and that after.
+            bias: whether there is one.
+            epilogue: as in `linear`.
+
         """
-        matrix = Constant(f"{name}.weight", f"{name}.bias" if bias else None)
+        matrix = self._matrix(name, shape, bias=bias)
         return self.step("conv1d", x, matrix, stride, padding, **epilogue)
 
-    def channel_convolution(self, x: Node, name: str, *, stride: int, **epilogue: Any) -> Node:
-        """[batch, positions, bands, channels] to fewer positions and bands by the stride."""
-        kernel, shift = Constant(f"{name}.kernel"), Constant(f"{name}.shift")
+    def channel_convolution(
+        self, x: Node, name: str, shape: tuple[int, int, int], *, stride: int, **epilogue: Any
+    ) -> Node:
+        """[batch, positions, bands, channels] to fewer positions and bands by the stride.
+
+        `shape` is the kernel's, [positions, bands, channels].
+        """
+        kernel = self.tensor(f"{name}.kernel", *shape)
+        shift = self.tensor(f"{name}.shift", shape[-1])
         return self.step("channel_convolution", x, kernel, shift, stride, **epilogue)
 
-    def conv2d(self, x: Node, name: str, *, stride: int, padding: int, **epilogue: Any) -> Node:
-        """[batch, rows, columns, channels] to [batch, rows / stride, columns / stride, outputs]."""
-        matrix = Constant(f"{name}.weight", f"{name}.bias")
+    def conv2d(
+        self,
+        x: Node,
+        name: str,
+        shape: tuple[int, int, int, int],
+        *,
+        stride: int,
+        padding: int,
+        **epilogue: Any,
+    ) -> Node:
+        """[batch, rows, columns, channels] to [batch, rows / stride, columns / stride, outputs].
+
+        `shape` is the kernel's, [outputs, channels, rows, columns].
+        """
+        matrix = self._matrix(name, shape, bias=True)
         return self.step("conv2d", x, matrix, stride, padding, **epilogue)
 
-    def layer_norm(self, x: Node, name: str, epsilon: float) -> Node:
-        """[..., width] to the same shape."""
-        weight, bias = Constant(f"{name}.weight"), Constant(f"{name}.bias")
+    def layer_norm(
+        self, x: Node, name: str, width: int, epsilon: float, *, zeros: str = ""
+    ) -> Node:
+        """[..., width] to the same shape; `zeros` is a constant in place of a bias."""
+        weight = self.tensor(f"{name}.weight", width)
+        bias = Constant(zeros) if zeros else self.tensor(f"{name}.bias", width)
         return self.step("layer_norm", x, weight, bias, epsilon)
 
-    def rms_norm(self, x: Node, name: str, epsilon: float) -> Node:
+    def rms_norm(self, x: Node, name: str, width: int, epsilon: float) -> Node:
         """[..., width] to the same shape."""
-        return self.step("rms_norm", x, Constant(f"{name}.weight"), epsilon)
+        return self.step("rms_norm", x, self.tensor(f"{name}.weight", width), epsilon)
 
-    def embedding(self, table: str, ids: Node) -> Node:
-        """Rows of a tensor [rows, width] at ids of any shape [...], as [..., width]."""
-        return self.step("embedding", Constant(table), ids)
+    def embedding(self, table: str, ids: Node, shape: tuple[int, int]) -> Node:
+        """Rows of a tensor of shape [rows, width] at ids of shape [...], as [..., width]."""
+        return self.step("embedding", self.tensor(table, *shape), ids)
 
     def chunk(self, x: Node, count: int) -> list[Node]:
         whole = self.step("chunk", x, count, -1)

@@ -26,11 +26,12 @@ def written() -> Program:
     """Return products with and without a bias, a table looked up and multiplied, and experts."""
     write, hidden = ProgramWriter(["ids", "hidden"]), Node("hidden")
     experts = Constant("gate_up"), Constant("down")
-    router = write.linear(hidden, "router")
+    router, table = write.linear(hidden, "router", (EXPERTS, WIDTH)), (TOKENS, WIDTH)
+    mixed = write.step("mixture_of_experts", hidden, router, *experts, 2)
     return write.program(
-        rows=write.embedding("table.weight", Node("ids")),
-        ups=write.linear(hidden, "up", bias=True),
-        logits=write.linear(write.step("mixture_of_experts", hidden, router, *experts, 2), "table"),
+        rows=write.embedding("table.weight", Node("ids"), table),
+        ups=write.linear(hidden, "up", (OUTPUTS, WIDTH), bias=True),
+        logits=write.linear(mixed, "table", table),
     )
 
 

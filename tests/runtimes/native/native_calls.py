@@ -45,7 +45,7 @@ def all_instructions() -> list[str]:
 def looked_up(machine: Machine, rows: FileRows) -> Floats:
     """Return the numbers [rows, width] of all rows of a file, as a program's lookup reads them."""
     write = ProgramWriter(["ids"])
-    program = write.program(numbers=write.embedding("table", Node("ids")))
+    program = write.program(numbers=write.embedding("table", Node("ids"), (len(rows), rows.width)))
     ids, numbers = np.arange(len(rows)), np.empty((len(rows), rows.width), np.float32)
     plan = planned(program, {Constant("table"): rows}, {"ids": ids}, {"numbers": numbers})
     arena = aligned(plan.arena)

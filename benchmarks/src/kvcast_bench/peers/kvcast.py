@@ -16,7 +16,7 @@ from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.decoding.params import NGRAM
 from kvcast.errors import KvcastError
-from kvcast.families.decoder_shapes import tensor_shapes
+from kvcast.families.decoder import DECODER
 from kvcast.inspect.roofline import Arithmetic
 from kvcast.runtimes.target import TARGETS, BuildOptions, default_runtime
 from kvcast.spec import runtimes
@@ -249,7 +249,7 @@ def windowed(checkpoint: Checkpoint, window: int) -> Checkpoint:
         out_bias=False,
         query_key_norm=False,
     )
-    tensors = checkpoint.tensors.only(tensor_shapes(dimensions))
+    tensors = checkpoint.tensors.only(DECODER.tensor_shapes(dimensions))
     return replace(checkpoint, dimensions=dimensions, tensors=tensors)
 
 

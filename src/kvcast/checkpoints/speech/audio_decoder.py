@@ -248,8 +248,15 @@ def _read(
     of_text = fill_decoder(dimensions, names, own, str(folder), lenient=True)
     prepared = kind.prepare(sound, dimensions.audio, str(folder))
     model = f"the encoder of a {dimensions.architecture} model"
-    shapes, lenient = dimensions.audio.shapes(), kind.lenient
-    of_sound = fill_evenly(shapes, kind.names, prepared, str(folder), model, lenient=lenient)
+    of_sound = fill_evenly(
+        dimensions,
+        kind.names,
+        prepared,
+        str(folder),
+        model,
+        lenient=kind.lenient,
+        prefix="encoder.",
+    )
     outer = _outer(config, label).values
     return Checkpoint(
         dimensions=dimensions,

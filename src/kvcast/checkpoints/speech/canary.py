@@ -20,7 +20,7 @@ from kvcast.checkpoints.huggingface_text import (
 )
 from kvcast.checkpoints.speech import conformer
 from kvcast.checkpoints.tensor_names import drop_tied, fill_evenly, of_modules, zeros
-from kvcast.families.canary import CanaryDimensions, tensor_shapes
+from kvcast.families.canary import CanaryDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
 # Few enough for a table that is computed.
@@ -166,7 +166,7 @@ def read_canary(
     return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
-            tensor_shapes(dimensions),
+            dimensions,
             NAMES,
             tensors,
             str(folder),

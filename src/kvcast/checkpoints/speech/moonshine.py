@@ -29,7 +29,6 @@ from kvcast.checkpoints.tensor_names import (
 from kvcast.families.moonshine import (
     MoonshineDimensions,
     positions_over_samples,
-    tensor_shapes,
 )
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import MOST_LAYERS, MOST_POSITIONS
@@ -154,7 +153,7 @@ def read_moonshine(
     return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
-            tensor_shapes(dimensions),
+            dimensions,
             NAMES_OVER_FRAMES if dimensions.frame else NAMES_OVER_SAMPLES,
             _canonical(own, dimensions),
             str(folder),

@@ -13,7 +13,7 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily, read_text
 from kvcast.checkpoints.speech import conformer
 from kvcast.checkpoints.tensor_names import fill_evenly
-from kvcast.families.parakeet import ParakeetDimensions, tensor_shapes
+from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
 _MOST_SYMBOLS = 1 << 10
@@ -95,7 +95,7 @@ def read_parakeet(
     return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
-            tensor_shapes(dimensions),
+            dimensions,
             NAMES,
             changed.changed,
             str(folder),

@@ -8,7 +8,7 @@ same sizes, as fine-tuning keeps heads. For other models, such as a distilled on
 that it does not have; these are dropped.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
 from kvcast.checkpoints.speech.whisper_tokenizer import check_preprocessor, tokenizer_json
-from kvcast.checkpoints.tensor_names import Entry, NameTable, fill, of_modules, same, zeros
+from kvcast.checkpoints.tensor_names import NameTable, fill_evenly, of_modules, same, zeros
 from kvcast.errors import KvcastError
-from kvcast.families.whisper import Heads, WhisperDimensions, head_pairs, layers_of, shape_templates
+from kvcast.families.whisper import Heads, WhisperDimensions, head_pairs
 
 _ENCODER = "encoder.layers.{i}"
 _DECODER = "decoder.layers.{i}"
@@ -176,7 +176,7 @@ def assemble(
 ) -> LazyTensors:
     """Fill the canonical names from `stored` by `table`, in parts of equal size; see `fill`."""
     layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
-    return fill(_entries(dimensions, table), stored, label, f"a Whisper model of {layers}")
+    return fill_evenly(dimensions, table, stored, label, f"a Whisper model of {layers}")
 
 
 def check_tied(head: StoredTensor, embedding: StoredTensor, label: str) -> None:
@@ -210,15 +210,6 @@ def sinusoids(width: int) -> StoredTensor:
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
     return StoredTensor(shape=(SOURCE_POSITIONS, width), read=read)
-
-
-def _entries(dimensions: WhisperDimensions, table: NameTable) -> Iterator[Entry]:
-    shapes = shape_templates(dimensions)
-    for template, sources in table.items():
-        whole = shapes[template]
-        share = (whole[0] // len(sources), *whole[1:])
-        for i in layers_of(template, dimensions):
-            yield template.format(i=i), whole, [(name.format(i=i), share) for name in sources]
 
 
 # By encoder layers, decoder layers, decoder heads and whether there are many languages.

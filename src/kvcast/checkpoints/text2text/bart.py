@@ -19,7 +19,7 @@ from kvcast.checkpoints.huggingface_text import START, HuggingFaceFamily, with_s
 from kvcast.checkpoints.source_text import read_text
 from kvcast.checkpoints.tensor_names import drop_tied, fill_evenly, of_modules, same
 from kvcast.errors import KvcastError
-from kvcast.families.bart import BartDimensions, tensor_shapes
+from kvcast.families.bart import BartDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
 # Few enough for a table that is computed.
@@ -239,7 +239,7 @@ def read_bart(
     return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
-            tensor_shapes(dimensions),
+            dimensions,
             NAMES,
             tensors,
             str(folder),

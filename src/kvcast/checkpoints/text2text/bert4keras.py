@@ -26,8 +26,8 @@ from kvcast.checkpoints.tensor_names import NameTable, changed, fill_evenly, hal
 from kvcast.checkpoints.text2text.tensorflow import TensorflowTensor, read_checkpoint, shard_files
 from kvcast.checkpoints.text2text.word_pieces import BEGIN, END, token_ids
 from kvcast.errors import KvcastError
-from kvcast.families.t5 import T5, T5Dimensions
-from kvcast.families.unilm import UNILM, UnilmDimensions
+from kvcast.families.t5 import T5Dimensions
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -215,16 +215,14 @@ def _unilm_tensors(
             for name, tensor in stored.items()
             if _ROTATED.search(name)
         }
-    shapes = UNILM.tensor_shapes(dimensions)
-    return fill_evenly(shapes, _BERT_NAMES, stored, label, _model(dimensions.layers))
+    return fill_evenly(dimensions, _BERT_NAMES, stored, label, _model(dimensions.layers))
 
 
 def _t5_tensors(
     dimensions: T5Dimensions, tensors: Mapping[str, TensorflowTensor], label: str
 ) -> LazyTensors:
     stored = _stored(tensors, (_SHARED, "encoder/", "decoder/"))
-    shapes = T5.tensor_shapes(dimensions)
-    return fill_evenly(shapes, _T5_NAMES, stored, label, _model(dimensions.encoder_layers))
+    return fill_evenly(dimensions, _T5_NAMES, stored, label, _model(dimensions.encoder_layers))
 
 
 def _model(layers: int) -> str:

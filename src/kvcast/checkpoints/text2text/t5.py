@@ -33,7 +33,7 @@ from kvcast.checkpoints.text2text.word_pieces import (
     vocabulary_file,
 )
 from kvcast.errors import InputMissingError, KvcastError
-from kvcast.families.t5 import T5Dimensions, tensor_shapes
+from kvcast.families.t5 import T5Dimensions
 from kvcast.spec.sizes import MOST_LAYERS
 from kvcast.spec.text_files import MOST_SENTINELS
 
@@ -128,7 +128,7 @@ def read_t5(
     return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
-            tensor_shapes(dimensions),
+            dimensions,
             NAMES,
             stored,
             str(folder),

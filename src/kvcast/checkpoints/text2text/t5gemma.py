@@ -14,7 +14,8 @@ from kvcast.checkpoints.huggingface_text import START, HuggingFaceFamily, with_s
 from kvcast.checkpoints.source_text import read_text
 from kvcast.checkpoints.tensor_names import Entry, changed, drop_tied, fill, one_more, same
 from kvcast.families.gemma_stack import GemmaStack
-from kvcast.families.t5gemma import T5GemmaDimensions, tensor_shapes
+from kvcast.families.t5gemma import T5GemmaDimensions
+from kvcast.families.table import family_with
 from kvcast.spec.sizes import MOST_LAYERS
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -212,7 +213,7 @@ def _entries(
     dimensions: T5GemmaDimensions, modules: Mapping[str, Sequence[str]]
 ) -> Iterator[Entry]:
     """Yield canonical tensors with the parts of files that fill them."""
-    for canonical, shape in tensor_shapes(dimensions).items():
+    for canonical, shape in family_with(dimensions).tensor_shapes(dimensions).items():
         module, _, leaf = canonical.rpartition(".")
         layer = _LAYER.search(module)
         names = [

@@ -22,7 +22,7 @@ from kvcast.checkpoints.tensor_names import (
 )
 from kvcast.checkpoints.text2text.word_pieces import SEGMENTING, read_wordpiece
 from kvcast.errors import KvcastError
-from kvcast.families.unilm import UnilmDimensions, tensor_shapes
+from kvcast.families.unilm import UnilmDimensions
 from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -95,7 +95,7 @@ def read_unilm(
     return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
-            tensor_shapes(dimensions),
+            dimensions,
             _NAMES,
             stored,
             str(folder),
