@@ -11,6 +11,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -48,13 +49,11 @@ _AROUND_1 = ("norm.weight", ".scale", ".scales")
 
 
 def random_tensors(dimensions: Any, seed: int = 0) -> dict[str, NDArray[np.float32]]:
-    """Weights large enough that every part of the model moves the logits."""
-    generator = np.random.default_rng(seed)
-    shapes = family_with(dimensions).tensor_shapes(dimensions)
-    tensors = {
-        name: generator.normal(name.endswith(_AROUND_1), 0.2, shape).astype(np.float32)
-        for name, shape in shapes.items()
-    }
+    """Weights large enough that every part of the model moves the logits; each name has its own."""
+    tensors = {}
+    for name, shape in family_with(dimensions).tensor_shapes(dimensions).items():
+        generator = np.random.default_rng([seed, crc32(name.encode())])
+        tensors[name] = generator.normal(name.endswith(_AROUND_1), 0.2, shape).astype(np.float32)
     # In a T5 distances matter as much as contents.
     return {name: 5 * part if ".bias." in name else part for name, part in tensors.items()}
 

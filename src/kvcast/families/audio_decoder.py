@@ -18,7 +18,7 @@ from kvcast.families import decoder
 from kvcast.families.audio_encoder import AudioEncoder, SoundEncoder
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.block_conformer import BlockConformer
-from kvcast.families.blocks import EMBEDDINGS, TOKENS, gather_embeddings, positions, write_programs
+from kvcast.families.blocks import EMBEDDINGS, TOKENS, gather_embeddings, positions
 from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.programs import (
@@ -88,10 +88,6 @@ def _programs(dimensions: AudioDecoderDimensions) -> Mapping[str, ProgramSignatu
         "encode": encode_program(embeddings, *audio.arguments()),
         "decode": decode_program(decoder.caches(dimensions), ["logits"], read),
     }
-
-
-def _write_programs(dimensions: AudioDecoderDimensions) -> Mapping[str, Program]:
-    return write_programs(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
@@ -170,7 +166,7 @@ AUDIO_DECODER = Family(
     positions=lambda dimensions: dimensions.max_positions,
     caches=_caches,
     programs=_programs,
-    write_programs=_write_programs,
+    writers={"encode": _encode, "decode": _decode},
     constants=_constants,
     precision=PrecisionRoles(outliers=("gate",)),
     probe=_probe,

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles
-from kvcast.families.blocks import project_cross_caches, write_programs
+from kvcast.families.blocks import project_cross_caches
 from kvcast.families.programs import self_and_cross_caches
 from kvcast.families.stacks import (
     PROBED,
@@ -117,10 +117,6 @@ class BartDimensions:
             raise KvcastError(f"not the dimensions of a BART: {error}") from None
 
 
-def _write_programs(dimensions: BartDimensions) -> Mapping[str, Program]:
-    return write_programs(source_programs(dimensions), dimensions, encode=_encode, decode=decode)
-
-
 def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
     """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
     block, width = Block(write, dimensions, dimensions.encoder_inner), dimensions.width
@@ -152,7 +148,7 @@ BART = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=source_programs,
-    write_programs=_write_programs,
+    writers={"encode": _encode, "decode": decode},
     constants=lambda _, __: {},
     precision=PrecisionRoles(fused=False),
     probe=lambda dimensions: source_probe(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.families.programs import CacheLayers, ProgramSignature
-from kvcast.spec.program import Program
+from kvcast.spec.program import Program, ProgramWriter
 from kvcast.spec.runtimes import CALIBRATED
 
 Task: TypeAlias = Literal["transcribe", "generate"]
@@ -79,7 +79,7 @@ def _not_calibrated(_: Any) -> str:
     return f"only decoder-only models have {CALIBRATED}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
     """A model family. Functions take the family's dimensions.
 
@@ -87,6 +87,7 @@ class Family:
         interface: the runtime interface of its models.
         dimensions: the class of its dimensions, with `from_json`.
         positions: length of the longest sequence; of the longest target with an encoder.
+        writers: what writes each of the programs.
         whole: `decode` over a whole sequence at once, with the lengths of its sources as its last
             input; None if `decode` does that.
         constants: tensors of programs that are not in checkpoints; a function of the dimensions and
@@ -111,7 +112,7 @@ class Family:
     positions: Callable[[Any], int]
     caches: Callable[[Any], tuple[CacheLayers, ...]]
     programs: Callable[[Any], Mapping[str, ProgramSignature]]
-    write_programs: Callable[[Any], Mapping[str, Program]]
+    writers: Mapping[str, Callable[[ProgramWriter, Any], Program]]
     constants: Callable[[Any, Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
     precision: PrecisionRoles
     probe: Callable[[Any], Probe]
@@ -128,12 +129,13 @@ class Family:
 
     def tensor_shapes(self, dimensions: Any) -> Mapping[str, tuple[int, ...]]:
         """Return the canonical names of all tensors, with their shapes, as its programs declare."""
-        return _declared(self.write_programs, dimensions)
+        programs = self.write_programs(dimensions).values()
+        return {name: shape for program in programs for name, shape in program.tensors.items()}
 
-
-@lru_cache(maxsize=4)  # opening asks several times
-def _declared(
-    write_programs: Callable[[Any], Mapping[str, Program]], dimensions: Any
-) -> Mapping[str, tuple[int, ...]]:
-    programs = write_programs(dimensions).values()
-    return {name: shape for program in programs for name, shape in program.tensors.items()}
+    # A family is a constant, and opening asks for its programs several times.
+    @lru_cache(maxsize=4)  # noqa: B019
+    def write_programs(self, dimensions: Any) -> Mapping[str, Program]:
+        return {
+            name: self.writers[name](ProgramWriter(signature.inputs), dimensions)
+            for name, signature in self.programs(dimensions).items()
+        }

@@ -1,29 +1,16 @@
 """Parts of programs that several families have."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvcast.families.programs import ProgramSignature, cache_names
-from kvcast.spec.program import Node, Program, ProgramWriter, SelfAttention, SharedAttention
-
-Write = Callable[[ProgramWriter, Any], Program]
-"""Writes one program of a model with these dimensions."""
+from kvcast.families.programs import cache_names
+from kvcast.spec.program import Node, ProgramWriter, SelfAttention, SharedAttention
 
 TOKENS, LENGTHS, OFFSETS = Node("tokens"), Node("lengths"), Node("offsets")
 """Inputs of `decode`: tokens [rows, new], lengths [rows], offsets [asked]."""
 
 EMBEDDINGS = Node("cross_embeddings_0")
 """What `encode` gives a decoder without cross-attention to read: [slots, 1, t, width]."""
-
-
-def write_programs(
-    signatures: Mapping[str, ProgramSignature], dimensions: Any, **writers: Write
-) -> Mapping[str, Program]:
-    """Return the programs that signatures name, each by its writer."""
-    return {
-        name: writers[name](ProgramWriter(signature.inputs), dimensions)
-        for name, signature in signatures.items()
-    }
 
 
 def cache_of(prefix: str, layer: int) -> tuple[Node, Node]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles, Probe
-from kvcast.families.blocks import project_cross_caches, write_programs
+from kvcast.families.blocks import project_cross_caches
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
     LENGTHS_OF_SOURCES,
@@ -146,9 +146,7 @@ CANARY = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=_programs,
-    write_programs=lambda dimensions: write_programs(
-        _programs(dimensions), dimensions, encode=_encode, decode=decode
-    ),
+    writers={"encode": _encode, "decode": decode},
     constants=lambda dimensions, _: dimensions.encoder.constants(),
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,

@@ -21,7 +21,6 @@ from kvcast.families.blocks import (
     positions,
     select_asked,
     split_rows,
-    write_programs,
 )
 from kvcast.families.decoder_dimensions import SQUARED, DecoderDimensions
 from kvcast.families.feed_forwards import (
@@ -59,10 +58,6 @@ def _other_cache(dimensions: DecoderDimensions, i: int) -> CacheLayers:
 
 def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
     return {"decode": decode_program(caches(dimensions), ["logits"])}
-
-
-def _write_programs(dimensions: DecoderDimensions) -> Mapping[str, Program]:
-    return write_programs(_programs(dimensions), dimensions, decode=_decode)
 
 
 def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
@@ -403,7 +398,7 @@ DECODER = Family(
     positions=lambda dimensions: dimensions.max_positions,
     caches=caches,
     programs=_programs,
-    write_programs=_write_programs,
+    writers={"decode": _decode},
     constants=constants,
     precision=PrecisionRoles(
         outliers=("gate",),

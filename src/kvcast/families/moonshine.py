@@ -23,7 +23,6 @@ from kvcast.families.blocks import (
     join_rows,
     select_asked,
     split_rows,
-    write_programs,
 )
 from kvcast.families.moonshine_encoder import (
     ANGLES,
@@ -201,10 +200,6 @@ def _programs(dimensions: MoonshineDimensions) -> Mapping[str, ProgramSignature]
     }
 
 
-def _write_programs(dimensions: MoonshineDimensions) -> Mapping[str, Program]:
-    return write_programs(_programs(dimensions), dimensions, encode=encode, decode=_decode)
-
-
 def _decode(write: ProgramWriter, dimensions: MoonshineDimensions) -> Program:
     """Write `decode`: new tokens to logits."""
     scale, bias = dimensions.head_dim**-0.5, dimensions.attention_bias
@@ -288,7 +283,7 @@ MOONSHINE = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=_programs,
-    write_programs=_write_programs,
+    writers={"encode": encode, "decode": _decode},
     constants=_constants,
     precision=PrecisionRoles(fused=False),
     probe=_probe,

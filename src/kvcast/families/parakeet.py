@@ -22,7 +22,6 @@ from kvcast.families.blocks import (
     join_rows,
     select_asked,
     split_rows,
-    write_programs,
 )
 from kvcast.families.conformer import Conformer
 from kvcast.families.programs import (
@@ -209,9 +208,7 @@ PARAKEET = Family(
     positions=lambda dimensions: dimensions.positions,
     caches=_caches,
     programs=_programs,
-    write_programs=lambda dimensions: write_programs(
-        _programs(dimensions), dimensions, encode=_encode, decode=_decode
-    ),
+    writers={"encode": _encode, "decode": _decode},
     constants=lambda dimensions, _: dimensions.encoder.constants(),
     precision=PrecisionRoles(fused=False),
     probe=_probe,

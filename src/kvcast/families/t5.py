@@ -25,7 +25,6 @@ from kvcast.families.blocks import (
     project_cross_caches,
     select_asked,
     split_rows,
-    write_programs,
 )
 from kvcast.families.programs import self_and_cross_caches
 from kvcast.families.stacks import (
@@ -145,10 +144,6 @@ def _tables(dimensions: T5Dimensions, stack: str) -> list[str]:
     if not dimensions.layer_bias:
         return [stack]
     return [f"{stack}.layers.{i}" for i in range(layers)]
-
-
-def _write_programs(dimensions: T5Dimensions) -> Mapping[str, Program]:
-    return write_programs(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
@@ -287,7 +282,7 @@ T5 = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=source_programs,
-    write_programs=_write_programs,
+    writers={"encode": _encode, "decode": _decode},
     constants=_constants,
     precision=PrecisionRoles(outliers=("gate", "activation")),
     probe=lambda dimensions: source_probe(dimensions, dimensions.vocab_size, PROBED),

@@ -29,7 +29,6 @@ from kvcast.families.blocks import (
     select_asked,
     split_heads,
     split_rows,
-    write_programs,
 )
 from kvcast.families.gemma_stack import GemmaStack, StackWriter
 from kvcast.families.programs import self_and_cross_caches
@@ -135,10 +134,6 @@ def _stack(fields: Mapping[str, Any]) -> GemmaStack:
     given = {name: fields.get(name) for name in ("rotary", "window_rotary")}
     angles = {name: None if part is None else Rotary(**part) for name, part in given.items()}
     return GemmaStack(**{**fields, "windows": tuple(fields["windows"]), **angles})
-
-
-def _write_programs(dimensions: T5GemmaDimensions) -> Mapping[str, Program]:
-    return write_programs(source_programs(dimensions), dimensions, encode=_encode, decode=_decode)
 
 
 def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
@@ -265,7 +260,7 @@ T5GEMMA = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=source_programs,
-    write_programs=_write_programs,
+    writers={"encode": _encode, "decode": _decode},
     constants=_constants,
     precision=PrecisionRoles(outliers=("gate",), fused=False),
     probe=lambda dimensions: source_probe(

@@ -24,7 +24,6 @@ from kvcast.families.blocks import (
     new_positions,
     select_asked,
     split_rows,
-    write_programs,
 )
 from kvcast.families.programs import (
     Argument,
@@ -133,10 +132,6 @@ def _programs(dimensions: UnilmDimensions) -> Mapping[str, ProgramSignature]:
         hidden = Argument(name="hidden", shape=("n", dimensions.width), dtype="float32")
         programs["pool"] = ProgramSignature(arguments=(hidden,), outputs=("pooled",))
     return programs
-
-
-def _write_programs(dimensions: UnilmDimensions) -> Mapping[str, Program]:
-    return write_programs(_programs(dimensions), dimensions, decode=_decode, pool=_pool)
 
 
 def _pool(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:
@@ -248,7 +243,7 @@ UNILM = Family(
     positions=lambda dimensions: dimensions.max_positions,
     caches=_caches,
     programs=_programs,
-    write_programs=_write_programs,
+    writers={"decode": _decode, "pool": _pool},
     whole=_whole,
     constants=_constants,
     precision=PrecisionRoles(int8_self_cache=True),

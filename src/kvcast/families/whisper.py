@@ -22,7 +22,6 @@ from kvcast.families.blocks import (
     project_cross_caches,
     select_asked,
     split_rows,
-    write_programs,
 )
 from kvcast.families.programs import (
     ALIGNMENT_QUERIES,
@@ -136,10 +135,6 @@ def _programs(dimensions: WhisperDimensions) -> Mapping[str, ProgramSignature]:
     }
 
 
-def _write_programs(dimensions: WhisperDimensions) -> Mapping[str, Program]:
-    return write_programs(_programs(dimensions), dimensions, encode=_encode, decode=_decode)
-
-
 def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
     """Write `encode`: features [batch, mels, frames] to the decoder's cross keys and values."""
     heads, d = dimensions.encoder_heads, dimensions.d_model
@@ -245,7 +240,7 @@ WHISPER = Family(
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
     programs=_programs,
-    write_programs=_write_programs,
+    writers={"encode": _encode, "decode": _decode},
     constants=_constants,
     precision=PrecisionRoles(int8_cross_cache=True, fused=False),
     probe=_probe,
