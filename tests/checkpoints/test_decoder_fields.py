@@ -17,7 +17,7 @@ import transformers
 from kit.random_decoders import MODELS, configuration
 from kvcast.checkpoints.decoder.huggingface import TYPES, WRAPPERS, decoder_dimensions
 from kvcast.errors import KvcastError
-from kvcast.families.decoder_shapes import tensor_shapes
+from kvcast.families.decoder import DECODER
 
 SIZES = {
     "vocab_size": 262_144,
@@ -138,7 +138,7 @@ def test_a_published_configuration_means_what_it_means_to_transformers(name):
     theirs = transformers.AutoConfig.for_model(config["model_type"], **deepcopy(fields))
     dimensions = read(config)
     assert dimensions == read(saved(theirs))
-    count = sum(math.prod(shape) for shape in tensor_shapes(dimensions).values())
+    count = sum(math.prod(shape) for shape in DECODER.tensor_shapes(dimensions).values())
     assert WEIGHTS.get(name, count) == count
 
 

@@ -31,7 +31,7 @@ from kit.dimensions import (
 from kit.models import opened, random_programs
 from kvcast.families.table import family_with
 from kvcast.loading.export_proof import prove
-from kvcast.models.executor import OPERATIONS
+from kvcast.models.ops.operations import OPERATIONS
 from kvcast.runtimes.native.operations import OPERATIONS as NATIVE
 from kvcast.runtimes.onnx.operations import OPERATIONS as ONNX
 from kvcast.runtimes.reference import EagerReference

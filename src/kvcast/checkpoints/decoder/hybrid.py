@@ -321,7 +321,6 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         particulars=lfm2,
         names=LFM2_NAMES,
         restated=lfm2_restated,
-        epsilon="norm_eps",
         mixers={CONVOLVED: CONVOLUTION},
         kernels=("conv.conv.weight",),
     ),

@@ -35,17 +35,9 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.spec.sizes import MOST_LAYERS
 
 _LAYER_NORMS = {"norm": "layer", "norm_bias": True}
-
-
 _PARALLEL = {"parallel": True, "shared_norm": True}
-
-
 _LEARNED_POSITIONS = {"rotary": None, "learned_positions": True}
-
-
 _UNGATED = {"gated": False}
-
-
 _BIASES = ("qkv_bias", "out_bias", "feed_forward_bias")
 
 
@@ -195,7 +187,6 @@ _COHERE = DecoderType(
     },
     particulars=cohere,
     prepare=norms_of_heads_joined,
-    epsilon="layer_norm_eps",
     neighbours=True,
 )
 
@@ -218,7 +209,6 @@ _GPT2 = DecoderType(
     },
     particulars=gpt2,
     names=GPT2_NAMES,
-    epsilon="layer_norm_epsilon",
     inner_per_width=4,
     transposed=True,
 )
@@ -234,7 +224,6 @@ _NEMOTRON = DecoderType(
     },
     particulars=nemotron,
     names=LAYER_NORM_NAMES,
-    epsilon="norm_eps",
     norms_less_one=True,
     rotary=(SHARE,),
 )
@@ -253,7 +242,6 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
         windowed=always_windowed,
         particulars=starcoder2,
         names=STARCODER_NAMES,
-        epsilon="norm_epsilon",
     ),
     "stablelm": DecoderType(
         defaults={
@@ -267,7 +255,6 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
         particulars=stablelm,
         prepare=norms_of_heads_joined,
         names=LAYER_NORM_NAMES,
-        epsilon="layer_norm_eps",
         rotary=(SHARE,),
     ),
     "cohere": _COHERE,
@@ -294,7 +281,6 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
         spelling={"rotary_emb_base": "rope_theta", "rotary_pct": SHARE},
         particulars=neox,
         names=NEOX_NAMES,
-        epsilon="layer_norm_eps",
         rotary=(SHARE,),
         prepare=heads_apart,
     ),
@@ -308,7 +294,6 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
         },
         particulars=phi,
         names=PHI_NAMES,
-        epsilon="layer_norm_eps",
         rotary=(SHARE,),
     ),
     "gpt2": _GPT2,
@@ -336,7 +321,6 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
         restated=gpt_neo_restated,
         particulars=gpt_neo,
         names=GPT_NEO_NAMES,
-        epsilon="layer_norm_epsilon",
         inner_per_width=4,
     ),
     "gptj": DecoderType(
@@ -350,7 +334,6 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
         restated=gptj_restated,
         particulars=gptj,
         names=GPTJ_NAMES,
-        epsilon="layer_norm_epsilon",
         inner_per_width=4,
         rotary=(SHARE,),
         neighbours=True,
@@ -361,13 +344,13 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
             "hidden_act": "relu",
             "do_layer_norm_before": True,
             "enable_bias": True,
+            "layer_norm_eps": 1e-5,
             "tie_word_embeddings": True,
         },
         spelling={"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
         restated=lambda _fields: {"layer_norm_eps": 1e-5},
         particulars=opt,
         names=OPT_NAMES,
-        epsilon="layer_norm_eps",
         prepare=positions_from_the_third,
     ),
     "falcon": DecoderType(
@@ -392,7 +375,6 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
         particulars=falcon,
         names=FALCON_NAMES,
         names_instead=FALCON_NORM_NAMES,
-        epsilon="layer_norm_epsilon",
         inner_per_width=4,
         prepare=heads_apart,
     ),
@@ -406,14 +388,12 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
             "attention_bias": True,
             "mlp_bias": True,
         },
-        epsilon="layer_norm_eps",
         norms_less_one=False,
         rotary=(),
     ),
     "olmo": DecoderType(
         defaults={**DEFAULTS, "attention_bias": False, "layer_norm_eps": 1e-5},
         particulars=olmo,
-        epsilon="layer_norm_eps",
         prepare=norms_of_ones,
     ),
 }

@@ -25,7 +25,6 @@ class DecoderType:
     `windowed`: whether a layer has a window if there is no layer_types.
     `particulars`: dimensions that other types do not have.
     `spelling`: usual names of fields that the type has under others.
-    `epsilon`: name of the field of the norms' epsilon.
     `inner_per_width`: inner width over the hidden state's where there is no field of it.
     `transposed`: whether matrices of layers are [inputs, outputs].
     `restated`: fields under the names that other types have, if they follow from several.
@@ -45,7 +44,6 @@ class DecoderType:
     particulars: Callable[[Fields], Mapping[str, Any]] = lambda _fields: {}
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
     spelling: Mapping[str, str] = field(default_factory=dict)
-    epsilon: str = "rms_norm_eps"
     inner_per_width: int = 0
     transposed: bool = False
     restated: Callable[[Fields], Mapping[str, Any]] = lambda _fields: {}
@@ -58,6 +56,11 @@ class DecoderType:
     whole_norms: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     names_instead: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def epsilon(self) -> str:
+        """Name of the field of the norms' epsilon: the last of `defaults`."""
+        return [name for name in self.defaults if name.endswith(("_eps", "_epsilon"))][-1]
 
 
 DEFAULTS: Mapping[str, Any] = {

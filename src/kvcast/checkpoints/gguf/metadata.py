@@ -1,4 +1,4 @@
-"""Typed access to a GGUF file's metadata; reads the settings of rotary embeddings."""
+"""Typed access to a GGUF file's metadata."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -21,7 +21,8 @@ from kvcast.checkpoints.base import (
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.gguf.config import ARCHITECTURES, EMBEDDING, HEAD, ROTARY_TENSORS
+from kvcast.checkpoints.gguf.config import ARCHITECTURES, EMBEDDING, HEAD
+from kvcast.checkpoints.gguf.fields import ROTARY_TENSORS
 from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_parts
 from kvcast.checkpoints.gguf.metadata import Values
 from kvcast.checkpoints.gguf.tensors import KEY_NORM, QUERY_NORM
@@ -76,11 +77,9 @@ def read_model(
         stored = merged(stored, adapters, label, {HEAD: (EMBEDDING,)})
         dimensions = replace(dimensions, tied=HEAD not in stored)
     stored = architecture.prepare(stored, dimensions)
-    # ggml turns in halves of heads alone where images have positions of their own (GLM 4.1 V).
-    neighbours = architecture.neighbours and not values.has("rope.dimension_sections")
+    neighbours = architecture.are_neighbours(values)
     stored = in_halves(stored, dimensions, is_rotated, neighbours=neighbours)
-    names = architecture.names_in(file.tensors)
-    return dimensions, fill_decoder(dimensions, names, stored, label)
+    return dimensions, fill_decoder(dimensions, architecture.names_in(values), stored, label)
 
 
 def _check_architecture(adapters: Sequence[Adapter], architecture: str, label: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.decoder.fields import activation_of
+from kvcast.checkpoints.decoder.gemma import GEMMA_TYPES
 from kvcast.checkpoints.decoder.rotary import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import START, HuggingFaceFamily, with_start_token
@@ -18,24 +19,14 @@ from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.table import family_with
 from kvcast.spec.sizes import MOST_LAYERS
 
+_DEFAULTS_2: Mapping[str, Any] = {**GEMMA_TYPES["gemma3"].defaults, "bos_token_id": 2}
 _DEFAULTS: Mapping[str, Any] = {
+    **_DEFAULTS_2,
     "vocab_size": 256_000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
     "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
-    "bos_token_id": 2,
     "eos_token_id": 1,
 }
 HEAD, EMBEDDING = "lm_head.out_proj.weight", "decoder.embed_tokens.weight"
@@ -238,25 +229,6 @@ T5GEMMA = HuggingFaceFamily(
 )
 
 
-_DEFAULTS_2: Mapping[str, Any] = {
-    "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
-    "attention_bias": False,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 6,
-    "bos_token_id": 2,
-}
 _EOI_TOKEN = 256_000
 _IMAGES = ("encoder.vision_tower.", "encoder.multi_modal_projector.")
 # The encoder's text part, by the class that saved a model.

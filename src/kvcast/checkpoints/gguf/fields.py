@@ -1,0 +1,284 @@
+"""Fields of a config.json that GGUF metadata have under other names, or that tensors imply."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.decoder.hybrid import CONVOLVED, LINEAR
+from kvcast.checkpoints.decoder.rotary import FULL, QUERY_BETA, SHARE
+from kvcast.checkpoints.gguf.file import GgufTensor
+from kvcast.checkpoints.gguf.metadata import Values
+from kvcast.checkpoints.gguf.tensors import QUERY_NORM
+from kvcast.spec.position_encodings import Rotary
+
+Config = dict[str, Any]
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+SCALE, KV_HEADS = "attention.scale", "attention.head_count_kv"
+INNER, EXPERT_INNER = "feed_forward_length", "expert_feed_forward_length"
+_FINAL_CAP = "final_logit_softcapping"
+_TRAINED, _ORIGINAL = "rope.scaling.original_context_length", "original_max_position_embeddings"
+# Of rotary embeddings: divisors of frequencies; the same of models with others for long texts.
+_DIVISORS = "rope_freqs.weight"
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+ROTARY_TENSORS = (_DIVISORS, _SHORT, _LONG)
+# The divisor of pairs that do not turn, as Gemma 4's, is this or more.
+_STILL = 1e29
+
+
+def experts_fields(values: Values) -> Config:
+    """Return the numbers of experts and of experts per token, under any model type's names."""
+    experts = values.count("expert_count")
+    used = values.whole("expert_used_count") if experts else 0
+    return {
+        **dict.fromkeys(("num_experts", "num_local_experts"), experts),
+        **dict.fromkeys(("num_experts_per_tok", "top_k_experts"), used),
+    }
+
+
+def many_experts_fields(values: Values) -> Config:
+    """Return experts whose width differs from other feed-forwards'."""
+    inner = values.same_whole(EXPERT_INNER)
+    config = experts_fields(values) | {"norm_topk_prob": True, "decoder_sparse_step": 1}
+    return config | {"moe_intermediate_size": inner, "intermediate_size": inner}
+
+
+def shared_expert_fields(values: Values) -> Config:
+    shared = values.same_whole("expert_shared_feed_forward_length")
+    return many_experts_fields(values) | {"shared_expert_intermediate_size": shared}
+
+
+def gemma2_fields(values: Values, layers_scaled_by_width: int = 46) -> Config:
+    width, heads = values.whole("embedding_length"), values.same_whole("attention.head_count")
+    # Only the 27B model scales by its width; llama.cpp, too, recognises it by its layers.
+    by_width = values.whole("block_count") == layers_scaled_by_width
+    caps = ("attn_logit_softcapping", _FINAL_CAP)
+    return {
+        "query_pre_attn_scalar": width // heads if by_width else values.head_dim,
+        **{name: values.positive(name) if values.has(name) else None for name in caps},
+    }
+
+
+def gemma4_fields(values: Values) -> Config:
+    layers, heads = values.layers, values.same_whole("attention.head_count")
+    pattern = values.plain(PATTERN)
+    if not isinstance(pattern, np.ndarray) or len(pattern) != layers:
+        raise values.fields.error(f"{PATTERN} is not one for each of {layers} layers")
+    full, inside = (
+        values.whole(f"attention.{name}", values.head_dim)
+        for name in ("key_length", "key_length_swa")
+    )
+    if values.whole("rope.dimension_count_swa", inside) != inside:
+        raise values.fields.error(f"rope.dimension_count_swa must be {inside}, as keys")
+    kv_heads = values.each(KV_HEADS, heads)
+    of_experts = bool(values.count("expert_count"))
+    return {
+        **(experts_fields(values) if of_experts else {}),
+        "enable_moe_block": of_experts,
+        "moe_intermediate_size": values.same_whole(EXPERT_INNER) if of_experts else None,
+        "sliding_window": values.whole(WINDOW),
+        "head_dim": inside,
+        "per_layer_config": {
+            str(i): {"head_dim": inside if windowed else full, "num_key_value_heads": kv_heads[i]}
+            for i, windowed in enumerate(pattern)
+        },
+        "num_kv_shared_layers": values.whole("attention.shared_kv_layers", 0, least=0, most=layers),
+        "hidden_size_per_layer_input": values.count("embedding_length_per_layer_input"),
+        _FINAL_CAP: values.positive(_FINAL_CAP) if values.has(_FINAL_CAP) else None,
+    }
+
+
+def granite_fields(values: Values) -> Config:
+    shared, experts = (
+        values.count("expert_shared_feed_forward_length"),
+        experts_fields(values),
+    )
+    return experts | {
+        "embedding_multiplier": values.positive("embedding_scale", 1.0),
+        "residual_multiplier": values.positive("residual_scale", 1.0),
+        "logits_scaling": values.positive("logit_scale", 1.0),
+        "attention_multiplier": values.positive(SCALE, values.head_dim**-0.5),
+        "shared_intermediate_size": (
+            shared if experts["num_experts"] else values.same_whole(INNER)
+        ),
+    }
+
+
+def granite_hybrid_fields(values: Values) -> Config:
+    rotates = values.flag("rope.scaling.finetuned", False)
+    config = granite_fields(values) | {"position_embedding_type": "rope" if rotates else "nope"}
+    kinds = _without_keys(values, LINEAR)
+    if LINEAR not in kinds:
+        return config | {"layer_types": kinds}
+    steps, inner = values.whole("ssm.time_step_rank"), values.whole("ssm.inner_size")
+    return config | {
+        "layer_types": kinds,
+        "mamba_n_heads": steps,
+        "mamba_d_head": inner // steps,
+        "mamba_expand": inner // values.whole("embedding_length"),
+        "mamba_n_groups": values.whole("ssm.group_count"),
+        "mamba_d_state": values.whole("ssm.state_size"),
+        "mamba_d_conv": values.whole("ssm.conv_kernel"),
+        "mamba_conv_bias": values.has_tensor(".ssm_conv1d.bias"),
+    }
+
+
+def _without_keys(values: Values, kind: str) -> list[str]:
+    """Return layer types: `kind` where a layer has no heads of keys."""
+    heads = np.atleast_1d(values.plain(KV_HEADS)).tolist()
+    kinds = [FULL if count else kind for count in heads]
+    return kinds if kind in kinds else [FULL] * values.layers
+
+
+def lfm2_fields(values: Values) -> Config:
+    kinds = _without_keys(values, CONVOLVED)
+    return {
+        "layer_types": kinds,
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": values.whole("shortconv.l_cache") if CONVOLVED in kinds else 1,
+        "conv_bias": values.has_tensor(".shortconv.in_proj.bias"),
+    }
+
+
+def qwen35_fields(values: Values) -> Config:
+    every, layers = values.whole("full_attention_interval", 4), range(1, values.layers + 1)
+    kinds = [LINEAR if i % every else FULL for i in layers]
+    if LINEAR not in kinds:
+        return {"layer_types": kinds}
+    heads = values.whole("ssm.time_step_rank")
+    return {
+        "layer_types": kinds,
+        "linear_num_key_heads": values.whole("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": values.whole("ssm.state_size"),
+        "linear_value_head_dim": values.whole("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": values.whole("ssm.conv_kernel"),
+    }
+
+
+def _own_norms(values: Values) -> Config:
+    used = f"blk.0{QUERY_NORM}" in values.tensors
+    return dict.fromkeys(("use_qk_norm", "qk_layernorm"), used)
+
+
+def cohere_fields(values: Values) -> Config:
+    return _own_norms(values) | {"logit_scale": values.positive("logit_scale")}
+
+
+def stablelm_fields(values: Values) -> Config:
+    # As in llama.cpp: files say use_parallel_residual of models with a second norm, too.
+    return _own_norms(values) | {
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in values.tensors
+    }
+
+
+def falcon_fields(values: Values) -> Config:
+    """Return Falcon's, whose newer architecture has a norm before each of two blocks."""
+    return {
+        "new_decoder_architecture": True,
+        "num_kv_heads": values.same_whole(KV_HEADS, values.same_whole("attention.head_count")),
+        "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in values.tensors),
+    }
+
+
+def rotary_fields(
+    values: Values, tensors: Mapping[str, GgufTensor], share: float, truncate: bool
+) -> Config:
+    """Return the fields of rotary embeddings; KvcastError for an unknown kind."""
+    base = values.positive("rope.freq_base", 10_000.0)
+    config: Config = {"rope_theta": base, _ORIGINAL: values.whole("context_length")}
+    if _LONG in tensors and _SHORT in tensors:
+        config[_ORIGINAL] = values.whole(_TRAINED, config[_ORIGINAL])
+        attention = values.positive("rope.scaling.attn_factor", 1.0)
+        short, long = (tensors[name].stored().read().ravel() for name in (_SHORT, _LONG))
+        parameters = _longrope(short, long, attention)
+    else:
+        scaling, factor = _scaling(values)
+        parameters = {}
+        if _DIVISORS in tensors:
+            if scaling != "none":
+                raise values.fields.error(f"rotary scaling both by {_DIVISORS} and by its type")
+            parameters = _divided(values, base, tensors[_DIVISORS])
+            if parameters.get("rope_type") == "llama3":
+                config[_ORIGINAL] = parameters.pop(_ORIGINAL)
+        elif scaling == "yarn":
+            config[_ORIGINAL] = values.whole(_TRAINED, config[_ORIGINAL])
+            parameters = _yarn(values, factor) | {"truncate": truncate}
+        elif scaling == "linear":
+            parameters = {"rope_type": "linear", "factor": factor}
+        elif scaling != "none":
+            raise values.fields.error(f"rotary scaling {scaling[:40]!r} is not supported")
+    return config | {
+        "rope_parameters": {"rope_theta": base, SHARE: share} | parameters,
+        "rope_local_base_freq": values.positive("rope.freq_base_swa", 10_000.0),
+    }
+
+
+def _scaling(values: Values) -> tuple[str, float]:
+    """Return the kind of rotary scaling and its factor; "none" for no scaling.
+
+    As in llama.cpp, a factor without a kind is linear, and 0 is no factor; older files have
+    rope.scale_linear for it.
+    """
+    name = "rope.scaling.factor"
+    if not values.has(name) and values.has("rope.scale_linear"):
+        name = "rope.scale_linear"
+    kind = values.text("rope.scaling.type", "linear" if values.has(name) else "none")
+    factor = values.plain(name)
+    is_zero = type(factor) in (int, float) and factor == 0
+    if kind == "none" or (kind == "linear" and is_zero):
+        return "none", 1.0
+    return kind, values.positive(name)
+
+
+def _yarn(values: Values, factor: float) -> Config:
+    """Read YaRN scaling as ggml does, where an attention factor multiplies the usual one."""
+    extra = values.positive("rope.scaling.attn_factor", 1.0)
+    extra *= values.positive("rope.scaling.yarn_attn_factor", 1.0)
+    usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
+    blend = values.plain("rope.scaling.yarn_ext_factor")
+    # The conversion writes -1 if the model does not specify it.
+    if blend is not None and (type(blend) is not float or blend not in (1.0, -1.0)):
+        raise values.fields.error("rope.scaling.yarn_ext_factor other than 1.0 is not supported")
+    # Ministral 3's: less of the usual attention factor, and more of the factor on queries.
+    less = values.optional("rope.scaling.yarn_log_multiplier")
+    usual /= 0.1 * less * math.log(max(factor, 1.0)) + 1.0
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "beta_slow": values.positive("rope.scaling.yarn_beta_slow", 1.0),
+        "beta_fast": values.positive("rope.scaling.yarn_beta_fast", 32.0),
+        "attention_factor": None if extra == 1.0 and not less else extra * usual,
+        QUERY_BETA: values.optional("attention.temperature_scale"),
+    }
+
+
+def _divided(values: Values, base: float, divisors: GgufTensor) -> Config:
+    """Find the factor of Llama 3's scaling, if it explains all divisors; keep any others."""
+    fields, head_dim = values.fields, values.head_dim
+    if divisors.shape != (head_dim // 2,):
+        raise fields.error(f"{_DIVISORS} has shape {list(divisors.shape)}")
+    divided_by: NDArray[Any] = divisors.stored().read()
+    if not np.isfinite(divided_by).all() or divided_by.min() < 1:
+        raise fields.error(f"{_DIVISORS} is damaged: a divisor is below 1")
+    if (divided_by == 1).all():
+        return {}
+    turning = int((divided_by < _STILL).sum())
+    if turning and (divided_by[:turning] == 1).all() and (divided_by[turning:] >= _STILL).all():
+        return {"rope_type": "proportional", SHARE: turning / len(divided_by)}
+    factor = float(divided_by.max())
+    # Llama 3's scaling differs between models only in its factor.
+    sizes = {"low_frequency": 1.0, "high_frequency": 4.0, "trained_positions": 8192}
+    scaled = fields.make(Rotary, base=base, scaling="llama3", factor=factor, **sizes)
+    expected = fields.make(Rotary, base=base).frequencies(head_dim) / divided_by
+    if not np.allclose(scaled.frequencies(head_dim), expected, rtol=1e-4, atol=0):
+        return _longrope(divided_by, divided_by, 1.0)
+    frequencies = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, _ORIGINAL: 8192}
+    return {"rope_type": "llama3", "factor": factor, **frequencies}
+
+
+def _longrope(short: NDArray[Any], long: NDArray[Any], attention_factor: float) -> Config:
+    divisors = {"short_factor": list(map(float, short)), "long_factor": list(map(float, long))}
+    return {"rope_type": "longrope", "factor": 1.0, "attention_factor": attention_factor} | divisors
