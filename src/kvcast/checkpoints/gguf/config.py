@@ -58,7 +58,7 @@ from kvcast.checkpoints.gguf.tensors import (
 from kvcast.families.decoder_dimensions import DecoderDimensions
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-_EPSILONS = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
+_EPSILON, _RMS_EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
 # More than any model has, and few enough for a table.
 _MOST_POSITIONS = 1 << 24
 
@@ -177,6 +177,10 @@ class Architecture:
         return [SLIDING if has_window else FULL for has_window in windowed]
 
 
+def _epsilon(kind: DecoderType) -> str:
+    return _RMS_EPSILON if kind.epsilon == "rms_norm_eps" else _EPSILON
+
+
 def _llama(plain: str) -> Callable[[Values], str]:
     return lambda values: "mixtral" if values.count("expert_count") else plain
 
@@ -254,7 +258,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fields=lfm2_fields,
         names=LFM2_NAMES,
         prepare=kernels_turned,
-        epsilon=_EPSILONS[1],
+        epsilon=_RMS_EPSILON,
     ),
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35_EXPERTS,
