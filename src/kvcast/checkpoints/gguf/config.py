@@ -129,9 +129,7 @@ class Architecture:
             "max_position_embeddings": values.whole("context_length", most=_MOST_POSITIONS),
             "sliding_window": values.count(WINDOW) or None,
             "layer_types": self._layer_types(values),
-            kind.epsilon: values.positive(
-                self.epsilon or _EPSILONS[kind.epsilon == "rms_norm_eps"]
-            ),
+            kind.epsilon: values.positive(self.epsilon or _epsilon(kind)),
             **dict.fromkeys(("tie_word_embeddings", "tie_embedding"), tied),
             "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
             **rotary_fields(values, file.tensors, share, self.truncate),
