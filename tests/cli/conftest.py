@@ -1,11 +1,12 @@
 import dataclasses
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.cli_fakes import FakeModel
+from cli.fakes import FakeModel, FakeTextModel
 from kvcast.families.base import Task
 from kvcast.loading.opening import OpenedModel
 from kvcast.loading.params import LoadParams
@@ -52,6 +53,14 @@ def model(open_as: Callable[..., None]) -> FakeModel:
 
 
 @pytest.fixture
+def text_model(open_as: Callable[..., None]) -> FakeTextModel:
+    """As `model`, of text."""
+    scripted = FakeTextModel()
+    open_as(scripted, calls=scripted.calls)
+    return scripted
+
+
+@pytest.fixture
 def recording(tmp_path: Path) -> Callable[[str], str]:
     """Make an (empty) input file of that name and return its path."""
 
@@ -62,3 +71,11 @@ def recording(tmp_path: Path) -> Callable[[str], str]:
         return str(path)
 
     return make
+
+
+@pytest.fixture
+def _interruptible():
+    """A shell's background jobs ignore Ctrl-C, and so would what the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

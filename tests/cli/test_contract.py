@@ -1,7 +1,6 @@
 """The command line and the parts below it agree on names; the other tests use a scripted model."""
 
 import argparse
-import dataclasses
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -10,7 +9,6 @@ import pytest
 
 import kvcast
 import kvcast.cli
-from cli.cli_fakes import FakeSegment
 from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser, keywords
 from kvcast.loading.params import OF_TEXTS, ExportParams, LoadParams
@@ -72,10 +70,3 @@ def test_runtimes_are_those_that_have_code():
     for command in (transcribe, generate):
         assert main([command.__name__.split(".")[-1], "a", "--runtime", "abacus"]) == 2
     assert set(RUNTIMES) - set(TARGETS) == {"eager"}
-
-
-def test_the_scripted_segment_has_the_real_ones_fields():
-    from kvcast.transcripts.segments import Segment
-
-    names = {field.name for field in dataclasses.fields(FakeSegment)}
-    assert {field.name for field in dataclasses.fields(Segment)} == names

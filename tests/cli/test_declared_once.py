@@ -10,7 +10,6 @@ from types import ModuleType
 
 import pytest
 
-from cli.generate_fakes import FakeTextModel
 from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser
 from kvcast.decoding.params import SAMPLING
@@ -38,13 +37,6 @@ def help_of(command: ModuleType) -> str:
     parser = Parser(prog="kvcast")
     command.add_arguments(parser)
     return " ".join(parser.format_help().split())
-
-
-@pytest.fixture
-def text_model(open_as) -> FakeTextModel:
-    scripted = FakeTextModel()
-    open_as(scripted, calls=scripted.calls)
-    return scripted
 
 
 @dataclass(frozen=True, kw_only=True)

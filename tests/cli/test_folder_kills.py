@@ -5,16 +5,15 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from cli.processes import PROGRAM, TRANSCRIBE
 from kvcast.transcripts.folders.journal import unsealed
 from kvcast.transcripts.writers import EXTENSIONS
 
-FAKES = Path(__file__).with_name("folder_fakes.py")
 RECORDINGS = {
     **{f"{name}.wav": name for name in "abc"},
     **{f"{name}.mp3": name * 2 for name in "abd"},  # two of them clash with a .wav
@@ -37,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, out: Path, *words: str, **environment: str) -> subprocess.CompletedProcess:
     command = [
-        *(sys.executable, str(FAKES), "transcribe", "--model", "demo", str(folder)),
+        *(*PROGRAM, *TRANSCRIBE, str(folder)),
         *("--recursive", "--output-dir", str(out), "--format", "all", "--json", *words),
     ]
     return subprocess.run(

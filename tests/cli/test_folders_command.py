@@ -1,10 +1,8 @@
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,14 +10,14 @@ import jsonschema
 import pytest
 from filelock import FileLock
 
-from cli.folder_fakes import ReadingModel
+from cli.fakes import ReadingModel
+from cli.processes import TRANSCRIBE, on_terminal, start
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
 from kvcast.saving import save
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "folder.schema.json").read_text(encoding="utf-8"))
-FAKES = Path(__file__).with_name("folder_fakes.py")
 CONTENTS = {"a.wav": "a", "b.mp3": "b", "talks/a.wav": "c", "talks/deep/d.flac": "d"}
 
 
@@ -180,14 +178,6 @@ def test_a_bad_recording_is_told_and_never_stops_the_others(model, folder, out, 
     ]
 
 
-def test_if_all_fail_the_code_is_the_one_they_share(model, tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    for name in ("a.wav", "b.wav"):
-        (tmp_path / "in" / name).write_text("bad")
-    assert transcribe(tmp_path / "in") == 74
-    assert capsys.readouterr().err.count("\n") == 2
-
-
 def test_resume_keeps_what_is_done_and_loads_no_model_for_it(model, folder, monkeypatch, capsys):
     assert transcribe(folder, "-q") == 0
     model.calls.clear()
@@ -301,12 +291,6 @@ def test_a_recording_that_changes_meanwhile_fails_and_is_done_the_next_time(mode
     assert model.taken(folder) == ["b.mp3"]
 
 
-def test_recordings_of_one_name_have_transcripts_of_their_own(model, folder, out):
-    (folder / "a.mp3").write_text("another")
-    assert transcribe(folder, "-q") == 0
-    assert files(out)[:3] == ["a.mp3.txt", "a.wav.txt", "b.txt"]
-
-
 def test_a_later_recording_never_takes_anothers_name(model, folder, out):
     assert transcribe(folder, "-q", "--glob", "a.wav") == 0
     before = (out / "a.txt").read_bytes()
@@ -339,15 +323,6 @@ def test_what_is_not_newer_is_not_an_error(model, folder, out, capsys):
     os.utime(folder / "b.mp3", (2e9 + 1, 2e9 + 1))
     assert transcribe(folder, "--newer", str(folder / "mark"), "-q") == 0
     assert files(out) == ["b.txt"]
-
-
-def test_a_folder_without_recordings_is_66_without_loading_a_model(model, tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "notes.txt").touch()
-    assert transcribe(tmp_path / "in") == 66
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert "holds no matching recordings" in printed.err
 
 
 def test_an_unreadable_folder_is_one_failure(model, folder, monkeypatch, capsys):
@@ -455,9 +430,13 @@ def test_what_does_not_go_together_is_told_before_any_work(
 )
 def test_the_hint_is_something_that_was_not_done(words, hint, model, tmp_path, capsys):
     (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "notes.txt").touch()
     command = ["transcribe", "--model", "demo", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     assert main([*command, *words]) == 66
-    assert capsys.readouterr().err.strip().endswith(hint)
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "holds no matching recordings" in err
+    assert err.strip().endswith(hint)
     assert not (tmp_path / "out" / ".kvcast").exists()
 
 
@@ -484,28 +463,19 @@ def test_a_folder_that_is_not_there_is_66(model, tmp_path, capsys):
     assert "gone: there is no such folder" in capsys.readouterr().err
 
 
-@pytest.fixture
-def _interruptible():
-    """A shell's background jobs ignore Ctrl-C, and so would what the tests start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def start(folder: Path, *words: str, **settings) -> subprocess.Popen:
-    command = [sys.executable, str(FAKES), "transcribe", "--model", "demo", str(folder)]
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | settings
-    out = str(folder.parent / "out")
-    return subprocess.Popen([*command, "--recursive", "-o", out, *words], **settings)
+def started(folder: Path, *words: str, **settings) -> subprocess.Popen:
+    return start(
+        *TRANSCRIBE, folder, "--recursive", "-o", folder.parent / "out", *words, **settings
+    )
 
 
 @pytest.mark.usefixtures("_interruptible")
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "workers"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
+)
 def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(number, code, workers, folder, out):
     # The others last so much longer than a busy machine takes to send the signal.
-    pause = os.environ | {"KVCAST_PAUSE": "1"}
-    process = start(folder, "--workers", str(workers), env=pause)
+    process = started(folder, "--workers", str(workers), environment={"KVCAST_PAUSE": "1"})
     while not (out / "a.txt").exists():
         assert process.poll() is None
         time.sleep(0.02)
@@ -520,28 +490,18 @@ def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(number, code, wor
     )
     assert 0 <= int(count[1]) < 4
     assert list(out.rglob("*.part")) == []
-    resumed = start(folder, "--resume")
+    resumed = started(folder, "--resume")
     resumed.communicate()
     assert resumed.returncode == 0
     assert len(files(out)) == 4
 
 
-def test_progress_over_all_files_is_drawn_on_a_terminal(folder):
+def test_progress_over_all_files_is_drawn_on_a_terminal(folder, out):
     (folder / "bad.wav").write_text("bad" + "x" * 50)
-    seen, terminal = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "300", "KVCAST_PAUSE": "0.1"}
-    process = start(folder, "--workers", "2", stderr=terminal, env=environment)
-    os.close(terminal)
-    shown = b""
-    try:
-        while chunk := os.read(seen, 4096):
-            shown += chunk
-    except OSError:  # how Linux tells that a terminal has no writers any more
-        pass
-    os.close(seen)
-    out, _ = process.communicate()
-    text = shown.decode()
-    assert process.returncode == 3
-    assert re.search(r"[1-5] of 5 recordings.*\d%.* left", text)
-    assert f"kvcast: {folder}/bad.wav is damaged" in text
-    assert "\x1b" not in out.decode()
+    environment = {"TERM": "xterm", "COLUMNS": "300", "KVCAST_PAUSE": "0.1"}
+    words = (*TRANSCRIBE, folder, "--recursive", "-o", out, "--workers", "2")
+    ended, shown = on_terminal(*words, streams=["stderr"], environment=environment)
+    assert ended.returncode == 3
+    assert re.search(r"[1-5] of 5 recordings.*\d%.* left", shown)
+    assert f"kvcast: {folder}/bad.wav is damaged" in shown
+    assert b"\x1b" not in ended.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from cli.generate_fakes import LONGEST, PIECES, TEXT, FakeTextModel
+from cli.fakes import LONGEST, PIECES, TEXT, FakeTextModel
 from kvcast.cli import console, main
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import KvcastError, UsageError

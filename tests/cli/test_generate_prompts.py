@@ -1,12 +1,14 @@
 """Prompts as arguments, files, standard input and lines; each mistake is one line and a code."""
 
 import io
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from cli.fakes import FakeTextModel
 from kvcast.cli import main, prompts
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 
@@ -171,3 +173,22 @@ def test_no_model_is_loaded_for_a_bad_prompt(words, code, message, model, capsys
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert model.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "content", "code"),
+    [
+        (["-"], b"", 2),
+        (["-"], b"\xff", 74),
+        (["--prompts", "-"], b"", 2),
+        (["--prompts", "-"], b'"a"\n{"prompt"}\n', 74),
+        ([os.fsdecode(b"\xff")], b"", 2),
+    ],
+)
+def test_bad_input_is_one_line(words, content: bytes, code: int, open_as, monkeypatch, capfd):
+    open_as(FakeTextModel())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert main(["generate", *words]) == code
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("kvcast: ")

@@ -1,12 +1,9 @@
-"""`kvcast transcribe --live -`: pipes, terminals, signals, and what is refused."""
+"""`kvcast transcribe --live -`: its output, its options, and errors."""
 
 import contextlib
 import io
 import json
 import os
-import pty
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,8 +19,6 @@ from cli.live_fakes import live_model, pcm
 from kvcast.cli import live, main
 
 ROOT = Path(__file__).parents[2]
-FAKES = Path(__file__).with_name("cli_fakes.py")
-COMMAND = [sys.executable, str(FAKES), "transcribe", "--model", "demo", "--live", "-"]
 SUMMARY = "delay from sound to settled word: median 0.5 s, 95% within 0.5 s, longest 0.5 s\n"
 
 
@@ -235,77 +230,3 @@ def test_sound_that_piles_up_is_told_once(model, capsys):
     out, err = capsys.readouterr()
     assert err.count("sound arrives faster than this machine decodes it") == 1
     assert out.count("\n") == 12
-
-
-def start(**settings) -> subprocess.Popen:
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | settings
-    return subprocess.Popen(COMMAND, stdin=subprocess.PIPE, **settings)
-
-
-@pytest.fixture
-def _interruptible():
-    """A shell's background jobs ignore Ctrl-C, and so would what the tests start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
-def test_ctrl_c_settles_the_rest_and_ends_well():
-    process = start()
-    process.stdin.write(pcm(1.2))
-    process.stdin.flush()
-    shown = process.stdout.read(5)  # w1 w2
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (shown + out).decode() == "w1 w2!\n"
-    assert process.returncode == 0
-    assert err.decode().startswith("kvcast: standard input: 1.2 s heard, 2 words")
-
-
-@pytest.mark.usefixtures("_interruptible")
-def test_a_termination_ends_it_as_any_command():
-    process = start()
-    process.stdin.write(pcm(1.2))
-    process.stdin.flush()
-    process.stdout.read(5)
-    process.terminate()
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (143, b"kvcast: terminated\n")
-
-
-def test_a_reader_that_leaves_ends_it_quietly():
-    reading, writing = os.pipe()
-    os.close(reading)
-    process = start(stdout=writing)
-    os.close(writing)
-    try:
-        _, err = process.communicate(pcm(3), timeout=60)
-    except BrokenPipeError:
-        err = process.stderr.read()
-        process.wait(timeout=60)
-    assert (process.returncode, err) == (141, b"")
-
-
-def test_a_terminal_shows_in_grey_what_may_follow():
-    seen, terminal = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
-    process = start(stdout=terminal, stderr=subprocess.DEVNULL, env=environment)
-    os.close(terminal)
-    process.stdin.write(pcm(1.2))
-    process.stdin.flush()
-    shown = b""
-    while b"\x1b[90m" not in shown:
-        shown += os.read(seen, 4096)
-    process.stdin.write(pcm(1.2))
-    process.stdin.close()
-    try:
-        while chunk := os.read(seen, 4096):
-            shown += chunk
-    except OSError:  # how Linux tells that a terminal has no writers any more
-        pass
-    os.close(seen)
-    assert process.wait(timeout=60) == 0
-    text = shown.decode()
-    assert "w1 w2\x1b[90m w3?\x1b[0m" in text
-    assert "w1 w2 w3 w4" in text

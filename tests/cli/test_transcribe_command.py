@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from cli.cli_fakes import SEGMENTS, FakeModel
+from cli.fakes import SEGMENTS, FakeModel
 from kvcast.cli import main
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import InputOutputError, KvcastError
@@ -112,20 +112,8 @@ def test_what_shapes_subtitles_is_refused_without_any(shaping, format, model, re
     ("words", "reason"),
     [
         (["--format=srt", "--max-line-count=2"], "max_line_count needs max_line_width"),
-        (
-            ["--format=srt", "--max-line-width=30", "--max-words-per-line=2"],
-            "max_words_per_line and max_line_width exclude each other",
-        ),
-        (
-            ["--hallucination-silence-threshold=2"],
-            "hallucination_silence_threshold needs word_timestamps",
-        ),
-        (["--prepend-punctuations=("], "prepend_punctuations needs word_timestamps"),
         (["--append-punctuations=)"], "append_punctuations needs word_timestamps"),
         (["--vad-threshold=0.4"], "vad_threshold needs vad"),
-        (["--min-silence=1"], "min_silence needs vad"),
-        (["--speech-pad=0"], "speech_pad needs vad"),
-        (["--max-speech=20"], "max_speech needs vad"),
         (
             ["--max-line-width=9", "--highlight-words"],
             "highlight_words and max_line_width shape subtitles",

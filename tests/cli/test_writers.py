@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli.cli_fakes import SEGMENTS, FakeSegment
+from cli.fakes import SEGMENTS, segment
 from kvcast.audio.timeline import Part
 from kvcast.transcripts.params import SubtitleParams
-from kvcast.transcripts.segments import Word
+from kvcast.transcripts.segments import Segment, Word
 from kvcast.transcripts.writers import STREAMED, TranscriptDocument, render
 
 SCHEMA = json.loads(
@@ -38,18 +38,18 @@ LASTING = st.floats(0.022, 4000)
 """Seconds that a cue can be seen."""
 
 
-def in_order(said: list[tuple[float, float, str]]) -> list[FakeSegment]:
+def in_order(said: list[tuple[float, float, str]]) -> list[Segment]:
     segments, now = [], 0.0
     for pause, lasting, text in said:
         start, now = now + pause, now + pause + lasting
-        segments.append(FakeSegment(id=0, start=start, end=now, text=text))
+        segments.append(segment(id=0, start=start, end=now, text=text))
     return segments
 
 
 spoken = st.lists(st.tuples(st.just(0.0) | LASTING, LASTING, texts), max_size=4).map(in_order)
 
 
-def whispers_own(name: str, segments: list[FakeSegment]) -> str:
+def whispers_own(name: str, segments: list[Segment]) -> str:
     from whisper import utils
 
     writers = {
@@ -67,7 +67,7 @@ def whispers_own(name: str, segments: list[FakeSegment]) -> str:
 @pytest.mark.parametrize("name", ["text", "srt", "vtt", "tsv"])
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # not about time
 @given(segments=spoken)
-def test_streamed_formats_equal_whispers_writers(name: str, segments: list[FakeSegment]):
+def test_streamed_formats_equal_whispers_writers(name: str, segments: list[Segment]):
     assert "".join(STREAMED[name](segments, SubtitleParams())) == whispers_own(name, segments)
 
 

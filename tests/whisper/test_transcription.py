@@ -437,7 +437,15 @@ def test_samples_are_transcribed_as_they_are():
         ({"temperature": [True]}, "temperature must be a number, not True"),
         ({"suppress_tokens": [1, "2"]}, "suppress_tokens must be a whole number, not '2'"),
         ({"min_silence": 1.0}, "min_silence needs vad"),
+        ({"vad_threshold": 0.4}, "vad_threshold needs vad"),
+        ({"speech_pad": 0.0}, "speech_pad needs vad"),
+        ({"max_speech": 20.0}, "max_speech needs vad"),
+        ({"prepend_punctuations": "("}, "prepend_punctuations needs word_timestamps"),
         ({"append_punctuations": "."}, "append_punctuations needs word_timestamps"),
+        (
+            {"hallucination_silence_threshold": 2.0},
+            "hallucination_silence_threshold needs word_timestamps",
+        ),
     ],
     ids=str,
 )

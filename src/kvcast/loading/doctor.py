@@ -4,17 +4,16 @@ A runtime counts as usable once it has passed its self-test in a child process w
 since a broken package may end its process or hang.
 """
 
-import importlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from importlib.metadata import requires, version
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 from kvcast.bundle.manifest import is_bundle, read_bundle
-from kvcast.errors import KvcastError, UsageError, in_one_line
+from kvcast.errors import KvcastError, in_one_line
 from kvcast.loading.examination import (
     CacheFolder,
     Cuda,
@@ -25,6 +24,7 @@ from kvcast.loading.examination import (
     OptionalPackage,
     Processor,
     RuntimeFinding,
+    examine_model,
 )
 from kvcast.loading.exporting import check_export
 from kvcast.machine.child import ask
@@ -95,14 +95,12 @@ def processor(instructions: Sequence[str]) -> Processor:
     return Processor(cores=available_cores(), instructions=list(instructions), bf16=bf16, int8=int8)
 
 
-def answer(question: str, *words: str) -> Any:
-    """Answer a question of `examine`, in a child process; a broken part may raise anything."""
-    return _ANSWERS[question](*words)
-
-
-def _self_test(name: str) -> dict[str, Any]:
+def self_test(name: str) -> dict[str, Any]:
+    """Test a runtime, in a child process; a broken package may raise anything."""
     if name not in TARGETS:
-        return {**asdict(_self_test_eager()), "no_export": None}
+        installed = versions("torch", "safetensors")
+        double_on_torch()
+        return {**asdict(SelfTestResult(versions=installed)), "no_export": None}
     result = TARGETS[name].self_test()
     return asdict(replace(result, no_export=result.no_export or _no_export(name)))
 
@@ -116,74 +114,25 @@ def _no_export(name: str) -> str:
     return ""
 
 
-def _self_test_eager() -> SelfTestResult:
-    installed = versions("torch", "safetensors")
-    double_on_torch()
-    return SelfTestResult(versions=installed)
-
-
-def _import_all(*modules: str) -> dict[str, str]:
-    for name in modules:
-        importlib.import_module(name)
-    return {name: version(name.replace("_", "-")) for name in modules}
-
-
-def _cuda_devices() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def _native_library() -> dict[str, Any]:
-    from kvcast.runtimes.native.build import check_compiler, find_library
-    from kvcast.runtimes.native.library import chosen_isa, instruction_sets, kernels
-
-    library = find_library()
-    if library is None:
-        check_compiler()
-        return {"origin": "none"}
-    origin = "shipped" if library.shipped else "compiled"
-    sets, problem = instruction_sets(), ""
-    try:
-        chosen = chosen_isa()
-        sets = [chosen, *(name for name in sets if name != chosen)]
-    except UsageError as error:
-        problem = str(error)
-    return {
-        "origin": origin,
-        "path": str(library.path),
-        "instructions": sets,
-        "kernels": kernels(sets[0]),
-        "problem": problem,
-    }
-
-
-def _open_and_call(bundle: str, runtime: str) -> None:
-    # Imports all readers, which the other answers must not depend on.
-    from kvcast.loading.examination import open_and_call
-
-    open_and_call(bundle, runtime)
-
-
-def _examine_model(model: str, prove: str, *adapters: str) -> dict[str, Any]:
-    from kvcast.loading.examination import examine_model
-
+def examine_one(model: str, prove: str, *adapters: str) -> dict[str, Any]:
+    """Examine a model, in a child process; without proof if `prove` is empty."""
     return examine_model(model, prove=bool(prove), adapters=adapters)
 
 
-_ANSWERS: Mapping[str, Callable[..., Any]] = {
-    "runtime": _self_test,
-    "part": _import_all,
-    "cuda": _cuda_devices,
-    "library": _native_library,
-    "bundle": _open_and_call,
-    "model": _examine_model,
+# By function, since what a child imports takes most of its time.
+_ANSWERS: Mapping[str, str] = {
+    "runtime": f"{__name__}:self_test",
+    "part": "kvcast.runtimes.self_test:import_all",
+    "cuda": "kvcast.runtimes.self_test:cuda_devices",
+    "library": "kvcast.runtimes.native.library:describe_library",
+    "bundle": "kvcast.loading.examination:open_and_call",
+    "model": f"{__name__}:examine_one",
 }
 
 
-def _ask(*question: str) -> tuple[Any, str]:
-    seconds = _SECONDS_OF_MODEL if question[0] == "model" else _SECONDS
-    answer = ask(f"{__name__}:answer", *question, seconds=seconds)
+def _ask(question: str, *words: str) -> tuple[Any, str]:
+    seconds = _SECONDS_OF_MODEL if question == "model" else _SECONDS
+    answer = ask(_ANSWERS[question], *words, seconds=seconds)
     return answer.result, answer.problem
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -43,6 +44,19 @@ def versions(*names: str) -> dict[str, str]:
         return {name: version(name) for name in names}
     except PackageNotFoundError as error:
         raise KvcastError(f"{error.name} is not installed") from None
+
+
+def import_all(*modules: str) -> dict[str, str]:
+    """Import modules and return their versions; a broken one may raise anything."""
+    for name in modules:
+        import_module(name)
+    return {name: version(name.replace("_", "-")) for name in modules}
+
+
+def cuda_devices() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def double_on_onnx() -> None:

@@ -1,21 +1,12 @@
 """instructor: structured output by tools, by a JSON Schema and by JSON."""
 
 import json
-import sys
 
 import instructor
 import openai
-from pydantic import BaseModel
+from asked import STATEMENT, URL, Person
 
-
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
-
-
-client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none")
+client = openai.OpenAI(base_url=URL, api_key="none")
 results = {}
 modes = {
     instructor.Mode.TOOLS: "demo-chat",
@@ -26,7 +17,7 @@ for mode, model in modes.items():
     person = instructor.from_openai(client, mode=mode).chat.completions.create(
         model=model,
         response_model=Person,
-        messages=[{"role": "user", "content": "Ada is 36 years old."}],
+        messages=[{"role": "user", "content": STATEMENT}],
         temperature=0,
         max_tokens=200,
         max_retries=0,

@@ -1,19 +1,11 @@
 """LangChain: structured output in each of its ways, and tool calls."""
 
 import json
-import sys
 
+from asked import QUESTION, URL, Person
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
 
 
 @tool
@@ -22,14 +14,14 @@ def weather(town: str) -> str:
     return f"It rains in {town}."
 
 
-settings = {"base_url": f"{sys.argv[1]}/v1", "api_key": "none", "temperature": 0, "max_tokens": 200}
+settings = {"base_url": URL, "api_key": "none", "temperature": 0, "max_tokens": 200}
 model = ChatOpenAI(model="demo-chat", **settings)
 results = {}
 for method in ("json_schema", "function_calling", "json_mode"):
     asked = "Ada is 36 years old. Answer in JSON with the keys name and age."
     person = model.with_structured_output(Person, method=method).invoke(asked)
     results[method] = person.model_dump()
-question = HumanMessage("How is the weather in Nantes?")
+question = HumanMessage(QUESTION)
 [call] = model.bind_tools([weather], tool_choice="weather").invoke([question]).tool_calls
 results["tool call"] = [call["name"], call["args"]]
 streamed = None

@@ -1,22 +1,13 @@
 """pydantic-ai: output by a tool, natively and by responses, and an agent's own tool."""
 
 import json
-import sys
 
-from pydantic import BaseModel
+from asked import QUESTION, STATEMENT, URL, Person
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
-
-
-provider = OpenAIProvider(base_url=f"{sys.argv[1]}/v1", api_key="none")
+provider = OpenAIProvider(base_url=URL, api_key="none")
 chat = OpenAIChatModel("demo-chat", provider=provider)
 responses = OpenAIResponsesModel("demo-chat", provider=provider)
 settings = {"temperature": 0, "max_tokens": 200}
@@ -29,7 +20,7 @@ ways = {
 results = {}
 for name, (model, output) in ways.items():
     agent = Agent(model, output_type=output, model_settings=settings)
-    results[name] = agent.run_sync("Ada is 36 years old.").output.model_dump()
+    results[name] = agent.run_sync(STATEMENT).output.model_dump()
 
 
 def weather(town: str) -> str:
@@ -38,7 +29,7 @@ def weather(town: str) -> str:
     return "rain"
 
 
-question = "How is the weather in Nantes?"
+question = QUESTION
 for kind in (OpenAIChatModel, OpenAIResponsesModel):
     called = []
     model = kind("agent", provider=provider)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError, UsageError
-from kvcast.runtimes.native.build import open_library
+from kvcast.runtimes.native.build import check_compiler, find_library, open_library
 from kvcast.spec.stored_matrices import FileRows
 
 CHOICE = "KVCAST_INSTRUCTIONS"
@@ -117,6 +117,30 @@ def chosen_isa() -> str:
     if choice not in sets:
         raise UsageError(f"{CHOICE} is {choice!r}: this processor runs {', '.join(sets)}")
     return choice
+
+
+def describe_library() -> dict[str, Any]:
+    """Return the library's origin, path, ISAs (that in use first) and kernels; compiles none.
+
+    Raises LibraryMissingError where there is neither a library nor a compiler.
+    """
+    library = find_library()
+    if library is None:
+        check_compiler()
+        return {"origin": "none"}
+    sets, problem = instruction_sets(), ""
+    try:
+        chosen = chosen_isa()
+        sets = [chosen, *(name for name in sets if name != chosen)]
+    except UsageError as error:
+        problem = str(error)
+    return {
+        "origin": "shipped" if library.shipped else "compiled",
+        "path": str(library.path),
+        "instructions": sets,
+        "kernels": kernels(sets[0]),
+        "problem": problem,
+    }
 
 
 class Machine:
