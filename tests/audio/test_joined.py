@@ -49,8 +49,9 @@ def test_both_parts_are_heard(encode, both, tmp_path, extension):
     assert notices == ()
 
 
-@pytest.mark.parametrize("rates", [(16_000, 44_100), (44_100, 16_000)])
-@pytest.mark.parametrize("channels", [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("rates", "channels"), [((16_000, 44_100), (1, 2)), ((44_100, 16_000), (2, 1))]
+)
 @pytest.mark.parametrize("extension", ["mp3", "flac", "wav", "ogg", "aac", "ts"])
 def test_parts_may_differ_in_rate_and_channels(encode, both, tmp_path, rates, channels, extension):
     pieces = []

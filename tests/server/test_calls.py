@@ -178,12 +178,12 @@ def _client() -> Any:
 
 
 HELLO = [{"role": "user", "content": "hello"}]
-MANY = {"n": 64, "temperature": 0, "logprobs": True, "top_logprobs": 20}
+MANY = {"n": 32, "temperature": 0, "logprobs": True, "top_logprobs": 20}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving({"world": saying("hello there, " * 5)}, max_n=64) as running:
+    with serving({"world": saying("hello there, " * 5)}, max_n=32) as running:
         yield running
 
 
@@ -254,7 +254,7 @@ def turns(server: Server) -> Iterator[list[float]]:
 ASKED = {
     "an answer": ("chat/completions", {"messages": HELLO} | MANY),
     "a stream": ("chat/completions", {"messages": HELLO, "stream": True} | MANY),
-    "a completion": ("completions", {"prompt": "hello", "n": 64, "temperature": 0, "logprobs": 20}),
+    "a completion": ("completions", {"prompt": "hello", "n": 32, "temperature": 0, "logprobs": 20}),
     "a text": ("completions", {"prompt": "hello " * 300_000}),
     "a schema": (
         "completions",
@@ -266,13 +266,13 @@ ASKED = {
                 "json_schema": {
                     "schema": {
                         "type": "object",
-                        "properties": {f"p{i}": {"type": "integer"} for i in range(2500)},
+                        "properties": {f"p{i}": {"type": "integer"} for i in range(1200)},
                     }
                 },
             },
         },
     ),
-    "a body": ("completions", {"prompt": [[5] * 3000] * 250}),
+    "a body": ("completions", {"prompt": [[5] * 3000] * 120}),
     "tools": (
         "chat/completions",
         {
@@ -280,7 +280,7 @@ ASKED = {
             "tool_choice": "required",
             "tools": [
                 {"type": "function", "function": {"name": f"f{i}", "parameters": {"enum": [0] * 9}}}
-                for i in range(4000)
+                for i in range(2000)
             ],
         },
     ),

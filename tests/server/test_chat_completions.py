@@ -110,11 +110,13 @@ def test_limits_of_length_and_stop_strings(client: openai.OpenAI):
     assert (stopped.message.content, stopped.finish_reason) == ("Hello", "stop")
 
 
-def test_several_texts(client: openai.OpenAI):
-    asked = {"model": "world", "messages": HELLO, "n": 3, "temperature": 0.01}
+@pytest.mark.parametrize("temperature", [0, 0.01])
+def test_several_texts(client: openai.OpenAI, temperature: float):
+    asked = {"model": "world", "messages": HELLO, "n": 3, "temperature": temperature}
     answer = client.chat.completions.create(**asked)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert {choice.message.content for choice in answer.choices} == {"Hello, world"}
+    assert answer.usage.completion_tokens == 3 * len("Hello, world")
     streamed = {0: "", 1: "", 2: ""}
     for chunk in deltas(client, **asked):
         for choice in chunk.choices:

@@ -20,7 +20,9 @@ def model(load) -> WhisperModel:
     return load("demo", runtime="native")
 
 
-def heard(model: WhisperModel, samples: np.ndarray) -> list[Word]:
+@pytest.fixture(scope="module")
+def expected(model, recordings) -> list[Word]:
+    samples = recordings["two windows"]
     segments = model.transcribe(samples, temperature=0.0, word_timestamps=True)
     return [word for segment in segments for word in segment.words or ()]
 
@@ -32,8 +34,7 @@ def median_apart(words: list[Word], others: list[Word]) -> float:
     return float(np.median(np.abs(times - expected)))
 
 
-def test_words_that_are_heard_have_the_times_of_a_transcript(model, recordings):
-    expected = heard(model, recordings["two windows"])
+def test_words_that_are_heard_have_the_times_of_a_transcript(model, recordings, expected):
     said = "".join(word.word for word in expected).split()
     lines = [" ".join(said[i : i + 7]) for i in range(0, len(said), 7)]
     alignment = model.align(recordings["two windows"], "\n".join(lines))
@@ -45,8 +46,7 @@ def test_words_that_are_heard_have_the_times_of_a_transcript(model, recordings):
     assert {segment.seek > 0 for segment in alignment.segments} == {False, True}
 
 
-def test_a_text_that_differs_has_the_times_of_the_words_it_shares(model, recordings):
-    expected = heard(model, recordings["two windows"])
+def test_a_text_that_differs_has_the_times_of_the_words_it_shares(model, recordings, expected):
     changed = [word for i, word in enumerate(expected) if i % 9 != 4]
     texts = [" house" if i % 7 == 3 else word.word for i, word in enumerate(changed)]
     alignment = model.align(recordings["two windows"], "".join(texts), language="en")
@@ -90,10 +90,10 @@ def test_nothing_of_a_text_is_left_out():
 
 def test_the_command_writes_subtitles_and_words(tmp_path, capsys):
     text = EXAMPLE.with_suffix(".txt")
-    given = ["align", str(EXAMPLE), str(text), "--model", "demo", "--quiet"]
-    assert main([*given, "--cues", "sentence"]) == 0
-    assert capsys.readouterr().out.startswith("1\n00:00:00,000 --> 00:00:")
-    assert main([*given, "--format", "json", "--output-dir", str(tmp_path)]) == 0
+    given = ["align", str(EXAMPLE), str(text), "--model", "demo", "--quiet", "--cues", "sentence"]
+    assert main([*given, "--format", "all", "--output-dir", str(tmp_path)]) == 0
+    subtitles = (tmp_path / f"{EXAMPLE.stem}.srt").read_text(encoding="utf-8")
+    assert subtitles.startswith("1\n00:00:00,000 --> 00:00:")
     document = json.loads((tmp_path / f"{EXAMPLE.stem}.json").read_text(encoding="utf-8"))
     said = text.read_text(encoding="utf-8").split()
     assert [word["word"].strip() for word in document["segments"][0]["words"]] == said

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.scripted_runtimes import ScriptedRuntime
-from kit.scripted_whisper import NumberedWindows, frames, place, tokenizer
+from kit.scripted_whisper import NumberedWindows, place, tokenizer
 from kvcast.engine.callers import Policy
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.engine.scheduler import Scheduler
@@ -96,6 +96,7 @@ def alone(content_frames: int, batch: int | None = 1) -> list[Segment]:
 
 
 @given(lengths=st.lists(st.integers(1, 20_000), min_size=1, max_size=5), batch=st.integers(1, 5))
+@settings(max_examples=40)
 def test_each_recording_gives_what_it_gives_alone(lengths: list[int], batch: int):
     recordings = [NumberedWindows(length) for length in lengths]
     decoder = PacedDecoder(batch)
@@ -319,7 +320,3 @@ def test_segments_that_begin_in_a_chunk_are_finished_in_it():
     assert np.isneginf(logits_rv).sum() == 1
     rule.apply(silent_rv := np.zeros((1, 51864), np.float32), np.array([[BEGIN]]))
     assert not silent_rv.any()
-
-
-def test_frames_are_counted_from_1():
-    assert place(np.pad(frames(3), ((0, 0), (0, 2997)))) == (0, 3)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from kit.recordings import EXAMPLE, GERMAN, THREE_TURNS, Load, read
 from kvcast.cli import main
-from kvcast.errors import UsageError
 from kvcast.whisper.model import WhisperModel
 
 pytestmark = pytest.mark.slow
@@ -110,8 +109,3 @@ def test_the_command_tells_the_language(capsys):
     assert [document["language"] for document in documents] == ["de", "en"]
     assert main(["detect", str(GERMAN), *words]) == 0
     assert "  de   German          0.9" in capsys.readouterr().out
-
-
-def test_an_english_only_model_hears_no_language(load, recordings):
-    with pytest.raises(UsageError, match="knows English only"):
-        load("demo").detect_language(recordings["german"])

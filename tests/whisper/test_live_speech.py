@@ -61,8 +61,8 @@ def error(truth: str, text: str) -> float:
 
 
 def test_a_command_is_understood(load: Load, recordings):
-    text = heard_live(load("demo", quantize="none"), recordings["004"], 0.5)
-    whole = load("demo", quantize="none").transcribe(recordings["004"])
+    text = heard_live(load("demo"), recordings["004"], 0.5)
+    whole = load("demo").transcribe(recordings["004"])
     assert words(text) == words("".join(segment.text for segment in whole))
 
 

@@ -19,7 +19,7 @@ SEARCHES = {
     "beam 5 without timestamps": DecodingOptions(beam=5, timestamps=False),
 }
 
-SLOW = [("001", "greedy"), ("005", "beam 5 without timestamps")]
+SLOW = [("004", "beam 5"), ("001", "greedy"), ("005", "beam 5 without timestamps")]
 
 
 def first_window(samples: Samples) -> Float32:
@@ -50,12 +50,11 @@ def forced(
 @pytest.mark.parametrize(
     ("recording", "search"),
     [
-        ("004", "beam 5"),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
         *(
             pytest.param(*case, marks=pytest.mark.soak)
             for case in product(["001", "004", "005", "example"], SEARCHES)
-            if case not in [("004", "beam 5"), *SLOW]
+            if case not in SLOW
         ),
     ],
 )

@@ -56,12 +56,6 @@ def test_each_row_begins_where_their_path_enters_it(weights_nt):
     assert dtw(weights_nt).tolist() == their_dtw(weights_nt)
 
 
-@given(weights_nt=arrays(np.float32, SHAPES, elements=TIED))
-@settings(deadline=None)
-def test_of_paths_that_cost_the_same_theirs_is_taken(weights_nt):
-    assert dtw(weights_nt).tolist() == their_dtw(weights_nt)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(224, 1500), (30, 1500), (224, 100)])
 def test_whole_windows_take_their_path(shape):

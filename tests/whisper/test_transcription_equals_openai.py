@@ -156,7 +156,7 @@ OPTIONS = st.fixed_dictionaries(
     beam=st.sampled_from([{}, {"beam": 3}, {"beam": 5, "patience": 2.0}]),
     clip=st.none() | st.floats(0.01, 80),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @example([ScriptedResult(tokens=())], 4.0, {}, {}, None)
 def test_whatever_a_model_says(script, seconds, options, beam, clip):
     assume(not any(map(stands_still, script)))

@@ -51,7 +51,7 @@ def assert_equal(
 @pytest.mark.parametrize(
     ("runtime", "options"),
     [
-        ("native", {}),
+        pytest.param("native", {}, marks=pytest.mark.slow),
         pytest.param("onnx", {}, marks=pytest.mark.soak),
         pytest.param("onnx", BEAMS | UNTIMED, marks=pytest.mark.slow),
         pytest.param("eager", {}, marks=pytest.mark.soak),

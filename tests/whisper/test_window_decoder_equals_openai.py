@@ -187,7 +187,7 @@ OPTIONS = st.fixed_dictionaries(
     search=SEARCHES,
     options=OPTIONS,
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_any_options(multilingual, seed, inputs, prompt, search, options):
     assert_equal(multilingual, seed=seed, inputs=inputs, prompt=prompt, **(options | search))
 

@@ -31,7 +31,7 @@ from transformers import (
 from kit.openai_whisper import openai_tokenizer
 from kit.scripted_runtimes import Script, ScriptedRuntime, drain, windows
 from kvcast.engine.callers import PolicyList
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import KvcastError
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.windows import WindowDecoder
 
@@ -150,18 +150,6 @@ def test_what_follows_a_prefix_is_openais(seed: int, beam: int):
     assert ours.no_speech_prob == pytest.approx(theirs.no_speech_prob, abs=1e-5)
 
 
-def fed(script: Script, **options: Any) -> list[tuple[int, ...]]:
-    """Decode, and return all that the model was given."""
-    seen = []
-
-    def watched(number: int, written: tuple[int, ...]) -> np.ndarray:
-        seen.append(written)
-        return script(number, written)
-
-    decoded(watched, **options)
-    return seen
-
-
 def test_with_timestamps_a_prefix_begins_at_zero_and_the_text_goes_on():
     prefix = ENGLISH.encode(" Elinor")
     script = loop_script(12)
@@ -189,20 +177,6 @@ def test_filters_see_the_prefix():
     assert other.tokens[-1] == 77
     again = decoded(script, prefix="Elinor", timestamps=False, max_new_tokens=1, no_repeat_ngram=1)
     assert again.tokens[-1] == 77
-
-
-def test_hotwords_are_read_before_the_prompt():
-    hotwords = ENGLISH.encode(" Elinor, Marianne")
-    [first, *_] = fed(
-        speech(False, 0), prompt=[50, 51], hotwords="Elinor, Marianne", max_new_tokens=1
-    )
-    assert first == (ENGLISH.sot_prev, *hotwords, 50, 51, ENGLISH.sot)
-
-
-@pytest.mark.parametrize("name", ["hotwords", "prefix"])
-def test_what_is_too_long_is_refused(name: str):
-    with pytest.raises(UsageError, match=f"{name} may have .* tokens with this model, not 300"):
-        decoded(speech(False, 0), **{name: " ".join(["word"] * 300)})
 
 
 SEARCHES: list[dict[str, Any]] = [{}, {"beam": 3}, {"temperature": 0.3, "best_of": 3}]

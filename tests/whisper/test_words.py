@@ -155,7 +155,7 @@ def is_ordered(segments: list[dict[str, Any]]) -> bool:
     language=st.sampled_from(["en", "ja"]),
     silent=st.sampled_from([0.0, 0.3, 5.0]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_words_and_segments_have_their_times(spoken, cuts, frames, seek, seed, language, silent):
     window = Window(seek, frames)
     edges = [window.start + cut * 0.02 for cut in sorted(cuts)]

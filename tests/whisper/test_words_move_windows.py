@@ -182,7 +182,7 @@ HEARD = st.builds(
     threshold=st.none() | st.sampled_from([0.0, 0.5, 2.0]),
     condition=st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_whatever_a_model_says(script, seconds, threshold, condition):
     assume(not any(map(stands_still, script)))
     options = {"condition_on_previous_text": condition}

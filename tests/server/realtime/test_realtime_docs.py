@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kvcast
 from server.serving import serving
 
@@ -13,6 +15,7 @@ PAGE = (ROOT / "docs/realtime.md").read_text("utf-8")
 ADDRESS = "http://127.0.0.1:8000"
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     [block] = re.findall(r"```python\n(.*?)\n```", PAGE, re.DOTALL)
     assert ADDRESS in block
