@@ -5,7 +5,6 @@ import io
 
 import numpy as np
 import pytest
-import soundfile
 import soxr
 
 from audio.test_decode import decoded
@@ -163,9 +162,3 @@ def test_a_channel_is_heard_alone(encode, speech):
             samples = np.concatenate(list(audio.of_channel(channel)))
             np.testing.assert_allclose(samples, both[:, channel], rtol=0, atol=1e-4)
         audio.close()
-
-
-def test_soundfile_and_an_array_agree(encode, sound):
-    path = encode("a.wav", np.stack([sound, 0.5 * sound], axis=1), 16_000, subtype="FLOAT")
-    samples, rate = soundfile.read(path)
-    np.testing.assert_allclose(heard(samples, sampling_rate=rate)[0], decoded(path)[0], atol=1e-7)

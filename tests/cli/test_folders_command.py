@@ -117,11 +117,6 @@ def test_each_file_holds_what_transcribing_it_alone_gives(model, folder, out, tm
             assert (out / Path(path).with_suffix(file.suffix)).read_bytes() == file.read_bytes()
 
 
-def test_without_recursive_only_the_folder_itself_is_taken(model, folder, out):
-    assert main(["transcribe", "--model", "demo", str(folder), "-o", str(out), "-q"]) == 0
-    assert files(out) == ["a.txt", "b.txt"]
-
-
 def test_the_summary_is_one_document_that_fits_the_schema(model, folder, out, capsys):
     (folder / "bad.wav").write_text("bad")
     assert transcribe(folder, "--json", "--quiet") == 3

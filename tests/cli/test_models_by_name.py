@@ -42,13 +42,6 @@ def test_hugging_face_and_ctranslate2_folders_and_the_demo_agree(hugging_face_fo
     assert text(capsys, locate("demo"), *words) == expected
 
 
-@pytest.mark.slow
-def test_a_runtime_and_quantised_weights_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    said = text(capsys, "demo", "--runtime", "eager", "--quantize", "int4")
-    for words in ("John Dashwood", "young man", "cold-hearted", "might even have been"):
-        assert words in said
-
-
 def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(tmp_path, monkeypatch, capsys):
     def answer() -> str:
         words = ["generate", "--model", "demo-unilm", "--runtime", "onnx", "3 March 2021"]

@@ -106,22 +106,6 @@ def test_json_is_one_line_that_the_published_schema_accepts():
     assert document["skipped"] is None
 
 
-@pytest.mark.parametrize("field", SCHEMA["required"])
-def test_the_schema_refuses_a_document_without(field: str):
-    document = TRANSCRIPT.document()
-    del document[field]
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, SCHEMA)
-
-
-@pytest.mark.parametrize("field", SCHEMA["$defs"]["segment"]["required"])
-def test_the_schema_refuses_a_segment_without(field: str):
-    document = TRANSCRIPT.document()
-    del document["segments"][0][field]
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, SCHEMA)
-
-
 def test_the_schema_names_exactly_the_fields_that_are_written():
     document = TRANSCRIPT.document()
     assert list(document) == list(SCHEMA["properties"]) == SCHEMA["required"]

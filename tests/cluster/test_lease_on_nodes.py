@@ -1,13 +1,21 @@
 """A cluster's only server of kvcast: what others serve stays, and what was left is taken over."""
 
+import io
+import json
 import subprocess
 import sys
 
 import httpx
+import numpy as np
 import pytest
+import soundfile
 
+import kvcast
 from cluster.nodes import nodes, run
 from cluster.served import begun, complete, free_port, serving
+from kit.recordings import speech_folder
+
+RATE = 16_000
 
 pytestmark = pytest.mark.slow
 
@@ -42,18 +50,46 @@ def test_what_others_serve_from_the_cluster_stays(tmp_path):
         assert (answer.status_code, answer.text) == (200, "here")
 
 
-def test_what_a_killed_command_left_is_taken_over(tmp_path):
-    with nodes() as cluster:
-        with begun(cluster.address, tmp_path) as command:
-            code, _, err = run("serve", "demo", "--ray", cluster.address, "--port", free_port())
-            assert code == 2
-            assert f"serves kvcast already, by process {command.process.pid} of " in err
-        assert complete(command.url, max_tokens=1).status_code == 200
-        # Elsewhere, since nobody else uses what was left.
-        with serving(cluster.address, tmp_path) as url:
-            assert complete(url, max_tokens=1).status_code == 200
-            # Ray itself may listen at a port that becomes free, but speaks no HTTP there.
-            with pytest.raises(httpx.TransportError):
-                httpx.get(f"{command.url}/health")
+@pytest.fixture(scope="module")
+def cluster():
+    with nodes() as running:
+        yield running
+
+
+def test_what_a_killed_command_left_is_taken_over(tmp_path, cluster):
+    with begun(cluster.address, tmp_path) as command:
+        code, _, err = run("serve", "demo", "--ray", cluster.address, "--port", free_port())
+        assert code == 2
+        assert f"serves kvcast already, by process {command.process.pid} of " in err
+    assert complete(command.url, max_tokens=1).status_code == 200
+    # Elsewhere, since nobody else uses what was left.
+    with serving(cluster.address, tmp_path) as url:
+        assert complete(url, max_tokens=1).status_code == 200
+        # Ray itself may listen at a port that becomes free, but speaks no HTTP there.
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{url}/health")
+            httpx.get(f"{command.url}/health")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url}/health")
+
+
+def test_a_server_on_a_cluster_answers_as_the_model_does(tmp_path, cluster):
+    folder = speech_folder("moonshine_streaming", tmp_path / "moonshine")
+    model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
+    samples = (
+        np.round(np.random.default_rng(0).normal(0, 0.1, RATE * 3 // 2) * 32768) / 32768
+    ).astype(np.float32)
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="WAV")
+    with begun(cluster.address, tmp_path, model=folder) as command:
+        for stream in ("false", "true"):
+            answer = httpx.post(
+                f"{command.url}/v1/audio/transcriptions",
+                files={"file": ("a.wav", file.getvalue())},
+                data={"model": "moonshine", "stream": stream, "response_format": "json"},
+                timeout=120,
+            )
+            assert answer.status_code == 200, answer.text
+            last = answer.text.removesuffix("\n\n").rsplit("data: ", 1)[-1]
+            expected = "".join(segment.text for segment in model.transcribe(samples)).strip()
+            assert json.loads(last)["text"] == expected
+        command.end()

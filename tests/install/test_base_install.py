@@ -99,12 +99,6 @@ def test_a_server_needs_no_torch(server_python: Path, bundle: Path, tmp_path: Pa
     assert "He was not an ill-disposed young man." in answer.json()["text"]
 
 
-def test_a_bundle_transcribes_without_torch(server_python: Path, bundle: Path) -> None:
-    done = run(server_python, "transcribe", "--model", bundle, EXAMPLE)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "He was not an ill-disposed young man." in done.stdout
-
-
 def test_a_bundle_generates_without_torch(server_python: Path) -> None:
     done = run(server_python, "generate", "--model", exported("demo-t5"), "--quiet", "3 March 2021")
     assert (done.stdout, done.stderr) == ("2021-03-03\n", "")

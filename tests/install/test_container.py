@@ -90,11 +90,7 @@ def test_hadolint_finds_nothing() -> None:
     ("good", "bad", "rule"),
     [
         ("FROM python:3.13-slim-trixie AS wheel", "FROM python AS wheel", "DL3006"),
-        ("--from=packages /opt", "--from=package /opt", "DL3022"),
-        (" --no-install-recommends", "", "DL3015"),
-        ("WORKDIR /source", "WORKDIR source", "DL3000"),
         ("USER 10001:10001", "USER root", "DL3002"),
-        ("ENTRYPOINT [", "ENTRYPOINTS [", "missing whitespace"),
     ],
 )
 def test_hadolint_finds_what_is_wrong(good: str, bad: str, rule: str) -> None:
@@ -113,16 +109,12 @@ def test_kubernetes_takes_the_manifest() -> None:
     ("good", "bad"),
     [
         ("periodSeconds", "periodSecond"),
-        ("containerPort: 8000", "containerPort: http"),
-        ("apiVersion: apps/v1", "apiVersion: apps/v2"),
         ("  selector:\n    matchLabels", "  selectors:\n    matchLabels"),
     ],
 )
 def test_kubernetes_refuses_what_is_wrong(good: str, bad: str) -> None:
     assert good in MANIFEST
-    with pytest.raises(
-        (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError)
-    ):
+    with pytest.raises(kubernetes_validate.ValidationError):
         validate(MANIFEST.replace(good, bad))
 
 

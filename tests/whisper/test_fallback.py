@@ -4,7 +4,7 @@ import pytest
 
 from kvcast.speech.params import TranscribeParams
 from kvcast.whisper.decoding import DecodingResult
-from kvcast.whisper.long_form import is_silence, rejection
+from kvcast.whisper.long_form import rejection
 
 
 def result(
@@ -52,27 +52,3 @@ def result(
 )
 def test_a_rejection_says_why(decoded: DecodingResult, reason: str | None):
     assert rejection(decoded, TranscribeParams()) == reason
-
-
-def test_thresholds_can_be_switched_off_each():
-    bad = result(avg_logprob=-9, compression_ratio=9, no_speech_prob=0.9)
-    repeats = TranscribeParams(no_speech_threshold=None, logprob_threshold=None)
-    assert rejection(bad, repeats) == "compression_ratio 9.00 > 2.4"
-    improbable = TranscribeParams(no_speech_threshold=None, compression_ratio_threshold=None)
-    assert rejection(bad, improbable) == "avg_logprob -9.00 < -1"
-    neither = TranscribeParams(logprob_threshold=None, compression_ratio_threshold=None)
-    assert rejection(bad, neither) is None
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "decoded", "silent"),
-    [
-        ({}, result(no_speech_prob=0.7, avg_logprob=-1.0), True),
-        ({}, result(no_speech_prob=0.7, avg_logprob=-0.99), False),
-        ({}, result(no_speech_prob=0.6, avg_logprob=-2), False),
-        ({"logprob_threshold": None}, result(no_speech_prob=0.7), True),
-        ({"no_speech_threshold": None}, result(no_speech_prob=1.0, avg_logprob=-9), False),
-    ],
-)
-def test_silence_is_improbable_text_where_nobody_speaks(thresholds, decoded, silent):
-    assert is_silence(decoded, TranscribeParams(**thresholds)) == silent

@@ -1,6 +1,6 @@
-"""The scheduler with each search finds the candidates that openai-whisper's token decoders find.
+"""Candidates are ranked, and samples scored, as by openai-whisper.
 
-Both follow the same scripted logits; openai-whisper's decoders are driven by its main loop's rule.
+Whole searches are compared in test_window_decoder_equals_openai.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,7 @@ from kit.scripted_runtimes import Script, ScriptedRuntime, random_script, window
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.speech.strategies import (
-    BeamSearch,
     Candidate,
-    Greedy,
     MaximumLikelihood,
     Sampling,
     SearchRequest,
@@ -30,40 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarnin
 
 VOCAB, EOT = 23, 20
 PROMPT = (21, 22)
-
-
-class NoCache(openai.Inference):
-    def rearrange_kv_cache(self, source_indices: list[int]) -> None:
-        """Scripted logits follow from the tokens."""
-
-
-def openai_candidates(
-    script: Script,
-    inputs: Sequence[int],
-    decoder: openai.TokenDecoder,
-    group: int,
-    max_new_tokens: int,
-) -> list[list[Candidate]]:
-    """Run `DecodingTask._main_loop` and what follows it, without a model."""
-    tokens = torch.tensor([PROMPT] * len(inputs)).repeat_interleave(group, dim=0)
-    sum_logprobs = torch.zeros(len(tokens))
-    for _ in range(max_new_tokens):
-        rows = [script(inputs[r // group], tuple(row)) for r, row in enumerate(tokens.tolist())]
-        tokens, completed = decoder.update(tokens, torch.tensor(np.array(rows)), sum_logprobs)
-        if completed:
-            break
-    grouped = tokens.reshape(len(inputs), group, -1), sum_logprobs.reshape(len(inputs), group)
-    return [
-        [
-            Candidate(tokens=before_end(sequence.tolist()[len(PROMPT) :]), sum_logprob=sum_logprob)
-            for sequence, sum_logprob in zip(*candidates_of_input, strict=True)
-        ]
-        for candidates_of_input in zip(*decoder.finalize(*grouped), strict=True)
-    ]
-
-
-def before_end(tokens: list[int]) -> tuple[int, ...]:
-    return tuple(tokens[: tokens.index(EOT)])
 
 
 def our_candidates(
@@ -88,13 +52,6 @@ def our_candidates(
     return [request.search.candidates() for request in requests]
 
 
-def assert_equal(ours: list[list[Candidate]], theirs: list[list[Candidate]]) -> None:
-    for our_input, their_input in zip(ours, theirs, strict=True):
-        assert [c.tokens for c in our_input] == [c.tokens for c in their_input]
-        sums = [c.sum_logprob for c in their_input]
-        assert [c.sum_logprob for c in our_input] == pytest.approx(sums, abs=1e-4)
-
-
 def ends_around(length: int, strength: float) -> Callable[[int], dict[int, float]]:
     """The end becomes likely once that many tokens are written, and ever likelier."""
     return lambda written: {EOT: strength * (written - len(PROMPT) - length)}
@@ -108,42 +65,6 @@ SCRIPTS = st.builds(
 )
 INPUTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 STEPS = st.integers(1, 14)
-
-
-@given(script=SCRIPTS, inputs=INPUTS, steps=STEPS)
-@settings(deadline=None)
-def test_greedy(script, inputs, steps):
-    theirs = openai_candidates(script, inputs, openai.GreedyDecoder(0, EOT), 1, steps)
-    assert_equal(our_candidates(script, inputs, Greedy(), steps), theirs)
-
-
-@given(
-    script=SCRIPTS,
-    inputs=INPUTS,
-    steps=STEPS,
-    beams=st.integers(2, 7),
-    patience=st.sampled_from([0.5, 1.0, 1.3, 2.0, 3.0]),
-)
-@settings(deadline=None, max_examples=200)
-def test_beam_search(script, inputs, steps, beams, patience):
-    theirs = []
-    for number in inputs:  # one by one: in a batch, its impatient searches would touch each other
-        decoder = openai.BeamSearchDecoder(beams, EOT, NoCache(), patience)
-        theirs += openai_candidates(script, [number], decoder, beams, steps)
-    assert_equal(our_candidates(script, inputs, BeamSearch(beams, patience), steps), theirs)
-
-
-@pytest.mark.parametrize(
-    "strategy", [Greedy(), BeamSearch(5), BeamSearch(3, 2.0), BeamSearch(4, 0.5)]
-)
-@given(script=SCRIPTS, inputs=INPUTS, steps=STEPS)
-@settings(deadline=None, max_examples=40)
-def test_inputs_of_a_batch_do_not_touch_each_other(strategy, script, inputs, steps):
-    together = our_candidates(script, inputs, strategy, steps)
-    alone = [our_candidates(script, [number], strategy, steps)[0] for number in inputs]
-    # A beam search goes on until all inputs are done, which a finished one must not notice. Below
-    # a patience of 1 beams under way are candidates as well: they must not have grown.
-    assert together == alone
 
 
 def candidate(length: int, sum_logprob: float) -> Candidate:

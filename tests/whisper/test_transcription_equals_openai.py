@@ -166,15 +166,6 @@ def test_whatever_a_model_says(script, seconds, options, beam, clip):
     both(script, seconds, **options, **beam)
 
 
-def stamps(*tokens: int | float) -> ScriptedResult:
-    """Seconds are floats, texts are ids."""
-    return ScriptedResult(
-        tokens=tuple(
-            BEGIN + round(token / 0.02) if isinstance(token, float) else token for token in tokens
-        )
-    )
-
-
 @given(
     script=st.lists(HEARD, max_size=8),
     seconds=st.sampled_from([29.99, 61.5, 100.0]),
@@ -190,21 +181,6 @@ def test_several_clips(script, seconds, clips, options):
     assume(len(set(frames_of)) == len(frames_of))
     options.pop("clip_start", None)
     both(script, seconds, clip_timestamps=clips, **options)
-
-
-def test_an_unfinished_segment_is_heard_again_in_the_next_window():
-    segments = both([stamps(0.0, 50, 7.0, 7.0, 51)], 40.0, temperature=0.0)
-    assert [(s.seek, s.start, s.end) for s in segments] == [(0, 0, 7), (700, 7, 37), (3700, 37, 40)]
-
-
-def test_a_lone_timestamp_at_the_end_closes_the_window():
-    segments = both([stamps(0.0, 50, 7.0, 7.0, 51, 9.0)], 40.0, temperature=0.0)
-    assert [(s.seek, s.start, s.end) for s in segments] == [(0, 0, 7), (0, 7, 9), (3000, 30, 40)]
-
-
-def test_a_timestamp_without_a_pair_ends_the_segment_and_the_window():
-    segments = both([stamps(0.0, 50, 7.0)], 40.0, temperature=0.0)
-    assert [(s.seek, s.start, s.end) for s in segments] == [(0, 0, 7), (3000, 30, 40)]
 
 
 def test_silence_is_skipped_and_the_prompt_survives_it():

@@ -1,6 +1,5 @@
 """The page's transcription in a browser, with real weights."""
 
-import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,25 +124,6 @@ def test_segments_appear_as_they_come_and_stopping_keeps_them(page, server, long
     assert "Stopped. What was heard is kept." in page.locator("#transcribe .status").text_content()
     assert "Dashwood" in "".join(texts(page))
     until(lambda: server.status("tiny").finished.get("cancelled", 0) == before + 1)
-
-
-def test_a_file_can_be_dropped(page: Any, alone: Any):
-    content = base64.b64encode(RECORDING.read_bytes()).decode()
-    transfer = page.evaluate_handle(
-        """content => {
-          const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
-          const transfer = new DataTransfer();
-          transfer.items.add(new File([bytes], "dropped.flac"));
-          return transfer;
-        }""",
-        content,
-    )
-    page.dispatch_event(".drop", "dragover", {"dataTransfer": transfer})
-    assert "over" in page.locator(".drop").get_attribute("class")
-    page.dispatch_event(".drop", "drop", {"dataTransfer": transfer})
-    finished(page)
-    assert texts(page) == [segment.text for segment in alone]
-    assert page.locator(".player .name").text_content() == "dropped.flac"
 
 
 def test_the_microphone_is_recorded_and_transcribed(browser: Any, server: Server):

@@ -1,9 +1,7 @@
 """`WS /v1/realtime` by the official client, over a socket, with real weights."""
 
 import base64
-import io
 import json
-import logging
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,6 @@ import jiwer
 import numpy as np
 import openai
 import pytest
-import soundfile
 import websockets
 from numpy.typing import NDArray
 from websockets.sync.client import connect
@@ -24,7 +21,6 @@ from kit.text_models import saying
 from kvcast.audio.decode import open_audio
 from server.realtime.talking import Talk, coded, talking, told_before
 from server.serving import Server, serving, until
-from server.test_guard import Records
 
 # The official client connects in a way that websockets would rather have otherwise.
 pytestmark = pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")
@@ -114,34 +110,6 @@ def test_words_are_told_before_the_turn_is_over(server, recording, expected):
         assert wer(expected, hear(talk)) <= 0.05
 
 
-@pytest.mark.slow
-def test_live_sessions_and_recordings_share_the_model(server, recording, expected):
-    def live(seed: int) -> str:
-        with talking(server, api_key="secret") as talk:  # the first model that transcribes
-            kind = ("audio/pcm", "audio/pcmu", "audio/pcma")[seed % 3]
-            talk.update(format={"type": kind}, turn_detection=None)
-            talk.speak(coded(recording, kind))
-            talk.send("input_audio_buffer.commit")
-            talk.until("input_audio_buffer.committed")
-            return hear(talk)
-
-    file = io.BytesIO()
-    soundfile.write(file, recording, 16_000, format="WAV", subtype="FLOAT")
-
-    def whole(_: int) -> str:
-        client = server.client(api_key="secret")
-        named = ("a.wav", file.getvalue())
-        return client.audio.transcriptions.create(model="demo", file=named).text
-
-    with ThreadPoolExecutor(6) as callers:
-        answers = [callers.submit(live, seed) for seed in range(3)]
-        wholes = [callers.submit(whole, seed) for seed in range(2)]
-        assert all(wer(expected, answer.result(120)) <= 0.15 for answer in answers)
-        assert [answer.result(120) for answer in wholes] == [expected] * 2
-    status = server.status("demo")
-    assert (status.running, status.waiting) == (0, 0)
-
-
 def test_mistakes_leave_the_connection(server: Server):
     with talking(server, model="demo", api_key="secret") as talk:
         talk.connection.send({"type": "input_audio_buffer.append", "audio": "%", "event_id": "e1"})
@@ -185,24 +153,6 @@ def test_a_long_reason_to_close_is_cut(server: Server):
             talk.recv()
     assert closed.value.rcvd.code == 1008
     assert closed.value.rcvd.reason.startswith("the model '漢漢")
-
-
-def test_a_session_is_a_line_of_the_log(server: Server):
-    records, logger = Records(), logging.getLogger("kvcast.server")
-    level = logger.level
-    logger.addHandler(records)
-    logger.setLevel(logging.INFO)
-    try:
-        with serving({"demo": server.engines["demo"].model}, log_content=True) as open_to:
-            address = open_to.url.replace("http", "ws") + "/v1/realtime"
-            with connect(address) as talk:
-                talk.recv()
-            until(lambda: records.lines)
-    finally:
-        logger.setLevel(level)
-        logger.removeHandler(records)
-    [line] = records.lines
-    assert json.loads(line)["content"] == {"answer": []}
 
 
 def test_a_model_that_is_not_there_ends_the_session(server: Server):
