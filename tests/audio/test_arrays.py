@@ -24,7 +24,7 @@ def sound(speech):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
 @pytest.mark.parametrize("scale", [2**15, 2**31])
-def test_floats_in_the_range_of_integers_are_divided_and_it_is_said(sound, dtype, scale):
+def test_floats_in_the_range_of_integers_are_scaled_with_a_notice(sound, dtype, scale):
     if dtype == "float16":
         scale = 2**15
     samples, [notice] = heard((0.9 / np.abs(sound).max() * sound * scale).astype(dtype))
@@ -114,7 +114,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_sound_is_refused_in_one_line(name):
+def test_invalid_audio_is_refused_in_one_line(name):
     with pytest.raises(KvcastError) as refused:
         heard(REFUSED[name])
     assert "\n" not in str(refused.value)
@@ -153,7 +153,7 @@ def test_channels_of_two_speakers_do_not_cancel_out(speech):
     assert notices == ()
 
 
-def test_a_channel_is_heard_alone(encode, speech):
+def test_a_channel_is_read_alone(encode, speech):
     both = np.stack([speech[:48_000], speech[100_000:148_000]], axis=1)
     for source in both, encode("a.wav", both, subtype="PCM_16"):
         audio = open_audio(source)

@@ -42,7 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_what_is_missing_becomes_a_gap(name):
+def test_only_missing_frames_become_a_gap(name):
     times, expected = CASES[name]
     actual, position = gaps(times)
     assert actual == expected

@@ -42,7 +42,7 @@ def test_lossless_formats_give_the_samples_themselves(encode, speech, name):
 
 @pytest.mark.parametrize("name", ["a.mp3", "a.ogg", "a.m4a", "a.mp4", "a.webm"])
 @pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (48_000, 2)])
-def test_lossy_formats_give_the_same_sound(encode, speech, name, rate, channels):
+def test_lossy_formats_give_similar_audio(encode, speech, name, rate, channels):
     stored = soxr.resample(speech[:160_000], 16_000, rate)
     stored = np.stack([stored] * channels, axis=1) if channels > 1 else stored
     samples, notices = decoded(encode(name, stored, rate))

@@ -63,7 +63,7 @@ def noise(decibels: float, blocks: int, seed: int = 0) -> np.ndarray:
     return (10 ** (decibels / 20) * rng.standard_normal((blocks, BLOCK))).astype(np.float32)
 
 
-def test_loud_sound_in_a_quiet_room_is_speech_from_its_first_block():
+def test_loud_audio_after_silence_is_speech_from_its_first_block():
     assert Loudness()(noise(-30, 3)).tolist() == [1, 1, 1]
     assert Loudness()(noise(-70, 3)).tolist() == [0, 0, 0]
     assert Loudness()(np.zeros((3, BLOCK), np.float32)).tolist() == [0, 0, 0]

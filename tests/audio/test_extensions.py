@@ -49,7 +49,7 @@ def test_every_extension_is_tried_or_named():
 
 
 @pytest.mark.parametrize("extension", sorted(BY_LIBSNDFILE))
-def test_what_libsndfile_reads(extension: str, tmp_path):
+def test_libsndfile_reads(extension: str, tmp_path):
     path = tmp_path / f"tone.{extension}"
     soundfile.write(path, TONE, RATE, format=BY_LIBSNDFILE[extension])
     assert seconds(path) == pytest.approx(1, abs=0.1)
@@ -64,7 +64,7 @@ def test_every_extension_that_ffmpeg_declares_is_known():
 
 
 @pytest.mark.parametrize("extension", sorted(BY_PYAV))
-def test_what_pyav_reads(extension: str, tmp_path):
+def test_pyav_reads(extension: str, tmp_path):
     path = tmp_path / f"tone.{extension}"
     rate = {"rso": 8_000, "g722": RATE}.get(extension, 48_000)
     tone = (0.5 * np.sin(np.arange(rate) / 30)).astype(np.float32)

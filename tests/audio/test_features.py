@@ -99,7 +99,7 @@ def test_a_short_recording_is_decoded_once_and_a_long_one_twice(speech, long_spe
         assert source.passes == passes
 
 
-def test_whoever_is_two_minutes_behind_reads_what_was_kept(long_speech):
+def test_windows_two_minutes_back_are_kept(long_speech):
     expected = openai_features(long_speech, 80)
     source = Blocks(long_speech, 32_768)
     windows = MelWindows(source, 80)
@@ -209,7 +209,7 @@ _STEP = 1 / 2**15
         (np.append(np.zeros(15_999), 0.01), False),
     ],
 )
-def test_silence_is_told_by_flag_and_notice(samples, silent):
+def test_silence_is_a_flag_and_a_notice(samples, silent):
     with open_features(samples.astype(np.float32), 80) as windows:
         assert windows.silent == silent
         assert windows.notices == (

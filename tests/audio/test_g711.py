@@ -26,7 +26,7 @@ def test_every_code_has_the_value_that_libsndfile_reads(law: str, decode: Decode
 
 
 @pytest.mark.parametrize(("law", "decode"), LAWS.items())
-def test_what_libsndfile_writes_is_read_within_a_step(law: str, decode: Decode):
+def test_values_of_libsndfile_are_read_within_a_step(law: str, decode: Decode):
     values = np.arange(-(2**15), 2**15)
     file = io.BytesIO()
     soundfile.write(file, values.astype(np.int16), 8000, format="RAW", subtype=law)

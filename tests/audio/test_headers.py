@@ -113,7 +113,7 @@ CHUNK = b"LIST" + struct.pack("<I", 2_000) + b"INFO" + bytes(1_996)
     ids=["LIST", "TAG", "zeros", "odd"],
 )
 @pytest.mark.parametrize("extension", ["wav", "flac"])
-def test_what_is_no_sound_is_not_read(encode, sound, after, extension):
+def test_bytes_after_the_audio_are_not_read(encode, sound, after, extension):
     path = encode(f"a.{extension}", sound, subtype="PCM_16")
     path.write_bytes(path.read_bytes() + after)
     samples, notices = decoded(path)

@@ -38,7 +38,7 @@ def assert_both(samples, both, slack=0.15):
 
 
 @pytest.mark.parametrize("extension", [*BY_LIBSNDFILE, *CONTAINERS])
-def test_both_parts_are_heard(encode, both, tmp_path, extension):
+def test_both_parts_are_decoded(encode, both, tmp_path, extension):
     rate = 48_000 if BY_PYAV.get(extension, ("", ""))[0] in {"mpeg", "asf"} else 16_000
     pieces = [
         encode(f"{name}.{extension}", soxr.resample(part, 16_000, rate), rate)
@@ -87,14 +87,14 @@ def test_parts_may_differ_in_format(encode, both, tmp_path, extensions):
 
 
 @pytest.mark.parametrize("extensions", [("m4a", "wav"), ("ogg", "m2a")])
-def test_what_is_not_read_is_told(encode, both, tmp_path, extensions):
+def test_an_unread_part_is_a_notice(encode, both, tmp_path, extensions):
     pieces = [encode(f"{e}.{e}", part) for e, part in zip(extensions, both, strict=True)]
     samples, [notice] = decoded(joined(tmp_path / "both", pieces))
     assert len(samples) == pytest.approx(len(both[0]), abs=3_000)
     assert "not read to its end" in notice or "cut short" in notice
 
 
-def test_a_part_that_cannot_be_read_is_told_and_the_others_are_read(encode, both, tmp_path):
+def test_an_unreadable_part_is_a_notice_and_the_others_are_read(encode, both, tmp_path):
     good, bad = encode("a.flac", both[0]), tmp_path / "bad.flac"
     bad.write_bytes(good.read_bytes()[:60])
     samples, [notice] = decoded(joined(tmp_path / "all.flac", [good, bad, good]))
@@ -191,7 +191,7 @@ def test_pictures_in_tags_and_damage_are_no_recordings(encode, speech, tmp_path)
         assert len(parts(file)) == 1
 
 
-def test_a_beginning_at_the_edge_of_what_is_read_at_once_is_seen(tmp_path, monkeypatch):
+def test_a_beginning_across_blocks_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr("kvcast.audio.formats._AT_ONCE", 64)
     header = b"fLaC\x00\x00\x00\x22"
     for length in range(40, 90):

@@ -72,9 +72,7 @@ def test_damaged_packets_are_left_out_and_the_rest_keeps_its_times(
 
 
 @pytest.mark.parametrize(("container", "codec"), [c for c in CONTAINERS if c[0] != "webm"])
-def test_sound_that_starts_later_than_the_picture_has_the_times_of_the_film(
-    tmp_path, speech, container, codec
-):
+def test_audio_that_starts_after_the_picture_keeps_its_times(tmp_path, speech, container, codec):
     path = tmp_path / "film"
     track = FilmTrack(samples=speech[:48_000], start=2)
     write_film(path, [track], seconds=6, container=container, codec=codec)
@@ -141,7 +139,7 @@ def test_a_track_is_the_default_or_the_one_that_is_asked_for(film, track, index)
 
 
 @pytest.mark.parametrize("track", [4, 0, "it", "und"])
-def test_a_track_that_is_not_there_is_refused_with_those_that_are(film, track):
+def test_a_missing_track_is_refused_with_a_list(film, track):
     path, _ = film
     with pytest.raises(
         InputOutputError, match=r"film\.mkv has no sound track .*1 \(deu, Komm.*fre"
@@ -158,7 +156,7 @@ def test_a_file_of_one_track_has_no_second_one(encode, speech):
         heard(speech, track=1)
 
 
-def test_a_film_without_sound_says_so(tmp_path):
+def test_a_film_without_audio_is_refused(tmp_path):
     write_film(tmp_path / "mute.mp4", [], container="mp4")
     with pytest.raises(InputOutputError, match=r"mute\.mp4 has no sound in it"):
         heard(tmp_path / "mute.mp4")
@@ -181,7 +179,7 @@ def test_damaged_headers_of_blocks_cost_these_blocks_alone(encode, speech, exten
 
 
 @pytest.mark.parametrize("extension", ["ogg", "opus", "mp3"])
-def test_without_pyav_damage_is_told_as_well(encode, speech, extension, monkeypatch):
+def test_without_pyav_damage_is_a_notice_too(encode, speech, extension, monkeypatch):
     path = encode(f"a.{extension}", speech[:160_000])
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 400] = bytes(400)
@@ -193,7 +191,7 @@ def test_without_pyav_damage_is_told_as_well(encode, speech, extension, monkeypa
 
 
 @pytest.mark.parametrize("extension", ["ogg", "opus"])
-def test_what_libsndfile_cannot_go_on_with_is_read_on(encode, speech, extension):
+def test_decoding_continues_after_libsndfile_stops(encode, speech, extension):
     path = encode(f"a.{extension}", speech[:160_000])
     data = bytearray(path.read_bytes())
     middle = len(data) * 2 // 5

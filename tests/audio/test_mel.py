@@ -89,7 +89,7 @@ def test_normalised_features_are_those_of_hugging_face(speech, extractor, n_mels
     np.testing.assert_allclose(features, expected, rtol=0, atol=2e-3 if samples < 1000 else 1e-4)
 
 
-def test_noise_that_features_want_is_that_of_the_same_sound_and_small(speech):
+def test_dither_is_deterministic_and_small(speech):
     clip = speech[:48_000]
     once, again = (normalised_log_mel(clip, 80, noise=1e-5) for _ in range(2))
     assert (once == again).all()
@@ -97,5 +97,5 @@ def test_noise_that_features_want_is_that_of_the_same_sound_and_small(speech):
     assert 0 < np.abs(once - without).mean() < 0.01
 
 
-def test_sound_of_no_frame_has_features():
+def test_audio_of_no_frame_has_features():
     assert np.isfinite(normalised_log_mel(np.zeros(3, np.float32), 80)).all()

@@ -79,12 +79,12 @@ def test_channels_are_averaged_and_rates_converted():
 
 
 @pytest.mark.parametrize("claimed", [0, 0x7FFFF000, 0x7FFFFF00, 0x80000000, 0xFFFFFFFF])
-def test_a_length_that_nobody_knows_is_read_to_the_end(claimed: int):
+def test_an_unknown_length_is_read_to_the_end(claimed: int):
     data = header() + b"data" + struct.pack("<I", claimed) + TONE_16.tobytes()
     assert len(heard(data)) == len(TONE_16)
 
 
-def test_what_follows_the_sound_of_a_known_length_is_ignored():
+def test_bytes_after_a_known_length_are_ignored():
     chunk = b"LIST" + struct.pack("<I", 8) + b"INFOabcd"
     assert len(heard(wav(TONE_16) + chunk, (7,))) == len(TONE_16)
     data = header() + chunk + b"data" + struct.pack("<I", 8000) + TONE_16.tobytes()
@@ -148,7 +148,7 @@ def test_less_than_a_header_is_raw():
         ),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_line(data: bytes, said: str):
+def test_unreadable_streams_are_refused_in_one_line(data: bytes, said: str):
     with pytest.raises(InputOutputError) as refused:
         heard(data)
     assert said in str(refused.value)
@@ -162,7 +162,7 @@ def test_what_cannot_be_read_is_told_in_one_line(data: bytes, said: str):
     + [("MP3", "MPEG_LAYER_II", 44_100), ("W64", "PCM_16", 16_000), ("CAF", "PCM_16", 16_000)],
 )
 @pytest.mark.parametrize("size", [7, 5000])
-def test_what_libsndfile_writes_in_other_formats_is_refused(format_, subtype, rate, size):
+def test_other_formats_of_libsndfile_are_refused(format_, subtype, rate, size):
     file = io.BytesIO()
     try:
         soundfile.write(file, np.tile(TONE, 10), rate, format=format_, subtype=subtype)

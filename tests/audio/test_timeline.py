@@ -32,7 +32,7 @@ def some_parts(draw: st.DrawFn) -> list[Part]:
     return parts
 
 
-def test_times_move_by_what_was_left_out_before_them() -> None:
+def test_times_move_by_skipped_audio_before_them() -> None:
     assert TWO.original(1.0, 2.0) == (6.0, 7.0)
     assert TWO.original(7.0, 9.5) == (72.0, 74.5)
     assert TWO.duration == 15
@@ -44,7 +44,7 @@ def test_a_joint_is_an_end_and_a_start() -> None:
     assert TWO.original(5.0, 8.0) == (70.0, 73.0)
 
 
-def test_what_spans_a_joint_begins_in_one_part_and_ends_in_another() -> None:
+def test_a_span_across_a_joint_keeps_both_parts() -> None:
     assert TWO.original(2.0, 9.0) == (7.0, 74.0)
 
 
@@ -94,7 +94,7 @@ def test_every_time_lies_in_a_part(parts, slack, first, second):
 
 
 @given(parts=some_parts(), place=st.floats(0.01, 0.99), slack=st.floats(0, 1))
-def test_what_lies_in_one_part_keeps_its_length(parts, place, slack):
+def test_a_span_in_one_part_keeps_its_length(parts, place, slack):
     timeline = Timeline(parts, slack=slack)
     ends = list(accumulate(part.samples for part in parts))
     for part, end in zip(parts, ends, strict=True):

@@ -59,7 +59,7 @@ def heard_block_by_block(probabilities_n: Float32, samples: int, params: VoicePa
     return padded
 
 
-def test_speech_goes_on_a_little_below_the_threshold() -> None:
+def test_speech_continues_a_little_below_the_threshold() -> None:
     heard = probabilities((1, 0.4), (1, 0.6), (1, 0.4), (1, 0.6), (1, 0.3), (1, 0.4))
     assert parts(heard, BARE) == [(1.0, 4.0)]
 
@@ -85,7 +85,7 @@ def test_long_speech_without_pauses_is_cut_and_nothing_is_lost() -> None:
     assert parts(heard, VoiceParams(speech_pad=0, max_speech=3)) == [(0, 3), (3, 6), (6, 7)]
 
 
-def test_a_blip_is_no_speech_unless_somebody_speaks_around_it() -> None:
+def test_a_blip_is_no_speech_unless_near_speech() -> None:
     blip, silence = (0.16, 0.9), (2.5, 0)
     assert parts(probabilities(silence, blip, silence, blip, (1, 0), blip), VoiceParams()) == []
     heard = probabilities(silence, blip, (1, 0), (0.23, 0.9), (1, 0), blip, silence)
@@ -107,7 +107,7 @@ PARAMS = st.builds(
 @example(runs=[(0.2, 4), (0.0, 3)], params=VoiceParams(vad_threshold=0.1, min_silence=0), missing=0)
 @example(runs=[(0.9, 4), (0.0, 3)], params=VoiceParams(), missing=0)
 @example(runs=[(0.2, 1), (0.0, 1), (0.2, 5)], params=LOW, missing=0)
-def test_parts_are_what_one_hears_block_by_block(runs, params, missing):
+def test_parts_equal_a_blockwise_reference(runs, params, missing):
     heard = np.concatenate([np.full(n, p, np.float32) for p, n in runs])
     samples = BLOCK * len(heard) - missing
     assert list(speech_parts(heard, samples, params)) == heard_block_by_block(
@@ -206,7 +206,7 @@ def test_no_call_gets_more_than_a_bounded_number_of_blocks() -> None:
     assert max(listener.asked) <= 1024
 
 
-def test_what_is_skipped_is_the_rest() -> None:
+def test_skipped_parts_are_the_rest() -> None:
     speech = find_speech(ArrayAudio(loud_and_quiet(3, 1, 5, 1)), Loudness(), VoiceParams())
     edges = [round(edge, 1) for part in speech.skipped for edge in part.seconds]
     assert edges == [0.0, 2.6, 4.4, 8.6]
@@ -218,7 +218,7 @@ def test_silence_has_no_parts() -> None:
     assert speech.skipped == (Part(0, RATE),)
 
 
-def test_what_is_not_sound_is_refused() -> None:
+def test_invalid_audio_is_no_speech() -> None:
     samples = np.full(RATE, np.nan, np.float32)
     with pytest.raises(InputOutputError, match="is not audio"):
         find_speech(ArrayAudio(samples), Loudness(), VoiceParams())

@@ -129,7 +129,7 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(words: list[str], capsys):
     assert re.fullmatch(r"kvcast: [^\n]+\n", capsys.readouterr().err)
 
 
-def test_without_a_model_the_choices_are_told(monkeypatch, recording, capsys):
+def test_without_a_model_the_choices_are_listed(monkeypatch, recording, capsys):
     monkeypatch.delenv("KVCAST_MODEL", raising=False)
     assert main(["transcribe", recording("a.wav")]) == 2
     assert "demo or demo-base; or set KVCAST_MODEL" in capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_without_a_model_the_choices_are_told(monkeypatch, recording, capsys):
         (several(number(above=0.0)), "1 0", "a number above 0, not '0'"),
     ],
 )
-def test_a_refused_value_is_told_with_its_bounds(reader, text: str, message: str):
+def test_a_refused_value_is_reported_with_its_bounds(reader, text: str, message: str):
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"must be {message}")):
         reader(text)
 

@@ -63,14 +63,14 @@ def files(tmp_path_factory, speech: np.ndarray) -> Path:
     return folder
 
 
-def test_silence_is_said_and_transcribes_to_nothing(transcribe: Transcribe, files: Path) -> None:
+def test_silence_is_a_notice_and_an_empty_transcript(transcribe: Transcribe, files: Path) -> None:
     done = transcribe(files / "silent.wav")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.count("\n") == 1
     assert "silent" in done.stderr
 
 
-def test_what_a_truncated_file_holds_is_transcribed_and_the_cut_is_said(transcribe, files):
+def test_a_truncated_file_is_transcribed_with_a_notice(transcribe, files):
     done = transcribe(files / "truncated.wav")
     assert done.returncode == 0
     assert done.stdout.startswith("And Mr. John Dashwood")

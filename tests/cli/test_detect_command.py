@@ -97,7 +97,7 @@ def test_notices_are_lines_on_standard_error_unless_quiet(listening, recording, 
     assert capsys.readouterr().err == ""
 
 
-def test_an_english_only_model_is_told_once(listening, recording, capsys):
+def test_an_english_only_model_is_reported_once(listening, recording, capsys):
     listening.is_multilingual = False
     assert detect(recording("a.wav"), recording("b.wav")) == 2
     assert capsys.readouterr() == (

@@ -81,7 +81,7 @@ def examined(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
 
 
 @pytest.mark.slow
-def test_without_torch_onnx_works_and_the_rest_says_what_to_install(installed, capsys):
+def test_without_torch_onnx_works_and_other_runtimes_name_their_extra(installed, capsys):
     installed()
     code, document = examined(capsys)
     assert code == 0
@@ -99,7 +99,7 @@ def test_without_torch_onnx_works_and_the_rest_says_what_to_install(installed, c
     assert document["cuda"] == {"devices": [], "problem": "torch is not installed"}
 
 
-def test_a_package_that_never_answers_is_given_up(installed, monkeypatch):
+def test_a_hanging_package_times_out(installed, monkeypatch):
     monkeypatch.setattr(doctor, "_SECONDS", 1)
     installed(av=HANGS)
     assert doctor._ask("part", "av") == (None, "no answer within 1 s")
@@ -150,7 +150,7 @@ def test_a_bundle_is_opened_after_its_checksums(installed, only, capsys):
 
 
 @needs_compiler
-def test_a_checkpoint_is_told_and_proven_without_torch(
+def test_a_checkpoint_is_described_and_proven_without_torch(
     compiled, installed, only, capsys, monkeypatch
 ):
     installed()
@@ -182,7 +182,7 @@ def test_a_proof_needs_a_model(capsys):
     assert "--prove needs a MODEL" in capsys.readouterr().err
 
 
-def test_a_library_that_is_not_compiled_yet_is_told_and_not_compiled(installed, tmp_path):
+def test_a_missing_library_is_reported_and_not_compiled(installed, tmp_path):
     installed()
     library = doctor._library()
     if shutil.which("g++"):
@@ -191,7 +191,7 @@ def test_a_library_that_is_not_compiled_yet_is_told_and_not_compiled(installed, 
     assert not (tmp_path / "cache").exists()
 
 
-def test_without_a_compiler_the_library_says_what_to_install(installed, monkeypatch):
+def test_without_a_compiler_the_error_names_it(installed, monkeypatch):
     installed()
     monkeypatch.setenv("CXX", "false")
     library = doctor._library()
@@ -238,7 +238,7 @@ def test_no_package_cures_a_compiler(installed, monkeypatch):
 
 
 @needs_compiler
-def test_a_compiler_that_failed_is_told_with_its_log(installed, tmp_path, monkeypatch):
+def test_a_failed_compilation_is_reported_with_its_log(installed, tmp_path, monkeypatch):
     installed()
     broken = tmp_path / "broken++"
     broken.write_text('#!/bin/sh\ncase "$*" in *--version*) ;; *) echo no; exit 1;; esac\n')
@@ -273,7 +273,7 @@ def about(library: NativeLibrary) -> str:
     return " ".join(_about_library(library))
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path):
+def test_an_unwritable_cache_is_reported(tmp_path):
     (tmp_path / "file").write_text("x")
     assert "KVCAST_CACHE" in doctor._cache(tmp_path / "file").problem
     (tmp_path / "held").write_bytes(bytes(7))
@@ -299,7 +299,7 @@ def test_instructions_are_explained(instructions, bf16, int8):
     assert int8 in told.int8
 
 
-def test_a_version_other_than_the_proven_one_is_told():
+def test_an_untested_version_is_reported():
     assert doctor._untested({"onnxruntime": "1.2.3"}).startswith(
         "onnxruntime 1.2.3 is not a tested version ("
     )

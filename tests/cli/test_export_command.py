@@ -55,7 +55,7 @@ def test_force_and_quantize_reach_the_export(exported, tmp_path):
     assert exported[0]["quantize"] == "none"
 
 
-def test_what_aoti_is_told_reaches_the_export(exported, tmp_path):
+def test_options_of_aoti_reach_the_export(exported, tmp_path):
     words = ["--runtime", "aoti", "--dtype", "bf16", "--device", "cuda", "--max-autotune"]
     assert main(["export", "folder", "--output", str(tmp_path / "b"), *words]) == 0
     asked = {"runtime": "aoti", "dtype": "bf16", "device": "cuda", "max_autotune": True}

@@ -112,7 +112,7 @@ def test_a_run_killed_at_any_point_is_resumed_to_the_same_result(folder, tmp_pat
 
 
 @COUNTS
-def test_so_is_a_run_whose_recordings_are_decoded_together(folder, tmp_path, count: int):
+def test_a_killed_run_with_a_batch_is_resumed_to_the_same_result(folder, tmp_path, count: int):
     kills(folder, tmp_path, ways=[("--batch", "1"), ("--batch", "4")], count=count, seed=3)
 
 

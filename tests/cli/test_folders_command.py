@@ -91,7 +91,7 @@ def test_transcripts_lie_as_their_recordings_do_and_a_table_sums_up(model, folde
     assert printed.err == ""
 
 
-def test_the_last_line_counts_what_was_passed_over(model, folder, out, capsys):
+def test_the_last_line_counts_skipped_files(model, folder, out, capsys):
     for name in ("notes.txt", "more.TXT", "b", ".hidden.txt", "talks/c.pdf"):
         (folder / name).touch()
     assert main(["transcribe", "--model", "demo", str(folder), "-o", str(out)]) == 0
@@ -108,7 +108,7 @@ def test_transcripts_beside_their_recordings_are_not_counted(model, folder, caps
     assert "passed over" not in capsys.readouterr().out
 
 
-def test_each_file_holds_what_transcribing_it_alone_gives(model, folder, out, tmp_path):
+def test_each_transcript_is_that_of_its_file_alone(model, folder, out, tmp_path):
     assert transcribe(folder, "--format", "all", "--workers", "3") == 0
     for path in CONTENTS:
         alone = ["transcribe", "--model", "demo", str(folder / path), "--format", "all", "-q"]
@@ -148,7 +148,7 @@ def test_subtitles_are_shaped(model, folder, out):
     assert shaped != whole
 
 
-def test_a_bad_recording_is_told_and_never_stops_the_others(model, folder, out, capsys):
+def test_a_bad_recording_is_reported_and_never_stops_the_others(model, folder, out, capsys):
     (folder / "bad.wav").write_text("bad")
     (folder / "bad bug.wav").write_text("bug")
     heard = model._segments
@@ -212,7 +212,7 @@ def test_resume_does_all_again_with_another_model_under_the_same_name(
     ],
     ids=["larger", "as large", "missing output", "changed output"],
 )
-def test_resume_does_again_what_changed(disturb, model, folder, out, capsys):
+def test_resume_transcribes_changed_files_again(disturb, model, folder, out, capsys):
     assert transcribe(folder, "-q") == 0
     stale = (folder / "a.wav").stat().st_mtime_ns
     model.calls.clear()
@@ -253,7 +253,7 @@ def test_options_that_change_no_transcript_change_nothing(words: list[str], mode
     assert model.taken(folder) == []
 
 
-def test_a_failed_recording_is_tried_again_and_that_is_said(model, folder, capsys):
+def test_a_failed_recording_is_tried_again_with_a_notice(model, folder, capsys):
     (folder / "bad.wav").write_text("bad")
     assert transcribe(folder, "-q") == 3
     capsys.readouterr()
@@ -309,7 +309,7 @@ def test_the_output_folder_may_lie_inside_or_be_the_folder_itself(model, folder)
             assert model.taken(other) == entered
 
 
-def test_what_is_not_newer_is_not_an_error(model, folder, out, capsys):
+def test_older_files_are_no_error(model, folder, out, capsys):
     (folder / "mark").touch()
     os.utime(folder / "mark", (2e9, 2e9))
     assert transcribe(folder, "--newer", str(folder / "mark"), "--json") == 0
@@ -344,7 +344,7 @@ def test_links_to_folders_are_named(model, folder, capsys):
     assert capsys.readouterr().err == "kvcast: links to folders are not followed: loop\n"
 
 
-def test_a_second_run_on_one_output_folder_says_so_in_one_line(model, folder, out, capsys):
+def test_a_second_run_on_one_output_folder_is_refused(model, folder, out, capsys):
     (out / ".kvcast").mkdir(parents=True)
     with FileLock(out / ".kvcast" / "lock"):
         assert transcribe(folder) == 74
@@ -363,7 +363,7 @@ def test_a_transcript_that_cannot_be_saved_is_its_recordings_failure(model, fold
     assert files(out) == ["b.txt", "talks/a.txt", "talks/deep/d.txt"]
 
 
-def test_a_transcript_whose_name_is_too_long_is_told_before_any_work(model, folder, out, capsys):
+def test_a_too_long_name_is_reported_before_any_work(model, folder, out, capsys):
     (folder / f"{'x' * 251}.wav").write_text("long")
     assert transcribe(folder, "-q", "--format", "json") == 3
     assert capsys.readouterr().err.endswith(".json: File name too long\n")
@@ -401,7 +401,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run(model, folder, monkeypatc
     ],
     ids=" ".join,
 )
-def test_what_does_not_go_together_is_told_before_any_work(
+def test_conflicting_options_are_reported_before_any_work(
     words, said, model, folder, monkeypatch, capsys
 ):
     monkeypatch.chdir(folder.parent)
@@ -468,7 +468,7 @@ def started(folder: Path, *words: str, **settings) -> subprocess.Popen:
 @pytest.mark.parametrize(
     ("number", "code", "workers"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
 )
-def test_a_signal_keeps_what_is_finished_and_says_how_to_go_on(number, code, workers, folder, out):
+def test_a_signal_keeps_finished_files_and_suggests_resume(number, code, workers, folder, out):
     # The others last so much longer than a busy machine takes to send the signal.
     process = started(folder, "--workers", str(workers), environment={"KVCAST_PAUSE": "1"})
     while not (out / "a.txt").exists():

@@ -102,7 +102,7 @@ def test_several_texts_have_headings(scripted, capsys):
     )
 
 
-def test_json_tells_what_a_bundle_ran_on(open_as, capsys):
+def test_json_names_the_runtime_of_a_bundle(open_as, capsys):
     open_as(FakeTextModel(), runtime="aoti")
     assert generate("hello", "--json") == 0
     (document,) = documents(capsys.readouterr().out)
@@ -143,7 +143,7 @@ def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
     assert printed.err == TIMES
 
 
-def test_notices_about_a_models_files_are_said_unless_it_is_to_be_quiet(open_as, capsys):
+def test_notices_about_a_models_files_are_printed_unless_quiet(open_as, capsys):
     open_as(FakeTextModel(), notices=("m.gguf names no pre-tokenizer",))
     assert generate("hello") == 0
     assert capsys.readouterr().err == f"kvcast: m.gguf names no pre-tokenizer\n{TIMES}"
@@ -287,7 +287,7 @@ def test_a_run_that_ends_early_leaves_the_old_output(failure, scripted, lines, t
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "prompts"])
 
 
-def test_outputs_that_cannot_be_written_are_told_before_any_work(scripted, lines, tmp_path, capsys):
+def test_unwritable_outputs_are_reported_before_any_work(scripted, lines, tmp_path, capsys):
     source = lines("a")
     (tmp_path / "link").symlink_to(source)
     for target, code in [
@@ -314,7 +314,7 @@ def test_a_prompt_that_is_too_long_is_named_by_its_line(scripted, lines, capsys)
     assert scripted.taken == []
 
 
-def test_options_that_cannot_be_served_are_told_without_a_line(scripted, lines, capsys):
+def test_refused_options_name_no_line(scripted, lines, capsys):
     scripted.refuses = UsageError("this model has 1 token")
     assert generate("--prompts", lines("a", "b"), "--beam", "2") == 2
     assert capsys.readouterr() == ("", "kvcast: this model has 1 token\n")
@@ -335,7 +335,7 @@ def test_a_failure_to_load_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "kvcast: no model like that\n")
 
 
-def test_an_interrupt_is_130_and_keeps_what_was_streamed(scripted, capsys):
+def test_an_interrupt_is_130_and_keeps_the_streamed_text(scripted, capsys):
     scripted.failures = {"hello": KeyboardInterrupt()}
     assert generate("hello") == 130
     assert capsys.readouterr() == (f"{PIECES[0]}\n", "kvcast: interrupted\n")

@@ -109,7 +109,7 @@ def test_a_batch_is_no_reason_not_to_stream(text_model):
     assert "batch" not in given
 
 
-def test_stream_takes_what_it_is_given(text_model):
+def test_stream_takes_these_keywords(text_model):
     main(["generate", "hello"])
     _, (prompt, given) = text_model.calls
     for kind in (kvcast.TextModel, kvcast.T5Model):

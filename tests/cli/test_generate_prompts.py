@@ -65,7 +65,7 @@ def test_json_lines_are_strings_and_objects(tmp_path):
         ("in.md", 'hello\n"there"\n', ["hello", '"there"']),
     ],
 )
-def test_name_and_then_first_line_tell_json_from_text(name, content, expected, tmp_path):
+def test_name_and_then_first_line_distinguish_json_from_text(name, content, expected, tmp_path):
     assert texts(written(tmp_path, content, name)) == expected
 
 
@@ -132,7 +132,7 @@ def test_invalid_utf_8_is_named_by_its_line(tmp_path):
         ("x" * 300, InputOutputError),
     ],
 )
-def test_what_cannot_be_opened_is_one_line(name: str, kind: type[KvcastError], tmp_path):
+def test_an_unreadable_prompt_file_is_one_line(name: str, kind: type[KvcastError], tmp_path):
     written(tmp_path, "text", "file")
     with pytest.raises(kind) as caught:
         prompts.read_prompt(str(tmp_path / name))

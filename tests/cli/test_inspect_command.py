@@ -30,7 +30,7 @@ DOCUMENTED = re.findall(
 
 
 @pytest.mark.parametrize(("command", "printed"), DOCUMENTED, ids=[c for c, _ in DOCUMENTED])
-def test_a_documented_command_prints_what_is_documented(command, printed, capsys, monkeypatch):
+def test_a_documented_command_prints_the_documented_output(command, printed, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr() == (printed, "")
@@ -56,7 +56,7 @@ def test_no_window_and_another_capacity(capsys: pytest.CaptureFixture[str]):
     assert "no window, 12 slots a row" in capsys.readouterr().out
 
 
-def test_a_picture_is_saved_whole_beside_the_text(tmp_path, capsys):
+def test_a_picture_is_saved_and_the_text_printed(tmp_path, capsys):
     target = tmp_path / "masks.svg"
     target.write_text("old")
     assert main(["inspect", "masks", "--svg", str(target)]) == 0
@@ -83,7 +83,7 @@ def test_the_json_object_is_the_documented_one(words, capsys):
     jsonschema.validate(json.loads(line), schema)
 
 
-def test_what_is_not_given_is_measured(capsys: pytest.CaptureFixture[str]):
+def test_rates_are_measured_unless_given(capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", "cost", "demo", "--threads", "1", "--bandwidth", "7", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["machine"]["bandwidth"] == 7e9
@@ -245,7 +245,7 @@ def test_a_bundle_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.C
     assert "this kvcast knows no vits models" in capsys.readouterr().err
 
 
-def test_without_kernels_one_line_says_what_to_do(monkeypatch, capsys):
+def test_without_kernels_one_line_suggests_options(monkeypatch, capsys):
     monkeypatch.setenv("KVCAST_INSTRUCTIONS", "none")
     assert main(["inspect", "cost", MISTRAL]) == 2
     error = capsys.readouterr().err

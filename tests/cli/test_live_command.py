@@ -91,7 +91,7 @@ def test_json_is_a_document_for_each_line(model, pipe, capsys):
     }
 
 
-def test_a_rate_is_of_raw_sound_and_a_wav_has_its_own(model, pipe, capsys):
+def test_a_rate_is_of_raw_audio_and_a_wav_has_its_own(model, pipe, capsys):
     pipe(pcm(1.0))
     assert transcribe("--sample-rate", "8000") == 0
     file = io.BytesIO()
@@ -103,7 +103,7 @@ def test_a_rate_is_of_raw_sound_and_a_wav_has_its_own(model, pipe, capsys):
     capsys.readouterr()
 
 
-def test_half_a_sample_at_the_end_is_told(model, pipe, capsys):
+def test_half_a_sample_at_the_end_is_reported(model, pipe, capsys):
     pipe(pcm(1.0) + b"\1")
     assert transcribe() == 0
     told = "kvcast: standard input ends within a sample, which was left out"
@@ -118,7 +118,7 @@ def test_half_a_sample_at_the_end_is_told(model, pipe, capsys):
         (b"RIFF\0\0\0\0WAVEfmt ", "kvcast: standard input is a WAV without sound"),
     ],
 )
-def test_what_is_no_sound_is_told_in_one_line(model, pipe, capsys, data: bytes, said: str):
+def test_invalid_audio_is_one_line(model, pipe, capsys, data: bytes, said: str):
     pipe(data)
     assert transcribe() == 74
     out, err = capsys.readouterr()
@@ -126,7 +126,7 @@ def test_what_is_no_sound_is_told_in_one_line(model, pipe, capsys, data: bytes, 
     assert err.startswith(said)
 
 
-def test_what_was_heard_before_sound_is_damaged_is_settled(model, pipe, capsys):
+def test_words_before_damaged_audio_are_settled(model, pipe, capsys):
     floats = np.zeros(32_000, "<f4")
     floats[-1] = np.nan
     file = io.BytesIO()
@@ -160,7 +160,7 @@ def test_what_was_heard_before_sound_is_damaged_is_settled(model, pipe, capsys):
         (["--sample-rate", "12"], "--sample-rate: must be a whole number from 1000 to 768000"),
     ],
 )
-def test_what_cannot_be_live_is_refused(model, pipe, capsys, words, said):
+def test_options_that_live_lacks_are_refused(model, pipe, capsys, words, said):
     pipe(b"")
     assert transcribe(*words) == 2
     told = capsys.readouterr().err
@@ -216,7 +216,7 @@ def test_an_error_of_reading_follows_what_was_read():
         intake.take()
 
 
-def test_sound_that_piles_up_is_told_once(model, capsys):
+def test_a_backlog_of_audio_is_reported_once(model, capsys):
     class Busy(live.Intake):
         def __init__(self) -> None:
             self.was_stopped = False

@@ -49,7 +49,7 @@ def test_the_model_is_loaded_with_the_options_asked_for(model, recording):
     assert model.calls[0] == ("load", loading | others)
 
 
-def test_json_tells_what_a_bundle_ran_on(open_as, recording, capsys):
+def test_json_names_the_runtime_of_a_bundle(open_as, recording, capsys):
     open_as(FakeModel(), runtime="aoti")
     assert transcribe(recording("a.wav"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["runtime"] == "aoti"
@@ -94,7 +94,7 @@ SHAPING = ["--highlight-words", "--max-line-width=9", "--max-words-per-line=2"]
 
 @pytest.mark.parametrize("shaping", SHAPING)
 @pytest.mark.parametrize("name", ["srt", "vtt"])
-def test_what_shapes_subtitles_asks_for_words(shaping, name, model, recording, capsys):
+def test_subtitle_layout_requests_word_timestamps(shaping, name, model, recording, capsys):
     assert transcribe(recording("a.wav"), "--format", name, shaping) == 0
     assert model.calls[-1][1]["word_timestamps"]
     assert " --> " in capsys.readouterr().out
@@ -102,7 +102,7 @@ def test_what_shapes_subtitles_asks_for_words(shaping, name, model, recording, c
 
 @pytest.mark.parametrize("format", [[], ["--format", "tsv"], ["--json"]])
 @pytest.mark.parametrize("shaping", SHAPING)
-def test_what_shapes_subtitles_is_refused_without_any(shaping, format, model, recording, capsys):
+def test_subtitle_layout_is_refused_without_subtitles(shaping, format, model, recording, capsys):
     assert transcribe(recording("a.wav"), shaping, *format) == 2
     assert " shapes subtitles: add --format srt, or vtt, ass or lrc" in capsys.readouterr().err
     assert model.calls == []
@@ -190,7 +190,7 @@ def test_names_that_some_disks_take_for_the_same_are_refused(
     assert model.calls == []
 
 
-def test_an_unusable_folder_is_told_before_any_work(model, recording, tmp_path, capsys):
+def test_an_unusable_folder_is_reported_before_any_work(model, recording, tmp_path, capsys):
     recording("file")
     assert transcribe(recording("a.wav"), "--output-dir", str(tmp_path / "file" / "out")) == 74
     assert re.fullmatch(r"kvcast: cannot write .*out: Not a directory\n", capsys.readouterr().err)
@@ -208,7 +208,7 @@ def test_a_target_that_cannot_be_replaced_is_that_inputs_failure(
 
 
 @pytest.mark.parametrize("name", ["a" * 251 + ".wav", "あ" * 83 + "aa.wav"], ids=["a", "あ"])
-def test_an_output_whose_name_is_too_long_is_told_before_any_work(
+def test_a_too_long_output_name_is_reported_before_any_work(
     name, model, recording, tmp_path, capsys
 ):
     words = ["--output-dir", str(tmp_path / "out"), "--format", "json"]
@@ -258,7 +258,7 @@ def test_odd_names_of_inputs_give_one_line(name: str, model, recording, tmp_path
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_failure_to_load_is_told_once_without_a_file(monkeypatch, recording, capsys):
+def test_a_failure_to_load_is_reported_once(monkeypatch, recording, capsys):
     def fail(*_, **__):
         raise KvcastError("no model like that")
 
@@ -287,7 +287,7 @@ def test_a_bug_shows_its_traceback_on_request(model, recording, capsys, monkeypa
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_an_interrupt_is_130_and_keeps_what_is_complete(model, recording, tmp_path, capsys):
+def test_an_interrupt_is_130_and_keeps_complete_files(model, recording, tmp_path, capsys):
     model.failures = {"b.wav": KeyboardInterrupt()}
     out = tmp_path / "out"
     names = [recording("a.wav"), recording("b.wav"), recording("c.wav")]
@@ -322,12 +322,12 @@ def test_a_message_that_names_its_file_is_not_prefixed_with_it_again(model, reco
 
 
 @pytest.mark.parametrize("words", [["-", "-"], ["-", "a.wav", "-"]])
-def test_standard_input_is_given_once(words: list[str], model, capsys):
+def test_standard_input_is_named_once_at_most(words: list[str], model, capsys):
     assert transcribe(*words) == 2
     assert "only once" in capsys.readouterr().err
 
 
-def test_what_drafts_is_opened_and_its_counts_are_told(open_as, recording, capsys):
+def test_a_draft_model_is_opened_and_its_counts_are_printed(open_as, recording, capsys):
     larger, smaller = FakeModel(draft=DraftCounts(proposed=8, accepted=6)), FakeModel()
     open_as(larger, small=smaller)
     assert transcribe(recording("a.wav"), "--draft", "small") == 0

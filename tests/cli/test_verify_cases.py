@@ -50,7 +50,7 @@ def verify(*words: str | Path) -> int:
     return main(["verify", *map(str, words), *SHORT])
 
 
-def test_a_sound_bundle_passes_and_a_wrong_weight_is_named(bundle, checkpoint, capsys):
+def test_a_valid_bundle_passes_and_a_wrong_weight_is_named(bundle, checkpoint, capsys):
     assert verify(bundle, "--against", checkpoint) == 0
     assert "FAILED" not in capsys.readouterr().out
     assert read_bundle(bundle).verification["report"]["passed"]
@@ -75,7 +75,7 @@ def test_another_models_checkpoint_is_refused(bundle, tmp_path, capsys):
     assert "is a bundle" in capsys.readouterr().err
 
 
-def test_what_is_missing_is_one_line(bundle, tmp_path, capsys):
+def test_missing_files_are_one_line(bundle, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     gone = tmp_path / "gone"
     cases = [

@@ -48,7 +48,7 @@ def outcomes(document: dict[str, object]) -> dict[str, str]:
         (["demo", "--junit", str(ROOT)], 74, "cannot write"),
     ],
 )
-def test_mistakes_are_told_in_one_line(words, code, problem, capsys):
+def test_mistakes_are_reported_in_one_line(words, code, problem, capsys):
     assert main(["verify", *words]) == code
     printed = capsys.readouterr()
     assert problem in printed.err
@@ -83,7 +83,7 @@ def test_a_bundle_is_verified_without_its_checkpoint_and_keeps_the_report(bundle
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_shows_beside_what_the_export_recorded(bundle, tmp_path, capsys):
+def test_a_flipped_bit_differs_from_the_exports_record(bundle, tmp_path, capsys):
     """In int8 as well, although checksums are sealed anew."""
     broken = shutil.copytree(bundle, tmp_path / "broken")
     [weights] = broken.rglob(WEIGHTS)

@@ -125,7 +125,7 @@ def test_words_are_written_where_there_are_any():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_json_lacks_become_null(value: float):
+def test_nan_and_infinity_become_null(value: float):
     segments = (replace(SEGMENTS[0], avg_logprob=value, compression_ratio=value),)
     document = json.loads(render("json", replace(TRANSCRIPT, segments=segments)))
     jsonschema.validate(document, SCHEMA)
@@ -147,7 +147,7 @@ def test_no_segments_give_valid_transcripts():
     jsonschema.validate(json.loads(render("json", silent)), SCHEMA)
 
 
-def test_json_tells_what_was_skipped():
+def test_json_has_the_skipped_parts():
     skipped = (Part(0, 8000), Part(160_000, 176_000))
     document = json.loads(render("json", replace(TRANSCRIPT, skipped=skipped)))
     jsonschema.validate(document, SCHEMA)

@@ -142,7 +142,7 @@ def test_where_ray_serve_runs_for_others(http: Any, routes: dict[str, str], told
     check_shared(SERVE, {"a": "/a"}, ServeParams(host=SERVE.host))
 
 
-def test_what_is_said_where_ray_serve_does_not_start():
+def test_a_failing_ray_serve_is_explained():
     params = ServeParams(host="1.1.1.1", port=9)
     lines = "ray::ProxyActor\nTraceback\nRuntimeError: "
     error = not_started(RuntimeError(f"{lines}Failed to bind to address '1.1.1.1:9'."), params)

@@ -97,7 +97,7 @@ def test_an_answer_passes_as_it_comes():
 
 
 @pytest.mark.parametrize("before", [[], [EVENTS], [JSON]])
-def test_what_had_not_begun_is_tried_again(before: list[Any]):
+def test_requests_without_a_response_are_retried(before: list[Any]):
     replicas = Replicas([*before, LostError()], [JSON, body(b"{}", more=False)])
     messages = served(replicas)
     assert [message.get("body") for message in messages] == [None, b"{}"]
@@ -123,7 +123,7 @@ def test_any_other_answer_that_breaks_is_cut_off():
         served(Replicas([JSON, body(b"{"), LostError()]))
 
 
-def test_where_all_replicas_are_lost_the_client_hears_of_it():
+def test_lost_replicas_are_reported_to_the_client():
     replicas = Replicas(*[[LostError()]] * TRIES)
     first, last = served(replicas)
     assert first["status"] == 503
@@ -144,14 +144,14 @@ def test_a_client_that_leaves_ends_the_work():
     assert replicas.closed == 1
 
 
-def test_what_is_too_large_is_not_handed_on():
+def test_too_large_bodies_are_not_forwarded():
     replicas = Replicas()
     first, _ = served(replicas, b"a" * (1 << 20), b"a")
     assert first["status"] == 413
     assert replicas.asked == []
 
 
-def test_a_replica_yields_what_its_application_sends():
+def test_a_replica_yields_its_applications_messages():
     async def app(scope: Any, receive: Any, send: Any) -> None:
         given = await receive()
         await send(EVENTS)
@@ -189,7 +189,7 @@ def test_an_answer_that_never_waits_leaves_turns_to_others():
     assert turns > 50
 
 
-def test_a_replica_whose_answer_nobody_takes_hears_that_the_client_left():
+def test_an_abandoned_response_cancels_the_replica():
     heard: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -317,7 +317,7 @@ def test_an_answer_that_has_begun_is_not_late():
     assert len(served(replica, timeout=0.5)) == 3
 
 
-def test_what_does_not_end_in_time_is_cut_off():
+def test_responses_beyond_the_drain_are_cut_off():
     async def all_of_it() -> list[Any]:
         app = Guarded(Replicas([EVENTS, body(b"data: 1\n\n"), None], [None]), ServeParams())
         (begun, sent), (waits, refused) = get(app, "/stream"), get(app, "/slow")

@@ -31,7 +31,7 @@ serve.run(other.bind(), name="others", route_prefix="/others")
 """
 
 
-def test_what_others_serve_from_the_cluster_stays(tmp_path):
+def test_other_applications_of_the_cluster_stay(tmp_path):
     port = free_port()
     with nodes() as cluster:
         words = [sys.executable, "-c", OTHERS, cluster.address, str(port)]
@@ -56,7 +56,7 @@ def cluster():
         yield running
 
 
-def test_what_a_killed_command_left_is_taken_over(tmp_path, cluster):
+def test_a_killed_commands_server_is_replaced(tmp_path, cluster):
     with begun(cluster.address, tmp_path) as command:
         code, _, err = run("serve", "demo", "--ray", cluster.address, "--port", free_port())
         assert code == 2

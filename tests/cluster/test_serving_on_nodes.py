@@ -135,7 +135,7 @@ def test_a_client_that_leaves_frees_the_row(url: str):
 
 
 @with_options(*FULL)
-def test_too_many_requests_are_told_to_come_again(url: str):
+def test_too_many_requests_get_429(url: str):
     with ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda _: complete(url, max_tokens=5000), range(12)))
     assert {answer.status_code for answer in answers} == {200, 429}

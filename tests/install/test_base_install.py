@@ -124,7 +124,7 @@ def test_a_model_is_verified_without_torch(base_python: Path, tmp_path: Path) ->
     assert outcomes["teacher-forced"] == outcomes["chunks"] == outcomes["beams"] == "passed"
 
 
-def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_opened_directly_without_torch(base_python: Path, tmp_path: Path) -> None:
     from kvcast.checkpoints.source import locate
 
     cache = {**NO_COMPILER, "KVCAST_CACHE": str(tmp_path)}
@@ -146,7 +146,7 @@ def test_a_checkpoint_is_opened_as_it_is_without_torch(base_python: Path, tmp_pa
         (("--vad",), "vad", 66),
     ],
 )
-def test_a_checkpoint_says_what_options_need(base_python, tmp_path, options, extra, code):
+def test_options_name_the_extra_that_they_need(base_python, tmp_path, options, extra, code):
     from kvcast.checkpoints.source import locate
 
     words = ("transcribe", "--model", locate("demo"), *options, EXAMPLE)
@@ -156,7 +156,7 @@ def test_a_checkpoint_says_what_options_need(base_python, tmp_path, options, ext
     assert f"pip install 'kvcast[{extra}]'" in done.stderr
 
 
-def test_a_bundle_says_which_runtime_it_needs(base_python: Path, bundle: Path) -> None:
+def test_a_bundle_names_the_runtime_that_it_needs(base_python: Path, bundle: Path) -> None:
     done = run(base_python, "transcribe", "--model", bundle, EXAMPLE)
     assert done.returncode == 1
     assert done.stderr == ("kvcast: ONNX Runtime is not installed: pip install 'kvcast[onnx]'\n")

@@ -134,7 +134,7 @@ def test_the_extras_exist() -> None:
             assert name in project["optional-dependencies"]
 
 
-def test_what_is_copied_exists_and_is_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     patterns = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     assert "*" in patterns
     taken = {line[1:] for line in patterns if line.startswith("!")}
@@ -198,7 +198,7 @@ def test_everything_points_at_the_deployment() -> None:
     assert {CONTAINER[probe]["httpGet"]["port"] for probe in PROBES} <= set(ports)
 
 
-def test_the_image_tells_whether_its_server_lives(tmp_path: Path) -> None:
+def test_the_images_healthcheck_works(tmp_path: Path) -> None:
     check = json.loads(only("HEALTHCHECK").split("CMD ")[1])
     assert check[0] == "/usr/bin/python3"
     words = json.loads(only("CMD"))
@@ -216,7 +216,7 @@ def test_the_image_tells_whether_its_server_lives(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_is_made_of_what_is_copied(tmp_path: Path) -> None:
+def test_a_wheel_is_built_from_the_copied_files(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in copied():

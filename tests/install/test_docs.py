@@ -51,7 +51,7 @@ def test_block_runs(block, capfd, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_structured_output_is_what_the_command_asks_for(command, capfd, monkeypatch):
+def test_structured_output_matches_the_commands_grammar(command, capfd, monkeypatch):
     monkeypatch.chdir(ROOT)
     program, *words = shlex.split(command)
     assert program == "kvcast"

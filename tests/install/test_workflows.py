@@ -43,5 +43,5 @@ def test_actions_are_pinned_and_rights_are_given_one_by_one(workflow: Path) -> N
     assert not re.search(r"run: .*\$\{\{", text)
 
 
-def test_a_bug_is_told_with_what_doctor_says() -> None:
+def test_bug_reports_ask_for_doctors_output() -> None:
     assert "kvcast doctor --json" in (FOLDER / "ISSUE_TEMPLATE" / "bug.yml").read_text("utf-8")

@@ -19,7 +19,7 @@ def test_a_result_comes_back():
         ("kvcast.checkpoints.source:locate", ["no such model"], "no model 'no such model'"),
     ],
 )
-def test_what_is_raised_is_one_line(function: str, words: list[str], problem: str):
+def test_exceptions_are_one_line(function: str, words: list[str], problem: str):
     answer = ask(function, *words, seconds=60)
     assert answer.problem.startswith(problem)
     assert "\n" not in answer.problem
@@ -33,7 +33,7 @@ def test_a_crash_or_a_hang_ends_it():
     assert ask("signal:pause", seconds=3) == Answer(problem="no answer within 3 s", ended=True)
 
 
-def test_what_is_printed_in_between_is_no_answer():
+def test_other_output_is_no_answer():
     answer = ask("os:system", "echo '{\"found\": 1}'; seq 100000 >&2", seconds=60)
     assert answer == Answer(result=0)
 

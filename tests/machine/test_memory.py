@@ -13,7 +13,7 @@ SHAPE = 60, 16, 3, 1024, 64
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="needs Linux")
-def test_memory_is_taken_where_something_is_written():
+def test_memory_is_allocated_on_write():
     def resident() -> int:
         return int(psutil.Process().memory_info().rss)
 
@@ -42,6 +42,6 @@ def test_a_fork_has_a_copy():
     assert zeros[1] == 0
 
 
-def test_what_has_no_room_says_so():
+def test_too_large_arrays_raise_memory_error():
     with pytest.raises(MemoryError):
         growing_zeros((1 << 62,), np.int8)

@@ -34,7 +34,7 @@ def test_hyper_threads_affinity_and_quota_all_count(allowed, quota, cores, tmp_p
     assert available_cores(folder, tmp_path / "cpu.max") == cores
 
 
-def test_a_system_that_tells_nothing_counts_every_processor(tmp_path, monkeypatch):
+def test_every_processor_counts_without_system_facts(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert available_cores(tmp_path / "none", tmp_path / "none") == 3

@@ -61,7 +61,7 @@ def held(calls: Calls, clients: list[Client]) -> tuple[Callable[[], None], list[
     return going.set, tasks
 
 
-def test_what_waits_for_a_client_that_left_is_not_read():
+def test_a_queued_recording_of_a_client_that_left_is_not_read():
     read: list[str] = []
 
     async def test() -> None:
@@ -81,7 +81,7 @@ def test_what_waits_for_a_client_that_left_is_not_read():
     assert read == ["living"]
 
 
-def test_reading_ends_when_the_client_leaves_and_what_was_read_is_given_back():
+def test_reading_ends_when_the_client_leaves_and_its_result_is_discarded():
     begun, ended, discarded = threading.Event(), threading.Event(), list[str]()
 
     def until_gone(check: Callable[[], None]) -> str:
@@ -206,7 +206,7 @@ def test_pieces_are_the_whole_document_and_no_call_encodes_much(seed: int):
     assert max(map(len, parts)) < 20_000 < len(whole)
 
 
-def test_numbers_that_are_none_are_never_written():
+def test_nan_is_never_encoded():
     for depth in (1, 900):
         with pytest.raises(ValueError, match="not JSON compliant"):
             encoded([[1.0] * depth, float("nan")])

@@ -73,7 +73,7 @@ def test_a_message_with_its_usage(client: openai.OpenAI):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
 
 
-def test_what_was_read_before_is_counted_as_cached(client: openai.OpenAI):
+def test_tokens_from_the_prefix_cache_are_counted(client: openai.OpenAI):
     messages = [{"role": "system", "content": "be brief"}, *HELLO]
     asked = {"model": "echo", "messages": messages, "temperature": 0}
     client.chat.completions.create(**asked)
@@ -81,7 +81,7 @@ def test_what_was_read_before_is_counted_as_cached(client: openai.OpenAI):
     assert later.usage.prompt_tokens_details.cached_tokens == later.usage.prompt_tokens - 1
 
 
-def test_a_stream_says_the_same(client: openai.OpenAI):
+def test_a_stream_has_the_same_text(client: openai.OpenAI):
     chunks = deltas(client, model="world", stream_options={"include_usage": True})
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello, world"
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
@@ -137,7 +137,7 @@ def test_seeds_and_biases_choose_tokens(client: openai.OpenAI):
     assert len(set(texts)) >= 2
 
 
-def test_logprobs_of_tokens_and_what_else_could_have_come(client: openai.OpenAI):
+def test_logprobs_and_top_logprobs_of_tokens(client: openai.OpenAI):
     asked = {"model": "world", "messages": HELLO, "temperature": 0, "max_tokens": 3}
     answer = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
     content = answer.choices[0].logprobs.content
@@ -203,7 +203,7 @@ def test_a_tool_whose_schema_no_text_can_be_held_to_cannot_be_demanded(client: o
         )
 
 
-def test_without_a_choice_of_tools_what_looks_like_a_call_is_content(client: openai.OpenAI):
+def test_with_tool_choice_none_a_call_is_content(client: openai.OpenAI):
     answer = client.chat.completions.create(
         model="caller", messages=HELLO, tools=[WEATHER], tool_choice="none", temperature=0
     )
@@ -211,7 +211,7 @@ def test_without_a_choice_of_tools_what_looks_like_a_call_is_content(client: ope
     assert answer.choices[0].message.tool_calls is None
 
 
-def test_an_answer_of_a_tool_goes_on(client: openai.OpenAI):
+def test_a_tools_result_continues_the_conversation(client: openai.OpenAI):
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     turns = [
         *HELLO,
@@ -230,7 +230,7 @@ class Person(BaseModel):
     age: int
 
 
-def test_parse_gives_what_the_schema_says(client: openai.OpenAI):
+def test_parse_returns_the_schemas_object(client: openai.OpenAI):
     answer = client.chat.completions.parse(
         model="json", messages=HELLO, response_format=Person, temperature=0
     )
@@ -355,7 +355,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_be_served_is_refused_in_a_line(client: openai.OpenAI, said: str):
+def test_an_invalid_request_is_refused_in_one_line(client: openai.OpenAI, said: str):
     asked = {"model": "world", "messages": HELLO} | REFUSED[said]
     with pytest.raises(openai.BadRequestError, match=said.replace("is_not|", "")) as refused:
         client.chat.completions.create(**asked)
@@ -396,7 +396,7 @@ def test_a_client_that_leaves_frees_its_row(server: Server, client: openai.OpenA
     until(lambda: server.status("endless").running == 0)
 
 
-def test_beyond_the_queue_clients_are_told_to_come_again():
+def test_beyond_the_queue_clients_get_429():
     gate = threading.Semaphore(0)
     model = saying("hi", before_step=lambda: gate.acquire(timeout=30))
     with serving({"slow": model}, rows=1, queue=1) as server:

@@ -80,7 +80,7 @@ def _command(client: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("client", EXPECTED)
-def test_a_client_library_gets_what_it_asks_for(request, client, tmp_path):
+def test_a_client_library_gets_structured_output_and_calls(request, client, tmp_path):
     command = _command(client, tmp_path)
     server: Server = request.getfixturevalue("server")  # not before something is to be tested
     done = subprocess.run(

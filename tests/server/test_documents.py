@@ -23,7 +23,7 @@ def deep(levels: int) -> str:
         "[" + ",".join(["{}"] * 1000) + "]",
     ],
 )
-def test_a_document_is_what_the_library_reads(text: str):
+def test_a_document_is_parsed_as_by_json(text: str):
     assert parsed(text) == parsed(text.encode()) == json.loads(text)
 
 
@@ -51,13 +51,13 @@ WRONG = {
 @pytest.mark.parametrize(
     ("said", "content"), [(s, c) for s, several in WRONG.items() for c in several]
 )
-def test_what_is_no_json_is_refused_in_a_line(said: str, content: bytes):
+def test_invalid_json_is_refused_in_one_line(said: str, content: bytes):
     with pytest.raises(ValueError, match=said) as refused:
         parsed(content)
     assert "\n" not in str(refused.value)
 
 
-def test_what_would_take_long_is_not_read(monkeypatch: pytest.MonkeyPatch):
+def test_expensive_documents_are_refused_unparsed(monkeypatch: pytest.MonkeyPatch):
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError
 

@@ -55,7 +55,7 @@ HOSTILE = {"doubling": doubling(40), "together": together(150), "nested": nested
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_schemas_of_exponential_size_harm_nobody_else(server: Server, name: str):
+def test_exponential_schemas_leave_other_requests_alone(server: Server, name: str):
     outcomes: list[Any] = []
 
     def ask() -> None:
@@ -127,7 +127,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_what_is_no_json_is_refused_wherever_it_stands(server: Server, path: str):
+def test_invalid_json_is_refused_in_every_field(server: Server, path: str):
     with server.http(headers={"content-type": "application/json"}) as http:
         for body in BODIES[path]:
             for value in (SURROGATE, *NUMBERS):
@@ -145,7 +145,7 @@ def test_bodies_that_take_long_to_read_are_refused_unread(server: Server):
             assert "the body has more than" in answer.json()["error"]["message"]
 
 
-def test_what_answers_repeat_may_be_nested(server: Server):
+def test_tools_in_a_response_may_be_nested(server: Server):
     with server.http() as http:
         for depth, status in ((150, 200), (300, 400)):
             tool = {"type": "function", "name": "a", "parameters": nested(depth)}

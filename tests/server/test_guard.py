@@ -328,7 +328,7 @@ def test_malformed_json_is_refused(server: Server, body: bytes):
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_full_disk_is_told_without_its_place(server: Server, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported_without_paths(server: Server, monkeypatch: pytest.MonkeyPatch):
     import tempfile
 
     def full(*_: Any, **__: Any) -> Any:
@@ -344,7 +344,7 @@ def test_a_full_disk_is_told_without_its_place(server: Server, monkeypatch: pyte
     assert "no room" in answer.json()["error"]["message"]
 
 
-def test_a_slow_reader_holds_up_nobody_else():
+def test_a_slow_reader_blocks_no_other_client():
     with serving({"long": saying("ab" * 900), "world": saying("hi")}) as server:
         body = json.dumps(ASKED | {"model": "long", "stream": True, "logprobs": True}).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body))}
@@ -380,7 +380,7 @@ def log() -> Iterator[Records]:
     logger.removeHandler(records)
 
 
-def test_a_request_is_one_line_without_what_was_said(server: Server, log: Records):
+def test_a_request_is_one_log_line_without_its_content(server: Server, log: Records):
     raw_answer = server.client().chat.completions.with_raw_response.create(**ASKED)
     until(lambda: log.lines)
     [line] = log.lines
@@ -433,7 +433,7 @@ def test_lines_of_text_stay_lines():
     assert line.endswith('info path="/a\\n level=error \\"x\\"" status=200')
 
 
-def test_a_failure_of_the_server_tells_nothing_of_it(log: Records, caplog: Any):
+def test_an_internal_error_reveals_nothing(log: Records, caplog: Any):
     def broken() -> None:
         raise RuntimeError(f"at {ROOT}/secret.py")
 

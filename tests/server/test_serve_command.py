@@ -105,7 +105,7 @@ def _until_cut(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_killed_does_not_hinder_the_next(tmp_path: Path):
+def test_a_killed_server_leaves_nothing_behind(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_what_was_killed_does_not_hinder_the_next(tmp_path: Path):
     assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 100_000
 
 
-def test_a_port_that_is_taken_meanwhile_is_told_too():
+def test_a_port_taken_during_loading_is_reported():
     with socket.socket() as early:
         early.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         early.bind(("127.0.0.1", 0))  # bound, as those are that still open their models
@@ -133,7 +133,7 @@ def test_a_port_that_is_taken_meanwhile_is_told_too():
             run(Models([]), params, late, lambda: None)
 
 
-def test_a_taken_port_is_told_at_once(capsys: pytest.CaptureFixture[str]):
+def test_a_taken_port_is_reported_before_loading(capsys: pytest.CaptureFixture[str]):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "demo-t5", "--port", str(taken.getsockname()[1])]) == 74
     assert "cannot listen at 127.0.0.1" in capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_a_model_that_is_missing(capsys: pytest.CaptureFixture[str]):
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
+def test_without_the_extra_the_error_names_it(monkeypatch, capsys):
     for name in [*sys.modules]:
         if name.startswith("kvcast.server"):
             monkeypatch.delitem(sys.modules, name)
@@ -171,7 +171,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     assert "pip install 'kvcast[server]'" in capsys.readouterr().err
 
 
-def test_whoever_is_late_at_the_end_is_told():
+def test_requests_beyond_the_drain_get_503():
     with command(*DEMO, "--drain", "0.1") as running:
         url, answers = running.url, []
         many = {"n": 16, "input": ["3 March 2021"] * 256}
@@ -187,7 +187,7 @@ def test_whoever_is_late_at_the_end_is_told():
     assert "Traceback" not in running.log
 
 
-def test_caches_of_several_models_share_what_is_left(monkeypatch: pytest.MonkeyPatch):
+def test_caches_of_several_models_share_the_memory_left(monkeypatch: pytest.MonkeyPatch):
     class Promised:
         def status(self) -> Any:
             return SimpleNamespace(cache_bytes=600)

@@ -55,7 +55,7 @@ def client(server: Server) -> openai.OpenAI:
     return server.client()
 
 
-def test_models_are_listed_with_what_they_are_for(client: openai.OpenAI):
+def test_models_are_listed_with_their_kinds(client: openai.OpenAI):
     kinds = {model.id: model.kind for model in client.models.list()}
     assert kinds["world"] == "chat"
     assert kinds["t5"] == kinds["unilm"] == "text2text"
@@ -85,7 +85,7 @@ def test_a_stream_of_a_completion_with_logprobs(client: openai.OpenAI):
     assert parts[-1].finish_reason == "length"
 
 
-def test_tokens_that_are_parts_of_a_character_are_told_by_their_bytes(client: openai.OpenAI):
+def test_partial_characters_are_tokens_of_bytes(client: openai.OpenAI):
     asked = {"model": "accents", "prompt": "a.", "temperature": 0, "logprobs": 1}
     whole = client.completions.create(**asked).choices[0]
     assert whole.text == "aéb"
@@ -98,7 +98,7 @@ def test_tokens_that_are_parts_of_a_character_are_told_by_their_bytes(client: op
 
 
 @pytest.mark.parametrize("field", [{"echo": True}, {"suffix": "a"}, {"best_of": 3}])
-def test_what_completions_do_not_do_is_refused(client: openai.OpenAI, field: dict):
+def test_unsupported_fields_of_completions_are_refused(client: openai.OpenAI, field: dict):
     with pytest.raises(openai.BadRequestError, match="is not supported"):
         client.completions.create(model="world", prompt="a.", **field)
 
@@ -412,7 +412,7 @@ def test_a_prompt_is_encoded_once_and_a_huge_one_never(monkeypatch: pytest.Monke
     assert encoded == [7]
 
 
-def test_models_of_another_kind_say_what_to_use(client: openai.OpenAI, server: Server):
+def test_models_of_another_kind_name_the_right_endpoint(client: openai.OpenAI, server: Server):
     with server.http() as http:
         answer = http.post("/v1/text2text", json={"model": "world", "input": "a"})
         assert answer.status_code == 400
@@ -429,7 +429,7 @@ def test_documentation_needs_nothing_from_elsewhere(server: Server):
     assert {"/v1/chat/completions", "/v1/audio/transcriptions", "/v1/text2text"} <= set(paths)
 
 
-def test_metrics_and_status_count_what_was_done(server: Server, client: openai.OpenAI):
+def test_metrics_and_status_count_requests_and_tokens(server: Server, client: openai.OpenAI):
     client.chat.completions.create(
         model="world", messages=[{"role": "user", "content": "a"}], temperature=0
     )

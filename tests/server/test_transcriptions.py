@@ -175,7 +175,7 @@ def _wrong(kind: str) -> tuple[str, bytes]:
 @pytest.mark.parametrize(
     ("kind", "says"), [("cut", "cut short"), ("gap", "a gap at 2.0"), ("silent", "is silent")]
 )
-def test_an_answer_and_the_log_tell_what_is_wrong_with_a_recording(client, caplog, kind, says):
+def test_damage_of_a_recording_is_in_the_response_and_the_log(client, caplog, kind, says):
     with caplog.at_level(logging.INFO, "kvcast.server"):
         asked = {"model": "german", "file": _wrong(kind)}
         whole = transcribe(client, **asked, response_format="verbose_json")
@@ -198,7 +198,7 @@ def test_a_recording_without_fault_has_no_notices(client: openai.OpenAI, beginni
     assert transcribe(client, **asked).notices == []
 
 
-def test_a_sound_track_is_chosen(client: openai.OpenAI, beginning: Any, tmp_path: Path):
+def test_an_audio_track_is_chosen(client: openai.OpenAI, beginning: Any, tmp_path: Path):
     speech, _ = soundfile.read(io.BytesIO(beginning[1]), dtype="float32")
     silence = FilmTrack(samples=np.zeros(32_000), language="deu", is_default=True)
     write_film(tmp_path / "film.mkv", [silence, FilmTrack(samples=speech, language="eng")])
@@ -238,7 +238,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_be_heard_is_refused_in_a_line(client: openai.OpenAI, said: str):
+def test_an_invalid_transcription_request_is_refused_in_one_line(client: openai.OpenAI, said: str):
     with pytest.raises(openai.APIStatusError, match=said) as refused:
         transcribe(client, **REFUSED[said])
     assert refused.value.status_code in {400, 404}
@@ -310,7 +310,7 @@ def test_recordings_that_are_too_long_or_too_large(server: Server, client: opena
     assert large.value.status_code == 413
 
 
-def test_a_full_queue_is_told_before_a_recording_is_read(server, client, monkeypatch):
+def test_a_full_queue_is_reported_before_a_recording_is_read(server, client, monkeypatch):
     engine = server.engines["whisper-1"]
     full = replace(engine.status(), waiting=1000)
     monkeypatch.setattr(engine, "status", lambda: full)

@@ -27,7 +27,7 @@ def paths_in(folder: Path, **options) -> list[str]:
     return [recording.path for recording in find(folder, params, besides=folder / "out").recordings]
 
 
-def test_recordings_are_told_by_their_extension_and_hidden_ones_are_not_taken(folder):
+def test_recordings_are_found_by_extension_and_not_hidden(folder):
     assert paths_in(folder) == ["a.MP3", "b.wav"]
     assert paths_in(folder, recursive=True) == [
         "a.MP3",
@@ -91,7 +91,7 @@ def test_newer_than_nothing_known_is_one_line(text: str, folder):
     assert "\n" not in str(error.value)
 
 
-def test_links_to_folders_are_told_and_not_followed_so_loops_do_no_harm(folder):
+def test_links_to_folders_are_listed_and_not_followed(folder):
     (folder / "loop").symlink_to(folder)
     (folder / "talks" / "up").symlink_to("..")
     (folder / "linked.wav").symlink_to(folder / "b.wav")

@@ -65,7 +65,7 @@ def test_entries_come_back_as_they_were_and_the_last_one_counts(out):
     assert all(json.loads(line)["check"] for line in lines)
 
 
-def test_a_journal_that_is_well_is_not_written_anew(out):
+def test_an_intact_journal_is_not_rewritten(out):
     path = write(out, *ENTRIES)
     before = path.stat()
     read(out)
@@ -223,7 +223,7 @@ def test_two_runs_cannot_share_a_folder(out):
     assert read(out) == ({}, 0)
 
 
-def test_what_a_killed_run_left_is_cleared_away(out):
+def test_partial_files_of_a_killed_run_are_removed(out):
     write(out)
     (out / ".kvcast" / ".kvcast-0123.part").write_text("half")
     read(out)

@@ -30,7 +30,7 @@ def test_a_stem_that_is_another_recordings_whole_name_is_not_used():
     assert named(["a.mp3", "a.wav", "a.mp3.wav"], {})["a.mp3.wav"] == "a.mp3.wav"
 
 
-def test_a_name_that_was_given_stays_and_is_nobody_elses():
+def test_an_assigned_name_stays_unique():
     assert named(["a.mp3", "a.wav"], {"a.mp3": "a"}) == {"a.mp3": "a", "a.wav": "a.wav"}
     assert named(["a.wav"], {"a.mp3": "a"}) == {"a.wav": "a.wav"}  # also where the other is gone
 

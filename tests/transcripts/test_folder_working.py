@@ -120,7 +120,7 @@ def test_a_job_is_taken_when_a_worker_is_free(workers: int):
     assert len(taken) <= 2 * workers
 
 
-def test_what_is_under_way_is_dropped_when_the_caller_leaves():
+def test_running_transcriptions_are_dropped_when_the_caller_leaves():
     finished = []
     threads = threading.active_count()
     model = Model()
@@ -143,7 +143,7 @@ def test_what_is_under_way_is_dropped_when_the_caller_leaves():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["onnx", "eager"])
-def test_several_at_once_say_what_one_by_one_do(runtime: str, load: Load):
+def test_workers_transcribe_as_one_by_one(runtime: str, load: Load):
     model = load("demo", runtime=runtime, quantize="none")
     names = [str(path) for path in CARDS]
 

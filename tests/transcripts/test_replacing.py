@@ -54,6 +54,6 @@ def test_without_rules_nothing_changes():
 
 
 @pytest.mark.parametrize("line", ["cube", "=> kubectl", "a -> b"])
-def test_a_line_that_is_no_rule_is_told(line: str):
+def test_an_invalid_rule_is_reported(line: str):
     with pytest.raises(UsageError, match="replacement 2 must be HEARD => WRITTEN"):
         TranscribeParams(replace=["a => b", line])

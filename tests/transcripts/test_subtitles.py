@@ -302,7 +302,7 @@ def test_no_text_becomes_a_line_of_ass_or_lrc(texts, options):
 
 
 @pytest.mark.parametrize("said", ["{\\b1}not bold", r"a\Nb \h c", "plain {x}"])
-def test_what_ass_could_take_for_markup_is_shown(said: str):
+def test_text_like_ass_markup_is_escaped(said: str):
     text = "".join(write_ass([Spoken(3600 * 11 + 1.234, 3600 * 11 + 2.5, said)]))
     [event] = pysubs2.SSAFile.from_string(text)
     assert event.plaintext.translate({0x2060: "", 0xFF5B: "{", 0xFF5D: "}"}) == said

@@ -36,7 +36,7 @@ def test_the_default_is_within_three_tenths_of_a_point_of_full_precision(beam, l
 
 
 @pytest.mark.slow
-def test_so_is_the_default_of_the_multilingual_model(load: Load, recordings):
+def test_the_multilingual_default_is_near_full_precision_too(load: Load, recordings):
     full = word_error(load, recordings["example"], 1, "demo-base", quantize="none")
     assert word_error(load, recordings["example"], 1, "demo-base") <= full + 0.3
 

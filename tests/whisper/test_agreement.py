@@ -31,7 +31,7 @@ def said(text: str) -> list[Unit]:
         ("我|看|到|他", "我|看|到|她|了", "了"),
     ],
 )
-def test_what_follows_settled_words_is_found(settled: str, hypothesis: str, left: str):
+def test_the_continuation_of_settled_words_is_found(settled: str, hypothesis: str, left: str):
     units = said(hypothesis)
     count = continued(said(settled), units)
     assert count is not None
@@ -69,12 +69,12 @@ def ending(text: str, *seconds: float) -> list[Unit]:
         (ending(" gave| her", 1, 1.2), ending(" gave| her| a| dog", 0.9, 1.0, 1.2, 1.6), 2),
     ],
 )
-def test_words_spelled_in_another_way_are_told_by_when_they_end(settled, hypothesis, count):
+def test_words_in_another_spelling_match_by_their_ends(settled, hypothesis, count):
     assert continued(settled, hypothesis) == count
 
 
 @pytest.mark.parametrize("hypothesis", [" something| else", "", " ♪"])
-def test_a_hypothesis_that_says_something_else_continues_nothing(hypothesis: str):
+def test_another_hypothesis_continues_nothing(hypothesis: str):
     units: Sequence[Unit] = said(hypothesis) if hypothesis else []
     assert continued(said(" whether| that"), units) is None
 

@@ -34,7 +34,7 @@ def median_apart(words: list[Word], others: list[Word]) -> float:
     return float(np.median(np.abs(times - expected)))
 
 
-def test_words_that_are_heard_have_the_times_of_a_transcript(model, recordings, expected):
+def test_aligned_words_have_the_times_of_a_transcript(model, recordings, expected):
     said = "".join(word.word for word in expected).split()
     lines = [" ".join(said[i : i + 7]) for i in range(0, len(said), 7)]
     alignment = model.align(recordings["two windows"], "\n".join(lines))
@@ -80,7 +80,7 @@ def test_another_text_is_a_notice_and_silence_or_no_text_an_error(model, recordi
         ("x y z", "a b", "c d", 2),
     ],
 )
-def test_words_are_divided_by_what_is_heard(ahead, here, following, count):
+def test_words_are_divided_among_windows(ahead, here, following, count):
     assert _share(ahead.split(), here.split(), following.split())[0] == count
 
 

@@ -93,7 +93,7 @@ def test_an_input_that_left_its_slot_is_encoded_again():
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), BeamSearch(3)], ids=repr)
-def test_what_else_is_written_does_not_notice(strategy: Strategy):
+def test_other_requests_are_unchanged_by_alignments(strategy: Strategy):
     """Alignments wait for a row, come and go, and their rows are others' again."""
     alone = searched(windows(0)[0], strategy, 12)
     list(Scheduler(scripted(), rows=strategy.width, capacity=448, inputs=1).run([alone]))

@@ -97,7 +97,7 @@ def alone(content_frames: int, batch: int | None = 1) -> list[Segment]:
 
 @given(lengths=st.lists(st.integers(1, 20_000), min_size=1, max_size=5), batch=st.integers(1, 5))
 @settings(max_examples=40)
-def test_each_recording_gives_what_it_gives_alone(lengths: list[int], batch: int):
+def test_each_recording_is_transcribed_as_alone(lengths: list[int], batch: int):
     recordings = [NumberedWindows(length) for length in lengths]
     decoder = PacedDecoder(batch)
     transcripts = [list(segments) for segments in together(recordings, batch, decoder)]
@@ -151,7 +151,7 @@ def test_an_error_of_one_recording_is_its_own(batch: int | None):
     assert damaged.closed
 
 
-def test_what_was_found_before_an_error_is_given_first():
+def test_segments_before_an_error_are_yielded():
     [damaged] = together([Damaged(15_000)], None, PacedDecoder(1))
     segments: list[Segment] = []
     with pytest.raises(InputOutputError):

@@ -36,7 +36,7 @@ def alone(load: Load, call: Samples) -> list[str]:
 
 
 @pytest.mark.parametrize("source", ["array", "pipe"])
-def test_each_channel_gives_what_it_gives_alone(load: Load, call: Samples, alone, source: str):
+def test_each_channel_is_transcribed_as_alone(load: Load, call: Samples, alone, source: str):
     model = load("demo")
     file = io.BytesIO()
     soundfile.write(file, call, 16_000, "FLOAT", format="WAV")
@@ -58,7 +58,7 @@ def test_each_channel_gives_what_it_gives_alone(load: Load, call: Samples, alone
     assert [texts(segments, channel) for channel in (1, 2)] == alone
 
 
-def test_a_silent_channel_is_told_and_what_concerns_the_file_is_told_once(load, call, tmp_path):
+def test_notices_name_the_silent_channel_and_the_file_once(load, call, tmp_path):
     path = tmp_path / "call.wav"
     soundfile.write(path, np.stack([call[:, 0], 0 * call[:, 0]], axis=1), 16_000)
     path.write_bytes(path.read_bytes()[:-4_000])
@@ -87,7 +87,7 @@ class Spoken:
 
 
 @pytest.mark.parametrize("form", STREAMED)
-def test_every_line_and_cue_tells_its_channel_and_keeps_its_time(form: str):
+def test_every_line_and_cue_has_its_channel_and_times(form: str):
     segments = [Spoken(0, 4, " Hello.", 1), Spoken(2, 3, " Yes?", 2), Spoken(5, 6, " So.", 1)]
     for options in {}, {"max_words_per_line": 1}, {"highlight_words": True}:
         if options and form in {"text", "tsv"}:

@@ -63,7 +63,7 @@ def test_a_clear_window_is_enough():
     assert list(detected.probabilities.items()) == [("de", 0.8), ("en", 0.1), ("fr", 0.1)]
 
 
-def test_a_language_is_named_where_nobody_speaks():
+def test_a_language_is_named_without_speech():
     assert detect(Listener([DOUBTFUL]), Sounds(0), LanguageParams()).probabilities["en"] == 0.45
 
 
@@ -76,7 +76,7 @@ def test_silent_windows_are_passed_over():
     assert listener.heard == [0]
 
 
-def test_after_a_doubtful_window_the_next_is_heard():
+def test_a_doubtful_window_is_followed_by_the_next():
     listener = Listener([DOUBTFUL, DOUBTFUL, CLEAR])
     detected = detect(listener, Sounds(90_000), LanguageParams())
     assert (detected.language, detected.probability, detected.windows) == ("de", 0.8, 3)

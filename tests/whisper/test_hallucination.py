@@ -43,12 +43,12 @@ def test_speech_is_kept():
     assert kept(*spans) == KeptSegments(spans, 3000)
 
 
-def test_text_made_up_in_silence_is_dropped_and_heard_again():
+def test_hallucinations_in_silence_are_dropped_and_decoded_again():
     first = said(0.5, 3.0)
     assert kept(first, made_up(9.0, 10.0)) == KeptSegments([first], 900)
 
 
-def test_what_was_made_up_at_the_end_of_the_recording_ends_it():
+def test_a_hallucination_at_the_end_ends_the_recording():
     first = said(0.5, 3.0)
     assert kept(first, made_up(9.0, 10.0), content_frames=1100) == KeptSegments([first], 1100)
 
@@ -58,7 +58,7 @@ def test_unlikely_words_between_others_are_kept():
     assert kept(*spans).spans == spans
 
 
-def test_silence_before_made_up_text_is_skipped_with_the_window():
+def test_silence_before_a_hallucination_is_skipped_with_the_window():
     assert kept(made_up(4.0, 5.0)) == KeptSegments([], 400, skipped=True)
 
 

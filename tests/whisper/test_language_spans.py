@@ -102,7 +102,7 @@ def test_changes_are_found_in_the_pauses_between(turns) -> None:
     assert [first for first, _, _ in spans[1:]] == pytest.approx(spoken.changes, abs=TURN // 2)
 
 
-def test_a_sure_language_is_heard_in_long_pieces() -> None:
+def test_a_certain_language_is_detected_in_long_pieces() -> None:
     doubtful, sure = (Spoken([("en", 60_000)], sure=sure) for sure in (0.9, 0.999))
     assert [turn[2] for turn in all_turns(doubtful) + all_turns(sure)] == ["en"] * 2
     assert 60_000 / 1600 <= len(doubtful.heard) <= 60_000 / 600
@@ -121,7 +121,7 @@ def test_a_doubtful_piece_is_in_a_neighbours_language() -> None:
     assert {result_of(turns.at(seek)).language for seek in range(0, spoken.frames, 50)} == {"en"}
 
 
-def test_no_more_is_heard_than_is_needed() -> None:
+def test_detection_reads_no_further_than_needed() -> None:
     spoken = Spoken([("en", 60_000)])
     result_of(LanguageSpans(spoken, (0, spoken.frames), spoken.hear).at(0))
     assert sum(spoken.heard) < AHEAD + 3 * 1600

@@ -31,7 +31,7 @@ def mixed(recordings) -> NDArray[np.float32]:
     return np.concatenate([np.pad(german, (0, WINDOW - len(german))), recordings["example"]])
 
 
-def test_languages_are_told_with_their_probabilities(model, recordings):
+def test_languages_are_detected_with_probabilities(model, recordings):
     for name, language in ("german", "German"), ("example", "English"):
         detected = model.detect_language(recordings[name])
         assert (detected.name, detected.windows) == (language, 1)
@@ -88,7 +88,7 @@ def test_a_turn_within_windows_is_in_its_language(batch, load):
     assert (spoken[0].start, spoken[-1].end) == pytest.approx((14.7, 40.8), abs=1)
 
 
-def test_speech_in_one_language_is_decoded_as_if_it_had_been_given(recordings, load):
+def test_one_language_is_decoded_as_if_passed(recordings, load):
     model = load("demo-base")
     several, given = (
         list(model.transcribe(recordings["two windows"], temperature=0.0, **options))
@@ -102,7 +102,7 @@ def test_in_the_language_of_the_first_window_the_rest_is_lost(model, mixed):
     assert {segment.language for segment in segments} == {"de"}
 
 
-def test_the_command_tells_the_language(capsys):
+def test_the_command_prints_the_language(capsys):
     words = ["--model", "demo-base", "--runtime", "eager", "--threads", "1"]
     assert main(["detect", str(GERMAN), str(EXAMPLE), *words, "--json"]) == 0
     documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

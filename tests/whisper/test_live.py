@@ -115,7 +115,7 @@ def test_every_word_is_settled_once_whatever_the_pieces(
     check(fed(hearing, chunks, step=step, policy=policy), words)
 
 
-def test_sound_that_waited_is_heard_in_one_piece():
+def test_queued_audio_is_decoded_at_once():
     words = speech(400, segment_every=6)
     slow = ScriptedRecognizer(words)
     check(fed(slow, [20 * RATE]), words)
@@ -142,7 +142,7 @@ def test_a_hypothesis_of_circles_settles_nothing_and_loses_nothing():
     assert hearing.thorough
 
 
-def test_a_hypothesis_that_ends_before_the_sound_is_followed_by_another():
+def test_a_hypothesis_that_ends_early_is_followed_by_another():
     words = speech(200, pause_every=20, segment_every=5)
     hearing = ScriptedRecognizer(words, breaks=frozenset(range(1000)))
     check(fed(hearing, [30 * RATE]), words)
@@ -179,7 +179,7 @@ def test_nothing_at_all():
     assert (live.duration, live.delays.count, live.delays.quantile(0.5)) == (0, 0, 0)
 
 
-def test_what_is_no_sound_is_refused():
+def test_invalid_audio_is_refused():
     live, _, _ = opened(ScriptedRecognizer(speech(1)))
     with pytest.raises(UsageError, match="must be"):
         live.feed(np.zeros((2, 5, 1), np.float32))
@@ -201,7 +201,7 @@ def test_integers_are_scaled():
 
 
 @pytest.mark.parametrize("agreement", [2, 3, 5])
-def test_a_word_settles_when_enough_hypotheses_have_heard_it(agreement: int):
+def test_a_word_settles_when_enough_hypotheses_agree(agreement: int):
     """Every 1 s a hypothesis, which takes no time: at the earliest 2 s after it was said."""
     words = speech(200, pause_every=10_000)
     hearing = ScriptedRecognizer(words, late=0)
@@ -239,7 +239,7 @@ def test_a_hypothesis_is_made_for_every_step_of_pieces_that_are_no_whole_blocks(
     assert hearing.decoded >= 0.95 * seconds(words[-1].end)
 
 
-def test_words_that_settled_in_another_way_are_neither_said_again_nor_left_out():
+def test_respelled_words_are_neither_repeated_nor_lost():
     words = speech(150, segment_every=6)
     check(fed(ScriptedRecognizer(words, respells=True), [RATE // 2]), words)
 
@@ -303,7 +303,7 @@ def test_minutes_take_the_memory_and_the_work_of_one(minutes, pause_every, segme
     assert live.delays.count == len(words)
 
 
-def test_words_that_the_model_is_sure_of_settle_when_it_attends_to_later_sound():
+def test_probable_words_settle_when_attention_has_passed_them():
     """Every 1 s a hypothesis, and a margin of 0.5 s."""
     words = speech(200, pause_every=10_000)
     live, _, clock = opened(ScriptedRecognizer(words, late=0), policy=ALIGN_ATT)

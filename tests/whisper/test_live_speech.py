@@ -125,7 +125,7 @@ def test_all_of_it_takes_the_memory_of_its_first_sixth(minutes: int, load: Load)
 
 
 @pytest.mark.slow
-def test_silence_between_utterances_says_nothing(load: Load, recordings):
+def test_silence_between_utterances_has_no_words(load: Load, recordings):
     model = load("demo", quantize="none")
     utterance = recordings["example"][: 9 * RATE]
     pause = np.zeros(40 * RATE, np.float32)

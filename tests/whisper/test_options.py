@@ -52,7 +52,7 @@ def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
         ({"suppress_tokens": "1,,2"}, "ids with commas between, not '1,,2'"),
     ],
 )
-def test_what_no_model_can_serve(options: dict[str, Any], says: str):
+def test_invalid_options_are_refused(options: dict[str, Any], says: str):
     with pytest.raises(UsageError) as error:
         DecodingOptions(**options)
     assert says in one_line(error)
@@ -66,14 +66,14 @@ def test_what_no_model_can_serve(options: dict[str, Any], says: str):
         ({"suppress_tokens": [5, -2]}, "suppress_tokens: -2 is no token"),
     ],
 )
-def test_what_this_model_cannot_serve(options: dict[str, Any], says: str):
+def test_options_that_the_model_lacks_are_refused(options: dict[str, Any], says: str):
     with pytest.raises(UsageError) as error:
         DecodingOptions(**options).check(tokenizer(False), 448)
     assert says in one_line(error)
 
 
 @pytest.mark.parametrize("options", [{}, {"suppress_tokens": "-1,0,51863"}, {"beam": 5}])
-def test_what_it_can_serve(options: dict[str, Any]):
+def test_valid_options_pass(options: dict[str, Any]):
     DecodingOptions(**options).check(tokenizer(False), 448)
 
 

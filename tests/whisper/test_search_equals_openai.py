@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from kit.scripted_runtimes import Script, ScriptedRuntime, random_script, windows
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
-from kvcast.speech.strategies import (
-    Candidate,
-    MaximumLikelihood,
-    Sampling,
-    SearchRequest,
-    Strategy,
-)
+from kvcast.speech.strategies import Candidate, MaximumLikelihood, Sampling, SearchRequest, Strategy
 
 # openai-whisper sorts torch tensors with NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")

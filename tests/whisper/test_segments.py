@@ -56,7 +56,7 @@ def test_without_a_cut_the_window_is_one_segment_up_to_its_last_timestamp():
     stamps=st.lists(st.integers(0, 1500), min_size=2, max_size=20).map(sorted),
     end=st.floats(0.5, 30),
 )
-def test_no_span_passes_the_sound_and_none_is_lost(stamps: list[int], end: float):
+def test_no_span_passes_the_audio_and_none_is_lost(stamps: list[int], end: float):
     spans = [Span(a / 50, b / 50, (1,)) for a, b in pairwise(stamps) if a < b]
     inside = within(spans, end)
     assert len(inside) == len(spans)
@@ -67,7 +67,7 @@ def test_no_span_passes_the_sound_and_none_is_lost(stamps: list[int], end: float
     ]
 
 
-def test_words_end_with_the_sound():
+def test_words_end_with_the_audio():
     words = [Word(start=a, end=a + 2, word=" a", probability=1.0) for a in (8.0, 10.0, 12.0)]
     [span] = within([Span(8, 14, (1, 2, 3), tuple(words))], 10.5)
     assert (span.start, span.end) == (8, 10.5)
@@ -83,7 +83,7 @@ def test_without_any_time_but_the_start_the_window_is_one_whole_segment(tokens):
     assert advance == 3000
 
 
-def test_a_short_window_is_as_long_as_its_sound():
+def test_a_short_window_is_as_long_as_its_audio():
     assert cut(1, 2, frames=470) == ([Span(0, 4.7, (1, 2))], 470)
     assert cut(0.0, 1, 3.0, 3.0, 4, 4.0, frames=470)[1] == 470
 
@@ -153,7 +153,7 @@ def said_at(start: float, end: float, words: tuple[Word, ...] | None = None) -> 
     silence=st.sampled_from([0.0, 0.1, 0.5, 2.0]),
     moments=st.lists(st.floats(0, 1), min_size=2, max_size=12),
 )
-def test_no_word_is_in_what_was_left_out(runs, pad, silence, moments):
+def test_no_word_is_in_skipped_audio(runs, pad, silence, moments):
     probabilities_n = np.concatenate([np.full(blocks, p, np.float32) for p, blocks in runs])
     samples = BLOCK * len(probabilities_n)
     params = VoiceParams(vad=True, speech_pad=pad, min_silence=silence)

@@ -22,7 +22,7 @@ def heard(*words: tuple[str, float, float]) -> list[Unit]:
 SURE = heard((" we", 1.0, 0.95), (" are", 0.5, 0.9), (" met", 0.4, 1.0))
 
 
-def test_sure_words_stand_that_attend_to_sound_before_the_margin():
+def test_probable_words_settle_before_the_margin():
     assert AlignAtt(25).settled([[], SURE], LENGTH) == 2
     assert AlignAtt(20).settled([[], SURE], LENGTH) == 3
     assert AlignAtt(60).settled([[], SURE], LENGTH) == 0
@@ -70,7 +70,7 @@ def test_times_and_words_without_a_place_do_not_stand():
             assert policy.settled([units, units], LENGTH) == 1
 
 
-def test_agreement_waits_for_sound_after_the_word():
+def test_agreement_waits_for_audio_after_the_word():
     units = heard((" we", 5.0, 0.2), (" are", 2.0, 0.6), (" met", 1.9, 0.9))
     assert LocalAgreement(2).settled([units, units], LENGTH) == 2
     assert LocalAgreement(2).settled([units[:1], units], LENGTH) == 1

@@ -56,7 +56,7 @@ def alone(model: kvcast.WhisperModel, several: list[Samples]) -> list[Any]:
     return told(transcripts)
 
 
-def test_recordings_that_come_and_go_give_in_a_batch_what_each_gives_alone(model, several, alone):
+def test_recordings_in_a_changing_batch_are_transcribed_as_alone(model, several, alone):
     transcripts = [list(segments) for segments in model.transcribe_all(several, batch=6, **OPTIONS)]
     assert told(transcripts) == alone
 

@@ -117,7 +117,7 @@ def test_scores_without_a_number_end_in_some_times():
     assert len(begins) == 3
 
 
-def test_the_text_begins_with_the_token_that_hears_it():
+def test_the_text_begins_after_the_prompt():
     """Tokens: two of the prompt, three of the text and the end, each at frames of its own."""
     scores_hst = np.full((1, 6, 12), -9.0, np.float32)
     for row, (first, end) in enumerate([(0, 1), (0, 3), (3, 7), (7, 9), (9, 12), (11, 12)]):

@@ -29,7 +29,7 @@ def sampled(model: WhisperModel, samples: Samples, **options: Any) -> list[Any]:
     )
 
 
-def test_fallback_tries_every_temperature_and_says_why(model, recordings):
+def test_fallback_tries_every_temperature_with_reasons(model, recordings):
     segments = sampled(model, recordings["005"])
     assert segments
     for segment in segments:
@@ -128,7 +128,7 @@ def test_a_multilingual_model_detects_the_language_once(recordings):
     ("runtime", "quantize"),
     [("native", "int8"), pytest.param("onnx", "none", marks=pytest.mark.slow)],
 )
-def test_recordings_in_a_batch_give_what_each_gives_alone(runtime, quantize, load, recordings):
+def test_recordings_in_a_batch_are_transcribed_as_alone(runtime, quantize, load, recordings):
     model = load("demo", runtime=runtime, quantize=quantize)
     several = [recordings[name] for name in ("005", "two windows", "004")]
     together = [
@@ -149,9 +149,7 @@ def test_recordings_in_a_batch_give_what_each_gives_alone(runtime, quantize, loa
     ],
     ids=str,
 )
-def test_a_long_recording_gives_in_a_batch_what_its_chunks_give_one_by_one(
-    runtime, options, load, recordings
-):
+def test_a_batch_transcribes_chunks_as_one_by_one(runtime, options, load, recordings):
     model = load("demo", runtime=runtime, quantize="none")
     options = {"language": "en", "seed": 3, **options}
     one_by_one, together = (

@@ -132,7 +132,7 @@ def test_empty_and_instantaneous_segments_are_not_yielded_and_prompt_nothing():
 
 
 @pytest.mark.parametrize("batch", [None, 2])
-def test_what_is_silent_is_not_decoded(batch: int | None):
+def test_silence_is_not_decoded(batch: int | None):
     recording = NumberedWindows(9000, silent=(range(3000), range(6000, 9000)))
     decoder = ScriptedDecoder([])
     params = TranscribeParams(batch=batch, no_speech_threshold=None)
@@ -157,7 +157,7 @@ def test_duration_and_notices_are_the_recordings():
     assert transcribed.notices == ("is silent",)
 
 
-def test_a_clip_past_the_end_says_so_and_gives_nothing():
+def test_a_clip_past_the_end_is_a_notice_and_no_segment():
     transcribed = transcription(
         ScriptedDecoder([]), NumberedWindows(250), params=TranscribeParams(clip_start=2.5)
     )
@@ -165,7 +165,7 @@ def test_a_clip_past_the_end_says_so_and_gives_nothing():
     assert list(transcribed) == []
 
 
-def test_a_clip_without_a_frame_is_not_said_to_be_past_the_end():
+def test_a_clip_without_a_frame_has_its_own_notice():
     params = TranscribeParams(clip_timestamps="1,1.001,2.4,2.5")
     transcribed = transcription(ScriptedDecoder([]), NumberedWindows(250), params=params)
     assert transcribed.notices == ("the clip from 1 s is shorter than 10 ms",)
@@ -210,7 +210,7 @@ def test_only_the_first_window_has_the_prefix_until_it_is_accepted():
 REPEATS = ScriptedResult(tokens=(50363, 50, 50413, 50413), repetition='repeats " a" 60 times')
 
 
-def test_a_repetition_is_rejected_with_what_was_repeated():
+def test_a_repetition_is_rejected_with_its_text():
     decoder = ScriptedDecoder([REPEATS, ScriptedResult(tokens=(51,))])
     transcribed = transcription(decoder, NumberedWindows(300), attempts=ATTEMPTS)
     [segment] = transcribed
@@ -264,7 +264,7 @@ def test_each_clip_has_its_languages():
     assert told == [((500, 500), "de"), ((6000, 500), "fr")]
 
 
-def test_one_language_is_decoded_as_if_it_had_been_given():
+def test_one_language_is_decoded_as_if_passed():
     decoders = [
         ScriptedDecoder([ScriptedResult(tokens=(50364, 50, 51363, 51363))]) for _ in range(2)
     ]
@@ -315,7 +315,7 @@ def test_a_clip_is_rounded_to_frames_and_ends_with_the_recording(clip, first_and
     assert clipped_frames(TranscribeParams(**clip), 1000) == first_and_last
 
 
-def test_a_clip_hides_what_follows_it_from_the_model():
+def test_a_clip_hides_later_audio_from_the_model():
     decoder = ScriptedDecoder([])
     list(
         transcription(
@@ -401,7 +401,7 @@ def test_a_prompt_that_does_not_fit_is_a_notice(options: dict[str, str], notices
         ({"multilingual": True, "language": "en"}, "leave out language"),
     ],
 )
-def test_a_mistake_is_told_before_the_recording_is_opened(options: dict[str, Any], says: str):
+def test_mistakes_are_reported_before_the_recording_is_opened(options: dict[str, Any], says: str):
     with pytest.raises(UsageError) as error:
         scripted_model().transcribe("there is no such file", **options)
     assert says in one_line(error)
@@ -449,7 +449,7 @@ def test_a_value_of_another_kind_or_without_effect_is_one_line(options, problem)
     assert one_line(error) == problem
 
 
-def test_live_hears_with_a_threshold_of_its_own():
+def test_live_takes_vad_threshold_alone():
     assert LiveParams(vad_threshold=0.3).vad_threshold == 0.3
     for other in ({"min_silence": 1.0}, {"append_punctuations": "."}):
         with pytest.raises(UsageError, match="is for recordings, and means nothing live"):

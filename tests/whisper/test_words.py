@@ -203,7 +203,7 @@ def timed(text: str, *begins: float, span: tuple[float, float], language: str = 
     return span
 
 
-def test_punctuation_belongs_to_the_words_beside_it():
+def test_punctuation_is_merged_into_words():
     span = timed(' Say "Hello".', 0.2, 0.4, 0.6, 0.8, 0.9, span=(0.0, 1.0))
     assert [word.word for word in span.words] == [" Say", ' "Hello".']
 

@@ -62,7 +62,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_markdown_is_shown_as_it_is_meant(page: Any, case: str):
+def test_markdown_is_rendered(page: Any, case: str):
     text, expected = TEXTS[case]
     assert shown(page, text) == expected
     beginnings = [text[:end] for end in range(len(text))]
@@ -149,7 +149,7 @@ def test_attacks_in_an_answer_stay_text(page: Any, number: int):
 
 @pytest.mark.parametrize("mark", ["> ", "1. ", "_a **b "])
 @pytest.mark.parametrize("times", [60, 150, 5000])
-def test_what_is_nested_too_deep_is_shown_as_it_was_written(page: Any, mark: str, times: int):
+def test_too_deep_nesting_is_shown_verbatim(page: Any, mark: str, times: int):
     closing = "** c_" if mark.startswith("_") else ""
     text = f"b\n\n{mark * times}x{closing * times}".strip()
     shown(page, text)
@@ -170,7 +170,7 @@ def test_what_is_nested_too_deep_is_shown_as_it_was_written(page: Any, mark: str
     assert deepest < 250
 
 
-def test_what_is_shown_stays_while_more_is_written(page: Any):
+def test_rendered_blocks_stay_while_the_text_grows(page: Any):
     same = page.evaluate(
         """async () => {
           const { Markdown } = await import("/page/markdown.js");

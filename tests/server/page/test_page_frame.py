@@ -198,7 +198,7 @@ def test_a_model_of_several_names_is_shown_once(page: Any):
     assert engine(page).get_by_role("meter").count() == 4
 
 
-def test_what_is_scrolled_is_reached_by_the_keyboard(browser: Any, server: Server):
+def test_scrolled_regions_are_focusable(browser: Any, server: Server):
     """As axe's rule scrollable-region-focusable has it."""
     with visit(browser, server.url, size=(1300, 200)) as page:
         engine(page).get_by_role("meter").first.wait_for()
@@ -253,7 +253,7 @@ def test_the_address_opens_a_tab(page: Any):
     assert page.get_by_role("tabpanel", name="Text to text").is_visible()
 
 
-def test_a_microphone_is_let_go_if_the_recorder_cannot_be_loaded(page: Any):
+def test_a_microphone_is_released_if_the_recorder_cannot_be_loaded(page: Any):
     outcome = page.evaluate(
         """async () => {
           AudioWorklet.prototype.addModule = () => Promise.reject(new Error("it is gone"));
@@ -268,9 +268,7 @@ def test_a_microphone_is_let_go_if_the_recorder_cannot_be_loaded(page: Any):
 
 
 @pytest.mark.parametrize("somewhere", ["", "true"])
-def test_a_browser_that_is_missing_is_a_failure_where_nobody_sees_what_is_skipped(
-    monkeypatch, somewhere
-):
+def test_a_missing_browser_fails_in_ci_and_skips_elsewhere(monkeypatch, somewhere):
     monkeypatch.setenv("CI", somewhere)
     monkeypatch.setattr("shutil.which", lambda name: None)
     outcome = pytest.fail.Exception if somewhere else pytest.skip.Exception
@@ -297,7 +295,7 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Any):
         assert page.evaluate("Object.values(localStorage).join().includes('horse')") is False
 
 
-def test_without_a_key_the_page_says_so_and_tries_again(browser: Any):
+def test_a_missing_key_is_reported_and_can_be_given_later(browser: Any):
     with (
         serving({"hello": saying("hello")}, api_key=KEY) as server,
         visit(browser, server.url) as page,
@@ -313,7 +311,7 @@ def test_without_a_key_the_page_says_so_and_tries_again(browser: Any):
         assert page.evaluate("document.activeElement.id") == "tab-chat"
 
 
-def test_a_server_that_goes_away_leaves_what_was_written(browser: Any):
+def test_a_lost_server_leaves_the_generated_text(browser: Any):
     models = {"slow": saying("ab" * 900, before_step=lambda: time.sleep(0.01))}
     with serving(models) as server, visit(browser, server.url) as page:
         field(page, "Message").fill("hello")
@@ -328,7 +326,7 @@ def test_a_server_that_goes_away_leaves_what_was_written(browser: Any):
         until(lambda: engine(page).get_by_text("The server does not answer").is_visible())
 
 
-def test_nothing_but_the_pages_files_is_given(server: Server):
+def test_only_the_pages_files_are_served(server: Server):
     with server.http() as http:
         assert http.get("/").headers["content-security-policy"].startswith("default-src 'self';")
         assert http.get("/page/main.js").headers["content-type"].startswith("text/javascript")

@@ -140,7 +140,7 @@ def test_the_microphone_is_recorded_and_transcribed(browser: Any, server: Server
         assert page.get_by_role("button", name="Record").is_visible()
 
 
-def test_a_microphone_that_is_refused_is_told_of(page: Any):
+def test_a_refused_microphone_is_reported(page: Any):
     page.get_by_role("button", name="Record").click()
     page.get_by_role("alert").filter(has_text="The microphone cannot be used").wait_for()
     assert page.get_by_role("status").first.text_content() == ""
@@ -148,7 +148,7 @@ def test_a_microphone_that_is_refused_is_told_of(page: Any):
     assert page.get_by_role("button", name="Record").is_enabled()
 
 
-def test_words_are_lit_while_the_sound_plays(heard: Any, alone: Any):
+def test_words_are_highlighted_during_playback(heard: Any, alone: Any):
     words = [word for segment in alone for word in segment.words]
     heard.evaluate("document.querySelector('audio').currentTime = 0")
     seen = heard.evaluate(
@@ -176,7 +176,7 @@ def test_words_are_lit_while_the_sound_plays(heard: Any, alone: Any):
     assert set(first) <= set(seen)
 
 
-def test_a_word_that_is_clicked_is_where_the_sound_goes_on(heard: Any, alone: Any):
+def test_clicking_a_word_seeks_to_it(heard: Any, alone: Any):
     words = [word for segment in alone for word in segment.words]
     for at in (7, 20):
         start = played(heard, heard.locator(".word").nth(at).click)
@@ -201,7 +201,7 @@ def test_words_are_reached_by_keyboard(heard: Any, alone: Any):
     assert heard.locator('.word[tabindex="0"]').count() == 1
 
 
-def test_downloads_have_what_was_heard_and_edited(page: Any, alone: Any, tmp_path: Path):
+def test_downloads_have_the_edited_transcript(page: Any, alone: Any, tmp_path: Path):
     choose(page, RECORDING)
     finished(page)
     page.get_by_role("button", name="Edit").first.click()
@@ -288,7 +288,7 @@ def test_languages_and_translation_of_a_model_that_knows_them(page: Any):
     assert page.locator(".word").count() == len(texts(page))  # there are no words' times
 
 
-def test_what_cannot_be_read_is_told_of(page: Any, tmp_path: Path):
+def test_an_unreadable_file_is_reported(page: Any, tmp_path: Path):
     path = tmp_path / "no.wav"
     path.write_bytes(b"hello" * 100)
     choose(page, path)
@@ -296,7 +296,7 @@ def test_what_cannot_be_read_is_told_of(page: Any, tmp_path: Path):
     assert not page.get_by_role("group", name="Download").is_visible()
 
 
-def test_a_server_that_goes_away_leaves_what_was_heard(browser: Any, long: Path):
+def test_a_lost_server_leaves_the_transcript(browser: Any, long: Path):
     with command("demo", "--quantize", "none") as running, visit(browser, running.url) as page:
         choose(page, long)
         page.locator(".transcript li").first.wait_for()

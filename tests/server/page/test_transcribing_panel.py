@@ -104,7 +104,7 @@ def dialogs(page: Any, agree: bool) -> list[str]:
     return asked
 
 
-def test_what_plays_from_there_plays(heard: Any):
+def test_words_and_times_start_playback(heard: Any):
     for name, start in (("four.", 5), ("Play from 0:04", 4)):
         for key in ("Enter", " "):
             rewind = "const audio = document.querySelector('audio'); audio.pause();"
@@ -116,7 +116,7 @@ def test_what_plays_from_there_plays(heard: Any):
             assert heard.evaluate("document.querySelector('audio').currentTime") >= start
 
 
-def test_a_word_is_lit_by_one_chain_of_frames_however_often_the_sound_moves(heard: Any):
+def test_seeking_never_starts_a_second_animation_loop(heard: Any):
     frames, asked = heard.evaluate(
         """async () => {
           const { requestAnimationFrame } = window;
@@ -200,7 +200,7 @@ TURNS = [
 ]
 
 
-def test_words_are_shown_while_somebody_speaks(page: Any):
+def test_live_words_are_shown_during_a_recording(page: Any):
     sent = listening(page, TURNS)
     microphone(page)
     page.get_by_role("button", name="Record").click()
@@ -222,7 +222,7 @@ def test_words_are_shown_while_somebody_speaks(page: Any):
     assert kinds == ["session.update", "input_audio_buffer.commit", "input_audio_buffer.clear"]
 
 
-def test_words_that_were_heard_stand_for_a_recording_that_is_refused(page: Any):
+def test_live_words_are_kept_if_the_recording_is_refused(page: Any):
     listening(page, TURNS)
     microphone(page)
     refused = {"error": {"message": "the queue is full"}}
@@ -241,7 +241,7 @@ BUSY = {"type": "error", "error": {"code": "busy", "message": "too many live ses
 @pytest.mark.parametrize(
     "told", [[BUSY], [*TURNS, spoken("failed", "b", error={"message": "too many live sessions"})]]
 )
-def test_a_recording_goes_on_without_live_words(page: Any, told: list[dict[str, Any]]):
+def test_a_recording_continues_without_live_words(page: Any, told: list[dict[str, Any]]):
     listening(page, told)
     microphone(page)
     page.get_by_role("button", name="Record").click()
@@ -252,7 +252,7 @@ def test_a_recording_goes_on_without_live_words(page: Any, told: list[dict[str, 
     assert not page.get_by_text("Words are not shown").is_visible()
 
 
-def test_a_key_that_browsers_cannot_send_with_live_sound_is_told_of(page: Any):
+def test_a_key_that_browsers_cannot_send_is_reported(page: Any):
     page.evaluate("sessionStorage.setItem('kvcast-key', 'correct horse')")
     microphone(page)
     page.get_by_role("button", name="Record").click()
@@ -273,7 +273,7 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("case", OUTCOMES)
-def test_a_live_session_ends_when_all_is_heard(page: Any, case: str):
+def test_a_live_session_ends_after_its_last_transcript(page: Any, case: str):
     rest, expected = OUTCOMES[case]
     listening(page, TURNS)
     outcome = page.evaluate(
@@ -363,7 +363,7 @@ def test_edits_are_thrown_away_if_the_user_agrees(heard: Any):
     assert len(asked) == 1
 
 
-def test_what_is_still_being_edited_is_an_edit(heard: Any):
+def test_an_unfinished_edit_counts(heard: Any):
     asked = dialogs(heard, agree=False)
     heard.get_by_role("button", name="Edit").first.click()
     field(heard, "Text of the segment").fill("Won too.")

@@ -105,7 +105,7 @@ def test_thoughts_are_shown_apart_from_the_answer(chat: Any):
     assert bodies[1]["messages"][1] == {"role": "assistant", "content": "**a**"}
 
 
-def test_an_answer_that_is_cut_says_so(chat: Any):
+def test_a_truncated_answer_is_marked(chat: Any):
     field(chat, "Most tokens").fill("4")
     send(chat, "abcdefgh")
     assert answered(chat) == ["abcd"]
@@ -128,7 +128,7 @@ def test_an_answer_is_shown_as_it_comes_and_can_be_stopped(chat: Any, server: Se
     until(lambda: server.status("slow").finished.get("cancelled", 0) == before + 1)
 
 
-def test_the_last_answer_is_written_again(chat: Any):
+def test_the_last_answer_is_regenerated(chat: Any):
     bodies = posted(chat, "/v1/chat/completions")
     send(chat, "one")
     answered(chat)
@@ -186,7 +186,7 @@ def test_an_answer_under_way_survives_a_reload_as_far_as_it_came(chat: Any):
     assert field(chat, "Model").input_value() == "slow"
 
 
-def test_each_tab_goes_on_with_its_own_conversation(browser: Any, server: Server, chat: Any):
+def test_each_tab_keeps_its_own_conversation(browser: Any, server: Server, chat: Any):
     send(chat, "first")
     answered(chat)
     with visit(browser, server.url, "/#chat") as other:
@@ -201,7 +201,7 @@ def test_each_tab_goes_on_with_its_own_conversation(browser: Any, server: Server
 @pytest.mark.parametrize(
     "kept", ["{", "null", "[]", '{"turns": 1}', '{"turns": [null, {"role": 1}]}']
 )
-def test_what_is_kept_and_is_no_conversation_is_none(chat: Any, kept: str):
+def test_invalid_stored_conversations_are_ignored(chat: Any, kept: str):
     chat.evaluate(
         "kept => { sessionStorage.clear(); localStorage['kvcast-conversation'] = kept }", kept
     )
@@ -211,7 +211,7 @@ def test_what_is_kept_and_is_no_conversation_is_none(chat: Any, kept: str):
     assert answered(chat) == ["hello"]
 
 
-def test_a_browser_without_room_says_so(chat: Any):
+def test_full_browser_storage_is_reported(chat: Any):
     chat.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('no room'); }; }")
     send(chat, "hello")
     assert answered(chat) == ["hello"]
@@ -256,7 +256,7 @@ def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
     ]
 
 
-def test_what_was_refused_is_sent_again_if_it_is_regenerated(chat: Any):
+def test_regenerating_sends_a_refused_message_again(chat: Any):
     bodies = posted(chat, "/v1/chat/completions")
     send(chat, "first")
     answered(chat)

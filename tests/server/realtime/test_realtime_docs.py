@@ -28,7 +28,7 @@ def test_the_example_runs():
     assert done.stdout.rstrip().endswith("amiable himself.")
 
 
-def test_options_have_the_defaults_that_are_told():
+def test_options_have_the_documented_defaults():
     from kvcast.server.params import ServeParams
 
     params = ServeParams()

@@ -91,7 +91,7 @@ def test_transcripts_are_near_those_of_the_recording(server, recording, expected
         assert wer(expected, hear(talk)) <= most
 
 
-def test_words_are_told_before_the_turn_is_over(server, recording, expected):
+def test_deltas_come_before_the_turn_ends(server, recording, expected):
     def heard() -> int:
         return server.status("demo").finished.get("stop", 0)
 
@@ -259,7 +259,7 @@ def test_a_language_is_detected_or_given():
 
 
 @pytest.mark.slow
-def test_two_minutes_and_more_are_heard_by_voice_activity(server: Server):
+def test_minutes_of_speech_are_endpointed_by_voice_activity(server: Server):
     spoken = samples("tests/data/spoken.ogg")
     segments = server.engines["demo"].model.transcribe(spoken)
     expected = "".join(segment.text for segment in segments)
@@ -274,7 +274,7 @@ def test_two_minutes_and_more_are_heard_by_voice_activity(server: Server):
 
 
 @pytest.mark.slow
-def test_what_is_said_is_logged_only_if_that_is_wanted(server, recording, caplog):
+def test_transcripts_are_logged_only_with_log_content(server, recording, caplog):
     model = server.engines["demo"].model
     caplog.set_level("INFO", "kvcast.server")
     for wanted in (True, False):

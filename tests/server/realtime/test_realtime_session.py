@@ -93,7 +93,7 @@ def said(words: Sequence[Word]) -> str:
 
 
 @pytest.mark.parametrize("sizes", [[RATE // 10], [RATE, 1, 700], [30 * RATE]])
-def test_turns_end_where_nobody_speaks_and_say_every_word_once(sizes: list[int]):
+def test_turns_end_in_pauses_and_have_every_word_once(sizes: list[int]):
     words = speech(150, pause_every=25)
     client = Client(words)
     for start, end in pieces(words[-1].end + RATE, sizes):
@@ -128,7 +128,7 @@ def test_turns_end_where_nobody_speaks_and_say_every_word_once(sizes: list[int])
         ]
 
 
-def test_words_are_told_while_somebody_speaks():
+def test_deltas_come_during_speech():
     words = speech(60, pause_every=1000)
     client = Client(words)
     for start, end in pieces(words[-1].end, [RATE // 2]):
@@ -165,7 +165,7 @@ def test_a_client_that_ends_turns_itself():
     assert usage == {"type": "duration", "seconds": pytest.approx(middle / RATE)}
 
 
-def test_a_commit_ends_speech_that_goes_on():
+def test_a_commit_ends_ongoing_speech():
     words = speech(40, pause_every=20)
     client = Client(words)
     client.speak(0, words[19].end + RATE // 4)
@@ -178,7 +178,7 @@ def test_a_commit_ends_speech_that_goes_on():
     assert completed["transcript"] == said(words[:20]).lstrip()
 
 
-def test_what_is_cleared_is_never_completed():
+def test_cleared_audio_is_never_completed():
     words = speech(60, pause_every=1000)
     client = Client(words)
     client.speak(0, 10 * RATE)
@@ -271,7 +271,7 @@ UPDATES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_is_told_and_nothing_else_happens(message: str):
+def test_an_invalid_message_is_an_error_event_alone(message: str):
     client = Client()
     given, param = MISTAKES[message]
     told = client.say(given if isinstance(given, str) else json.dumps(given | {"event_id": "mine"}))
@@ -296,7 +296,7 @@ def test_a_wrong_update_changes_nothing(message: str):
     assert client.update()["session"] == before
 
 
-def test_a_session_is_what_updates_made_of_it():
+def test_updates_are_merged_into_the_session():
     client = Client()
     shown = client.session.greeting["session"]
     assert shown["object"] == "realtime.transcription_session"
@@ -322,7 +322,7 @@ def test_a_session_is_what_updates_made_of_it():
     assert client.update()["session"]["audio"]["input"]["transcription"]["language"] == "en"
 
 
-def test_turn_detection_does_not_change_while_somebody_speaks():
+def test_turn_detection_does_not_change_during_a_turn():
     words = speech(40, pause_every=1000)
     client = Client(words)
     client.speak(0, 5 * RATE)

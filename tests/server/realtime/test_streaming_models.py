@@ -77,7 +77,7 @@ def _nothing(blocks_nb: Any) -> Any:
     return np.zeros(len(blocks_nb), np.float32)
 
 
-def test_a_turn_is_heard_piece_by_piece_and_its_words_come_before_it_ends(moonshine: Any):
+def test_a_streaming_turn_has_deltas_before_it_ends(moonshine: Any):
     client = Client(lambda _: moonshine.streaming_window(LiveParams()))
     sounds = [noise(1.4, 5), noise(0.9, 2)]
     for sound in sounds:  # each at once: nothing settles before its end
@@ -97,7 +97,7 @@ def test_a_turn_is_heard_piece_by_piece_and_its_words_come_before_it_ends(moonsh
     assert list(told_before(client.events).values()) == client.transcripts
 
 
-def test_a_session_asks_for_what_the_model_does_not_take(moonshine: Any):
+def test_options_that_the_model_lacks_are_error_events(moonshine: Any):
     def opening(settings: Any) -> Any:
         given = {"language": settings.language, "initial_prompt": settings.prompt}
         return moonshine.streaming_window(LiveParams(**given))
@@ -143,7 +143,7 @@ def server(moonshine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.slow
-def test_the_first_model_that_hears_live_is_meant_and_others_are_refused(server: Server):
+def test_the_default_is_the_first_model_with_live_audio(server: Server):
     told = server.http().get("/v1/models").json()["data"]
     assert [model["abilities"]["live"] for model in told] == [False, True, True]
     with talking(server) as talk:
