@@ -1,6 +1,7 @@
-"""Windows of a recording of any length against openai-whisper's spectrogram of the whole."""
+"""Windows and samples of a recording of any length, against openai-whisper's spectrogram."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 import whisper
 from kvcast.audio import features
-from kvcast.audio.decode import ArrayAudio
-from kvcast.audio.features import MelWindows, log_mel_stream, open_features
+from kvcast.audio.decode import ArrayAudio, open_audio
+from kvcast.audio.features import MelWindows, SampledAudio, log_mel_stream, open_features
 from kvcast.audio.mel import SILENCE, normalised
 from kvcast.audio.source import AudioSource
 from kvcast.errors import InputOutputError
@@ -232,3 +233,19 @@ def test_silent_frames_are_known_wherever_blocks_end(minutes):
 def test_arrays_are_served_in_blocks_of_bounded_size():
     samples = np.zeros(1_000_000, np.int16)
     assert max(len(block) for block in ArrayAudio(samples).blocks()) <= 32_768
+
+
+SOUND = np.random.default_rng(0).normal(0, 0.1, 16_000 * 5 + 77).astype(np.float32)
+PLACES = ((0, 100), (0, 40), (40, 130), (130, 500), (20, 60), (499, 500), (300, 501))
+
+
+@pytest.mark.parametrize("kept", [0, 10**7], ids=["read again", "kept"])
+def test_chunks_have_their_samples_in_any_order(kept: int, monkeypatch: Any):
+    monkeypatch.setattr(features, "_KEPT", kept)
+    sound = SampledAudio(open_audio(SOUND))
+    assert (sound.content_frames, sound.duration) == (500, len(SOUND) / 16_000)
+    for first, end in PLACES:
+        stop = end * 160 if end < 500 else len(SOUND)
+        np.testing.assert_array_equal(sound.samples(first, end), SOUND[first * 160 : stop])
+    assert not sound.is_silent(0, 500)
+    sound.close()

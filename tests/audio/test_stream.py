@@ -1,7 +1,8 @@
-"""Sound as it arrives in bytes: raw PCM, WAV of any coding and without a length."""
+"""Audio that arrives in bytes: raw PCM, G.711, WAV of any coding and without a length."""
 
 import io
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from kvcast.audio.formats import foreign
-from kvcast.audio.stream import SoundStream
+from kvcast.audio.stream import SoundStream, decode_a_law, decode_mu_law
 from kvcast.errors import InputOutputError
 
 SPOKEN = Path(__file__).parents[1] / "data" / "spoken.ogg"
@@ -201,3 +203,28 @@ def test_a_header_without_an_end_is_not_waited_for():
     stream.feed(header() + b"JUNK\0\0\0\x7f" + bytes(1_000_000))
     with pytest.raises(InputOutputError, match="is all header"):
         stream.feed(bytes(1_000_000))
+
+
+LAWS = {"ULAW": decode_mu_law, "ALAW": decode_a_law}
+CODES = bytes(range(256))
+
+Decode = Callable[[bytes], NDArray[np.int16]]
+
+
+@pytest.mark.parametrize(("law", "decode"), LAWS.items())
+def test_every_code_has_the_value_that_libsndfile_reads(law: str, decode: Decode):
+    file = io.BytesIO(CODES)
+    read, _ = soundfile.read(
+        file, dtype="int16", format="RAW", subtype=law, samplerate=8000, channels=1
+    )
+    np.testing.assert_array_equal(decode(CODES), read)
+
+
+@pytest.mark.parametrize(("law", "decode"), LAWS.items())
+def test_values_of_libsndfile_are_read_within_a_step(law: str, decode: Decode):
+    values = np.arange(-(2**15), 2**15)
+    file = io.BytesIO()
+    soundfile.write(file, values.astype(np.int16), 8000, format="RAW", subtype=law)
+    decoded = decode(file.getvalue()).astype(np.int64)
+    # A step is a sixteenth of its segment; clipped at the top, and never finer than 16 in A-law.
+    np.testing.assert_array_less(np.abs(decoded - values), np.maximum(np.abs(values) / 16, 16) + 1)

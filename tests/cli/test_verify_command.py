@@ -1,4 +1,4 @@
-"""`kvcast verify` as its users run it: exit codes, records in bundles, formats of reports."""
+"""`kvcast verify`: exit codes, records in bundles, reports, damaged and wrong bundles."""
 
 import json
 import shutil
@@ -12,11 +12,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import kvcast
+from kit.tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.bundle.writing import seal
 from kvcast.cli import main
 from kvcast.errors import InputOutputError
 from kvcast.runtimes.native.interpreter import WEIGHTS
+from verification.faults import flipped_bit, reseal
 from verification.test_verification_report import SCHEMA
 
 ROOT = Path(__file__).parents[2]
@@ -148,3 +150,85 @@ def test_real_weights_and_inputs_pass(model, words, tmp_path, capsys):
         assert forced["measured"]["tokens_equal"] == forced["measured"]["tokens"] > 0
     else:
         assert forced["measured"]["mean_error"] < (0.4 if "int4" in given else 0.2)
+
+
+NORM = "decoder.layers.0.attention_norm.weight"
+SHORT = ("--positions", "16", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path) -> Path:
+    folder = checkpoint.parent / "bundle"
+    words = [
+        "export",
+        str(checkpoint),
+        "--output",
+        str(folder),
+        "--runtime",
+        "native",
+        "--quantize",
+        "none",
+    ]
+    assert main(words) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "bundle"))
+
+
+def code_of(*words: str | Path) -> int:
+    return main(["verify", *map(str, words), *SHORT])
+
+
+def test_a_valid_bundle_passes_and_a_wrong_weight_is_named(copied, checkpoint, capsys):
+    assert code_of(copied, "--against", checkpoint) == 0
+    assert "FAILED" not in capsys.readouterr().out
+    assert read_bundle(copied).verification["report"]["passed"]
+    flipped_bit(NORM, (5,), 30)(copied)
+    reseal(copied)
+    assert code_of(copied, "--against", checkpoint, "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, SCHEMA)
+    [weights] = [check for check in document["checks"] if check["name"] == "weights"]
+    assert weights["outcome"] == "failed"
+    assert weights["detail"].startswith(f"{NORM}: one number, at [5], is wrong: bit 30 is flipped")
+    assert read_bundle(copied).verification["report"] == document
+
+
+def test_another_models_checkpoint_is_refused(copied, tmp_path, capsys):
+    arrays = {name: array for name, array in tensors().items() if not name.startswith("blk.1.")}
+    values = sizes("llama") | {"llama.block_count": 1} | vocabulary()
+    other = write(tmp_path / "other.gguf", "llama", values, arrays)
+    assert code_of(copied, "--against", other) == 2
+    assert "is another model than" in capsys.readouterr().err
+    assert code_of(copied, "--against", copied) == 2
+    assert "is a bundle" in capsys.readouterr().err
+
+
+def test_missing_files_are_one_line(copied, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    gone = tmp_path / "gone"
+    cases = [
+        ((tmp_path / "empty",), 1, "holds no model that kvcast can read"),
+        ((copied, "--against", gone), 66, "gone"),
+        ((copied, "--junit", gone / "report.xml"), 74, "gone"),
+    ]
+    for words, code, told in cases:
+        assert code_of(*words) == code, words
+        error = capsys.readouterr().err
+        assert error.startswith("kvcast"), words
+        assert told in error, words
+        assert "Traceback" not in error
+
+
+def test_a_changed_file_is_damage_and_no_wrong_result(copied, capsys):
+    flipped_bit(NORM, (5,), 30)(copied)
+    assert code_of(copied) == 1
+    assert "was changed since the export (checksum)" in capsys.readouterr().err

@@ -1,17 +1,27 @@
-"""What clients get when replicas die, are busy, or the client leaves."""
+"""Responses when replicas die, are busy, or clients leave; replicas' health; packs of prompts."""
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kit.tiny_gguf import tiny_llama
 from kvcast.cluster import gateway
 from kvcast.cluster.gateway import TRIES, LostError, ProxiedRequest, answered
-from kvcast.cluster.serving import Guarded
+from kvcast.cluster.mapping import packed
+from kvcast.cluster.serving import Guarded, Replica
+from kvcast.engine import Engine
+from kvcast.errors import KvcastError
+from kvcast.loading.opening import open_model
+from kvcast.loading.params import LoadParams
 from kvcast.server.errors import ApiError, busy
 from kvcast.server.params import ServeParams
+from kvcast.server.served import Models, Served, kind_of
 
 SCOPE = {
     "type": "http",
@@ -332,3 +342,41 @@ def test_responses_beyond_the_drain_are_cut_off():
     first, told = asyncio.run(all_of_it())
     assert first["status"] == 503
     assert json.loads(told["body"])["error"]["code"] == "unavailable"
+
+
+def test_a_replica_is_well_as_long_as_its_engines_take_requests(tmp_path: Path):
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    opened = open_model(path, LoadParams(runtime="native", quantize="none", threads=1))
+    engine = Engine(opened.model, rows=1)
+    replica = Replica.__new__(Replica)
+    replica._models = Models([Served(name="tiny", engine=engine, kind=kind_of(opened.model))])
+    asyncio.run(replica.check_health())
+    assert engine.status().finished == {}
+    engine.close()
+    with pytest.raises(KvcastError, match="closed"):
+        asyncio.run(replica.check_health())
+
+
+keys = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=40).map(
+    lambda groups: sorted(groups, key=lambda key: key[0])
+)
+
+
+@given(keys, st.integers(1, 9))
+def test_each_prompt_is_in_one_pack_with_all_that_say_the_same(keys, together: int):
+    packs = packed(keys, together)
+    assert sorted(i for pack in packs for i in pack) == list(range(len(keys)))
+    for pack in packs:
+        assert pack == sorted(pack)
+        assert len({keys[i][0] for i in pack}) == 1
+    for key in set(keys):
+        assert sum(any(keys[i] == key for i in pack) for pack in packs) == 1
+
+
+@given(keys, st.integers(1, 9))
+def test_packs_are_no_larger_than_they_need_be(keys, together: int):
+    for pack in packed(keys, together):
+        for key in {keys[i] for i in pack}:
+            others = [i for i in pack if keys[i] != key]
+            last = max(pack, key=lambda i: keys.index(keys[i]))
+            assert len(others) < together or key != keys[last]

@@ -1,17 +1,20 @@
-"""The documentation's Python and its commands run as they are printed, in this process.
+"""The documentation's Python and commands run as printed, in this process.
 
-Each block has names of its own, so that it lacks what it does not import.
+Each block has a namespace of its own, so that it lacks what it does not import.
 """
 
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from kit.recordings import CARDS
 from kvcast.cli import main
+from kvcast.spec.recipes import Recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -65,3 +68,29 @@ def test_structured_output_matches_the_commands_grammar(command, capfd, monkeypa
         assert re.fullmatch(words[words.index("--regex") + 1], printed.out.strip())
     else:
         assert re.fullmatch(r"[0-9]{1,3}( \+ [0-9]{1,3})*( \+)?", printed.out.strip())
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "quantize.md").read_text("utf-8")
+QUANTIZING = re.search(r"```\n(kvcast quantize .*?)\n```", PAGE, re.DOTALL)[1].splitlines()
+
+
+@pytest.mark.slow
+def test_a_recipe_is_found_followed_and_exported(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, card in zip(("talk.wav", "other.wav"), CARDS, strict=False):
+        shutil.copyfile(card, tmp_path / name)
+    printed = []
+    for command in QUANTIZING:
+        program, *words = shlex.split(command)
+        assert program == "kvcast"
+        assert main([*words, "--quiet"]) == 0
+        printed.append(capsys.readouterr().out)
+    found, heard, files = printed
+    [flips] = re.findall(r"chosen +([\d.]+)%", found)
+    assert float(flips) <= 1
+    precisions = set(Recipe.read(tmp_path / "recipe.json").matrices.values())
+    assert precisions & {"int8", "int4"}
+    assert "</svg>" in (tmp_path / "frontier.svg").read_text("utf-8")
+    assert "native/weights.safetensors" in files
+    assert main(["transcribe", "other.wav", "--model", "bundle", "--quiet"]) == 0
+    assert capsys.readouterr().out == heard != ""
