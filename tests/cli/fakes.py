@@ -1,6 +1,7 @@
 """Scripted models for the command line's tests: of speech, of the bytes of files, and of text."""
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,13 @@ from typing import Any, ClassVar, Self
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.text.params import NO_DEFAULTS, GenerationDefaults
 from kvcast.transcripts.segments import Segment
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def schema(name: str) -> Any:
+    """Return a published JSON Schema."""
+    return json.loads((DOCS / f"{name}.schema.json").read_text(encoding="utf-8"))
 
 
 def segment(**given: Any) -> Segment:

@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 import jsonschema
 import pytest
 
+from cli.fakes import schema
 from kvcast.cli import main
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.whisper.language_detection import DetectedLanguage
 
-SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs" / "language.schema.json").read_text(encoding="utf-8")
-)
+SCHEMA = schema("language")
 GERMAN = DetectedLanguage(
     language="de",
     probabilities={"de": 0.75, "nl": 0.125, "en": 0.12, "fr": 0.005, "zu": 0.0},

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from cli.fakes import schema
 from kit.dimensions import SMALL
 from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
@@ -20,9 +21,7 @@ from kvcast.loading.examination import CacheFolder, Examined, NativeLibrary
 from kvcast.runtimes.native.build import library_path
 from kvcast.spec.runtimes import RUNTIMES
 
-SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs/doctor.schema.json").read_text(encoding="utf-8")
-)
+SCHEMA = schema("doctor")
 ABSENT = "raise ModuleNotFoundError('none', name='{name}')"
 ENDS = "import os; os.kill(os.getpid(), 6)"
 HANGS = "import time; time.sleep(600)"

@@ -10,14 +10,14 @@ import jsonschema
 import pytest
 from filelock import FileLock
 
-from cli.fakes import ReadingModel
+from cli.fakes import ReadingModel, schema
 from cli.processes import TRANSCRIBE, on_terminal, start
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
 from kvcast.saving import save
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "docs" / "folder.schema.json").read_text(encoding="utf-8"))
+SCHEMA = schema("folder")
 CONTENTS = {"a.wav": "a", "b.mp3": "b", "talks/a.wav": "c", "talks/deep/d.flac": "d"}
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from cli.fakes import LONGEST, PIECES, TEXT, FakeTextModel
+from cli.fakes import LONGEST, PIECES, TEXT, FakeTextModel, schema
 from kvcast.cli import console, main
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import KvcastError, UsageError
 
 DOCS = Path(__file__).parents[2] / "docs"
-SCHEMA = json.loads((DOCS / "generation.schema.json").read_text(encoding="utf-8"))
+SCHEMA = schema("generation")
 TIMES = "kvcast: 3 tokens: first token after 0.250 s, 125.0 ms per token, 6.0 tokens/s\n"
 
 

@@ -1,11 +1,11 @@
 """`kvcast models` lists what the readers' tables have, and nothing else."""
 
 import json
-from pathlib import Path
 
 import jsonschema
 import pytest
 
+from cli.fakes import schema
 from kvcast.checkpoints.gguf.config import ARCHITECTURES
 from kvcast.checkpoints.hub import PUBLISHED, is_hub_id
 from kvcast.checkpoints.huggingface import _FAMILIES
@@ -13,9 +13,7 @@ from kvcast.cli import main
 from kvcast.families.table import FAMILIES
 from kvcast.spec.runtimes import RUNTIMES
 
-SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs/models.schema.json").read_text(encoding="utf-8")
-)
+SCHEMA = schema("models")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
+from cli.fakes import schema
 from kvcast.cli import main
 from kvcast.quantizing import finding
 from kvcast.quantizing.finding import CHOSEN, Found, Measured
@@ -14,7 +15,7 @@ from kvcast.quantizing.params import QuantizeParams
 from kvcast.quantizing.search import Level, Timed
 from kvcast.spec.recipes import Recipe
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs/quantize.schema.json").read_text("utf-8"))
+SCHEMA = schema("quantize")
 MATRICES = {"a.weight": "fp32", "b.weight": "fp32"}
 WHOLE = Recipe(model="<tiny>", sha256="0" * 64, matrices=MATRICES)
 RECIPE = Recipe(

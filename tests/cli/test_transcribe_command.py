@@ -6,14 +6,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from cli.fakes import SEGMENTS, FakeModel
+from cli.fakes import SEGMENTS, FakeModel, schema
 from kvcast.cli import main
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import InputOutputError, KvcastError
 
-SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs" / "transcript.schema.json").read_text(encoding="utf-8")
-)
+SCHEMA = schema("transcript")
 TEXT = 'Hello there,\nGrüße aus 東京 --> \t"quoted".\n'
 
 

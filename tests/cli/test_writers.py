@@ -3,22 +3,19 @@ import json
 import math
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli.fakes import SEGMENTS, segment
+from cli.fakes import SEGMENTS, schema, segment
 from kvcast.audio.timeline import Part
 from kvcast.transcripts.params import SubtitleParams
 from kvcast.transcripts.segments import Segment, Word
 from kvcast.transcripts.writers import STREAMED, TranscriptDocument, render
 
-SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs" / "transcript.schema.json").read_text(encoding="utf-8")
-)
+SCHEMA = schema("transcript")
 TRANSCRIPT = TranscriptDocument(
     source="talk.wav",
     model="demo",

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,12 +80,3 @@ def run(*words: Any, while_running: Callable[[], None] = lambda: None) -> tuple[
         process.kill()
         process.wait()
     return process.returncode, out, err
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait for something that others do."""
-    for _ in range(2400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come to pass")

@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 
-from cluster.nodes import start, until
+from cluster.nodes import start
 from kit.tiny_gguf import tiny_llama
+from server.serving import until
 
 LONG = {"model": "tiny.gguf", "prompt": "hello", "max_tokens": 15_000, "logit_bias": {"2": -100}}
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from cluster.nodes import Nodes, nodes, run, start, until
+from cluster.nodes import Nodes, nodes, run, start
 from kit.recordings import speech_folder
 from kit.tiny_gguf import tiny_llama
 from kvcast.transcripts.folders.journal import unsealed
+from server.serving import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 MODEL = ("--model", "demo", "--runtime", "native", "--threads", "1", "--quiet")

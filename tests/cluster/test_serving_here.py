@@ -10,8 +10,9 @@ import httpx
 import psutil
 import pytest
 
-from cluster.nodes import run, until
+from cluster.nodes import run
 from cluster.served import begun, complete, free_port, last_event
+from server.serving import until
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from cluster.nodes import Nodes, nodes, until
+from cluster.nodes import Nodes, nodes
 from cluster.served import complete, last_event, serving, stream
+from server.serving import until
 
 TWO = ("--replicas", "2")
 FULL = ("--rows", "1", "--queue", "1", "--replicas", "1")

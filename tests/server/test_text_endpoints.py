@@ -340,60 +340,60 @@ def test_a_response_with_logprobs(client: openai.OpenAI):
 TOOLS = {"tools": [WEATHER]}
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 LONG = {"messages": [{"role": "user", "content": "a" * 3000}]}
+HUGE = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 50_000}]}]}
+STREAM = {"model": "t5", "stream": True}
+MANY = dict.fromkeys("abcdefghijklmnopqrst", "")
 LENGTH = "context_length_exceeded"
-MISTAKES: dict[str, tuple[str, dict[str, Any], str | None, str | None, str]] = {
-    "stops": ("chat/completions", CHAT | {"stop": ["a"] * 17}, "stop", None, "at most 16"),
-    "a stop": ("chat/completions", CHAT | {"stop": ["a", 1]}, "stop.1", None, "valid string"),
-    "no stop": ("chat/completions", CHAT | {"stop": 1}, "stop", None, "text, or a list"),
-    "sources": ("text2text", {"model": "t5", "input": ["a"] * 257}, "input", None, "at most 256"),
-    "a source": ("text2text", {"model": "t5", "input": ["a", ""]}, "input.1", None, "at least 1"),
-    "a stream": (
-        "text2text",
-        {"model": "t5", "input": ["a", "b"], "stream": True},
-        "stream",
-        None,
-        "one source",
-    ),
-    "input": ("responses", {"input": []}, "input", None, "at least 1 item"),
-    "items": ("responses", {"input": ["a"]}, "input.0", None, "valid dictionary"),
-    "a token": ("completions", {"prompt": [1, "a"]}, "prompt.1", None, "valid integer"),
-    "tokens": ("completions", {"prompt": [[1], "a"]}, "prompt.1", None, "valid list"),
-    "prompts": ("completions", {"prompt": [[1]] * 257}, "prompt", None, "at most 256"),
-    "messages": ("chat/completions", {"messages": [{}] * 5000}, "messages", None, "at most 4096"),
-    "a bias": ("chat/completions", CHAT | {"logit_bias": {"a": 1}}, "logit_bias.a", None, "match"),
-    "top_k": ("completions", {"prompt": "a", "top_k": 0}, "top_k", None, "or equal to 1"),
-    "metadata": (
-        "responses",
-        {"input": "a", "metadata": dict.fromkeys("abcdefghijklmnopqrst", "")},
-        "metadata",
-        None,
-        "at most 16",
-    ),
-    "tools": ("chat/completions", CHAT | TOOLS | {"model": "t5"}, "tools", None, "knows no tools"),
-    "too long": ("chat/completions", LONG, None, LENGTH, "tokens and the model takes 1999"),
-    "a long prompt": ("completions", {"prompt": "a" * 3000}, None, LENGTH, "has 3000 tokens"),
-    "many tokens": ("completions", {"prompt": [5] * 3000}, None, LENGTH, "has 3000 tokens"),
-    "a huge prompt": ("completions", {"prompt": "a" * 50_000}, None, LENGTH, "more than the 1999"),
-    "a huge message": (
-        "chat/completions",
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 50_000}]}]},
-        None,
-        LENGTH,
-        "more than the 1999",
-    ),
-    "texts": ("chat/completions", CHAT | {"n": 5}, "n", None, "takes 4 at most"),
-    "best of": ("completions", {"prompt": "a", "best_of": 5}, "best_of", None, "takes 4 at most"),
-    "more than ever wait": ("completions", {"prompt": ["a."] * 200}, None, None, "takes 104 at"),
+MISTAKES: dict[str, tuple[str, dict[str, Any], str | None, str]] = {
+    "stops": ("chat/completions", CHAT | {"stop": ["a"] * 17}, "stop", "at most 16"),
+    "a stop": ("chat/completions", CHAT | {"stop": ["a", 1]}, "stop.1", "valid string"),
+    "no stop": ("chat/completions", CHAT | {"stop": 1}, "stop", "text, or a list"),
+    "sources": ("text2text", {"model": "t5", "input": ["a"] * 257}, "input", "at most 256"),
+    "a source": ("text2text", {"model": "t5", "input": ["a", ""]}, "input.1", "at least 1"),
+    "a stream": ("text2text", STREAM | {"input": ["a", "b"]}, "stream", "one source"),
+    "input": ("responses", {"input": []}, "input", "at least 1 item"),
+    "items": ("responses", {"input": ["a"]}, "input.0", "valid dictionary"),
+    "a token": ("completions", {"prompt": [1, "a"]}, "prompt.1", "valid integer"),
+    "tokens": ("completions", {"prompt": [[1], "a"]}, "prompt.1", "valid list"),
+    "prompts": ("completions", {"prompt": [[1]] * 257}, "prompt", "at most 256"),
+    "messages": ("chat/completions", {"messages": [{}] * 5000}, "messages", "at most 4096"),
+    "a bias": ("chat/completions", CHAT | {"logit_bias": {"a": 1}}, "logit_bias.a", "match"),
+    "top_k": ("completions", {"prompt": "a", "top_k": 0}, "top_k", "or equal to 1"),
+    "metadata": ("responses", {"input": "a", "metadata": MANY}, "metadata", "at most 16"),
+    "tools": ("chat/completions", CHAT | TOOLS | {"model": "t5"}, "tools", "knows no tools"),
+    "texts": ("chat/completions", CHAT | {"n": 5}, "n", "takes 4 at most"),
+    "best of": ("completions", {"prompt": "a", "best_of": 5}, "best_of", "takes 4 at most"),
+    "more than ever wait": ("completions", {"prompt": ["a."] * 200}, None, "takes 104 at"),
 }
+TOO_LONG = {
+    "a chat": ("chat/completions", LONG, "tokens and the model takes 1999"),
+    "a prompt": ("completions", {"prompt": "a" * 3000}, "has 3000 tokens"),
+    "tokens": ("completions", {"prompt": [5] * 3000}, "has 3000 tokens"),
+    "a huge prompt": ("completions", {"prompt": "a" * 50_000}, "more than the 1999"),
+    "a huge message": ("chat/completions", HUGE, "more than the 1999"),
+}
+
+
+def refused(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    with server.http() as http:
+        answer = http.post(f"/v1/{path}", json={"model": "world"} | body)
+    assert answer.status_code == 400
+    return answer.json()["error"]
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_reported_with_its_field(server: Server, name: str):
-    path, body, param, code, said = MISTAKES[name]
-    with server.http() as http:
-        answer = http.post(f"/v1/{path}", json={"model": "world"} | body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
+    path, body, param, said = MISTAKES[name]
+    error = refused(server, path, body)
+    assert (error["param"], error["code"]) == (param, None), error
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_too_long_prompts_have_an_error_code(server: Server, name: str):
+    path, body, said = TOO_LONG[name]
+    error = refused(server, path, body)
+    assert (error["param"], error["code"]) == (None, LENGTH), error
     assert said in error["message"]
 
 

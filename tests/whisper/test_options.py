@@ -1,26 +1,18 @@
 """Decoding options, hotwords and prefixes: their limits, and their places in the prompt."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from test_window_decoder_equals_openai import our_tokenizer
 
-from kit.openai_whisper import openai_tokenizer_json
 from kit.scripted_runtimes import ScriptedRuntime, windows
 from kvcast.decoding.logits_processors import SuppressTokens
 from kvcast.errors import UsageError
 from kvcast.speech.params import WindowParams
 from kvcast.transcripts.segments import compression_ratio
 from kvcast.whisper.decoding import DecodingOptions, WindowPrompt, check_prompt
-from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.windows import WindowDecoder
-
-
-@cache
-def tokenizer(multilingual: bool) -> WhisperTokenizer:
-    return WhisperTokenizer(openai_tokenizer_json(multilingual), 51864 + multilingual)
 
 
 def one_line(error: pytest.ExceptionInfo[UsageError]) -> str:
@@ -70,17 +62,17 @@ def test_invalid_options_are_refused(options: dict[str, Any], says: str):
 )
 def test_options_that_the_model_lacks_are_refused(options: dict[str, Any], says: str):
     with pytest.raises(UsageError) as error:
-        DecodingOptions(**options).check(tokenizer(False), 448)
+        DecodingOptions(**options).check(our_tokenizer(False), 448)
     assert says in one_line(error)
 
 
 @pytest.mark.parametrize("options", [{}, {"suppress_tokens": "-1,0,51863"}, {"beam": 5}])
 def test_valid_options_pass(options: dict[str, Any]):
-    DecodingOptions(**options).check(tokenizer(False), 448)
+    DecodingOptions(**options).check(our_tokenizer(False), 448)
 
 
 def silent_decoder(multilingual: bool) -> WindowDecoder:
-    known = tokenizer(multilingual)
+    known = our_tokenizer(multilingual)
 
     def nothing_stands_out(number: int, written: tuple[int, ...]) -> np.ndarray:
         return np.zeros(known.vocab_size, np.float32)
@@ -121,7 +113,7 @@ def test_windows_and_temperatures_of_one_seed_are_sampled_apart():
 
 @pytest.mark.parametrize("multilingual", [False, True])
 def test_minus_one_stands_for_non_speech_tokens_among_other_ids(multilingual: bool):
-    known = tokenizer(multilingual)
+    known = our_tokenizer(multilingual)
     logits_rv = np.zeros((1, known.vocab_size), np.float32)
     for logit_filter in DecodingOptions(suppress_tokens="7,-1,9").filters(known):
         if isinstance(logit_filter, SuppressTokens):

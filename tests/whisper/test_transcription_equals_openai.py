@@ -74,42 +74,21 @@ def renamed(options: dict[str, Any]) -> dict[str, Any]:
     return theirs
 
 
+ALIKE = ("task", "language", "temperature", "patience", "length_penalty", "suppress_tokens")
+
+
 def shared(call: Any) -> tuple[Any, ...]:
     where, options, prompt = call
-    return (
-        where,
-        prompt,
-        options.task,
-        options.language,
-        options.temperature,
-        options.beam,
-        options.best_of,
-        options.patience,
-        options.length_penalty,
-        options.suppress_tokens,
-        options.max_new_tokens,
-        options.timestamps,
-        options.max_initial_timestamp,
-    )
+    alike = [getattr(options, name) for name in (*ALIKE, "max_initial_timestamp")]
+    ours = options.beam, options.best_of, options.max_new_tokens, options.timestamps
+    return where, prompt, *alike, *ours
 
 
 def shared_of_openai(call: Any) -> tuple[Any, ...]:
     where, options, prompt = call
-    return (
-        where,
-        prompt,
-        options.task,
-        options.language,
-        options.temperature,
-        options.beam_size or 1,
-        options.best_of or 1,
-        options.patience,
-        options.length_penalty,
-        options.suppress_tokens,
-        options.sample_len,
-        not options.without_timestamps,
-        options.max_initial_timestamp,
-    )
+    alike = [getattr(options, name) for name in (*ALIKE, "max_initial_timestamp")]
+    beam, best_of = options.beam_size or 1, options.best_of or 1
+    return where, prompt, *alike, beam, best_of, options.sample_len, not options.without_timestamps
 
 
 TOKEN = st.one_of(
