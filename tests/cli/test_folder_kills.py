@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.processes import PROGRAM, TRANSCRIBE
+from kit.marks import slow, soak
 from kvcast.transcripts.folders.journal import unsealed
 from kvcast.transcripts.writers import EXTENSIONS
 
@@ -101,9 +102,7 @@ def test_a_killed_run_is_resumed_to_the_same_result(folder, tmp_path):
     kills(folder, tmp_path, ways=[WORKERS[0]], count=2, seed=1)
 
 
-COUNTS = pytest.mark.parametrize(
-    "count", [pytest.param(9, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.soak)]
-)
+COUNTS = pytest.mark.parametrize("count", [slow(9), soak(60)])
 
 
 @COUNTS

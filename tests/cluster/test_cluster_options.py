@@ -55,14 +55,23 @@ def test_options_that_do_not_go_together(folder, capsys, words: list[str], told:
     assert (code, told in err) == (2, True)
 
 
-def test_a_cluster_is_for_folders_and_files_of_prompts(folder, capsys):
-    file = str(folder / "in/a.wav")
-    code, err = refused(capsys, "transcribe", file, "--model", "demo", "--ray", "local")
-    assert (code, "--ray is for a folder" in err) == (2, True)
-    code, err = refused(capsys, "transcribe", "-", "--live", "--model", "demo", "--ray", "local")
-    assert (code, "--live runs on one machine: drop --ray" in err) == (2, True)
-    code, err = refused(capsys, "generate", "a", "--ray", "local")
-    assert (code, "--ray is for many prompts: give them with --prompts" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("transcribe in/a.wav --model demo --ray local", "--ray is for a folder"),
+        ("transcribe - --live --model demo --ray local", "--live runs on one machine: drop --ray"),
+        ("generate a --ray local", "--ray is for many prompts: give them with --prompts"),
+        ("serve demo --replicas 2", "--replicas is for a cluster: add --ray"),
+        *(
+            (f"serve demo --ray local --replicas={range_}", "must be a number, as 2, or a range")
+            for range_ in ("0", "3-2", "two", "1-", "-1", "1-2-3")
+        ),
+    ],
+)
+def test_commands_that_need_no_cluster_or_another(folder, capsys, monkeypatch, words, told):
+    monkeypatch.chdir(folder)
+    code, err = refused(capsys, *words.split())
+    assert (code, told in err) == (2, True)
 
 
 def test_where_there_is_no_cluster(folder, capsys):
@@ -103,17 +112,6 @@ def test_without_ray_the_extra_is_named(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(("words", "least", "most"), [("2", 2, 2), ("1-8", 1, 8)])
 def test_replicas(words: str, least: int, most: int):
     assert replica_range(words) == (least, most)
-
-
-@pytest.mark.parametrize("words", ["0", "3-2", "two", "1-", "-1", "1-2-3"])
-def test_replicas_that_are_none(capsys, words: str):
-    code, err = refused(capsys, "serve", "demo", "--ray", "local", f"--replicas={words}")
-    assert (code, "must be a number, as 2, or a range, as 1-8" in err) == (2, True)
-
-
-def test_replicas_are_of_a_cluster(capsys):
-    code, err = refused(capsys, "serve", "demo", "--replicas", "2")
-    assert (code, "--replicas is for a cluster: add --ray" in err) == (2, True)
 
 
 def test_a_port_that_is_taken(capsys):

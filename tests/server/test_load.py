@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 import kvcast
+from kit.marks import slow, soak
 from server.serving import command, until
 
 ROOT = Path(__file__).parents[2]
@@ -56,8 +57,8 @@ def heard(model: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("warm", "seconds", "grown", "busy"),
     [
-        pytest.param(15, 10, 1.15, 1.5, marks=pytest.mark.slow),
-        pytest.param(60, 600, 1.05, 1.25, marks=pytest.mark.soak),
+        slow(15, 10, 1.15, 1.5),
+        soak(60, 600, 1.05, 1.25),
     ],
 )
 def test_many_clients_at_once(tmp_path: Path, warm: int, seconds: int, grown: float, busy: float):

@@ -18,6 +18,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
 from kit.dimensions import ROFORMER, SMALL_T5
+from kit.marks import slow, soak
 from kit.text_models import model, saying, word_piece_model
 from kvcast.text.params import PromptParams
 from server.serving import serving
@@ -74,7 +75,7 @@ def test_each_bound_is_a_value_that_its_option_takes():
 
 @pytest.mark.parametrize(
     "requests",
-    [pytest.param(600, marks=pytest.mark.slow), pytest.param(5000, marks=pytest.mark.soak)],
+    [slow(600), soak(5000)],
 )
 def test_no_request_makes_it_fail(requests: int):
     models = {

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kvcast
+from kit.marks import slow, soak
 from kit.recordings import EXAMPLE, SPOKEN, Load, Samples
 from kvcast.runtimes.target import default_runtime
 from kvcast.spec.runtimes import PrecisionRequest
@@ -55,12 +56,8 @@ MOST = {8: 1.0, None: 3.0}
 @pytest.mark.parametrize(
     ("model", "batch", "beginnings"),
     [
-        pytest.param("demo", 8, 1, marks=pytest.mark.slow),
-        *(
-            pytest.param(model, *case, marks=pytest.mark.soak)
-            for model in ("demo", "demo-base")
-            for case in ((8, 6), (None, 3))
-        ),
+        slow("demo", 8, 1),
+        *(soak(model, *case) for model in ("demo", "demo-base") for case in ((8, 6), (None, 3))),
     ],
 )
 def test_int8_makes_hardly_more_errors_than_full_precision_over_218_seconds(

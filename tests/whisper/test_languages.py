@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kit.marks import soak
 from kit.recordings import EXAMPLE, GERMAN, THREE_TURNS, Load, read
 from kvcast.cli import main
 from kvcast.whisper.model import WhisperModel
@@ -49,7 +50,7 @@ def test_silent_windows_are_passed_over(model, recordings):
     assert transcription.language == "de"
 
 
-@pytest.mark.parametrize("batch", [None, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("batch", [None, soak(2)])
 def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed):
     transcription = model.transcribe(mixed, multilingual=True, temperature=0.0, batch=batch)
     segments = list(transcription)
@@ -64,7 +65,7 @@ def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed
     assert error < 0.2
 
 
-@pytest.mark.parametrize("batch", [None, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("batch", [None, soak(2)])
 def test_a_turn_within_windows_is_in_its_language(batch, load):
     """English up to 14 s, German up to 41 s, English; Whisper hears English in every window."""
     model = load("demo-base")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kit.marks import slow, soak
 from kit.scripted_whisper import ScriptedRecognizer, Word, listener, seconds, sound, speech
 from kvcast.audio.vad import Endpoints
 from kvcast.errors import UsageError
@@ -270,9 +271,7 @@ def test_delays_are_counted_in_little_memory():
     assert delays.quantile(0.5) == pytest.approx(values[1000], abs=0.06)
 
 
-@pytest.mark.parametrize(
-    "minutes", [pytest.param(8, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("minutes", [slow(8), soak(30)])
 @pytest.mark.parametrize(("pause_every", "segment_every"), [(25, 8), (10_000, 10_000)])
 def test_minutes_take_the_memory_and_the_work_of_one(minutes, pause_every, segment_every):
     words = speech(188 * minutes, pause_every=pause_every, segment_every=segment_every)

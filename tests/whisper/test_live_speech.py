@@ -13,6 +13,7 @@ import pytest
 
 import kvcast
 from kit.far import FINDS_THIS
+from kit.marks import slow, soak
 from kit.recordings import EXAMPLE, TESTS, Load, Samples
 from kvcast.speech.live import LiveTranscription
 
@@ -69,23 +70,13 @@ def test_a_command_is_understood(load: Load, recordings):
 @pytest.mark.parametrize(
     ("model", "name", "piece"),
     [
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("demo", "example", 40.0),
-                ("demo", "example", 0.5),
-                ("demo", "minute", 1.0),
-                ("demo-base", "example", 1.0),
-            )
-        ),
-        *(
-            pytest.param(*case, marks=pytest.mark.soak)
-            for case in (
-                ("demo", "spoken", 1.0),
-                ("demo", "spoken", 4.0),
-                ("demo-base", "spoken", 1.0),
-            )
-        ),
+        slow("demo", "example", 40.0),
+        slow("demo", "example", 0.5),
+        slow("demo", "minute", 1.0),
+        slow("demo-base", "example", 1.0),
+        soak("demo", "spoken", 1.0),
+        soak("demo", "spoken", 4.0),
+        soak("demo-base", "spoken", 1.0),
     ],
 )
 def test_live_is_within_two_points_of_the_whole_recording(model, name, piece, load, recordings):
@@ -104,9 +95,7 @@ def test_live_is_within_two_points_of_the_whole_recording(model, name, piece, lo
     assert live.delays.longest <= 30 + piece
 
 
-@pytest.mark.parametrize(
-    "minutes", [pytest.param(2, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("minutes", [slow(2), soak(30)])
 def test_all_of_it_takes_the_memory_of_its_first_sixth(minutes: int, load: Load):
     """What is held is exact; what the process has settles after minutes."""
     load("demo")  # or the test is skipped

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import kvcast
+from kit.marks import slow, soak
 from kit.models import encoded
 from kit.recordings import Samples
 from kvcast.audio.features import open_features
@@ -50,9 +51,9 @@ def forced(
 @pytest.mark.parametrize(
     ("recording", "search"),
     [
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+        *(slow(*case) for case in SLOW),
         *(
-            pytest.param(*case, marks=pytest.mark.soak)
+            soak(*case)
             for case in product(["001", "004", "005", "example"], SEARCHES)
             if case not in SLOW
         ),

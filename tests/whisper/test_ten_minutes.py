@@ -9,6 +9,7 @@ import pytest
 from test_whisper_drafts import shallower
 
 import kvcast
+from kit.marks import slow, soak
 from kit.recordings import Load, Samples, told
 from kvcast.decoding.speculative_decoding import Ledger
 from kvcast.speech.params import TranscribeParams
@@ -23,7 +24,7 @@ LEAST = {"int8": 50, "three layers of four": 5, "ngram": 2}
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.soak)],
+    params=[slow(1), soak(10)],
     ids=lambda minutes: f"{minutes} minutes",
 )
 def minutes(request: pytest.FixtureRequest) -> int:
@@ -69,9 +70,7 @@ def _all_drafts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_all_drafts_are_checked")
-@pytest.mark.parametrize(
-    "draft", ["int8", pytest.param("three layers of four", marks=pytest.mark.soak), "ngram"]
-)
+@pytest.mark.parametrize("draft", ["int8", soak("three layers of four"), "ngram"])
 def test_they_are_the_same_with_drafts(draft, model, several, minutes, alone, load: Load, tmp_path):
     drafters = {
         "int8": lambda: load("demo"),
@@ -93,7 +92,7 @@ def test_they_are_the_same_with_drafts(draft, model, several, minutes, alone, lo
     assert rejected > 2 * minutes
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seed", [1, soak(2)])
 def test_on_the_native_runtime_recordings_may_arrive_at_any_time(seed, several, minutes, load):
     model = load("demo", runtime="native", quantize="none")
     params = TranscribeParams(batch=5, **OPTIONS)

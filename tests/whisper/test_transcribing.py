@@ -8,6 +8,7 @@ import pytest
 import soxr
 from numpy.typing import NDArray
 
+from kit.marks import slow, soak
 from kit.recordings import EXAMPLE, Load, Samples, told
 from kit.scripted_whisper import scripted_translator
 from kvcast.runtimes.base import EncoderDecoder
@@ -55,9 +56,7 @@ def test_an_array_of_another_rate_is_resampled_or_asked_about(model, recordings)
     assert len(silence.notices) == 1
 
 
-@pytest.mark.parametrize(
-    "options", [{"best_of": 1}, pytest.param({"best_of": 5}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("options", [{"best_of": 1}, slow({"best_of": 5})], ids=str)
 def test_one_seed_gives_one_transcript(options, model, recordings):
     first = sampled(model, recordings["005"], seed=7, **options)
     assert sampled(model, recordings["005"], seed=7, **options) == first
@@ -126,7 +125,7 @@ def test_a_multilingual_model_detects_the_language_once(recordings):
 
 @pytest.mark.parametrize(
     ("runtime", "quantize"),
-    [("native", "int8"), pytest.param("onnx", "none", marks=pytest.mark.slow)],
+    [("native", "int8"), slow("onnx", "none")],
 )
 def test_recordings_in_a_batch_are_transcribed_as_alone(runtime, quantize, load, recordings):
     model = load("demo", runtime=runtime, quantize=quantize)
@@ -142,10 +141,10 @@ def test_recordings_in_a_batch_are_transcribed_as_alone(runtime, quantize, load,
 @pytest.mark.parametrize(
     ("runtime", "options"),
     [
-        pytest.param("native", {}, marks=pytest.mark.slow),
-        pytest.param("onnx", {"beam": 5}, marks=pytest.mark.slow),
-        pytest.param("eager", {}, marks=pytest.mark.soak),
-        pytest.param("onnx", {"timestamps": False}, marks=pytest.mark.soak),
+        slow("native", {}),
+        slow("onnx", {"beam": 5}),
+        soak("eager", {}),
+        soak("onnx", {"timestamps": False}),
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.marks import slow, soak
 from kit.openai_whisper import Oracle
 from kit.recordings import Load, Samples
 
@@ -51,11 +52,11 @@ def assert_equal(
 @pytest.mark.parametrize(
     ("runtime", "options"),
     [
-        pytest.param("native", {}, marks=pytest.mark.slow),
-        pytest.param("onnx", {}, marks=pytest.mark.soak),
-        pytest.param("onnx", BEAMS | UNTIMED, marks=pytest.mark.slow),
-        pytest.param("eager", {}, marks=pytest.mark.soak),
-        pytest.param("eager", BEAMS, marks=pytest.mark.soak),
+        slow("native", {}),
+        soak("onnx", {}),
+        slow("onnx", BEAMS | UNTIMED),
+        soak("eager", {}),
+        soak("eager", BEAMS),
     ],
     ids=str,
 )
@@ -66,10 +67,10 @@ def test_real_speech(runtime, options, load, oracle, recordings):
 @pytest.mark.parametrize(
     ("runtime", "options"),
     [
-        pytest.param("eager", {}, marks=pytest.mark.soak),
-        pytest.param("onnx", UNTIMED, marks=pytest.mark.soak),
-        pytest.param("onnx", ALONE, marks=pytest.mark.slow),
-        pytest.param("onnx", BEAMS | ALONE, marks=pytest.mark.soak),
+        soak("eager", {}),
+        soak("onnx", UNTIMED),
+        slow("onnx", ALONE),
+        soak("onnx", BEAMS | ALONE),
     ],
     ids=str,
 )
@@ -80,8 +81,8 @@ def test_speech_with_40_seconds_of_silence_inside(runtime, options, load, oracle
 @pytest.mark.parametrize(
     ("recording", "seconds"),
     [
-        pytest.param("beginning", 75, marks=pytest.mark.slow),
-        pytest.param("spoken", 180, marks=pytest.mark.soak),
+        slow("beginning", 75),
+        soak("spoken", 180),
     ],
 )
 def test_minutes_of_speech(recording, seconds, load, oracle, recordings):
@@ -94,24 +95,14 @@ def test_minutes_of_speech(recording, seconds, load, oracle, recordings):
 @pytest.mark.parametrize(
     "options",
     [
-        *(
-            pytest.param(options, marks=pytest.mark.slow)
-            for options in (
-                {"initial_prompt": "word " * 400, "clip_end": 17.3},
-                {"clip_timestamps": [1.0, 6.5, 9.0, 20.0, 24.0]},
-                {"suppress_tokens": "", "clip_start": 5.0, "clip_end": 17.3},
-            )
-        ),
-        *(
-            pytest.param(options, marks=pytest.mark.soak)
-            for options in (
-                {"beam": 5, "max_new_tokens": 20, "clip_end": 17.3},
-                {"initial_prompt": "Mrs. Dashwood, Elinor & Marianne.", "clip_start": 3.21},
-                {"suppress_tokens": "11,13,-1", "clip_end": 17.3},
-                {"beam": 3, "patience": 2.0, "length_penalty": 0.6},
-                {"no_speech_threshold": 0.0, "logprob_threshold": -0.2},
-            )
-        ),
+        slow({"initial_prompt": "word " * 400, "clip_end": 17.3}),
+        slow({"clip_timestamps": [1.0, 6.5, 9.0, 20.0, 24.0]}),
+        slow({"suppress_tokens": "", "clip_start": 5.0, "clip_end": 17.3}),
+        soak({"beam": 5, "max_new_tokens": 20, "clip_end": 17.3}),
+        soak({"initial_prompt": "Mrs. Dashwood, Elinor & Marianne.", "clip_start": 3.21}),
+        soak({"suppress_tokens": "11,13,-1", "clip_end": 17.3}),
+        soak({"beam": 3, "patience": 2.0, "length_penalty": 0.6}),
+        soak({"no_speech_threshold": 0.0, "logprob_threshold": -0.2}),
     ],
     ids=lambda options: str(options)[:60],
 )

@@ -9,6 +9,7 @@ import pytest
 from test_window_decoder_equals_openai import VOCAB, our_tokenizer, speech
 
 import kvcast
+from kit.marks import slow, soak
 from kit.recordings import Load, Samples
 from kit.scripted_runtimes import ScriptedRuntime, windows
 from kit.scripted_whisper import scripted_model
@@ -45,18 +46,11 @@ def said(segments: Iterable[kvcast.Segment]) -> list[tuple[float, float, tuple[i
 @pytest.mark.parametrize(
     ("name", "draft"),
     [
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("two windows", "int8"), ("german", "ngram"))
-        ),
-        *(
-            pytest.param(*case, marks=pytest.mark.soak)
-            for case in (
-                ("two windows", "four layers of six"),
-                ("two windows", "ngram"),
-                ("german", "int8"),
-            )
-        ),
+        slow("two windows", "int8"),
+        slow("german", "ngram"),
+        soak("two windows", "four layers of six"),
+        soak("two windows", "ngram"),
+        soak("german", "int8"),
     ],
 )
 def test_a_recording_is_the_same_with_drafts(name, draft, load, recordings, tmp_path, monkeypatch):

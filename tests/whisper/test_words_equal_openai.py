@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import kvcast
+from kit.marks import slow, soak
 from kit.openai_whisper import Oracle
 from kit.recordings import Load, Samples
 
@@ -91,10 +92,10 @@ def test_words_lie_where_openai_whisper_has_them(load, oracle, recordings):
 @pytest.mark.parametrize(
     ("model", "recording", "runtime"),
     [
-        pytest.param("demo", "004", "onnx", marks=pytest.mark.soak),
-        pytest.param("demo-base", "001", "onnx", marks=pytest.mark.slow),
-        pytest.param("demo", "005", "onnx", marks=pytest.mark.soak),
-        pytest.param("demo", "beginning", "onnx", marks=pytest.mark.soak),
+        soak("demo", "004", "onnx"),
+        slow("demo-base", "001", "onnx"),
+        soak("demo", "005", "onnx"),
+        soak("demo", "beginning", "onnx"),
     ],
 )
 def test_other_recordings_and_another_model(model, recording, runtime, load, oracle, recordings):
@@ -105,15 +106,10 @@ def test_other_recordings_and_another_model(model, recording, runtime, load, ora
 @pytest.mark.parametrize(
     ("recording", "options"),
     [
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("001", {"beam": 5}),
-                ("005", {"timestamps": False}),
-                ("two windows", {"hallucination_silence_threshold": 2.0}),
-            )
-        ),
-        pytest.param("pauses", {"hallucination_silence_threshold": 2.0}, marks=pytest.mark.soak),
+        slow("001", {"beam": 5}),
+        slow("005", {"timestamps": False}),
+        slow("two windows", {"hallucination_silence_threshold": 2.0}),
+        soak("pauses", {"hallucination_silence_threshold": 2.0}),
     ],
     ids=str,
 )
@@ -140,11 +136,10 @@ def expected(load, recordings) -> list[Any]:
 @pytest.mark.parametrize(
     "runtime",
     [
-        pytest.param("native", marks=pytest.mark.slow),
-        *(
-            pytest.param(runtime, marks=pytest.mark.soak)
-            for runtime in ("eager", "aoti", "executorch")
-        ),
+        slow("native"),
+        soak("eager"),
+        soak("aoti"),
+        soak("executorch"),
     ],
 )
 def test_other_runtimes_place_words_as_onnx_runtime_does(runtime, expected, load, recordings):
