@@ -20,8 +20,8 @@ from kvcast.errors import KvcastError
 from kvcast.loading.opening import open_model
 from kvcast.loading.params import LoadParams
 from kvcast.server.errors import ApiError, busy
+from kvcast.server.model_registry import Models, Served, kind_of
 from kvcast.server.params import ServeParams
-from kvcast.server.served import Models, Served, kind_of
 
 SCOPE = {
     "type": "http",

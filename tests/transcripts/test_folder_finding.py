@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcast.errors import UsageError
-from kvcast.transcripts.folders.finding import find, instant_ns, may_be_named, named
+from kvcast.transcripts.folders.recordings import find, instant_ns, may_be_named, named
 from kvcast.transcripts.params import FolderParams
 
 

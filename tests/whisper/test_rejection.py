@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from kvcast.speech.params import TranscribeParams
 from kvcast.transcripts.segments import Word
 from kvcast.whisper.decoding import DecodingResult
+from kvcast.whisper.hallucinations import KeptSegments, without_hallucinations
 from kvcast.whisper.long_form import rejection
-from kvcast.whisper.placing import KeptSegments, without_hallucinations
 from kvcast.whisper.requests import Repetition, repetition, without_repetition
-from kvcast.whisper.segments import Span, Window, end_of_speech
+from kvcast.whisper.word_timestamps import Span, Window, end_of_speech
 
 
 def result(

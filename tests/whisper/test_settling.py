@@ -8,7 +8,7 @@ import pytest
 from kit.scripted_whisper import ENGLISH, NoRuntime, scripted_model, tokenizer
 from kvcast.errors import UsageError
 from kvcast.speech.params import LiveParams
-from kvcast.whisper.agreement import AlignAtt, LocalAgreement, Place, Unit, agreed, continued
+from kvcast.whisper.local_agreement import AlignAtt, LocalAgreement, Place, Unit, agreed, continued
 from kvcast.whisper.model import WhisperModel
 
 LENGTH = 500

@@ -18,9 +18,15 @@ from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
 from kvcast.runtimes.alignment import attention_by_token, dtw
 from kvcast.runtimes.base import Alignment
 from kvcast.whisper.requests import AlignmentRequest, Features
-from kvcast.whisper.segments import Span, Window
 from kvcast.whisper.tokenizer import WhisperTokenizer
-from kvcast.whisper.words import Punctuation, TokenTimes, text_tokens, with_words
+from kvcast.whisper.word_timestamps import (
+    Punctuation,
+    Span,
+    TokenTimes,
+    Window,
+    text_tokens,
+    with_words,
+)
 
 timing = importlib.import_module("whisper.timing")
 
