@@ -18,7 +18,7 @@ from kvcast.decoding import drafters
 from kvcast.decoding.drafters import ModelDrafting
 from kvcast.decoding.speculative_decoding import Ledger, Speculations
 from kvcast.errors import UsageError
-from kvcast.families.whisper import tensor_shapes
+from kvcast.families.whisper import WHISPER
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.windows import WindowDecoder
 from kvcast_bench.writing.huggingface import write_huggingface
@@ -29,7 +29,7 @@ def shallower(model: str, layers: int, folder: Path) -> Path:
     checkpoint: Any = open_checkpoint(locate(model))
     assert checkpoint.family.name == "whisper"
     dimensions = replace(checkpoint.dimensions, decoder_layers=layers, alignment_heads=())
-    tensors = {name: checkpoint.tensors[name] for name in tensor_shapes(dimensions)}
+    tensors = {name: checkpoint.tensors[name] for name in WHISPER.tensor_shapes(dimensions)}
     generation = {
         name: value for name, value in checkpoint.generation.items() if name != "alignment_heads"
     }
