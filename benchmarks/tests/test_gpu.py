@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kit.dimensions import MISTRAL, SMALL
-from kit.models import written_eagerly
 from kvcast_bench.gpu import GpuVariant, RandomModel, random_model, variants
 from kvcast_bench.workloads.gpu import GpuSteps, TimedModel
+from tiny_models import written_eagerly
 
 NEW = 12
 # Longer than the fewest slots, and a ring that goes round.

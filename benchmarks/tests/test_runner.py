@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kit.far import FINDS_THIS
-from kvcast.machine.child import Local, Remote
+from kit.far import FINDS_THIS, Far
+from kvcast.machine.child import Remote, RemoteError
 from kvcast_bench import machine
-from kvcast_bench.runner import Runner
+from kvcast_bench.runner import Local, Runner
 from kvcast_bench.workloads.causal import Causal
 from scripted_backend import Scripted
 from tiny_models import TINY
@@ -144,3 +144,10 @@ def test_a_breakdown_that_fails_says_why():
     with runner().loaded([Scripted(name="another")]) as (loaded, _):
         (_, by_name), *_ = runner().turns(loaded, CAUSAL.trials(), "break_down")
     assert "has no attribute 'runtime'" in str(by_name["another"].failure)
+
+
+def test_an_object_in_this_process_fails_as_in_another():
+    with Local(Far(1), {}) as local:
+        assert local.call("add", number=2) == 3
+        with pytest.raises(RemoteError, match=r"^TypeError: .*number"):
+            local.call("add")

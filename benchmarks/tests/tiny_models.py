@@ -4,12 +4,16 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from kit.dimensions import LLAMA, T5_SMALL
 from kit.models import lazy_tensors
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.decoder import DECODER
 from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast_bench.greedy_step import GreedyState
 from tokenizers import Tokenizer, decoders, models
 
 TINY = replace(LLAMA, vocab_size=96, max_positions=64)
@@ -60,3 +64,16 @@ def tiny_checkpoint(dimensions: DecoderDimensions = TINY) -> Checkpoint:
         },
         source="a test",
     )
+
+
+@torch.no_grad()
+def written_eagerly(decode: nn.Module, begun: GreedyState, new: int) -> list[int]:
+    text = tree_map(torch.clone, begun)
+    tokens = []
+    for _ in range(new):
+        offsets = torch.zeros(1, dtype=torch.int64)
+        logits, *_ = decode(text.token_rs, text.lengths, offsets, *text.caches, *text.given)
+        text.token_rs.copy_(logits[:, -1].argmax(-1)[:, None])
+        text.lengths.add_(1)
+        tokens.append(int(text.token_rs))
+    return tokens

@@ -8,8 +8,8 @@ import torch
 
 from kit.dimensions import MISTRAL, SMALL
 from kit.models import random_programs, speech
-from kvcast.runtimes.aoti.greedy_step import compiled
 from kvcast_bench.gpu import random_model, variants
+from kvcast_bench.greedy_step import compiled
 from kvcast_bench.workloads.gpu import TimedModel
 
 pytestmark = [

@@ -15,11 +15,8 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-import torch
 from filelock import FileLock
 from numpy.typing import NDArray
-from torch import nn
-from torch.utils._pytree import tree_map
 
 from kit.dimensions import SMALL
 from kvcast.bundle.manifest import Manifest, read_bundle
@@ -32,7 +29,6 @@ from kvcast.loading import export_proof
 from kvcast.loading.opening import export_once
 from kvcast.loading.params import LoadParams
 from kvcast.models.executor import TorchModel
-from kvcast.runtimes.aoti.greedy_step import GreedyState
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
 from kvcast.runtimes.onnx import lowering as onnx_lowering
 from kvcast.runtimes.reference import EagerReference
@@ -280,19 +276,6 @@ def stepped(
         step, cache = runtime.decode(list(tokens_r1), cache, rows)
         logits.append(step.copy())
     return np.concatenate(logits, axis=1), cache
-
-
-@torch.no_grad()
-def written_eagerly(decode: nn.Module, begun: GreedyState, new: int) -> list[int]:
-    text = tree_map(torch.clone, begun)
-    tokens = []
-    for _ in range(new):
-        offsets = torch.zeros(1, dtype=torch.int64)
-        logits, *_ = decode(text.token_rs, text.lengths, offsets, *text.caches, *text.given)
-        text.token_rs.copy_(logits[:, -1].argmax(-1)[:, None])
-        text.lengths.add_(1)
-        tokens.append(int(text.token_rs))
-    return tokens
 
 
 def own_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:

@@ -8,7 +8,8 @@ import numpy as np
 import psutil
 import pytest
 
-from kvcast.machine.resources import available_cores, growing_zeros, instruction_sets, machine_facts
+from kvcast.machine.resources import available_cores, growing_zeros, instruction_sets
+from kvcast_bench.report import machine_facts
 
 SHAPE = 60, 16, 3, 1024, 64
 

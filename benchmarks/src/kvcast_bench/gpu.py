@@ -26,23 +26,22 @@ from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_with
 from kvcast.inspect.roofline import best_of
 from kvcast.inspect.work import ModelWork
-from kvcast.machine.child import Local
 from kvcast.models.executor import TorchModel, TorchProgram
-from kvcast.runtimes.aoti.greedy_step import (
+from kvcast.runtimes.aoti.precision import Precision
+from kvcast.spec.program import Node, ProgramWriter
+from kvcast_bench.backend import Backend, Tokens
+from kvcast_bench.greedy_step import (
     GreedyState,
     StepFunction,
     captured,
     make_step,
     slots_for,
 )
-from kvcast.runtimes.aoti.precision import Precision
-from kvcast.spec.program import Node, ProgramWriter
-from kvcast_bench.backend import Backend, Tokens
 from kvcast_bench.machine import COPIED, device_facts, memory_rates, seconds_of
 from kvcast_bench.probes import STEP
 from kvcast_bench.recompute.programs import STATES, DecodeFromStates
 from kvcast_bench.report import Benchmark, Floors, measure
-from kvcast_bench.runner import Runner
+from kvcast_bench.runner import Local, Runner
 from kvcast_bench.turns import Trial
 from kvcast_bench.workload import Table
 from kvcast_bench.workloads.gpu import GpuSteps, TimedModel

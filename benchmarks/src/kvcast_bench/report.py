@@ -3,6 +3,8 @@
 Everything that is shown comes from it. A row is one backend in one trial, measured or broken down.
 """
 
+import os
+import platform
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from typing_extensions import override
 from kvcast.errors import KvcastError
 from kvcast.inspect.roofline import Arithmetic, Cost, best_of
 from kvcast.inspect.work import Work
-from kvcast.machine.resources import machine_facts
+from kvcast.machine.resources import CPU_INFO, available_cores, cpu_entry, instruction_sets
 from kvcast_bench.backend import Backend
 from kvcast_bench.probes import ENCODE, STEP
 from kvcast_bench.runner import Runner
@@ -260,3 +262,30 @@ class ProcessorFloors(Floors):
 
     def _cost(self, arithmetic: Arithmetic, work: Work) -> Cost:
         return arithmetic.cost(work, self._workload.stored, self._workload.counted({}).width)
+
+
+# Instructions that decide how fast int8, fp32 and bf16 products are.
+_TELLING = (
+    *("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimddp", "i8mm"),
+)
+
+
+def machine_facts() -> dict[str, object]:
+    """Return the facts of the machine that belong to every figure measured on it.
+
+    The processor's name, the instructions that decide its speed, cores, logical processors, memory
+    in bytes, system and Python. Needs psutil.
+    """
+    import psutil
+
+    instructions = instruction_sets()
+    return {
+        "cpu": cpu_entry(CPU_INFO, "model name") or platform.processor() or platform.machine(),
+        "instructions": [name for name in _TELLING if name in instructions],
+        "cores": available_cores(),
+        "processors": os.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }

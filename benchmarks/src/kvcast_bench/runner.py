@@ -3,6 +3,7 @@
 Checks whether backends can take part, loads them, and waits until they are idle.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from functools import partial
 from shutil import which
 from typing import Any
 
+from typing_extensions import override
+
 from kvcast.errors import KvcastError
 from kvcast.inspect.roofline import Rates
-from kvcast.machine.child import Remote
+from kvcast.machine.child import Remote, RemoteError
 from kvcast.runtimes.native.library import chosen_isa
 from kvcast_bench.backend import Backend
 from kvcast_bench.machine import IdleGate
@@ -20,6 +23,25 @@ from kvcast_bench.models import installed_versions
 from kvcast_bench.turns import Results, Trial, say, take_turns
 from kvcast_bench.worker import Importing, Worker
 from kvcast_bench.workload import Workload
+
+
+class Local(Remote):
+    """An object in this process, called as if it were in another."""
+
+    def __init__(self, served: object, *_: object) -> None:
+        self._served, self.pid = served, os.getpid()
+
+    @override
+    def call(self, method: str, **arguments: Any) -> Any:
+        try:
+            return getattr(self._served, method)(**arguments)
+        except Exception as error:
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RemoteError(line) from error
+
+    @override
+    def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)

@@ -167,24 +167,6 @@ class Remote(AbstractContextManager["Remote"]):
         return f"its process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
 
-class Local(Remote):
-    """An object in this process, called as if it were far away."""
-
-    def __init__(self, served: object, *_: object) -> None:
-        self._served, self.pid = served, os.getpid()
-
-    @override
-    def call(self, method: str, **arguments: Any) -> Any:
-        try:
-            return getattr(self._served, method)(**arguments)
-        except Exception as error:
-            raise RemoteError(_one_line(error)) from error
-
-    @override
-    def close(self) -> None:
-        """Release the object."""
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 

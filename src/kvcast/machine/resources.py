@@ -8,7 +8,6 @@ import ctypes
 import math
 import mmap
 import os
-import platform
 import re
 from math import prod
 from pathlib import Path
@@ -22,11 +21,6 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CPU_INFO = Path("/proc/cpuinfo")
 # Flags by which compilers choose instructions.
 _EXTENSIONS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "i8mm")
-# Instructions that decide how fast int8, fp32 and bf16 products are.
-_TELLING = (
-    *("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
-    *("asimddp", "i8mm"),
-)
 
 
 def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUOTA) -> int:
@@ -42,31 +36,11 @@ def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUO
 
 def instruction_sets(cpu_info: Path = CPU_INFO) -> tuple[str, ...]:
     """Names of the processor's vector and matrix instructions, sorted; none where unknown."""
-    names = set(_entry(cpu_info, "flags|Features").split())
+    names = set(cpu_entry(cpu_info, "flags|Features").split())
     return tuple(sorted(name for name in names if name.startswith(_EXTENSIONS)))
 
 
-def machine_facts() -> dict[str, object]:
-    """Return the facts of the machine that belong to every figure measured on it.
-
-    The processor's name, the instructions that decide its speed, cores, logical processors, memory
-    in bytes, system and Python. Needs psutil.
-    """
-    import psutil
-
-    instructions = instruction_sets()
-    return {
-        "cpu": _entry(CPU_INFO, "model name") or platform.processor() or platform.machine(),
-        "instructions": [name for name in _TELLING if name in instructions],
-        "cores": available_cores(),
-        "processors": os.cpu_count() or 1,
-        "memory_bytes": psutil.virtual_memory().total,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-def _entry(cpu_info: Path, names: str) -> str:
+def cpu_entry(cpu_info: Path, names: str) -> str:
     try:
         text = cpu_info.read_text(encoding="utf-8", errors="replace")
     except OSError:  # Linux only

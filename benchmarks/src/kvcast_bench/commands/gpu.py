@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> str:
 
     if not torch.cuda.is_available():
         raise KvcastError("no CUDA device is present: bench gpu measures nothing else")
-    from kvcast.runtimes.aoti.greedy_step import compiled
     from kvcast_bench.gpu import measure_on
+    from kvcast_bench.greedy_step import compiled
 
     own = {name: getattr(args, name) for name in ("prompt", "new") if getattr(args, name)}
     models = {name: replace(PUBLISHED[name], **own) for name in args.model}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from kit.dimensions import MISTRAL, SMALL
-from kit.models import random_programs, written_eagerly
-from kvcast.runtimes.aoti.greedy_step import (
+from kit.models import random_programs
+from kvcast_bench.greedy_step import (
     PRODUCTS,
     GreedyState,
     compiled,
@@ -20,6 +20,7 @@ from kvcast.runtimes.aoti.greedy_step import (
     slots_for,
     summed,
 )
+from tiny_models import written_eagerly
 
 NEW = 12
 
