@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kit.far import FINDS_THIS, Far
+from kit import far
+from kit.far import FINDS_THIS
 from kvcast.machine.child import Remote, RemoteError
 from kvcast_bench import machine
 from kvcast_bench.runner import Local, Runner
@@ -147,7 +148,7 @@ def test_a_breakdown_that_fails_says_why():
 
 
 def test_an_object_in_this_process_fails_as_in_another():
-    with Local(Far(1), {}) as local:
+    with Local(far.Far(1), {}) as local:
         assert local.call("add", number=2) == 3
         with pytest.raises(RemoteError, match=r"^TypeError: .*number"):
             local.call("add")
