@@ -31,9 +31,9 @@ def both(
     generator = np.random.default_rng(seed)
     logits_rv = generator.normal(0, 4, (len(histories), VOCAB)).astype(np.float32)
     logits_rv[generator.random(logits_rv.shape) < 0.1] = -np.inf  # other filters' work
-    written_rn = np.array(histories, np.int64).reshape(len(histories), -1)
-    expected = theirs(torch.from_numpy(written_rn), torch.from_numpy(logits_rv.copy()))
-    ours.apply(logits_rv, written_rn)
+    generated_rn = np.array(histories, np.int64).reshape(len(histories), -1)
+    expected = theirs(torch.from_numpy(generated_rn), torch.from_numpy(logits_rv.copy()))
+    ours.apply(logits_rv, generated_rn)
     return logits_rv, expected.numpy()
 
 

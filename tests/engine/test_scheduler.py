@@ -99,15 +99,15 @@ class Spy:
     def __init__(self) -> None:
         self.seen: list[list[list[int]]] = []
 
-    def apply(self, logits_rv: np.ndarray, written_rn: np.ndarray) -> None:
-        self.seen.append(written_rn.tolist())
+    def apply(self, logits_rv: np.ndarray, generated_rn: np.ndarray) -> None:
+        self.seen.append(generated_rn.tolist())
 
 
 class Only:
     def __init__(self, token: int) -> None:
         self.token = token
 
-    def apply(self, logits_rv: np.ndarray, written_rn: np.ndarray) -> None:
+    def apply(self, logits_rv: np.ndarray, generated_rn: np.ndarray) -> None:
         kept_r = logits_rv[:, self.token].copy()
         logits_rv[:] = -np.inf
         logits_rv[:, self.token] = kept_r

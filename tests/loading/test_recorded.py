@@ -18,7 +18,7 @@ RECORD = json.loads(json.dumps(record_of(WRITTEN, STEPPED, WHOLE)))
 
 def test_the_largest_logits_are_kept():
     known = read_record({KEY: RECORD}, LLAMA)
-    np.testing.assert_array_equal(known.written_rs, WRITTEN)
+    np.testing.assert_array_equal(known.generated_rs, WRITTEN)
     for top, logits in ((known.reference, WHOLE), (known.exported, STEPPED)):
         ordered = np.sort(logits, axis=-1)[..., ::-1]
         np.testing.assert_allclose(top.logits_rsk, ordered[..., :8], rtol=1e-6)

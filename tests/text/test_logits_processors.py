@@ -16,11 +16,11 @@ from transformers import (
 
 from kit.letters import END, VOCAB, Letters
 from kit.scripted_runtimes import random_model
-from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling import log_softmax
 from kvcast.engine.requests import Histories, Prompt
 from kvcast.errors import KvcastError, UsageError
-from kvcast.text.logits_processors import LogitsProcessors
+from kvcast.text.logits_pipeline import LogitsProcessors
 from kvcast.text.model import TextModel
 from kvcast.text.params import RECOMMENDED, GenerationDefaults, PromptParams
 from text.test_generate import same, text_model
@@ -36,13 +36,13 @@ PREFERRING: list[dict[str, Any]] = [
 
 
 def histories_of(
-    prompt: list[int], written_rn: np.ndarray, preferences: LogitsProcessors
+    prompt: list[int], generated_rn: np.ndarray, preferences: LogitsProcessors
 ) -> Histories:
-    rows, length = written_rn.shape
+    rows, length = generated_rn.shape
     histories = preferences.histories(length + 1, Prompt(np.array(prompt)))
     for n in range(length):
         parents = [0] * rows if n == 0 else list(range(rows))
-        histories.extend(parents, written_rn[:, n].tolist())
+        histories.extend(parents, generated_rn[:, n].tolist())
     return histories
 
 
@@ -78,9 +78,9 @@ def test_scores_are_those_of_the_definitions(written, options, seed):
     params, prompt = SamplingParams(**options), [1, 5, 5, 7]
     logits_rv = np.random.default_rng(seed).normal(0, 3, (len(written), 31)).astype(np.float32)
     preferences = LogitsProcessors(params)
-    written_rn = np.array(written, np.int64).reshape(len(written), -1)
-    seen = histories_of(prompt, written_rn, preferences)
-    if not written_rn.shape[1]:  # histories have one row before the first token
+    generated_rn = np.array(written, np.int64).reshape(len(written), -1)
+    seen = histories_of(prompt, generated_rn, preferences)
+    if not generated_rn.shape[1]:  # histories have one row before the first token
         logits_rv, written = logits_rv[:1], written[:1]
     scores_rv = logits_rv.copy()
     preferences.apply(scores_rv, seen)

@@ -9,8 +9,8 @@ import torch
 
 from kit.letters import Letters
 from kit.scripted_runtimes import RecomputingRuntime, in_transformers, tiny_llama
-from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling import log_softmax
 from kvcast.engine.requests import Prefix, Prompt, compute
 from kvcast.engine.scheduler import Scheduler
 from kvcast.text.beam_search import BeamHypothesis, SearchedTexts

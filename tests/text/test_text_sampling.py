@@ -18,13 +18,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kvcast.decoding.arithmetic import MinP, TopK, TopP, draw
 from kvcast.decoding.logits_processors import RepetitionPenalty, Sampler
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling_kernels import MinP, TopK, TopP, draw
 from kvcast.engine.requests import Prompt
 from kvcast.errors import KvcastError, UsageError
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling
-from kvcast.text.logits_processors import LogitsProcessors
+from kvcast.text.logits_pipeline import LogitsProcessors
 from kvcast.text.texts import StopStrings
 
 VOCAB = 700

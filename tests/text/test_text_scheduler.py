@@ -16,8 +16,8 @@ from kit.scripted_runtimes import (
     spelling,
     tiny_llama,
 )
-from kvcast.decoding.numerics import log_softmax
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling import log_softmax
 from kvcast.engine.requests import Prefix, Prompt, compute
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError

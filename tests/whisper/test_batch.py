@@ -306,7 +306,7 @@ def test_segments_that_begin_in_a_chunk_are_finished_in_it():
     assert options.latest_start == 24
     eot = tokenizer().eot
     *_, rule = options.filters(tokenizer())
-    written_rn = np.array(
+    generated_rn = np.array(
         [
             [BEGIN, 50, BEGIN + 1200, BEGIN + 1200],
             [BEGIN, 50, BEGIN + 1201, BEGIN + 1201],
@@ -315,7 +315,7 @@ def test_segments_that_begin_in_a_chunk_are_finished_in_it():
         ]
     )
     logits_rv = np.zeros((4, 51864), np.float32)
-    rule.apply(logits_rv, written_rn)
+    rule.apply(logits_rv, generated_rn)
     assert np.isneginf(logits_rv[:, eot]).tolist() == [True, False, False, False]
     assert np.isneginf(logits_rv).sum() == 1
     rule.apply(silent_rv := np.zeros((1, 51864), np.float32), np.array([[BEGIN]]))

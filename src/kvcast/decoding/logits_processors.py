@@ -12,9 +12,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from typing_extensions import override
 
-from kvcast.decoding.arithmetic import Distribution, Penalties
-from kvcast.decoding.numerics import draw, likeliest_token, penalise
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling import draw, likeliest_token, penalise
+from kvcast.decoding.sampling_kernels import Distribution, Penalties
 from kvcast.runtimes.base import Float32, Int64
 
 _WEAKEST = 1e-6
@@ -22,7 +22,7 @@ _WEAKEST = 1e-6
 
 
 class LogitsProcessor(Protocol):
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
         """Change logits [rows, vocab], given the generated tokens [rows, n]."""
 
 
@@ -36,9 +36,9 @@ class RepetitionPenalty(LogitsProcessor):
     penalty: float
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
         penalty = min(max(self.penalty, _WEAKEST), 1 / _WEAKEST)
-        penalise(logits_rv, written_rn, Penalties(repetition=penalty))
+        penalise(logits_rv, generated_rn, Penalties(repetition=penalty))
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class OccurrencePenalties(LogitsProcessor):
     frequency: float
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
         penalties = Penalties(presence=self.presence, frequency=self.frequency)
-        penalise(logits_rv, written_rn, penalties)
+        penalise(logits_rv, generated_rn, penalties)
 
 
 class LogitBias(LogitsProcessor):
@@ -65,7 +65,7 @@ class LogitBias(LogitsProcessor):
         self._biases = np.array(list(biases.values()), np.float32)
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
         logits_rv[:, self._tokens] += self._biases
 
 
@@ -76,11 +76,11 @@ class NoRepeatNgram(LogitsProcessor):
     size: int
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        if written_rn.shape[1] < self.size:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
+        if generated_rn.shape[1] < self.size:
             return
-        ngrams_rnk = sliding_window_view(written_rn, self.size, axis=1)
-        begun_r1k = written_rn[:, None, written_rn.shape[1] - self.size + 1 :]
+        ngrams_rnk = sliding_window_view(generated_rn, self.size, axis=1)
+        begun_r1k = generated_rn[:, None, generated_rn.shape[1] - self.size + 1 :]
         again_rn = (ngrams_rnk[:, :, :-1] == begun_r1k).all(axis=2)
         rows, places = np.nonzero(again_rn)
         logits_rv[rows, ngrams_rnk[rows, places, -1]] = -np.inf
@@ -97,10 +97,10 @@ class NoSourceNgram(LogitsProcessor):
             self._following.setdefault(tuple(begun), []).append(last)
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        if written_rn.shape[1] < self._begun:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
+        if generated_rn.shape[1] < self._begun:
             return
-        last_rk = written_rn[:, written_rn.shape[1] - self._begun :]
+        last_rk = generated_rn[:, generated_rn.shape[1] - self._begun :]
         for row, begun in enumerate(map(tuple, last_rk.tolist())):
             logits_rv[row, self._following.get(begun, [])] = -np.inf
 
@@ -115,10 +115,10 @@ class SuppressSequences(LogitsProcessor):
             of_length.setdefault(tuple(begun), []).append(last)
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
         for begun, following in self._following.items():
-            if begun <= written_rn.shape[1]:
-                last_rk = written_rn[:, written_rn.shape[1] - begun :]
+            if begun <= generated_rn.shape[1]:
+                last_rk = generated_rn[:, generated_rn.shape[1] - begun :]
                 for row, last in enumerate(map(tuple, last_rk.tolist())):
                     logits_rv[row, following.get(last, [])] = -np.inf
 
@@ -130,7 +130,7 @@ class SuppressTokens(LogitsProcessor):
         self._tokens = np.asarray(tokens, np.intp)
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
         logits_rv[:, self._tokens] = -np.inf
 
 

@@ -112,7 +112,7 @@ class Histories:
         return self._end - self._begin
 
     @property
-    def written_rn(self) -> Int64:
+    def generated_rn(self) -> Int64:
         return self._tokens[:, self._begin : self._end]
 
     @property

@@ -74,16 +74,16 @@ def proof(source: Source, manifest: Manifest, runtime: Runtime) -> dict[str, Any
     """Compare a runtime's greedy tokens and logits with the plain kernels'."""
     family, dimensions = source.family, source.dimensions
     probe = family.probe(dimensions)
-    written_rs, stepped_rsv = stepped(runtime, probe, steps_of(family, dimensions, probe))
+    generated_rs, stepped_rsv = stepped(runtime, probe, steps_of(family, dimensions, probe))
     del runtime
     plain = _runtime(source, *source.open(PLAIN))
-    whole_rsv = at_once(plain, family, probe, written_rs)
+    whole_rsv = at_once(plain, family, probe, generated_rs)
     exact = manifest.quantize == "none"
     spread = float(whole_rsv.std())
-    equal = likeliest(written_rs, whole_rsv, TOLERANCE if exact else ROUNDED_TOLERANCE * spread)
+    equal = likeliest(generated_rs, whole_rsv, TOLERANCE if exact else ROUNDED_TOLERANCE * spread)
     error = float(np.abs(stepped_rsv - whole_rsv).max())
     return {
-        "tokens": written_rs.size,
+        "tokens": generated_rs.size,
         "tokens_equal": equal,
         "max_logit_error": error if isfinite(error) else None,
         "logit_deviation": spread if isfinite(spread) else None,

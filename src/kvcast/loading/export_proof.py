@@ -32,10 +32,10 @@ def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str,
     dimensions = reference.dimensions
     family = family_with(dimensions)
     probe = family.probe(dimensions)
-    written_rs, stepped_rsv = stepped(candidate, probe, steps_of(family, dimensions, probe))
-    whole_rsv = _whole(reference, probe, written_rs)
-    record = _record(written_rs, stepped_rsv, whole_rsv, exact=exact)
-    record[KEY] = record_of(written_rs, stepped_rsv, whole_rsv)
+    generated_rs, stepped_rsv = stepped(candidate, probe, steps_of(family, dimensions, probe))
+    whole_rsv = _whole(reference, probe, generated_rs)
+    record = _record(generated_rs, stepped_rsv, whole_rsv, exact=exact)
+    record[KEY] = record_of(generated_rs, stepped_rsv, whole_rsv)
     record = {"reference": f"{reference.name}, all tokens at once", **record}
     if ALIGNMENT_QUERIES not in family.programs(dimensions)["decode"].outputs:
         return record
@@ -48,12 +48,12 @@ def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str,
     return {**record, "max_score_error": error}
 
 
-def _whole(reference: Reference, probe: Probe, written_rs: Int64) -> Float32:
+def _whole(reference: Reference, probe: Probe, generated_rs: Int64) -> Float32:
     """Return the logits [rows, steps, vocab] of the generated tokens, all at once."""
     family = family_with(reference.dimensions)
     if family.whole is None:
-        return at_once(reference.runtime, family, probe, written_rs)
-    steps, rows = written_rs.shape[1], zip(probe.prompts, written_rs[:, :-1], strict=True)
+        return at_once(reference.runtime, family, probe, generated_rs)
+    steps, rows = generated_rs.shape[1], zip(probe.prompts, generated_rs[:, :-1], strict=True)
     return np.stack([whole_logits(reference, *row)[-steps:] for row in rows])
 
 
@@ -97,19 +97,19 @@ def _alignment_error(candidate: Any, reference: Any, probe: Probe) -> float:
 
 
 def _record(
-    written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32, *, exact: bool
+    generated_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32, *, exact: bool
 ) -> dict[str, Any]:
     if not np.isfinite(whole_rsv).all():
         raise KvcastError("the model's logits are not all finite: fetch its weights again")
     error = float(np.abs(stepped_rsv - whole_rsv).max())
-    equal = likeliest(written_rs, whole_rsv, TOLERANCE)
-    if np.isnan(error) or (exact and (error > TOLERANCE or equal < written_rs.size)):
+    equal = likeliest(generated_rs, whole_rsv, TOLERANCE)
+    if np.isnan(error) or (exact and (error > TOLERANCE or equal < generated_rs.size)):
         raise KvcastError(
-            f"the exported graphs differ from the model: {equal} of {written_rs.size} tokens "
+            f"the exported graphs differ from the model: {equal} of {generated_rs.size} tokens "
             f"equal, logits off by up to {error:.2g}; please report this with the model's name"
         )
     return {
-        "tokens": written_rs.size,
+        "tokens": generated_rs.size,
         "tokens_equal": equal,
         "max_logit_error": error,
     }
@@ -135,7 +135,7 @@ class TopLogits:
 class RecordedOutputs:
     """Tokens [r, s] that a bundle generated after its family's probe, and logits before each."""
 
-    written_rs: Int64
+    generated_rs: Int64
     reference: TopLogits
     exported: TopLogits
     deviation: float
@@ -148,9 +148,9 @@ def log_sum_exp(logits: Float32) -> Float32:
     return sums
 
 
-def record_of(written_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> dict[str, Any]:
+def record_of(generated_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> dict[str, Any]:
     return {
-        "written": written_rs.tolist(),
+        "written": generated_rs.tolist(),
         "reference": _largest(whole_rsv),
         "exported": _largest(stepped_rsv),
         "deviation": float(whole_rsv.std(axis=-1).mean()),
@@ -166,11 +166,11 @@ def read_record(verification: Mapping[str, Any], dimensions: Any) -> RecordedOut
         return None
     try:
         fields = verification[KEY]
-        written_rs = np.array(fields["written"], np.int64)
+        generated_rs = np.array(fields["written"], np.int64)
         reference, exported = (_top(fields[name]) for name in ("reference", "exported"))
         deviation = float(fields["deviation"])
-        sizes = {top.sums_rs.shape for top in (reference, exported)} | {written_rs.shape}
-        tokens = [written_rs, reference.tokens_rsk, exported.tokens_rsk]
+        sizes = {top.sums_rs.shape for top in (reference, exported)} | {generated_rs.shape}
+        tokens = [generated_rs, reference.tokens_rsk, exported.tokens_rsk]
         known = all(
             part.size and part.min() >= 0 and part.max() < dimensions.vocab_size for part in tokens
         )
@@ -179,9 +179,9 @@ def read_record(verification: Mapping[str, Any], dimensions: Any) -> RecordedOut
     except (KeyError, TypeError, ValueError, OverflowError):
         raise _wrong() from None
     rows = len(family_with(dimensions).probe(dimensions).prompts)
-    if sizes != {(rows, written_rs.shape[-1])} or not known or not finite or deviation <= 0:
+    if sizes != {(rows, generated_rs.shape[-1])} or not known or not finite or deviation <= 0:
         raise _wrong()
-    return RecordedOutputs(written_rs, reference, exported, deviation)
+    return RecordedOutputs(generated_rs, reference, exported, deviation)
 
 
 def _wrong() -> KvcastError:
@@ -251,7 +251,7 @@ def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]
     return np.stack(written, axis=1), np.concatenate(logits, axis=1)
 
 
-def at_once(runtime: Any, family: Family, probe: Probe, written_rs: Int64) -> Float32:
+def at_once(runtime: Any, family: Family, probe: Probe, generated_rs: Int64) -> Float32:
     """Return the logits [rows, steps, vocab] of generated tokens: none comes from a cached step.
 
     A prefix LM prefills its source in a separate call; a model that takes tokens one by one is the
@@ -261,14 +261,14 @@ def at_once(runtime: Any, family: Family, probe: Probe, written_rs: Int64) -> Fl
         return np.stack(
             [
                 _after_prefix(runtime, prompt, written)
-                for prompt, written in zip(probe.prompts, written_rs, strict=True)
+                for prompt, written in zip(probe.prompts, generated_rs, strict=True)
             ]
         )
     if family.one_by_one:
-        return _one_by_one(runtime, probe, written_rs)
+        return _one_by_one(runtime, probe, generated_rs)
     first = longest_prompt(probe) - 1
-    capacity = first + written_rs.shape[1]
-    rows = zip(probe.prompts, written_rs[:, :-1], strict=True)
+    capacity = first + generated_rs.shape[1]
+    rows = zip(probe.prompts, generated_rs[:, :-1], strict=True)
     logits_rsv: Float32
     logits_rsv, _ = runtime.decode(
         [np.concatenate(row) for row in rows],
@@ -278,25 +278,25 @@ def at_once(runtime: Any, family: Family, probe: Probe, written_rs: Int64) -> Fl
     return logits_rsv
 
 
-def likeliest(written_rs: Int64, logits_rsv: Float32, tolerance: float) -> int:
+def likeliest(generated_rs: Int64, logits_rsv: Float32, tolerance: float) -> int:
     """Return how many tokens have a logit within the tolerance of their position's largest."""
-    chosen_rs = np.take_along_axis(logits_rsv, written_rs[..., None], axis=-1)[..., 0]
+    chosen_rs = np.take_along_axis(logits_rsv, generated_rs[..., None], axis=-1)[..., 0]
     return int((chosen_rs >= logits_rsv.max(axis=-1) - tolerance).sum())
 
 
-def _one_by_one(runtime: Any, probe: Probe, written_rs: Int64) -> Float32:
-    cache, logits = cache_for(runtime, probe, written_rs.shape[1]), []
-    for tokens in [list(probe.prompts), *(list(new) for new in written_rs[:, :-1].T[..., None])]:
+def _one_by_one(runtime: Any, probe: Probe, generated_rs: Int64) -> Float32:
+    cache, logits = cache_for(runtime, probe, generated_rs.shape[1]), []
+    for tokens in [list(probe.prompts), *(list(new) for new in generated_rs[:, :-1].T[..., None])]:
         step, cache = runtime.decode(tokens, cache)
         logits.append(step.copy())
     return np.concatenate(logits, axis=1)
 
 
-def _after_prefix(runtime: Any, prompt_s: Int64, written_s: Int64) -> Float32:
-    cache = runtime.new_cache(1, len(prompt_s) + len(written_s) - 1)
+def _after_prefix(runtime: Any, prompt_s: Int64, generated_s: Int64) -> Float32:
+    cache = runtime.new_cache(1, len(prompt_s) + len(generated_s) - 1)
     first_1sv, cache = runtime.decode([prompt_s], cache)
     logits = [first_1sv[0].copy()]
-    if len(written_s) > 1:
-        more = range(len(written_s) - 1)
-        logits.append(runtime.decode([written_s[:-1]], cache, positions=more)[0][0])
+    if len(generated_s) > 1:
+        more = range(len(generated_s) - 1)
+        logits.append(runtime.decode([generated_s[:-1]], cache, positions=more)[0][0])
     return np.concatenate(logits)

@@ -27,7 +27,7 @@ from kvcast.server.errors import ApiError, api_error
 from kvcast.server.model_registry import CHAT, Served
 from kvcast.server.prompts import Tools
 from kvcast.server.request_bodies import encoded
-from kvcast.text.logits_processors import has_begun
+from kvcast.text.logits_pipeline import has_begun
 from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 

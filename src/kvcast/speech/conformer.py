@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.audio.mel import FRAMES_PER_SECOND, normalised_log_mel
-from kvcast.decoding.numerics import check_numbers
+from kvcast.decoding.sampling import check_not_nan
 from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.canary import CanaryDimensions
@@ -85,7 +85,7 @@ class TransducerRequest(Request):
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
-        check_numbers(logits_rv)
+        check_not_nan(logits_rv)
         sizes, [logits_v] = self._sizes, logits_rv
         of_tokens = logits_v[: sizes.tokens]
         token, first = int(of_tokens.argmax()), self._position

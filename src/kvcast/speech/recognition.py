@@ -230,7 +230,7 @@ class EndsAsOne(LogitsProcessor):
     ends: Sequence[int]
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
         first, *others = self.ends
         logits_rv[:, first] = logits_rv[:, list(self.ends)].max(axis=1)
         logits_rv[:, others] = -np.inf

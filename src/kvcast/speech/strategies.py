@@ -11,14 +11,14 @@ from typing import Protocol
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.arithmetic import Distribution
 from kvcast.decoding.logits_processors import LogitsProcessor
-from kvcast.decoding.numerics import (
+from kvcast.decoding.sampling import (
     best_first,
     draw,
     likeliest,
     log_probabilities,
 )
+from kvcast.decoding.sampling_kernels import Distribution
 from kvcast.engine.requests import OVER, Continuations, Histories, Prompt, Request
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
@@ -34,7 +34,7 @@ class Candidate:
 
 class Search(Protocol):
     @property
-    def written_rn(self) -> Int64:
+    def generated_rn(self) -> Int64:
         """[rows, n]: the tokens of each live row."""
 
     def advance(self, logits_rv: Float32) -> Continuations:
@@ -177,13 +177,13 @@ class SearchRequest(Request):
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
-        written_rn = self.search.written_rn
+        generated_rn = self.search.generated_rn
         for logit_filter in self._filters:
-            logit_filter.apply(logits_rv, written_rn)
+            logit_filter.apply(logits_rv, generated_rn)
         chosen = self.search.advance(logits_rv)
         if not chosen.rows or self._hopeless is None:
             return chosen
-        due = self.search.written_rn.shape[1] % _ASKED_EVERY == 0
+        due = self.search.generated_rn.shape[1] % _ASKED_EVERY == 0
         return OVER if due and self._hopeless(self.search.candidates()) else chosen
 
 
@@ -246,8 +246,8 @@ class _IndependentRows(Search):
 
     @property
     @override
-    def written_rn(self) -> Int64:
-        return self._written.written_rn
+    def generated_rn(self) -> Int64:
+        return self._written.generated_rn
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
@@ -262,7 +262,7 @@ class _IndependentRows(Search):
                 if token != self._eot:
                     going_on.append(i)
                     continue
-                written = tuple(self._written.written_rn[places[i]].tolist())
+                written = tuple(self._written.generated_rn[places[i]].tolist())
                 self._ended[rows[i]] = Candidate(tokens=written, sum_logprob=float(sums_l[i]))
             rows, places, tokens = (
                 [values[i] for i in going_on] for values in (rows, places, tokens)
@@ -275,7 +275,7 @@ class _IndependentRows(Search):
 
     @override
     def candidates(self) -> list[Candidate]:
-        written, sums = self._written.written_rn.tolist(), self._sums_l.tolist()
+        written, sums = self._written.generated_rn.tolist(), self._sums_l.tolist()
         candidates = self._ended | {
             row: Candidate(tokens=tuple(tokens), sum_logprob=sum_logprob)
             for row, tokens, sum_logprob in zip(self._live, written, sums, strict=True)
@@ -296,8 +296,8 @@ class _Beams(Search):
 
     @property
     @override
-    def written_rn(self) -> Int64:
-        return self._written.written_rn
+    def generated_rn(self) -> Int64:
+        return self._written.generated_rn
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
@@ -312,7 +312,7 @@ class _Beams(Search):
                 parents.append(parent)
                 tokens.append(token)
             elif len(self._finished) < self._wanted:
-                written = tuple(self._written.written_rn[parent].tolist())
+                written = tuple(self._written.generated_rn[parent].tolist())
                 self._finished.append(Candidate(tokens=written, sum_logprob=score))
             if len(sums) == self._beams:
                 break
@@ -329,7 +329,7 @@ class _Beams(Search):
         best = self._sums_r.argsort(kind="stable")[::-1][:missing]
         return self._finished + [
             Candidate(
-                tokens=tuple(self._written.written_rn[row].tolist()),
+                tokens=tuple(self._written.generated_rn[row].tolist()),
                 sum_logprob=float(self._sums_r[row]),
             )
             for row in best

@@ -10,7 +10,7 @@ from operator import attrgetter
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.numerics import (
+from kvcast.decoding.sampling import (
     Likeliest,
     best_first,
     likeliest,
@@ -19,7 +19,7 @@ from kvcast.decoding.numerics import (
 )
 from kvcast.engine.requests import OVER, Continuations
 from kvcast.runtimes.base import Float32
-from kvcast.text.logits_processors import LogitsProcessors
+from kvcast.text.logits_pipeline import LogitsProcessors
 from kvcast.text.requests import TextRequest, TextSpec, alternatives
 from kvcast.text.texts import (
     Alternatives,
@@ -70,8 +70,8 @@ class SearchedTexts(TextRequest):
         if totals[0] == -np.inf:  # no row can continue within its grammar
             self._keep_what_there_is()
             return OVER
-        written_rn, spec = self._written.written_rn, self.spec
-        ended = spec.criteria.are_met(written_rn, parents, tokens, spec.tokenizer)
+        generated_rn, spec = self._written.generated_rn, self.spec
+        ended = spec.criteria.are_met(generated_rn, parents, tokens, spec.tokenizer)
         for k in range(self.width):
             if ended[k] and totals[k] > -np.inf:
                 logprob = given_rv[parents[k], tokens[k]] - log_sums_r[parents[k]]
@@ -126,13 +126,13 @@ class SearchedTexts(TextRequest):
         logits_rv[:, withheld] = -np.inf
         self._processors.apply(logits_rv, self._written)
         if self._constraint is not None:
-            self._constraint.apply(logits_rv, self._written.written_rn)
+            self._constraint.apply(logits_rv, self._written.generated_rn)
         if renormalised:
             log_softmax(logits_rv)
         return Likeliest(*top_k(logits_rv, self._considered), given.log_sums_r)
 
     def _finish(self, total: float, parent: int, token: int, logprob: float) -> None:
-        tokens = (*self._written.written_rn[parent].tolist(), token)
+        tokens = (*self._written.generated_rn[parent].tolist(), token)
         logprobs = None
         if self.spec.params.logprobs:
             logprobs = (*self._logprobs_rn[parent].tolist(), logprob)
@@ -146,7 +146,7 @@ class SearchedTexts(TextRequest):
             logprobs = None
             if self.spec.params.logprobs:
                 logprobs = tuple(self._logprobs_rn[0].tolist())
-            tokens = tuple(self._written.written_rn[0].tolist())
+            tokens = tuple(self._written.generated_rn[0].tolist())
             tops = self._tops[0][: len(tokens)]
             score = self._score(self._totals[0], len(tokens))
             self.hypotheses = [BeamHypothesis(tokens, logprobs, tops, score)]

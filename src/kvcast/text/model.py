@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.chat.conversation import Message, Tool
-from kvcast.decoding.numerics import log_probabilities
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling import log_probabilities
 from kvcast.decoding.speculative_decoding import Paired
 from kvcast.engine.memory import fitting
 from kvcast.engine.requests import Prefix, Prompt, compute

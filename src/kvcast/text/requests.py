@@ -13,15 +13,15 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.decoding.logits_processors import Sampler
-from kvcast.decoding.numerics import likeliest, log_probabilities
 from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.sampling import likeliest, log_probabilities
 from kvcast.decoding.speculative_decoding import Speculation, Speculations
 from kvcast.engine.callers import JobCaller
 from kvcast.engine.jobs import Job
 from kvcast.engine.requests import OVER, Continuations, Prompt, Request
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
-from kvcast.text.logits_processors import LogitsProcessors, ReasoningBudget
+from kvcast.text.logits_pipeline import LogitsProcessors, ReasoningBudget
 from kvcast.text.params import PromptParams
 from kvcast.text.structured_output import GrammarPlace, GrammarProcessor
 from kvcast.text.texts import (
@@ -126,7 +126,7 @@ class SampledText(TextRequest):
             logits_rv[:, withheld] = -np.inf
         self._processors.apply(logits_rv, self._seen)
         if self._constraint is not None:
-            self._constraint.apply(logits_rv, self._seen.written_rn)
+            self._constraint.apply(logits_rv, self._seen.generated_rn)
         token = self._sampler(logits_rv[0])
         if self._budget is not None and (forced := self._budget.forced()) is not None:
             token = forced

@@ -40,7 +40,7 @@ class GrammarProcessor(LogitsProcessor):
         self._places = [begin.copy()]
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
         for logits_v, place in zip(logits_rv, self._places, strict=True):
             np.copyto(logits_v, -np.inf, where=place.barred_v)
 

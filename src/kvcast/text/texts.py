@@ -197,18 +197,18 @@ class StoppingCriteria:
 
     def are_met(
         self,
-        written_rn: Int64,
+        generated_rn: Int64,
         parents: Sequence[int],
         tokens: Sequence[int],
         tokenizer: TextTokenizer,
     ) -> list[bool]:
         """Return whether each token ends the text of row `parents[i]`, which it continues."""
-        if written_rn.shape[1] + 1 == self.max_new_tokens:
+        if generated_rn.shape[1] + 1 == self.max_new_tokens:
             return [True] * len(tokens)
         ended = [token in self.end_tokens for token in tokens]
         if self.stops.strings:
             for i, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
-                text = tokenizer.decode([*written_rn[parent].tolist(), token])
+                text = tokenizer.decode([*generated_rn[parent].tolist(), token])
                 ended[i] |= any(stop in text for stop in self.stops.strings)
         return ended
 

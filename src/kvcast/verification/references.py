@@ -217,8 +217,8 @@ class RecordedOracle(Oracle):
         """Take the probe's cases; raises ValueError if they differ from the recorded ones."""
         self._recorded = recorded
         self.texts = [
-            Text(case, written_s[:-1])
-            for case, written_s in zip(cases, recorded.written_rs, strict=True)
+            Text(case, generated_s[:-1])
+            for case, generated_s in zip(cases, recorded.generated_rs, strict=True)
         ]
 
     @override

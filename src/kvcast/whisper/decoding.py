@@ -11,14 +11,14 @@ from typing import Self
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.arithmetic import TimestampTokens
 from kvcast.decoding.logits_processors import (
     LogitsProcessor,
     NoRepeatNgram,
     RepetitionPenalty,
     SuppressTokens,
 )
-from kvcast.decoding.numerics import arithmetic
+from kvcast.decoding.sampling import sampling_kernels
+from kvcast.decoding.sampling_kernels import TimestampTokens
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Float32, Int64
@@ -144,8 +144,8 @@ class SuppressBlank(LogitsProcessor):
     blank: tuple[int, ...]
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        if not written_rn.shape[1]:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
+        if not generated_rn.shape[1]:
             logits_rv[:, self.blank] = -np.inf
 
 
@@ -169,15 +169,15 @@ class TimestampRules(LogitsProcessor):
         return TimestampTokens(self.begin, self.end, self.eot, self.no_timestamps)
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        if not written_rn.shape[1]:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
+        if not generated_rn.shape[1]:
             last = self.end
             if self.latest_initial is not None:
                 last = min(last, self.begin + self.latest_initial + 1)
             logits_rv[:, : self.begin] = -np.inf
             logits_rv[:, last:] = -np.inf
             return
-        arithmetic().apply_timestamp_rules(logits_rv, written_rn, self._tokens)
+        sampling_kernels().apply_timestamp_rules(logits_rv, generated_rn, self._tokens)
 
 
 class Continued(LogitsProcessor):
@@ -188,9 +188,9 @@ class Continued(LogitsProcessor):
         self._before_1n = np.asarray(before, np.int64)[None]
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        before_rn = np.repeat(self._before_1n, len(written_rn), axis=0)
-        self._following.apply(logits_rv, np.concatenate([before_rn, written_rn], axis=1))
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
+        before_rn = np.repeat(self._before_1n, len(generated_rn), axis=0)
+        self._following.apply(logits_rv, np.concatenate([before_rn, generated_rn], axis=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +206,13 @@ class FinishSegments(LogitsProcessor):
     latest: int
 
     @override
-    def apply(self, logits_rv: Float32, written_rn: Int64) -> None:
-        if written_rn.shape[1] < 2:
+    def apply(self, logits_rv: Float32, generated_rn: Int64) -> None:
+        if generated_rn.shape[1] < 2:
             return
-        last_r2 = written_rn[:, -2:]
+        last_r2 = generated_rn[:, -2:]
         timestamps = timestamps_from(self.begin)
         begins_r = ((last_r2 >= timestamps.start) & (last_r2 < timestamps.stop)).all(axis=1)
-        logits_rv[begins_r & (written_rn[:, -1] <= self.latest), self.eot] = -np.inf
+        logits_rv[begins_r & (generated_rn[:, -1] <= self.latest), self.eot] = -np.inf
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import ClassVar, Self, cast
 import numpy as np
 from typing_extensions import override
 
-from kvcast.decoding.numerics import check_numbers, softmax
+from kvcast.decoding.sampling import check_not_nan, softmax
 from kvcast.decoding.speculative_decoding import Speculation, Speculations
 from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime, TokenProbabilityQuery
@@ -124,7 +124,7 @@ class LanguageRequest(Request):
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         languages_rl = softmax(logits_rv[:, self._tokenizer.language_tokens])
-        check_numbers(languages_rl)
+        check_not_nan(languages_rl)
         codes = self._tokenizer.languages
         self.probabilities = dict(zip(codes, languages_rl[0].tolist(), strict=True))
         return OVER

@@ -91,12 +91,12 @@ def batch(trial: ForeignTrial) -> Check:
     if driver.model.most_rows == 1:
         return skipped("batch", _ONE_ROW)
     case = trial.baselines[0].text.case
-    written_rn = np.stack([_other(trial, row) for row in range(_WIDTH)])
+    generated_rn = np.stack([_other(trial, row) for row in range(_WIDTH)])
     comparison = trial.comparison()
     logits = [driver.begin(case, _WIDTH)]
-    logits += [driver.step(tokens_r) for tokens_r in written_rn.T]
+    logits += [driver.step(tokens_r) for tokens_r in generated_rn.T]
     together_rnv = np.stack(logits, axis=1)
-    for row, written_n in enumerate(written_rn):
+    for row, written_n in enumerate(generated_rn):
         alone = trial.baseline(Text(case, written_n)).stepped
         about = f"row {row} of {_WIDTH}"
         comparison.add(alone, together_rnv[row], about, len(case.prompt_s) - 1)

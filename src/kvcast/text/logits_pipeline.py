@@ -37,9 +37,9 @@ class LogitsProcessors:
             self._of_all.append(NoRepeatNgram(params.no_repeat_ngram_size))
         if params.suppress_sequences:
             self._of_all.append(SuppressSequences(params.suppress_sequences))
-        self._of_written: list[LogitsProcessor] = []
+        self._of_generated: list[LogitsProcessor] = []
         if params.presence_penalty or params.frequency_penalty:
-            self._of_written.append(
+            self._of_generated.append(
                 OccurrencePenalties(params.presence_penalty, params.frequency_penalty)
             )
         self._first, self._last = params.forced_bos_token_id, params.forced_eos_token_id
@@ -57,7 +57,7 @@ class LogitsProcessors:
 
     def matter(self, seen: Histories) -> bool:
         return (
-            bool(self._bias or self._of_all or self._of_written) or self._forced(seen) is not None
+            bool(self._bias or self._of_all or self._of_generated) or self._forced(seen) is not None
         )
 
     def apply(self, scores_rv: Float32, seen: Histories) -> None:
@@ -67,8 +67,8 @@ class LogitsProcessors:
             return
         for of_all in (*self._bias, *self._of_all):
             of_all.apply(scores_rv, seen.all_rn)
-        for of_written in self._of_written:
-            of_written.apply(scores_rv, seen.written_rn)
+        for of_generated in self._of_generated:
+            of_generated.apply(scores_rv, seen.generated_rn)
 
     def _forced(self, seen: Histories) -> int | None:
         if self._last is not None and seen.length == self._room - 1:

@@ -1,4 +1,4 @@
-"""The fast arithmetic gives what the definitions give."""
+"""The native sampling kernels give what their definitions give."""
 
 from functools import cache
 
@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvcast.decoding.arithmetic import (
-    Arithmetic,
-    Distribution,
-    NumpyArithmetic,
-    Penalties,
-    TimestampTokens,
-)
-from kvcast.decoding.numerics import (
-    NativeArithmetic,
-    arithmetic,
+from kvcast.decoding.sampling import (
+    NativeKernels,
     best_first,
     log_probabilities,
     log_softmax,
     log_sum_exp,
+    sampling_kernels,
     softmax,
+)
+from kvcast.decoding.sampling_kernels import (
+    Distribution,
+    NumpyKernels,
+    Penalties,
+    SamplingKernels,
+    TimestampTokens,
 )
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native import build
@@ -48,29 +48,29 @@ def sorted_k(logits_rv: np.ndarray, k: int) -> list[list[int]]:
 
 
 @cache
-def arithmetics() -> list[Arithmetic]:
+def all_kernels() -> list[SamplingKernels]:
     """NumPy's, and the library's with each set of instructions."""
-    return [NumpyArithmetic(), *(NativeArithmetic(machine(1, name)) for name in all_instructions())]
+    return [NumpyKernels(), *(NativeKernels(machine(1, name)) for name in all_instructions())]
 
 
 @given(logits_rv=TIED_ROWS | ROWS, data=st.data())
-def test_a_survey_is_a_stable_descending_sort_so_ties_go_to_the_lower_index(logits_rv, data):
+def test_top_tokens_are_a_stable_descending_sort_so_ties_go_to_the_lower_index(logits_rv, data):
     k = data.draw(st.integers(0, logits_rv.shape[1]))
     exact_r = exact_log_sum_exp(logits_rv)
-    for each in arithmetics():
-        tokens_rk, logits_rk, log_sums_r = each.survey(logits_rv, k)
+    for each in all_kernels():
+        tokens_rk, logits_rk, log_sums_r = each.top_tokens(logits_rv, k)
         assert tokens_rk.tolist() == sorted_k(logits_rv, k)
         assert logits_rk.tolist() == np.take_along_axis(logits_rv, tokens_rk, axis=1).tolist()
         np.testing.assert_allclose(log_sums_r, exact_r, rtol=1e-6, atol=1e-6)
-        assert each.survey(logits_rv, k, sums=False).tokens_rk.tolist() == tokens_rk.tolist()
+        assert each.top_tokens(logits_rv, k, sums=False).tokens_rk.tolist() == tokens_rk.tolist()
 
 
 @given(logits_rv=NAN_ROWS, data=st.data())
-def test_a_survey_says_which_rows_have_what_is_no_number(logits_rv, data):
+def test_top_tokens_say_which_rows_have_what_is_no_number(logits_rv, data):
     k = data.draw(st.integers(1, logits_rv.shape[1]))
     odd_r = np.isnan(logits_rv).any(axis=1) | np.isposinf(logits_rv).any(axis=1)
-    for each in arithmetics():
-        tokens_rk, logits_rk, log_sums_r = each.survey(logits_rv, k)
+    for each in all_kernels():
+        tokens_rk, logits_rk, log_sums_r = each.top_tokens(logits_rv, k)
         assert tokens_rk.shape == logits_rk.shape == (len(logits_rv), k)
         assert tokens_rk[~odd_r].tolist() == sorted_k(logits_rv[~odd_r], k)
         assert (np.isnan(logits_rk).all(axis=1) == odd_r).all()
@@ -78,20 +78,20 @@ def test_a_survey_says_which_rows_have_what_is_no_number(logits_rv, data):
 
 
 @pytest.mark.parametrize("vocab", [51864, 51865, 51866])
-def test_surveys_of_a_whole_vocabulary(vocab: int):
+def test_top_tokens_of_a_whole_vocabulary(vocab: int):
     logits_rv = np.random.default_rng(vocab).normal(size=(3, vocab)).astype(np.float32)
     logits_rv[1, 50363:] = -np.inf
     logits_rv[1, [7, 50000]] = logits_rv[1].max() + 1
     # As a runtime's logits lie between those of other positions, and before memory's end.
     apart_rpv = guarded(np.stack([logits_rv + 1, logits_rv], axis=1))
     exact_r = exact_log_sum_exp(logits_rv)
-    for each in arithmetics():
+    for each in all_kernels():
         for k in (1, 2, 6, 11, 900):
-            survey = each.survey(apart_rpv[:, 1], k)
-            assert survey.tokens_rk.tolist() == sorted_k(logits_rv, k)
-        np.testing.assert_allclose(survey.log_sums_r, exact_r, rtol=1e-6)
-        alone = each.survey(logits_rv[2:], k)
-        assert np.array_equal(alone.log_sums_r, survey.log_sums_r[2:])
+            top = each.top_tokens(apart_rpv[:, 1], k)
+            assert top.tokens_rk.tolist() == sorted_k(logits_rv, k)
+        np.testing.assert_allclose(top.log_sums_r, exact_r, rtol=1e-6)
+        alone = each.top_tokens(logits_rv[2:], k)
+        assert np.array_equal(alone.log_sums_r, top.log_sums_r[2:])
 
 
 DISTRIBUTIONS = st.builds(
@@ -122,7 +122,7 @@ def test_draws_take_what_the_truncations_leave_at_its_probability(
         scaled_c, tokens_c = scaled_c[kept_c], tokens_c[kept_c]
     weights_c = np.exp(scaled_c.astype(np.float64))
     ends_c = weights_c.cumsum() / weights_c.sum()
-    for each in arithmetics():
+    for each in all_kernels():
         at = tokens_c.tolist().index(each.draw(logits_v, distribution, number))
         assert (ends_c[at - 1] if at else 0) - 1e-5 <= number <= ends_c[at] + 1e-5
 
@@ -139,7 +139,7 @@ def test_draws_take_what_the_truncations_leave_at_its_probability(
 )
 def test_the_library_draws_as_numpy(distribution: Distribution):
     rng = np.random.default_rng(0)
-    reference, *others = arithmetics()
+    reference, *others = all_kernels()
     for number in [0, *rng.random(40), np.nextafter(1, 0)]:
         logits_v = rng.normal(0, 3, 51865).astype(np.float32)
         logits_v[rng.integers(0, 51865, 500)] = -np.inf
@@ -151,7 +151,7 @@ def test_the_library_draws_as_numpy(distribution: Distribution):
 
 def test_rows_without_numbers_have_no_draws():
     for odd in ([np.nan, 1.0], [1.0, np.nan], [-np.inf] * 3, [np.inf, 0.0]):
-        for each in arithmetics():
+        for each in all_kernels():
             for distribution in (Distribution(1.0), Distribution(1.0, top_k=1, top_p=0.5)):
                 assert each.draw(np.array(odd, np.float32), distribution, 0.5) is None
 
@@ -164,7 +164,7 @@ def test_penalties_are_those_of_numpy(data, vocab):
     number = st.just(0.0) | st.floats(-2, 2)
     penalties = Penalties(data.draw(st.floats(0.1, 5)), data.draw(number), data.draw(number))
     results = []
-    for each in arithmetics():
+    for each in all_kernels():
         results.append(logits_rv.copy())
         each.penalise(results[-1], tokens_rn, penalties)
     assert all(np.array_equal(results[0], other) for other in results[1:])
@@ -174,15 +174,15 @@ def test_penalties_are_those_of_numpy(data, vocab):
 def test_timestamp_rules_are_those_of_numpy(data, begin, added):
     vocab = begin + 10 + added
     shape = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 6)))
-    written_rn = data.draw(arrays(np.int64, shape, elements=st.integers(0, vocab - 1)))
+    generated_rn = data.draw(arrays(np.int64, shape, elements=st.integers(0, vocab - 1)))
     # Eighths keep away from ties that each side's rounding decides.
     eighths = st.integers(-32, 32).map(lambda number: number / 8) | st.just(-np.inf)
     logits_rv = data.draw(arrays(np.float32, (shape[0], vocab), elements=eighths))
     timestamps = TimestampTokens(begin, vocab - added, max(0, begin - 2), begin - 1)
     results = []
-    for each in arithmetics():
+    for each in all_kernels():
         results.append(guarded(logits_rv.copy()))
-        each.apply_timestamp_rules(results[-1], written_rn, timestamps)
+        each.apply_timestamp_rules(results[-1], generated_rn, timestamps)
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
@@ -193,7 +193,7 @@ def test_without_a_library_numpy_computes(problem: KvcastError | None, monkeypat
             raise problem
 
     monkeypatch.setattr(build, "find_library", find_library)
-    assert isinstance(arithmetic.__wrapped__(), NumpyArithmetic)
+    assert isinstance(sampling_kernels.__wrapped__(), NumpyKernels)
 
 
 @given(data=st.data())

@@ -1,4 +1,4 @@
-"""Functions over rows of fp32 logits: by the native library where there is one, else by NumPy."""
+"""Sampling and log-softmax over rows of fp32 logits, by the native library where there is one."""
 
 import math
 from functools import cache
@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.decoding.arithmetic import (
-    Arithmetic,
+from kvcast.decoding.sampling_kernels import (
     Distribution,
-    NumpyArithmetic,
+    NumpyKernels,
     Penalties,
-    Survey,
+    SamplingKernels,
     TimestampTokens,
+    TopTokens,
 )
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.native.library import Machine
 
-_NO_NUMBERS = "the model's logits are NaN or infinite: its weights are damaged"
+_NOT_FINITE = "the model's logits are NaN or infinite: its weights are damaged"
 
 
 class Likeliest(NamedTuple):
@@ -38,16 +38,14 @@ class Likeliest(NamedTuple):
 
 
 @cache
-def arithmetic() -> Arithmetic:
-    """Return the library's arithmetic; NumPy's where no library is there. None is compiled."""
-    from kvcast.decoding.numerics import NativeArithmetic
+def sampling_kernels() -> SamplingKernels:
+    """Return the library's kernels; NumPy's where no library is there. None is compiled."""
     from kvcast.runtimes.native.build import find_library
-    from kvcast.runtimes.native.library import Machine
 
     try:
-        return NumpyArithmetic() if find_library() is None else NativeArithmetic(Machine(1))
+        return NumpyKernels() if find_library() is None else NativeKernels(Machine(1))
     except KvcastError:  # it does not load, or this processor lacks the ISA
-        return NumpyArithmetic()
+        return NumpyKernels()
 
 
 def likeliest(logits_rv: Float32, k: int) -> Likeliest:
@@ -55,9 +53,11 @@ def likeliest(logits_rv: Float32, k: int) -> Likeliest:
 
     Raises KvcastError for logits that are NaN or infinite.
     """
-    tokens_rk, logits_rk, log_sums_r = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]))
+    tokens_rk, logits_rk, log_sums_r = sampling_kernels().top_tokens(
+        logits_rv, min(k, logits_rv.shape[1])
+    )
     if not math.isfinite(np.add.reduce(log_sums_r)):
-        raise KvcastError(_NO_NUMBERS)
+        raise KvcastError(_NOT_FINITE)
     return Likeliest(tokens_rk, logits_rk - log_sums_r[:, None], log_sums_r)
 
 
@@ -66,13 +66,13 @@ def top_k(logits_rv: Float32, k: int) -> tuple[NDArray[np.signedinteger], Float3
 
     Ties go to the lower index.
     """
-    survey = arithmetic().survey(logits_rv, min(k, logits_rv.shape[1]), sums=False)
-    return survey.tokens_rk, survey.logits_rk
+    top = sampling_kernels().top_tokens(logits_rv, min(k, logits_rv.shape[1]), sums=False)
+    return top.tokens_rk, top.logits_rk
 
 
 def log_sum_exp(logits_rv: Float32) -> Float32:
     """Return log(sum(exp(row))) of each row, [rows]; -inf for a row of nothing but -inf."""
-    return arithmetic().survey(logits_rv, 0).log_sums_r
+    return sampling_kernels().top_tokens(logits_rv, 0).log_sums_r
 
 
 def log_probabilities(logits_rv: Float32, tokens_rk: NDArray[np.intp]) -> Float32:
@@ -99,31 +99,31 @@ def likeliest_token(logits_v: Float32) -> int:
     """Return the likeliest token; raises KvcastError for logits that are NaN or infinite."""
     token = int(logits_v.argmax())
     if not math.isfinite(logits_v[token]):  # argmax finds a NaN if there is one
-        raise KvcastError(_NO_NUMBERS)
+        raise KvcastError(_NOT_FINITE)
     return token
 
 
-def draw(logits_v: Float32, distribution: Distribution, number: float) -> int:
+def draw(logits_v: Float32, distribution: Distribution, uniform: float) -> int:
     """Draw a token by inverting the cumulative probabilities.
 
-    `number` is random, 0 or more and below 1. Raises KvcastError for logits that are NaN or
+    `uniform` is random, 0 or more and below 1. Raises KvcastError for logits that are NaN or
     infinite.
     """
-    token = arithmetic().draw(logits_v, distribution, number)
+    token = sampling_kernels().draw(logits_v, distribution, uniform)
     if token is None:
-        raise KvcastError(_NO_NUMBERS)
+        raise KvcastError(_NOT_FINITE)
     return token
 
 
 def penalise(logits_rv: Float32, tokens_rn: Int64, penalties: Penalties) -> None:
     """Apply penalties in place, for the tokens [rows, n] that each row has seen."""
-    arithmetic().penalise(logits_rv, tokens_rn, penalties)
+    sampling_kernels().penalise(logits_rv, tokens_rn, penalties)
 
 
-def check_numbers(scores: Float32) -> None:
+def check_not_nan(scores: Float32) -> None:
     """Raise KvcastError if any of these scores, of any shape, is NaN."""
     if np.isnan(scores).any():
-        raise KvcastError(_NO_NUMBERS)
+        raise KvcastError(_NOT_FINITE)
 
 
 def best_first(
@@ -142,7 +142,7 @@ def best_first(
 T = TypeVar("T", bound=np.generic)
 
 
-class NativeArithmetic(Arithmetic):
+class NativeKernels(SamplingKernels):
     """Functions that run on the caller's thread; thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
@@ -150,15 +150,15 @@ class NativeArithmetic(Arithmetic):
         self._machine = machine
 
     @override
-    def survey(self, logits_rv: Float32, k: int, *, sums: bool = True) -> Survey:
+    def top_tokens(self, logits_rv: Float32, k: int, *, sums: bool = True) -> TopTokens:
         out_rx = np.empty((len(logits_rv), 2 * k + 1), np.int32)
         logits_rv = _beside(logits_rv)
         self._machine.call("kvcast_likeliest", *_rows(logits_rv), k, sums, out_rx.ctypes.data)
         numbers_rx = out_rx.view(np.float32)
-        return Survey(out_rx[:, :k], numbers_rx[:, k:-1], numbers_rx[:, -1])
+        return TopTokens(out_rx[:, :k], numbers_rx[:, k:-1], numbers_rx[:, -1])
 
     @override
-    def draw(self, logits_v: Float32, distribution: Distribution, number: float) -> int | None:
+    def draw(self, logits_v: Float32, distribution: Distribution, uniform: float) -> int | None:
         logits_v = np.ascontiguousarray(logits_v, np.float32)
         token = np.empty(1, np.int64)
         self._machine.call(
@@ -169,7 +169,7 @@ class NativeArithmetic(Arithmetic):
             distribution.top_k or 0,
             distribution.top_p,
             distribution.min_p,
-            number,
+            uniform,
             token.ctypes.data,
         )
         return None if token[0] < 0 else int(token[0])
@@ -183,11 +183,11 @@ class NativeArithmetic(Arithmetic):
 
     @override
     def apply_timestamp_rules(
-        self, logits_rv: Float32, written_rn: Int64, timestamps: TimestampTokens
+        self, logits_rv: Float32, generated_rn: Int64, timestamps: TimestampTokens
     ) -> None:
-        changed_rv, written_rn = _beside(logits_rv), _beside(written_rn)
+        changed_rv, generated_rn = _beside(logits_rv), _beside(generated_rn)
         self._machine.call(
-            "kvcast_apply_timestamp_rules", *_rows(changed_rv), *_tokens(written_rn), *timestamps
+            "kvcast_apply_timestamp_rules", *_rows(changed_rv), *_tokens(generated_rn), *timestamps
         )
         if changed_rv is not logits_rv:
             logits_rv[...] = changed_rv

@@ -1,6 +1,6 @@
-"""The arithmetic that every step needs, over rows of fp32 logits, and its definition in NumPy.
+"""What each decode step computes over rows of fp32 logits, defined in NumPy: sampling, penalties.
 
-`kvcast.decoding.numerics` computes the same with the native library, where there is one.
+`kvcast.decoding.sampling` computes the same with the native library, where there is one.
 
 Definitions and order of truncations are those of Hugging Face transformers
 (generation/logits_process.py): temperature, top-k, top-p, min-p. Each works on the output of the
@@ -21,7 +21,7 @@ from kvcast.runtimes.base import Float32, Int64
 _BLOCKS = 64
 
 
-class Survey(NamedTuple):
+class TopTokens(NamedTuple):
     """The likeliest tokens of some rows.
 
     Attributes:
@@ -127,7 +127,7 @@ class Distribution:
             rules.append(MinP(self.min_p))
         return rules
 
-    def draw(self, logits_v: Float32, number: float) -> int:
+    def draw(self, logits_v: Float32, uniform: float) -> int:
         """Draw a token; the greatest logit is finite, and none is NaN."""
         # The peak is taken off first, so that it stays finite however cold it is.
         logits_c = (logits_v - logits_v.max()) / np.float32(self.divisor)
@@ -135,26 +135,26 @@ class Distribution:
         for truncation in self.truncations:
             kept_c = truncation.keeps(logits_c)
             logits_c, tokens_c = logits_c[kept_c], tokens_c[kept_c]
-        return int(tokens_c[draw(logits_c, number)])
+        return int(tokens_c[draw(logits_c, uniform)])
 
 
-class Arithmetic(Protocol):
-    """Arithmetic over rows of logits. A row's results depend on that row alone."""
+class SamplingKernels(Protocol):
+    """SamplingKernels over rows of logits. A row's results depend on that row alone."""
 
-    def survey(self, logits_rv: Float32, k: int, *, sums: bool = True) -> Survey:
-        """Survey rows of 1 logit or more; 0 <= k <= vocab. Without `sums` there are none."""
+    def top_tokens(self, logits_rv: Float32, k: int, *, sums: bool = True) -> TopTokens:
+        """TopTokens rows of 1 logit or more; 0 <= k <= vocab. Without `sums` there are none."""
 
-    def draw(self, logits_v: Float32, distribution: Distribution, number: float) -> int | None:
+    def draw(self, logits_v: Float32, distribution: Distribution, uniform: float) -> int | None:
         """Draw a token by inverting the cumulative probabilities; None for a row with NaN.
 
-        `number` is random, 0 or more and below 1.
+        `uniform` is random, 0 or more and below 1.
         """
 
     def penalise(self, logits_rv: Float32, tokens_rn: Int64, penalties: Penalties) -> None:
         """Apply penalties in place, for the tokens [rows, n] that each row has seen."""
 
     def apply_timestamp_rules(
-        self, logits_rv: Float32, written_rn: Int64, timestamps: TimestampTokens
+        self, logits_rv: Float32, generated_rn: Int64, timestamps: TimestampTokens
     ) -> None:
         """Apply Whisper's timestamp rules to rows with n >= 1 generated tokens.
 
@@ -163,27 +163,27 @@ class Arithmetic(Protocol):
         """
 
 
-class NumpyArithmetic(Arithmetic):
+class NumpyKernels(SamplingKernels):
     """The definitions. Each makes as few passes over the vocabulary as it can."""
 
     @override
-    def survey(self, logits_rv: Float32, k: int, *, sums: bool = True) -> Survey:
+    def top_tokens(self, logits_rv: Float32, k: int, *, sums: bool = True) -> TopTokens:
         tokens_rk = top_k(logits_rv, k) if k else np.empty((len(logits_rv), 0), np.intp)
         logits_rk: Float32 = np.take_along_axis(logits_rv, tokens_rk, axis=1)
         peaks_r = logits_rv.max(axis=1)
         odd_r = np.isnan(peaks_r) | np.isposinf(peaks_r)
         logits_rk[odd_r] = np.nan
         if not sums:
-            return Survey(tokens_rk, logits_rk, np.empty(0, np.float32))
+            return TopTokens(tokens_rk, logits_rk, np.empty(0, np.float32))
         bases_r = np.where(np.isfinite(peaks_r), peaks_r, np.float32(0))
         with np.errstate(divide="ignore", over="ignore"):
             log_sums_r: Float32 = np.log(np.exp(logits_rv - bases_r[:, None]).sum(axis=1)) + bases_r
         log_sums_r[odd_r] = np.nan
-        return Survey(tokens_rk, logits_rk, log_sums_r)
+        return TopTokens(tokens_rk, logits_rk, log_sums_r)
 
     @override
-    def draw(self, logits_v: Float32, distribution: Distribution, number: float) -> int | None:
-        return distribution.draw(logits_v, number) if np.isfinite(logits_v.max()) else None
+    def draw(self, logits_v: Float32, distribution: Distribution, uniform: float) -> int | None:
+        return distribution.draw(logits_v, uniform) if np.isfinite(logits_v.max()) else None
 
     @override
     def penalise(self, logits_rv: Float32, tokens_rn: Int64, penalties: Penalties) -> None:
@@ -203,15 +203,15 @@ class NumpyArithmetic(Arithmetic):
 
     @override
     def apply_timestamp_rules(
-        self, logits_rv: Float32, written_rn: Int64, timestamps: TimestampTokens
+        self, logits_rv: Float32, generated_rn: Int64, timestamps: TimestampTokens
     ) -> None:
         begin, end, eot, no_timestamps = timestamps
         logits_rv[:, no_timestamps] = -np.inf
-        is_timestamp_rn = (written_rn >= begin) & (written_rn < end)
-        last = written_rn.shape[1] - 1
+        is_timestamp_rn = (generated_rn >= begin) & (generated_rn < end)
+        last = generated_rn.shape[1] - 1
         latest_r = last - is_timestamp_rn[:, ::-1].argmax(axis=1)
         for row, at in enumerate(latest_r.tolist()):
-            row_v, latest = logits_rv[row], int(written_rn[row, at])
+            row_v, latest = logits_rv[row], int(generated_rn[row, at])
             if is_timestamp_rn[row, at]:
                 opening = at == last and (last == 0 or is_timestamp_rn[row, last - 1])
                 closing = at == last and not opening
@@ -223,7 +223,7 @@ class NumpyArithmetic(Arithmetic):
                 # A segment may start where the last one ended, but must not end where it starts.
                 row_v[begin : latest if closing else latest + 1] = -np.inf
             # A timestamp is due once all of them together outweigh the best single text token.
-            [total] = self.survey(row_v[None, begin:end], 0).log_sums_r
+            [total] = self.top_tokens(row_v[None, begin:end], 0).log_sums_r
             if total > np.maximum(row_v[:begin].max(), row_v[end:].max(initial=-np.inf)):
                 row_v[:begin] = -np.inf
                 row_v[end:] = -np.inf
@@ -288,12 +288,12 @@ class MinP(Truncation):
         return kept_c
 
 
-def draw(logits_c: Float32, number: float) -> int:
+def draw(logits_c: Float32, uniform: float) -> int:
     """Draw an index by inverting the cumulative probabilities of these logits.
 
-    `number` is random, 0 or more and below 1.
+    `uniform` is random, 0 or more and below 1.
     """
     cumulative = np.exp(logits_c - logits_c.max()).cumsum(dtype=np.float64)
     # Rounding must not carry a draw to the very end, past the last token that has any weight.
-    point = min(number * cumulative[-1], np.nextafter(cumulative[-1], 0))
+    point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0))
     return int(cumulative.searchsorted(point, side="right"))
