@@ -139,10 +139,10 @@ class Distribution:
 
 
 class SamplingKernels(Protocol):
-    """SamplingKernels over rows of logits. A row's results depend on that row alone."""
+    """Functions over rows of logits. A row's results depend on that row alone."""
 
     def top_tokens(self, logits_rv: Float32, k: int, *, sums: bool = True) -> TopTokens:
-        """TopTokens rows of 1 logit or more; 0 <= k <= vocab. Without `sums` there are none."""
+        """Return the likeliest tokens of rows of 1 logit or more; 0 <= k <= vocab. Without `sums` there are none."""
 
     def draw(self, logits_v: Float32, distribution: Distribution, uniform: float) -> int | None:
         """Draw a token by inverting the cumulative probabilities; None for a row with NaN.
