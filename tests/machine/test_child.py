@@ -8,7 +8,7 @@ import pytest
 
 import kvcast
 from kit.far import FINDS_THIS, Far
-from kvcast.machine.child import Answer, Local, Remote, RemoteError, ask
+from kvcast.machine.child import Answer, Remote, RemoteError, ask
 
 
 def test_a_result_comes_back():
@@ -98,10 +98,3 @@ def test_a_process_that_ends_is_an_error_with_its_last_words():
         with pytest.raises(RemoteError, match=r"status 3: out of memory$"):
             remote.call("die")
         assert not psutil.pid_exists(remote.pid)
-
-
-def test_an_object_in_this_process_fails_in_the_same_way():
-    with Local(Far(1), {}) as local:
-        assert local.call("add", number=2) == 3
-        with pytest.raises(RemoteError, match=r"^TypeError: .*number"):
-            local.call("add")

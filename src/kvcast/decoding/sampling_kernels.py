@@ -142,7 +142,7 @@ class SamplingKernels(Protocol):
     """Functions over rows of logits. A row's results depend on that row alone."""
 
     def top_tokens(self, logits_rv: Float32, k: int, *, sums: bool = True) -> TopTokens:
-        """Return the likeliest tokens of rows of 1 logit or more; 0 <= k <= vocab. Without `sums` there are none."""
+        """Return the k likeliest tokens of each row, of 1 logit or more; 0 <= k <= vocab."""
 
     def draw(self, logits_v: Float32, distribution: Distribution, uniform: float) -> int | None:
         """Draw a token by inverting the cumulative probabilities; None for a row with NaN.
