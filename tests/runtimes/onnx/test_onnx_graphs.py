@@ -112,6 +112,12 @@ def test_no_concat_joins_anything_larger_than_a_shape(bundle: Path) -> None:
                 assert {value.dtype for value in node.outputs} == {ir.DataType.INT64}
 
 
+def test_no_product_of_decode_shares_a_scale_among_rows(bundle: Path) -> None:
+    """Tokens would be rounded otherwise in other chunks: `DynamicQuantizeMatMul` has one scale."""
+    products = {node.op_type for node in ir.load(bundle / "onnx/decode.onnx").graph}
+    assert "DynamicQuantizeMatMul" not in products
+
+
 def test_the_alignment_heads_cost_two_operators(bundle: Path) -> None:
     graph = ir.load(bundle / "onnx/decode.onnx").graph
     (queries,) = (value for value in graph.outputs if value.name == ALIGNMENT_QUERIES)

@@ -1,12 +1,12 @@
 """Products with the matrices of a program, and lookups in them: fp32, or quantized in blocks.
 
 - int8 matrices have a scale per output; activations are quantized on the fly. In `decode` each row
-  has its own scale, so a token's product depends on no other row, chunk or request: Whisper's first
-  token has outlier channels, with which a scale for the whole call was 8 times too coarse for the
-  other rows. It takes no more time (0.96 of a step, 1.03 of a prefill, on AVX2). In `encode`, where
-  calls have the same shape, `DynamicQuantizeMatMul` has one scale. Decoder-only models are smoothed
-  first (`runtimes/lowering/activations.py`), and the product after a gate, whose input has outlier
-  channels, keeps int8 blocks.
+  has its own scale in every product, so a token's result depends on no other row, chunk or request:
+  Whisper's first token has outlier channels, with which a scale for the whole call was 8 times too
+  coarse for the other rows. It takes no more time (0.96 of a step, 1.03 of a prefill, on AVX2). In
+  `encode`, where calls have the same shape, `DynamicQuantizeMatMul` has one scale. Decoder-only
+  models are smoothed first (`runtimes/lowering/activations.py`), and the product after a gate,
+  whose input has outlier channels, keeps int8 blocks.
 - int4 matrices become blocks of 32 inputs with a scale and a minimum each. A step reads the fewest
   bytes.
 - A tied embedding and head become one table in blocks of 8 bits: every token depends on it, in the
@@ -240,21 +240,19 @@ def quantized(
 ) -> dict[str, Matrix]:
     """Return the matrices that become "int8" or "int4", by name.
 
-    With int4, matrices of `encode` are int8, as its GEMMs have many tokens. Programs other than
-    `encode` and `decode` stay in fp32, since they run once per source, and so do a mixture's
-    experts. int4 keeps the checkpoint's codes; int8 keeps 8-bit codes in blocks, which take more
-    time than a scale per output. `outliers`: the epilogues of products whose results are multiplied
-    in blocks.
+    With int4, matrices of `encode` are int8, as its GEMMs have many tokens, and so is the output of
+    cross-attention. Programs other than `encode` and `decode` stay in fp32, since they run once per
+    source, and so do a mixture's experts. int4 keeps the checkpoint's codes; int8 keeps 8-bit codes
+    in blocks, which take more time than a scale per output. `outliers`: the epilogues of products
+    whose results are multiplied in blocks.
     """
     kept = blocks_of if quantize == "int4" else of_eight_bits(blocks_of)
     bits = {"encode": (8, no_blocks), "decode": ({"int8": 8, "int4": 4}[quantize], kept)}
     matrices: dict[str, Matrix] = {}
     for program, (size, codes) in bits.items():
         for name, source, is_outlier in _products(programs.get(program), outliers):
-            # The results of `encode` have many positions.
-            if (size == 8 or source.startswith("cross_")) and not is_outlier:
-                by_row = program == "decode" and not source.startswith("cross_")
-                matrices[name] = Int8Columns(name, by_row=by_row)
+            if (size == 8 or source.startswith("cross_attention")) and not is_outlier:
+                matrices[name] = Int8Columns(name, by_row=program == "decode")
             else:
                 matrices[name] = Blocks(name, in_blocks(name, weights[name], size, codes))
     return matrices | {
