@@ -34,8 +34,6 @@ _LOG = logging.getLogger(__name__)
 
 
 class Model(Protocol):
-    """A loaded model, as `kvcast.load` returns it."""
-
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
         """Return a scheduler over a new cache.
 
@@ -167,14 +165,9 @@ class Engine:
     def run(self, function: Callable[[], T], *, deadline: float | None = None) -> Job[Never, T]:
         """Call a function between two steps, on the thread that owns the model.
 
-        Args:
-            function: called once; at most one function runs before each step, which waits for it.
-            deadline: seconds from now after which it is no longer called.
-
-        Raises:
-            QueueFullError: too many jobs wait.
-            ClosedError: the engine takes no more.
-
+        At most one function runs before each step, which waits for it; none is called after
+        `deadline` seconds from now. Raises QueueFullError where too many jobs wait, and
+        ClosedError.
         """
         call = _Call(function)
         return self._enter(call, deadline, partial(self._calls.append, call))

@@ -134,7 +134,7 @@ class Histories:
 class Continuations(NamedTuple):
     """The rows that continue, ascending, as indices within their request.
 
-    Row `rows[i]` continues the sequence of row `parents[i]` with `tokens[i]`, which is fed next.
+    Row `rows[i]` continues row `parents[i]` with `tokens[i]`, which is fed next.
     """
 
     rows: list[int]
@@ -173,14 +173,10 @@ class Request(ABC):
     """A sequence to generate.
 
     Attributes:
-        prompt: precedes it; fed to row 0.
         capacity: maximum positions of a row; the last token need not be fed.
         probe: index of a prompt token whose logits are kept.
-        probed_v: these logits [vocab], set by the scheduler once computed.
         drafts: proposes draft tokens; None for none. Only used while the request has one row.
-        reused: tokens of the prompt found in the prefix cache; set by the scheduler.
         error: exception that ended it while it chose a token; set by the scheduler.
-        done: whether it is over; set by the scheduler.
 
     """
 

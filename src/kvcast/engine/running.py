@@ -82,12 +82,10 @@ class Running:
     """A request that has rows.
 
     Attributes:
-        rows: rows of the cache, by index within the request, ascending.
         live: rows that are fed; only the first during prefill.
         numbers: indices of live rows; None before its first choice.
         next: tokens that live rows are fed next, after prefill; if a rollback of drafts truncated
             its row below the accepted tokens, these come first.
-        slot: of its encoded input; None if it has none.
         border: a length at which a chunk ends, since other prompts may continue there; 0: none.
 
     """

@@ -212,7 +212,6 @@ class NativeLibrary:
             `problem` is the reason if it is not available.
         instructions: sets of its kernels that run on this processor; it uses the first, unless
             there is a problem. The rest follow, fastest first.
-        problem: why it cannot be compiled or loaded, or is refused by the environment's setting.
 
     """
 

@@ -61,8 +61,6 @@ def whole_logits(reference: Reference, source: Int64, target: Int64) -> Float32:
     """Return logits [len(source) + len(target), vocab] of a prefix model, from one call.
 
     The source is given, not derived from lengths: steps must equal this.
-
-    Raises TypeError for models of other kinds.
     """
     dimensions = reference.dimensions
     write = family_with(dimensions).whole
@@ -252,11 +250,6 @@ def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]
 
 
 def at_once(runtime: Any, family: Family, probe: Probe, generated_rs: Int64) -> Float32:
-    """Return the logits [rows, steps, vocab] of generated tokens: none comes from a cached step.
-
-    A prefix LM prefills its source in a separate call; a model that takes tokens one by one is the
-    exception.
-    """
     if family.interface == "prefix":
         return np.stack(
             [

@@ -112,8 +112,6 @@ def export_folder(
 ) -> Path:
     """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`.
 
-    Adapters are merged into its weights.
-
     `check_export` must have accepted the runtime, the precision and the build options.
     """
     target = TARGETS[runtime]

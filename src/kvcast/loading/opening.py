@@ -192,12 +192,7 @@ def _opened(
 def model_digest(model: str | Path, params: LoadParams) -> str:
     """Return the SHA-256 (hexadecimal) of the model that `load` would open, without opening it.
 
-    A bundle's digest is its manifest's. Files of a checkpoint are hashed once and
-    remembered.
-
-    Raises:
-        KvcastError: the model cannot be found or read; the message is one line.
-
+    A bundle's digest is its manifest's. Files of a checkpoint are hashed once and remembered.
     """
     place = located(model, params.on_phase)
     folder = bundle_of(place)
@@ -364,11 +359,6 @@ def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraff
 
     A checkpoint is opened directly where the runtime supports it, else exported once as by `load`.
     A package need not be trusted, because nothing of it is run.
-
-    Raises:
-        UsageError: the model has no such sizes, or not this precision.
-        KvcastError: it cannot be found or read; the message is one line.
-
     """
     place = located(model, params.on_phase)
     folder, package = bundle_of(place), unvouched_package(place, params.runtime)

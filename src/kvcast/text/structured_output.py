@@ -195,14 +195,7 @@ class Grammars:
             _ = self._tokens.library
 
     def begin(self, grammar: Grammar, after: int) -> GrammarPlace:
-        """Return the first place in a grammar of a text after the token `after`.
-
-        Raises:
-            UsageError: for a grammar that the library refuses, one that takes too much to compile,
-                one that no text of this model can keep, and a model whose tokens are not bytes.
-            KvcastError: the library is not installed.
-
-        """
+        """Return the first place in a grammar of a text after the token `after`."""
         key = grammar, self._tokens.decoder.spaces_lost_after(after)
         with self._lock:
             begun = self._kept.get(key)

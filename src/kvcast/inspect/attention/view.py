@@ -35,15 +35,7 @@ Head: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionView:
-    """Averaged weights.
-
-    Attributes:
-        rows: tokens: over the text itself the token fed at a row's position, otherwise the
-            generated one.
-        seconds: of audio per column; 0 over tokens.
-        error: largest difference of weights times values from the layers' own results, relative.
-
-    """
+    """Averaged weights."""
 
     model: str
     over: Over
@@ -260,8 +252,7 @@ def over_text(
 ) -> AttentionView:
     """Return the attention of each token: of a text to itself, of an answer to its source.
 
-    At most `new` tokens are generated: by default 0 after a text, 64 in answer to one. Raises
-    UsageError for a text that is too long or empty, and as `over_sound`.
+    At most `new` tokens are generated: by default 0 after a text, 64 in answer to one.
     """
     answers = model.kind == "cross"
     sequence = model.read(text, new if new is not None else _ANSWER if answers else 0)

@@ -29,15 +29,11 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerWeights:
-    """The attention weights of one layer.
+    """The attention weights of one layer, [heads, queries, keys].
 
-    Attributes:
-        kind: over the sequence itself, or over an encoded input.
-        weights_hst: [heads, queries, keys]; a query's weights sum to 1, minus the share of a sink,
-            or of keys of the other kind in the same softmax.
-        error: largest difference of weights times values from what the step computed, relative to
-            its largest number.
-
+    A query's weights sum to 1, minus the share of a sink, or of keys of the other kind in the same
+    softmax. `error` is the largest difference of weights times values from the step's result,
+    relative.
     """
 
     kind: Kind

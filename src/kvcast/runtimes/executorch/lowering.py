@@ -64,7 +64,6 @@ class MethodLayout:
     Attributes:
         self_layers: layout of the self-attention caches; all but rings may have less capacity.
         longest_source: maximum tokens of a source, if sources vary in length.
-        facts: additional facts for callers, next to `facts_of`.
 
     """
 
@@ -105,17 +104,8 @@ def export_method(
     """Export a program with kvcast's operators replaced by ExecuTorch's.
 
     Self caches are laid out as `executorch_operators` describes, cross keys as [heads, d, t] and
-    cross values as [heads, t, d], for fast GEMMs. All else is of one row.
-
-    Args:
-        signature: the program's.
-        layout: of the file that the method is for.
-        quantize: "none", "8da8w" or "8da4w".
-        cross_dtype: of cross caches.
-
-    Raises:
-        KvcastError: the program needs an operation that ExecuTorch lacks.
-
+    cross values as [heads, t, d], for fast GEMMs. All else is of one row. Raises KvcastError for an
+    operation that ExecuTorch lacks.
     """
     with quiet(), torch.no_grad():
         replaced = replace_operators(signature.export(), TABLE)
@@ -186,18 +176,10 @@ def save_methods(
     facts: Mapping[str, Any],
     folder: Path,
 ) -> dict[str, Graph]:
-    """Write `executorch/model.pte` under an existing folder.
+    """Write `executorch/model.pte` under an existing folder; return the manifest's entries.
 
-    Args:
-        methods: exported methods by name.
-        program: their signatures.
-        facts: for callers that read only this file. Each becomes a method without arguments that
-            returns numbers or a string; `executorch/constants.json` has them too.
-        folder: the bundle's folder.
-
-    Returns:
-        The manifest's entries for the methods.
-
+    `facts` are for callers that read only this file. Each becomes a method without arguments that
+    returns numbers or a string; `executorch/constants.json` has them too.
     """
     # Elsewhere a view is free; XNNPACK copies a whole cache to reshape it.
     others = [c for c in ALL_PARTITIONER_CONFIGS if c not in (BMMConfig, ViewCopyConfig)]
@@ -286,23 +268,11 @@ def lower(
     special_tokens: Mapping[str, Sequence[int]],
     on_phase: OnPhase,
 ) -> tuple[dict[str, Graph], tuple[CacheLayers, ...]]:
-    """Write `executorch/model.pte` with a method for each program under an existing folder.
+    """Write `executorch/model.pte`; return the manifest's entries and the layout of their caches.
 
-    Args:
-        family: the programs'.
-        signatures: the programs, in fp32, by the names that the runtime looks up.
-        dimensions: the model's.
-        quantize: "none", "8da8w" or "8da4w", which leaves encoders and cross projections in int8.
-        folder: an existing folder.
-        special_tokens: by role, for callers that read only this file.
-        on_phase: called as each program is exported, and when all are compiled.
-
-    Returns:
-        The manifest's entries for the methods, and the layout of their caches.
-
-    Raises:
-        KvcastError: attention has a soft cap, or the model has a mixture of experts.
-
+    `quantize` is "none", "8da8w" or "8da4w", which leaves encoders and cross projections in int8.
+    `special_tokens`, by role, are for callers that read only this file. Raises KvcastError for
+    attention with a soft cap, and for a mixture of experts.
     """
     layers = tuple(_limited(layer, family) for layer in family.caches(dimensions))
     layout = _layout(family, dimensions, layers)

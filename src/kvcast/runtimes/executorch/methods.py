@@ -137,17 +137,11 @@ class DecodeMethod:
         logits_pv: Float32,
         queries_sx: Float32 | None = None,
     ) -> None:
-        """Append to a row that holds `length` positions.
+        """Append to a row that holds `length` positions; caches are as `cache_shapes`.
 
-        Args:
-            tokens_s: new tokens.
-            length: positions that the row held before.
-            caches: as `cache_shapes`, with any number of positions.
-            positions: offsets into the new tokens; negative ones count from the end.
-            logits_pv: fp32 [len(positions), vocab], is filled.
-            queries_sx: fp32 [s, heads * d], is filled with the alignment heads' queries of all
-                tokens if they are wanted.
-
+        Their capacity may be any. `positions` are offsets into the new tokens; negative ones count
+        from the end. `logits_pv` fp32 [len(positions), vocab] is filled, and if wanted `queries_sx`
+        fp32 [s, heads * d] with the alignment heads' queries of all tokens.
         """
         places = np.asarray(positions, np.int64) % len(tokens_s)
         first = 0

@@ -1,7 +1,7 @@
 """kvcast's own kernels in C++, and the interpreter that runs whole programs of them.
 
-A family writes its programs. `opening` takes them, and `weights` packs their matrices in tiles of
-64 outputs in the ISA's layout, a tied table once, in huge pages: from a bundle, which `lowering`
+A family writes its programs. `bundles` takes them, and `weights` packs their matrices in tiles of
+64 outputs in the ISA's layout, a tied table once, in huge pages: from a bundle, which `bundles`
 wrote and which is the same for every processor, or from a checkpoint's mapped files
 (`src/packing.cpp`). `quantize` chooses each matrix's precision; GGUF tensors of 4 to 8 bits keep
 their codes by default, in separate formats (`src/instructions.def`), and a matrix whose parts

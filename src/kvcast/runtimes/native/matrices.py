@@ -10,7 +10,7 @@ minimums (`kvcast.spec.stored_matrices`).
 
 With a scale for 32 inputs, perplexity of decoder-only models grows by less than half of the growth
 with one per output. int4 scales are found by a small search for the least squared error
-(`runtimes/native/matrices.py`, llama.cpp's `make_qkx2_quants`). In bundles, a GGUF file's
+(`searched`, llama.cpp's `make_qkx2_quants`). In bundles, a GGUF file's
 Q4_0, Q4_1 and Q8_0 stay exact; the scales and minimums of Q4_K, products of two, become fp16; Q5
 and Q6, and fused matrices whose parts differ, become 8 bits in blocks. Checkpoints opened directly
 keep more (`weights.py`). AOTInductor's packages hold the same.
