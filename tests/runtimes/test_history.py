@@ -114,3 +114,10 @@ def test_a_row_that_continues_another_can_be_cut_as_far_as_that_one() -> None:
     assert history.shortest.tolist() == [5, 5]
     other, _ = holding(3, 6).let_go([1], [5]).reorder([0, 0])
     assert other.shortest.tolist() == [0, 0]
+
+
+def test_a_row_that_goes_on_from_an_empty_one_can_be_cut_like_it() -> None:
+    turned = holding(8, 0).let_go([0], [4])
+    history, moves = turned.reorder([1, 1])
+    assert not moves
+    assert grown(history, 2, 0).truncate([0], [1]).lengths.tolist() == [1, 0]

@@ -106,7 +106,7 @@ def test_a_stale_cache_is_found_by_a_second_input(tmp_path, capsys):
     code, _, checks = verified(capsys, tmp_path)
     assert code == 1
     assert "second-input" in failed(checks)
-    assert "after a longer one" in checks["second-input"]["detail"]
+    assert "input 2 in the row of input 1" in checks["second-input"]["detail"]
 
 
 @pytest.mark.slow

@@ -126,6 +126,7 @@ class History:
         # The rings of a row that is not copied keep its positions beyond the common prefix.
         shortest = np.maximum(self.shortest, self.shortest[parents_r])
         shortest[targets] = self.shortest[parents_r[targets]]
+        shortest[lengths == 0] = 0
         parted_rr = common_rr[parents_r[:, None], parents_r]
         reordered = type(self)(self.capacity, lengths, shortest, parted_rr)
         moves: dict[tuple[int, int], Moves] = {}

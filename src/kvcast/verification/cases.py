@@ -81,12 +81,25 @@ def one_each(tokens: Sequence[int] | Int64) -> list[Int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """A runtime, driven as the models of a family are."""
+    """A runtime, driven as the models of a family are.
+
+    Attributes:
+        one_by_one: whether a call takes one token of each row.
+        prefix: whether a source is prefilled in a separate call.
+        same_lengths: whether all rows hold the same number of tokens.
+        most_rows: None: any number.
+        refuses: whether a full cache refuses further tokens.
+
+    """
 
     runtime: Any = field(repr=False)
-    family: Family = field(repr=False)
     vocab: int
     positions: int
+    one_by_one: bool = False
+    prefix: bool = False
+    same_lengths: bool = False
+    most_rows: int | None = None
+    refuses: bool = True
 
     def cache(self, cases: Sequence[Case], capacity: int) -> Any:
         """Return a cache whose row i is empty and reads the input of case i."""
@@ -133,11 +146,11 @@ class Driver:
         return np.concatenate(parts), cache
 
     def _at_once(self, text: Text, asked_n: Int64, columns: Columns) -> tuple[Float32, Any]:
-        if self.family.one_by_one:
+        if self.one_by_one:
             logits_nv, cache = self.stepped(text, columns)
             return logits_nv[asked_n], cache
         cache = self.cache([text.case], len(text))
-        if self.family.interface == "prefix":
+        if self.prefix:
             return self._after_source(cache, text, asked_n, columns)
         positions = (text.first + asked_n).tolist()
         logits_rsv, cache = self.runtime.decode([text.tokens], cache, positions=positions)
@@ -211,9 +224,10 @@ def driver_of(runtime: Runtime, family: Family, dimensions: Any) -> Driver:
     """Return the driver of a runtime of a model with these dimensions."""
     return Driver(
         runtime=runtime,
-        family=family,
         vocab=dimensions.vocab_size,
         positions=family.positions(dimensions),
+        one_by_one=family.one_by_one,
+        prefix=family.interface == "prefix",
     )
 
 

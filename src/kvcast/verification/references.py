@@ -178,7 +178,8 @@ class CheckpointOracle(Oracle):
         self._reference = reference
         self._cases = cases
         dimensions = reference.dimensions
-        self._driver: Driver = driver_of(reference.runtime, family_with(dimensions), dimensions)
+        self._family = family_with(dimensions)
+        self._driver: Driver = driver_of(reference.runtime, self._family, dimensions)
 
     @override
     def text(self, case: int, count: int, generator: np.random.Generator) -> Text:
@@ -186,7 +187,7 @@ class CheckpointOracle(Oracle):
 
     @override
     def expected(self, text: Text, columns: Columns = ALL) -> Expected:
-        if self._driver.family.whole is None:
+        if self._family.whole is None:
             logits_nv, _ = self._driver.at_once(text, columns)
         else:
             logits_sv = whole_logits(self._reference, text.case.prompt_s, text.written_n)

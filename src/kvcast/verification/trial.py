@@ -166,19 +166,39 @@ class Trial:
     @cached_property
     def baselines(self) -> Sequence[Baseline]:
         """Texts of several rows; the cases take turns."""
-        generator = self.generator()
-        cases = [self.cases[i % len(self.cases)] for i in range(ROWS)]
-        return [
-            self.baseline(*self.driver.sampled(case, self.steps(case), generator)) for case in cases
-        ]
+        generator, baselines = self.generator(), []
+        for case in [self.cases[i % len(self.cases)] for i in range(ROWS)]:
+            driver = self.fresh()
+            sampled = driver.sampled(case, self.steps(case), generator)
+            baselines.append(self.baseline(*sampled, driver=driver))
+        return baselines
+
+    @cached_property
+    def together(self) -> Sequence[Baseline]:
+        """Texts of rows of one cache."""
+        return self.baselines
+
+    @cached_property
+    def beside(self) -> Driver:
+        """The model for results while a check is in the middle of its calls."""
+        return self.driver
+
+    def fresh(self) -> Driver:
+        """Return the model, with memory that holds nothing of earlier calls."""
+        return self.driver
 
     def baseline(
-        self, text: Text, stepped_nv: Float32 | None = None, columns: Columns = ALL
+        self,
+        text: Text,
+        stepped_nv: Float32 | None = None,
+        columns: Columns = ALL,
+        driver: Driver | None = None,
     ) -> Baseline:
         """Return a text with the model's own logits; raises KvcastError where these are none."""
+        driver = driver or self.beside
         if stepped_nv is None:
-            stepped_nv, _ = self.driver.stepped(text, columns)
-        at_once_nv, _ = self.driver.at_once(text, columns)
+            stepped_nv, _ = driver.stepped(text, columns)
+        at_once_nv, _ = driver.at_once(text, columns)
         for logits_nv, how in ((at_once_nv, "all at once"), (stepped_nv, "one after the other")):
             if len(bad_n := np.flatnonzero(~np.isfinite(logits_nv).all(axis=-1))):
                 raise KvcastError(
@@ -214,6 +234,8 @@ class Trial:
 
     def place(self, text: Text, cache: Any, row: int, allowed: Allowed) -> Place | None:
         """Return where a row's cache differs from one computed at once; None if nowhere."""
+        if not self.layers:
+            return None
         _, own = self.driver.at_once(text)
         return first_difference(self.layers, (cache, row), (own, 0), len(text), allowed.largest)
 

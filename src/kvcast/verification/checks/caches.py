@@ -14,6 +14,7 @@ from kvcast.runtimes.copies import copies_of
 from kvcast.runtimes.trial import Trial as RowTrial
 from kvcast.runtimes.trial import roll_back
 from kvcast.verification.cases import Case, Text, one_each
+from kvcast.verification.checks.rows import ONE_ROW
 from kvcast.verification.references import WholeLogits
 from kvcast.verification.report import Check, Outcome
 from kvcast.verification.trial import Baseline, Comparison, Trial, skipped
@@ -26,6 +27,8 @@ def beams(trial: Trial) -> Check:
     """Let rows change places: each goes on from its new past."""
     name, driver = "beams", trial.driver
     case, generator = trial.cases[0], trial.generator()
+    if driver.most_rows == 1:
+        return skipped(name, ONE_ROW)
     most = (driver.positions - len(case.prompt_s)) // 2
     parents = _PARENTS[:most]
     if not parents:
@@ -46,12 +49,12 @@ def beams(trial: Trial) -> Check:
             histories = [[*old, int(token)] for old, token in zip(histories, new, strict=True)]
         for row, history in enumerate(histories):
             text = Text(case, np.array(history, np.int64))
-            baseline = trial.baseline(text)
+            alone = WholeLogits(trial.beside.stepped(text)[0])
             n = len(history)
             about = f"beam {row}, which continues beam {step[row]}"
             place = partial(trial.place, text, cache, row, trial.tolerance.own)
             comparison.add(
-                baseline.stepped.part(n, n + 1),
+                alone.part(n, n + 1),
                 logits_rv[row : row + 1],
                 about,
                 text.first + n,
@@ -69,7 +72,7 @@ def beams(trial: Trial) -> Check:
 
 
 def _last(trial: Trial, case: Case, written: Sequence[int] | Int64) -> WholeLogits:
-    return WholeLogits(trial.driver.stepped(Text(case, np.array(written, np.int64)))[0][-1:])
+    return WholeLogits(trial.beside.stepped(Text(case, np.array(written, np.int64)))[0][-1:])
 
 
 def _safe(trial: Trial) -> Int64:
@@ -79,7 +82,7 @@ def _safe(trial: Trial) -> Int64:
 def prefix(trial: Trial) -> Check:
     """Compute a prefix once, and continue it in rows of another cache that go on."""
     name, driver = "prefix", trial.driver
-    if driver.family.interface != "decoder-only":
+    if driver.prefix or trial.cases[0].source:
         return skipped(name, "a target depends on its source: no two share a prefix")
     comparison = trial.comparison(trial.tolerance.same)
     # Texts that begin with what is computed as a prefix.

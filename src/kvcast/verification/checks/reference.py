@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvcast.families.programs import ALIGNMENT_QUERIES
+from kvcast.families.table import family_with
 from kvcast.runtimes.base import Float32
 from kvcast.verification.cases import Case, Text
 from kvcast.verification.culprits import checks
@@ -120,7 +121,8 @@ def recorded(trial: Trial) -> Check:
 
 def alignment(trial: Trial) -> Check:
     name, driver = "alignment", trial.driver
-    if ALIGNMENT_QUERIES not in driver.family.programs(trial.dimensions)["decode"].outputs:
+    family = family_with(trial.dimensions)
+    if ALIGNMENT_QUERIES not in family.programs(trial.dimensions)["decode"].outputs:
         return skipped(name, "the model has no alignment heads")
     largest, allowed = 0.0, trial.tolerance.reference.largest
     for case in trial.cases:
@@ -146,7 +148,7 @@ def _beside(trial: Trial, text: Text, cache: Any) -> Callable[[], Place | None]:
     """Return a function that finds the first place where a cache is not the reference's."""
 
     def place() -> Place | None:
-        own = None if trial.oracle is None else trial.oracle.cache(text)
+        own = trial.oracle.cache(text) if trial.oracle and trial.layers else None
         if own is None:
             return None
         allowed = trial.tolerance.reference.largest

@@ -14,6 +14,7 @@ from kvcast.verification.references import WholeLogits
 from kvcast.verification.report import Check
 from kvcast.verification.trial import Baseline, Comparison, Trial, skipped
 
+ONE_ROW = "its caches have one row"
 _EMPTY = -1  # tokens of a row that has not begun
 
 
@@ -26,11 +27,11 @@ def chunks(trial: Trial) -> Check:
         place = partial(trial.place, baseline.text, cache, 0, trial.tolerance.own)
         about = f"text {i}, one token after the other"
         comparison.add(baseline.at_once, logits_nv, about, baseline.text.first, place)
-    if driver.family.one_by_one:
+    if driver.one_by_one:
         return comparison.check(name, "steps give the same again; tokens are taken one by one")
     baseline, generator = trial.baselines[0], trial.generator()
     text, tokens = baseline.text, baseline.text.tokens
-    whole = driver.family.interface == "prefix"
+    whole = driver.prefix
     sizes = [(each,) for each in (2, 3, 7)] + [tuple(generator.integers(1, 12, 9).tolist())]
     for pattern in sizes:
         cache = driver.cache([text.case], len(text))
@@ -86,19 +87,22 @@ def second_input(trial: Trial) -> Check:
 def _with_source(trial: Trial, text: Text, other: Text) -> WholeLogits:
     """Return the logits of a text with the input of another."""
     stale = Text(Case(text.case.prompt_s, other.case.source), text.written_n)
-    return WholeLogits(trial.driver.stepped(stale)[0])
+    return WholeLogits(trial.beside.stepped(stale)[0])
 
 
 def batch(trial: Trial) -> Check:
     """Compute rows of different lengths in one call, each as if alone."""
     driver, comparison = trial.driver, trial.comparison()
-    texts = [baseline.text for baseline in trial.baselines]
+    if driver.most_rows == 1:
+        return skipped("batch", ONE_ROW)
+    baselines = trial.together
+    texts = [baseline.text for baseline in baselines]
     cache = driver.cache([text.case for text in texts], max(map(len, texts)))
-    begun = [min(4 * i, len(text.written_n)) for i, text in enumerate(texts)]
+    ahead = 0 if driver.same_lengths else 4
+    begun = [min(ahead * i, len(text.written_n)) for i, text in enumerate(texts)]
+    _, cache = driver.decode(cache, [text.case.prompt_s for text in texts])
     for row, text in enumerate(texts):
-        _, cache = driver.decode(cache, [text.case.prompt_s], [row])
-        if begun[row]:
-            cache = _steps(trial, cache, row, text.written_n[: begun[row]])
+        cache = _steps(trial, cache, row, text.written_n[: begun[row]])
     logits: list[list[Float32]] = [[] for _ in texts]
     for i in range(max(len(text.written_n) for text in texts)):
         rows = [row for row, text in enumerate(texts) if begun[row] + i < len(text.written_n)]
@@ -108,7 +112,7 @@ def batch(trial: Trial) -> Check:
         logits_rv, cache = driver.decode(cache, one_each(new), rows)
         for row, logits_v in zip(rows, logits_rv, strict=True):
             logits[row].append(logits_v)
-    for row, baseline in enumerate(trial.baselines):
+    for row, baseline in enumerate(baselines):
         if logits[row]:
             after = 1 + begun[row]
             expected = baseline.stepped.part(after, after + len(logits[row]))
@@ -203,7 +207,7 @@ def capacity(trial: Trial) -> Check:
     about = f"{len(text)} positions, one after the other"
     comparison.add(baseline.at_once, baseline.stepped.logits_nv, about, text.first, place)
     beside = _beside_reference(trial, comparison)
-    if not comparison.problem and not _refuses(trial, text):
+    if not comparison.problem and driver.refuses and not _refuses(trial, text):
         comparison.problem = f"a cache of {len(text)} positions takes one more than it holds"
     ends = "the model's last" if len(text) == driver.positions else "the cache's last"
     words = f"every position to {ends}, {len(text) - 1}, is as computed at once"
@@ -216,6 +220,8 @@ def capacity(trial: Trial) -> Check:
 
 
 def _place(trial: Trial, text: Text) -> Place | None:
+    if not trial.layers:
+        return None
     _, cache = trial.driver.stepped(text)
     return trial.place(text, cache, 0, trial.tolerance.own)
 
@@ -236,7 +242,7 @@ def _refuses(trial: Trial, text: Text) -> bool:
     """Tell whether a full cache takes no further token; it is filled in one call where it can."""
     driver = trial.driver
     cache = driver.cache([text.case], len(text))
-    if driver.family.one_by_one or driver.family.interface == "prefix":
+    if driver.one_by_one or driver.prefix:
         _, cache = driver.stepped(text)
     else:
         _, cache = driver.decode(cache, [text.tokens])

@@ -1,4 +1,4 @@
-"""The interface of another tool's exported decoder, its driver, and the record of a step's work.
+"""The interface of another tool's exported decoder, and the record of a step's work.
 
 `foreign/readers.py` has a reader for each kind of folder.
 """
@@ -6,16 +6,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.spec.runtimes import BundlePrecision
-from kvcast.verification.cases import ALL, Case, Columns, Driver, Text
 
 Source: TypeAlias = Sequence[NDArray[Any]]
 """Input of an encoder, one entry a row: tokens int64 [rows, t], or features fp32 [rows, f, t]."""
@@ -149,64 +148,80 @@ def one_by_one(model: ForeignModel, tokens_rs: Int64) -> Float32:
     return np.concatenate(steps, axis=1)
 
 
-def appended(model: ForeignModel, tokens_rs: Int64) -> Float32:
-    """Append tokens in one call, or one by one where it takes no more at once."""
-    return model.feed(tokens_rs) if model.takes_chunks else one_by_one(model, tokens_rs)
+class ForeignCache:
+    """Rows of a load, which hold the same number of tokens; its sources are by slots."""
+
+    has_snapshots = False
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.lengths = np.zeros(rows, np.int32)
+        self.sources: dict[int, Sequence[NDArray[Any]]] = {}
+        self.reads = [0] * rows
+
+    def revocable(self, row: int, kept: int, most: int) -> int:
+        return min(most, self.capacity - int(self.lengths[row]) - kept)
+
+    def reachable(self, _row: int, most: int) -> int:
+        return most
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignDriver(Driver):
-    """One model, on one load: what its memory held before a text is still there."""
+class ForeignRuntime:
+    """A load as the checks' runtime: the memory still holds what earlier caches wrote.
 
-    model: ForeignModel = field(repr=False)
+    A cache is of use until another one takes its first tokens.
+    """
 
-    def begin(self, case: Case, rows: int = 1) -> Float32:
-        """Begin rows with a case's prompt; return logits [rows, vocab] after it."""
-        source = [np.repeat(part, rows, axis=0) for part in _source(case)]
-        self.model.begin(rows, source)
-        prompts_rs = np.repeat(case.prompt_s[None], rows, axis=0)
-        return appended(self.model, prompts_rs)[:, -1].copy()
+    def __init__(self, model: ForeignModel) -> None:
+        self._model = model
+        self._current: ForeignCache | None = None
 
-    def step(self, tokens: Sequence[int] | Int64) -> Float32:
-        """Append a token to each row; return logits [rows, vocab]."""
-        return self.model.feed(np.asarray(tokens, np.int64)[:, None])[:, -1].copy()
+    def new_cache(self, rows: int, capacity: int, **_: int) -> ForeignCache:
+        return ForeignCache(rows, capacity)
 
-    @override
-    def at_once(self, text: Text, columns: Columns = ALL) -> tuple[Float32, Any]:
-        self.model.begin(1, _source(text.case))
-        logits_1sv = appended(self.model, text.tokens[None])
-        return logits_1sv[0, text.first :, columns].copy(), None
+    def encode(self, cache: ForeignCache, slots: Sequence[int], *source: Any) -> ForeignCache:
+        first, *lengths = source
+        # As transformers has it: without padding, and without lengths.
+        cache.sources[slots[0]] = [first[:, : int(lengths[0][0])] if lengths else first]
+        return cache
 
-    @override
-    def stepped(
+    def reset(
+        self, cache: ForeignCache, rows: Sequence[int], slots: Sequence[int] = ()
+    ) -> ForeignCache:
+        cache.lengths[list(rows)] = 0
+        for row, slot in zip(rows, slots, strict=False):
+            cache.reads[row] = slot
+        return cache
+
+    def decode(
         self,
-        text: Text,
-        columns: Columns = ALL,
-        *,
-        prompt: bool = False,
-        capacity: int | None = None,
-    ) -> tuple[Float32, Any]:
-        logits = [self.begin(text.case)[:, columns]]
-        logits += [self.step([token])[:, columns] for token in text.written_n]
-        return np.concatenate(logits), None
+        tokens: Sequence[Int64],
+        cache: ForeignCache,
+        rows: Sequence[int] | None = None,
+        positions: Sequence[int] = (-1,),
+    ) -> tuple[Float32, ForeignCache]:
+        tokens_rs = np.stack(tokens)
+        if not cache.lengths.any():
+            parts = zip(*(cache.sources.get(slot, ()) for slot in cache.reads), strict=True)
+            self._model.begin(len(cache.reads), [np.concatenate(part) for part in parts])
+            self._current = cache
+        if self._current is not cache or len(rows or cache.reads) != len(cache.reads):
+            raise ValueError("the load holds other rows")
+        whole = self._model.takes_chunks or tokens_rs.shape[1] == 1
+        feed = self._model.feed if whole else partial(one_by_one, self._model)
+        logits_rsv = feed(tokens_rs)
+        cache.lengths += tokens_rs.shape[1]
+        return logits_rsv[:, list(positions)], cache
 
-    @override
-    def _written(
-        self, case: Case, count: int, choose: Any, columns: Columns, *, whole: bool = False
-    ) -> tuple[Text, Float32]:
-        step_rv = self.begin(case)
-        logits, written = [step_rv[:, columns]], []
-        for i in range(count):
-            written.append(choose(step_rv[0]))
-            if whole or i + 1 < count:
-                step_rv = self.step(written[-1:])
-                logits.append(step_rv[:, columns])
-        return Text(case, np.array(written, np.int64)), np.concatenate(logits)
+    prefill = decode
 
+    def truncate(
+        self, cache: ForeignCache, _rows: Sequence[int], lengths: Sequence[int]
+    ) -> ForeignCache:
+        self._model.cut(lengths[0])
+        cache.lengths[:] = lengths[0]
+        return cache
 
-def _source(case: Case) -> list[NDArray[Any]]:
-    """Return an encoder's input as transformers has it: without padding, and without lengths."""
-    if not case.source:
-        return []
-    first, *lengths = case.source
-    return [first[:, : int(lengths[0][0])] if lengths else first]
+    def reorder(self, cache: ForeignCache, parents: Sequence[int]) -> ForeignCache:
+        self._model.reorder(parents)
+        return cache

@@ -1,35 +1,35 @@
-"""Checks of an exported decoder beside itself: in pieces, in rows, after other inputs, to its end.
+"""Checks of an exported decoder: kvcast's own, and the cost of a step, which is no verdict.
 
-Those beside a checkpoint are kvcast's own (`kvcast.verification.checks.reference`).
+A decoder that copies its caches can be right.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from kvcast.families.table import family_with
-from kvcast.runtimes.base import Int64
-from kvcast.verification.cases import Text
-from kvcast.verification.checks.reference import free_running, teacher_forced
-from kvcast.verification.foreign.base import ForeignDriver, ForeignModel, StepWork
-from kvcast.verification.foreign.step import copies, memory, recomputed, weights
+from kvcast.verification.cases import Driver, Text, one_each
+from kvcast.verification.checks import CHECKS as OWN_CHECKS
+from kvcast.verification.checks import rows
+from kvcast.verification.foreign.base import ForeignModel, ForeignRuntime, Movement, StepWork
 from kvcast.verification.references import WholeLogits
 from kvcast.verification.report import Check
-from kvcast.verification.trial import Trial, skipped
+from kvcast.verification.trial import ROWS, Baseline, Trial, skipped
 
-_WIDTH = 3
-_PARENTS = ((0, 1, 2), (1, 1, 0), (2, 0, 0), (0, 0, 0))
-_ONE_ROW = "its caches have one row"
-_NO_ROOM = "there is no room for tokens after the prompt"
+_LONGEST = 1024
+"""Positions that bytes are told for, where a sequence may be longer."""
 
 
 @dataclass(kw_only=True, eq=False)
 class ForeignTrial(Trial):
     """An exported decoder under verification; `reopen` loads it once more."""
 
-    driver: ForeignDriver
+    model: ForeignModel
     reopen: Callable[[], ForeignModel]
 
     @cached_property
@@ -37,136 +37,30 @@ class ForeignTrial(Trial):
         """What a step does, told on a load of its own."""
         return self.reopen().work()
 
-    def fresh(self) -> ForeignDriver:
-        """Return a driver of another load, whose memory nothing was written to."""
-        own = self.driver
-        return ForeignDriver(
-            runtime=None,
-            family=own.family,
-            vocab=own.vocab,
-            positions=own.positions,
-            model=self.reopen(),
-        )
+    @override
+    def fresh(self) -> Driver:
+        return replace(self.driver, runtime=ForeignRuntime(self.reopen()))
+
+    @cached_property
+    @override
+    def beside(self) -> Driver:
+        return self.fresh()
+
+    @cached_property
+    @override
+    def together(self) -> Sequence[Baseline]:
+        """Texts of one length: the first with its tokens in other orders."""
+        text = self.baselines[0].text
+        orders = [np.random.default_rng(self.seed + i) for i in range(ROWS)]
+        return [
+            self.baseline(text.with_tokens(order.permutation(text.written_n))) for order in orders
+        ]
 
 
 def second_input(trial: ForeignTrial) -> Check:
-    """Give the same load one input after another: nothing of the earlier ones may be left."""
-    comparison, driver = trial.comparison(), trial.driver
-    texts = [baseline.text for baseline in trial.baselines]
-    longest = trial.long.text
-    driver.stepped(longest)
-    for i, text in enumerate(texts):
-        logits_nv, _ = driver.stepped(text)
-        alone_nv, _ = trial.fresh().stepped(text)
-        before = "a longer one" if i == 0 else f"input {i}"
-        comparison.add(
-            WholeLogits(alone_nv), logits_nv, f"input {i + 1} after {before}", text.first
-        )
-    return comparison.check("second-input", "inputs after others give what a fresh load gives")
-
-
-def chunks(trial: ForeignTrial) -> Check:
-    """Feed texts in steps, at once, and in pieces over what is held."""
-    comparison, driver = trial.comparison(), trial.driver
-    if not driver.model.takes_chunks:
-        return skipped("chunks", "its graph takes one token at a time")
-    for i, baseline in enumerate(trial.baselines):
-        about = f"text {i}, one token after the other"
-        first = baseline.text.first
-        comparison.add(baseline.at_once, baseline.stepped.logits_nv, about, first)
-    baseline = trial.baselines[0]
-    for size in (2, 3, 7):
-        logits = [driver.begin(baseline.text.case)]
-        written_n = baseline.text.written_n
-        for piece in np.split(written_n, range(size, len(written_n), size)):
-            logits.append(driver.model.feed(piece[None])[0].copy())
-        about = f"text 0 in pieces of {size}"
-        comparison.add(baseline.at_once, np.concatenate(logits), about, baseline.text.first)
-    return comparison.check("chunks", "steps and pieces give what all tokens at once give")
-
-
-def batch(trial: ForeignTrial) -> Check:
-    """Compute rows in one call, each as if alone."""
-    driver = trial.driver
-    if driver.model.most_rows == 1:
-        return skipped("batch", _ONE_ROW)
-    case = trial.baselines[0].text.case
-    generated_rn = np.stack([_other(trial, row) for row in range(_WIDTH)])
-    comparison = trial.comparison()
-    logits = [driver.begin(case, _WIDTH)]
-    logits += [driver.step(tokens_r) for tokens_r in generated_rn.T]
-    together_rnv = np.stack(logits, axis=1)
-    for row, written_n in enumerate(generated_rn):
-        alone = trial.baseline(Text(case, written_n)).stepped
-        about = f"row {row} of {_WIDTH}"
-        comparison.add(alone, together_rnv[row], about, len(case.prompt_s) - 1)
-    return comparison.check("batch", f"{_WIDTH} rows give what each gives alone")
-
-
-def beams(trial: ForeignTrial) -> Check:
-    """Let rows change places: each goes on from its new past."""
-    driver, generator = trial.driver, trial.generator()
-    if driver.model.most_rows == 1:
-        return skipped("beams", f"{_ONE_ROW}: it has no beams")
-    case = trial.baselines[0].text.case
-    parents = _PARENTS[: trial.steps(case)]
-    if not parents:
-        return skipped("beams", _NO_ROOM)
-    histories: list[list[int]] = [[]] * _WIDTH
-    logits_rv = driver.begin(case, _WIDTH)
-    for step in parents:
-        driver.model.reorder(step)
-        new = generator.choice(_safe(trial), _WIDTH).tolist()
-        histories = [[*histories[old], token] for old, token in zip(step, new, strict=True)]
-        logits_rv = driver.step(new)
-    comparison = trial.comparison()
-    for row, history in enumerate(histories):
-        text = Text(case, np.array(history, np.int64))
-        n = len(history)
-        alone = trial.baseline(text).stepped.part(n, n + 1)
-        comparison.add(alone, logits_rv[row : row + 1], f"beam {row}", text.first + n)
-    words = f"{_WIDTH} beams that change places {len(parents)} times go on from their new pasts"
-    return comparison.check("beams", words)
-
-
-def truncate(trial: ForeignTrial) -> Check:
-    """Cut a row back after tokens on trial, and go on with others."""
-    driver, baseline = trial.driver, trial.baselines[0]
-    text, wrong_n = baseline.text, _other(trial, 1)
-    kept = len(text.written_n) // 2
-    count = min(len(text.written_n) - kept, len(wrong_n))
-    if not count:
-        return skipped("truncate", _NO_ROOM)
-    driver.begin(text.case)
-    for token in (*text.written_n[:kept], *wrong_n[:count]):
-        driver.step([token])
-    driver.model.cut(len(text.case.prompt_s) + kept)
-    comparison = trial.comparison()
-    logits_nv = np.concatenate([driver.step([token]) for token in text.written_n[kept:]])
-    expected = baseline.stepped.part(kept + 1, len(text.written_n) + 1)
-    about = f"a row that was cut back by {count} tokens"
-    comparison.add(expected, logits_nv, about, text.first + kept + 1)
-    return comparison.check("truncate", f"a row that loses {count} tokens goes on without them")
-
-
-def capacity(trial: ForeignTrial) -> Check:
-    """Step through every position to the end; beside all at once, and beside the reference."""
-    driver, (text, logits_nv) = trial.driver, (trial.long.text, trial.long.stepped.logits_nv)
-    if not len(text.written_n):
-        return skipped("capacity", _NO_ROOM)
-    comparison = trial.comparison()
-    about = f"{len(text)} positions, one after the other"
-    comparison.add(trial.long.at_once, logits_nv, about, text.first)
-    measured: dict[str, object] = {"capacity": len(text), "model_positions": driver.positions}
-    words = f"every position up to {len(text) - 1} is as computed at once"
-    if trial.oracle is not None:
-        beside = trial.comparison(trial.tolerance.reference)
-        expected = trial.oracle.expected(text, trial.columns)
-        beside.add(expected, logits_nv, "beside the reference", text.first)
-        comparison.problem = comparison.problem or beside.problem
-        measured["beside_reference"] = beside.measured
-        words += " and as the reference's"
-    return comparison.check("capacity", words, **measured)
+    """Give one load an input after another, the first of them after the longest."""
+    trial.driver.stepped(trial.long.text)
+    return rows.second_input(trial)
 
 
 def window(trial: ForeignTrial) -> Check:
@@ -193,15 +87,91 @@ def window(trial: ForeignTrial) -> Check:
     return comparison.check("window", words)
 
 
+def memory(trial: ForeignTrial) -> Check:
+    """Tell the bytes of caches after a prompt and after each further token."""
+    text = trial.baselines[0].text
+    held = list(_held(trial, text))
+    more = {after - before for before, after in pairwise(held)}
+    grows = more != {0} and bool(more)
+    words = (
+        f"caches of a row hold {held[-1]:,} bytes at {len(text)} positions"
+        if grows
+        else f"caches of a row hold {held[-1]:,} bytes, for all positions from the beginning"
+    )
+    measured = {"held_bytes": held, "bytes_per_step": max(more, default=0)}
+    return Check(name="memory", outcome="noted", detail=words, measured=measured)
+
+
+def copies(trial: ForeignTrial) -> Check:
+    """Tell which caches a step makes anew, and the bytes of whole caches that it writes."""
+    work, length = trial.work, _length(trial)
+    begun, after = islice(_held(trial, trial.baselines[0].text), 2)
+    held = begun + (length - len(trial.cases[0].prompt_s)) * (after - begun)
+    copied = [name for name, how in work.caches.items() if how == "copied"]
+    moved = work.moved if work.measured is None else work.measured
+    measured: dict[str, Any] = {
+        "caches": dict(work.caches),
+        "length": length,
+        "held_bytes": held,
+        "bytes_a_step": sum(each.at(length) for each in moved),
+        "from_the_file": [_plain(each, length) for each in work.moved],
+        "profiled": None if work.measured is None else [_plain(m, length) for m in work.measured],
+    }
+    if work.measured is not None and (odd := _differing(work)):
+        words = f"the file and the runtime's profile tell different bytes of {', '.join(odd)}"
+        return Check(name="copies", outcome="failed", detail=words, measured=measured)
+    if not copied and not moved:
+        written = sum(how == "in place" for how in work.caches.values())
+        words = f"a step writes {written} tensors of caches in place, and copies none"
+    else:
+        words = (
+            f"a step at {length} positions writes {sum(m.at(length) for m in moved):,} bytes of "
+            f"whole caches, of {held:,} held: {_told(moved, length)}; {len(copied)} of "
+            f"{len(work.caches)} tensors are made anew"
+        )
+    if work.spans_capacity:
+        words += "; queries meet all slots, also empty ones"
+    return Check(name="copies", outcome="noted", detail=words, measured=measured)
+
+
+def recomputed(trial: ForeignTrial) -> Check:
+    """Tell what each step computes again from an encoder's output, and its branches."""
+    work = trial.work
+    measured = {"operators": dict(work.recomputed), "branches": work.branches}
+    if not trial.model.encoder:
+        words = "there is no encoder, whose output could be read again"
+    elif work.recomputed:
+        operators = ", ".join(f"{count} {name}" for name, count in work.recomputed.items())
+        words = (
+            f"each step computes cross keys and values anew from the encoder's output: {operators}"
+        )
+    else:
+        words = "cross keys and values are computed once"
+    if work.branches:
+        words += f"; {work.branches} If chooses a graph at each step"
+    return Check(name="recomputed", outcome="noted", detail=words, measured=measured)
+
+
+def weights(trial: ForeignTrial) -> Check:
+    """Tell how much of a decoder's weights is in memory more than once."""
+    work = trial.work
+    measured = {"bytes": work.weights, "repeated_bytes": work.repeated_weights}
+    if not work.weights:
+        words = "its weights lie inside of delegates, where nobody can look"
+        return Check(name="weights", outcome="skipped", detail=words)
+    words = f"the decoder has {work.weights:,} bytes of weights"
+    if work.repeated_weights:
+        words += f", of which {work.repeated_weights:,} are others once more"
+    return Check(name="weights", outcome="noted", detail=words, measured=measured)
+
+
+_SHARED = (
+    *("teacher-forced", "free-running", "second-input", "chunks", "batch", "beams"),
+    *("truncate", "capacity"),
+)
 CHECKS: Mapping[str, Callable[[ForeignTrial], Check]] = {
-    "teacher-forced": teacher_forced,
-    "free-running": free_running,
+    **{name: OWN_CHECKS[name] for name in _SHARED},
     "second-input": second_input,
-    "chunks": chunks,
-    "batch": batch,
-    "beams": beams,
-    "truncate": truncate,
-    "capacity": capacity,
     "window": window,
     "memory": memory,
     "copies": copies,
@@ -211,11 +181,32 @@ CHECKS: Mapping[str, Callable[[ForeignTrial], Check]] = {
 """In the order in which they are made."""
 
 
-def _other(trial: ForeignTrial, row: int) -> Int64:
-    """Return the text of a row with its tokens in another order, each of which the model wrote."""
-    written_n = trial.baselines[0].text.written_n
-    return np.random.default_rng(trial.seed + row).permutation(written_n)
+def _length(trial: ForeignTrial) -> int:
+    return min(trial.driver.positions - 1, _LONGEST)
 
 
-def _safe(trial: ForeignTrial) -> Int64:
-    return np.unique(np.concatenate([each.text.written_n for each in trial.baselines]))
+def _held(trial: ForeignTrial, text: Text) -> Iterator[int]:
+    """Yield the bytes of caches after a prompt and after each further token."""
+    cache = trial.driver.cache([text.case], len(text))
+    for tokens in (text.case.prompt_s, *one_each(text.written_n)):
+        _, cache = trial.driver.decode(cache, [tokens])
+        yield trial.model.held_bytes()
+
+
+def _differing(work: StepWork) -> list[str]:
+    """Name operators whose bytes by position are others in the profile than in the graph."""
+    profiled = {each.operator: each.per_position for each in work.measured or ()}
+    return [m.operator for m in work.moved if profiled.get(m.operator) != m.per_position]
+
+
+def _told(moved: Sequence[Movement], length: int) -> str:
+    return ", ".join(f"{each.count} {each.operator} {each.at(length):,}" for each in moved)
+
+
+def _plain(movement: Movement, length: int) -> dict[str, Any]:
+    return {
+        "operator": movement.operator,
+        "count": movement.count,
+        "bytes": movement.at(length),
+        "bytes_per_position": movement.per_position,
+    }

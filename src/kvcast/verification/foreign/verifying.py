@@ -14,8 +14,8 @@ from kvcast.loading.components import programs_of
 from kvcast.machine.resources import available_cores
 from kvcast.runtimes.reference import Reference, reference_of
 from kvcast.spec.runtimes import OnPhase, ignore_phase
-from kvcast.verification.cases import Case, cases_of
-from kvcast.verification.foreign.base import ForeignDriver, ForeignModel
+from kvcast.verification.cases import Case, Driver, cases_of
+from kvcast.verification.foreign.base import ForeignModel, ForeignRuntime
 from kvcast.verification.foreign.checks import CHECKS, ForeignTrial
 from kvcast.verification.foreign.readers import open_foreign
 from kvcast.verification.references import CheckpointOracle
@@ -107,12 +107,14 @@ def _trial(
     if not vocab:
         raise KvcastError(f"{folder} does not say how many tokens there are: give --against")
     cases = _cases(model, dimensions, vocab, most)
-    driver = ForeignDriver(
-        runtime=None,
-        family=None if dimensions is None else family_with(dimensions),  # type: ignore[arg-type]
+    driver = Driver(
+        runtime=ForeignRuntime(model),
         vocab=vocab,
         positions=most,
-        model=model,
+        one_by_one=not model.takes_chunks,
+        same_lengths=True,
+        most_rows=model.most_rows,
+        refuses=False,
     )
     return ForeignTrial(
         driver=driver,
@@ -124,6 +126,7 @@ def _trial(
         seed=seed,
         oracle=None if reference is None else CheckpointOracle(reference, cases),
         recorded=None,
+        model=model,
         reopen=reopen,
     )
 

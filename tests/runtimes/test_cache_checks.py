@@ -1,0 +1,73 @@
+"""Verification's checks of caches pass on every runtime, for every kind of layer and of model.
+
+`test_machines.py` holds caches against recomputation that shares no code with these checks.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from kit.dimensions import (
+    BLOCKS,
+    CROSS_BIASED_T5,
+    DECODERS,
+    GEMMA3,
+    GEMMA4,
+    GPT_OSS,
+    GRANITE4,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    QWEN3_5,
+    ROFORMER,
+    SHALLOW,
+    SIMBERT,
+    SMALL,
+    SMALL_ROFORMER,
+    SMALL_T5,
+    T5GEMMA2,
+)
+from kit.models import bundle, random_programs
+from kvcast.verification.verifying import verify
+from verification.subjects import failed, subject, subject_of
+
+CHECKS = (
+    *("free-running", "chunks", "second-input", "batch", "rows-come-and-go"),
+    *("capacity", "window", "beams", "prefix", "truncate"),
+)
+RING = replace(GEMMA3, windows=(5, None))
+STATE = replace(QWEN3_5, windows=(None, None), mixers=("delta", "attention"))
+QUICK = [
+    (RING, "eager"),
+    *product((MISTRAL, GEMMA3, GPT_OSS, MIXTRAL, LFM2, QWEN3_5, GEMMA4, GRANITE4), ("native",)),
+    *product((SMALL, SMALL_T5, CROSS_BIASED_T5, ROFORMER, SIMBERT), ("native",)),
+    *product((LLAMA, MISTRAL, GEMMA3, MIXTRAL, LFM2, QWEN3_5), ("onnx",)),
+    *product((SMALL, SMALL_T5, ROFORMER), ("onnx",)),
+]
+SLOW = [
+    *product((SMALL, SMALL_T5, ROFORMER, STATE, LFM2, GEMMA4, GPT_OSS), ("eager",)),
+    *product((*DECODERS, *BLOCKS, SMALL_ROFORMER), ("onnx",)),
+    (CROSS_BIASED_T5, "onnx"),
+    (T5GEMMA2, "eager"),
+    # Compiling takes long: the models with the most kinds of layers and the most programs.
+    *product((RING, LFM2, SHALLOW, replace(ROFORMER, layers=1)), ("aoti",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "runtime"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW if each not in QUICK)],
+    ids=lambda part: getattr(part, "architecture", part if isinstance(part, str) else "whisper"),
+)
+def test_checks_of_caches_pass(dimensions, runtime):
+    if runtime == "eager":
+        model = subject(dimensions, runtime)
+    else:
+        folder = bundle(dimensions, runtime=runtime)
+        model = subject_of(folder, random_programs(dimensions))
+    report = verify(model, positions=32, only=CHECKS)
+    assert failed(report) == {}
+    made = [check.name for check in report.checks if check.outcome == "passed"]
+    assert len(made) >= len(CHECKS) - 2, "of windows and prefixes some models have none"
