@@ -62,7 +62,7 @@ def exported(models, tmp_path_factory):
     return open_folder(folder)
 
 
-# test_unilm_contract.py holds their graphs beside eager.
+# test_cache_checks.py holds their graphs beside eager.
 @pytest.fixture(params=["eager", pytest.param("onnx", marks=pytest.mark.soak)])
 def pair(request, models):
     oracle, programs = models
