@@ -155,7 +155,8 @@ class DecoderMachine(TextMachine):
     def expected(self, row: int) -> Float32:
         fresh = self.reference.new_cache(1, self.capacity)
         logits, _ = self.reference.decode([np.array(self.histories[row])], fresh)
-        return logits[0, 0]
+        logits_v: Float32 = logits[0, 0]
+        return logits_v
 
     @rule(new=st.integers(1, 7), seed=SEEDS)
     def compute_a_prefix(self, new: int, seed: int) -> None:
@@ -219,7 +220,8 @@ class UnilmMachine(TextMachine):
     def expected(self, row: int) -> Float32:
         past = np.array(self.histories[row])
         source, target = np.split(past, [self.sources[row]])
-        return whole_logits(self.programs, source, target)[-1]
+        logits_v: Float32 = whole_logits(self.programs, source, target)[-1]
+        return logits_v
 
 
 class EncoderDecoderMachine(CacheMachine):
@@ -250,7 +252,8 @@ class EncoderDecoderMachine(CacheMachine):
         assert slot is not None
         fresh = encoded(self.runtime, self.filled[slot])
         logits, _ = self.runtime.decode([np.array(self.histories[row])], fresh)
-        return logits[0, 0].copy()
+        logits_v: Float32 = logits[0, 0].copy()
+        return logits_v
 
     @property
     def free_slots(self) -> list[int]:

@@ -45,7 +45,6 @@ EXACT = BundlePrecision(quantize="none")
 DIRECT = ["native", "eager"]
 # Windows of a decoder over a source are not counted from dimensions.
 MERGED = replace(T5GEMMA2, decoder=replace(T5GEMMA2.decoder, windows=(None, None)))
-FAMILIES = [SMALL, SMALL_T5, GEMMA3, LFM2, QWEN3_5, MIXTRAL]
 
 
 def _has_sources(dimensions: Any) -> bool:

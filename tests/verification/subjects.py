@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kit.models import checkpoint_of, open_folder, random_programs, write
+from kit.models import bundle, checkpoint_of, open_folder, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
 from kvcast.models.executor import TorchModel
@@ -12,9 +12,14 @@ from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.references import files_of
 from kvcast.verification.subject import Subject
+from kvcast.verification.verifying import verify
 
 EXACT = BundlePrecision(quantize="none")
 INT8 = BundlePrecision(quantize="int8", cache="fp16")
+CACHE_CHECKS = (
+    *("free-running", "chunks", "second-input", "batch", "rows-come-and-go"),
+    *("capacity", "window", "beams", "prefix", "truncate"),
+)
 
 
 def subject(
@@ -70,3 +75,16 @@ def failed(report: Any) -> dict[str, str]:
 def outcomes(report: Any) -> dict[str, str]:
     """Return the outcomes by name."""
     return {check.name: check.outcome for check in report.checks}
+
+
+def assert_caches_are_right(dimensions: Any, runtime: str) -> None:
+    """Make the checks of caches, of the random model of these dimensions on a runtime."""
+    if runtime == "eager":
+        model = subject(dimensions, runtime)
+    else:
+        folder = bundle(dimensions, runtime=runtime)
+        model = subject_of(folder, random_programs(dimensions))
+    report = verify(model, positions=32, only=CACHE_CHECKS)
+    assert failed(report) == {}
+    made = [check.name for check in report.checks if check.outcome == "passed"]
+    assert len(made) >= len(CACHE_CHECKS) - 2, "of windows and prefixes some models have none"

@@ -17,11 +17,8 @@ from kit.models import (
     bundle,
     encoded,
     opened,
-    random_tokens,
     speech,
-    stepped,
     text,
-    whole,
 )
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
@@ -30,7 +27,8 @@ from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, SearchRequest, Strategy
-from runtimes.executorch.small_models import FILE, T5, built
+from runtimes.executorch.small_models import DECODER, FILE, T5, UNILM, built
+from verification.subjects import assert_caches_are_right
 
 _CLOSE = 1e-3
 _PROMPT = np.array([[3, 1, 4], [1, 5, 9]])
@@ -76,20 +74,9 @@ def _written(
     return all_logits.argmax(axis=-1), all_logits
 
 
-def _assert_as_eager(
-    runtime: EncoderDecoder, eager: EncoderDecoder, source: Sequence[NDArray[Any]]
-) -> None:
-    tokens, logits = _written(runtime, source)
-    expected_tokens, expected_logits = _written(eager, source)
-    np.testing.assert_allclose(logits, expected_logits, atol=_CLOSE)
-    np.testing.assert_array_equal(tokens, expected_tokens)
-
-
-def test_tokens_are_eagers_also_for_a_second_input(
-    name: str, pair: tuple[EncoderDecoder, EncoderDecoder]
-) -> None:
-    for seed in (0, 1):
-        _assert_as_eager(*pair, _SOURCES[name](2, seed))
+@pytest.mark.parametrize("name", ["whisper", T5, DECODER, UNILM])
+def test_checks_of_caches_pass(name: str) -> None:
+    assert_caches_are_right(EXECUTORCH[name], "executorch")
 
 
 class _Part(Input):
@@ -155,43 +142,6 @@ def test_what_is_encoded_afterwards_and_inputs_that_become_nan_change_nothing(
         new = logits[:, -1].argmax(axis=-1)[:, None]
 
 
-def test_a_decode_after_one_that_stopped_early_sees_nothing_of_it(
-    whisper: EncoderDecoder, eager: EncoderDecoder
-) -> None:
-    _written(whisper, speech(2, 5), steps=3)
-    _assert_as_eager(whisper, eager, speech(2, 6))
-
-
-def test_sessions_in_turns_do_not_see_each_other(whisper: EncoderDecoder) -> None:
-    alone = [_written(whisper, speech(2, seed), steps=6)[1] for seed in (0, 1)]
-    caches = [encoded(whisper, speech(2, seed)) for seed in (0, 1)]
-    new = [_PROMPT, _PROMPT]
-    for step in range(6):
-        for i in (0, 1):
-            logits, caches[i] = whisper.decode(list(new[i]), caches[i])
-            np.testing.assert_array_equal(logits[:, 0], alone[i][:, step])
-            new[i] = logits[:, -1].argmax(axis=-1)[:, None]
-
-
-def test_rows_that_fan_out_and_change_places_are_eagers(
-    whisper: EncoderDecoder, eager: EncoderDecoder
-) -> None:
-    results = []
-    for runtime in (whisper, eager):
-        cache = encoded(runtime, speech(1, 2), rows=3)
-        _, cache = runtime.decode([_PROMPT[0]], cache, [0])
-        cache = runtime.reorder(cache, [0, 0, 0])
-        logits = []
-        for new, parents in (([5, 6, 7], [2, 0, 0]), ([8, 9, 10], [1, 1, 2]), ([1, 2, 3], None)):
-            step, cache = runtime.decode(list(np.array(new)[:, None]), cache)
-            logits.append(step.copy())
-            cache = cache if parents is None else runtime.reorder(cache, parents)
-        cache = runtime.reset(cache, [1], [0])
-        step, cache = runtime.decode([np.array([4])] * 3, cache)
-        results.append(np.stack([*logits, step]))
-    np.testing.assert_allclose(*results, atol=_CLOSE)
-
-
 def test_any_positions_of_a_chunk_can_be_asked_for(
     whisper: EncoderDecoder, eager: EncoderDecoder
 ) -> None:
@@ -208,29 +158,6 @@ def test_a_full_cache_says_so(whisper: EncoderDecoder) -> None:
     cache = whisper.new_cache(1, 2, inputs=1)
     with pytest.raises(KvcastError, match="2 positions and is full"):
         whisper.decode(list(_PROMPT[:1]), cache)
-
-
-def test_inputs_come_and_go_while_other_rows_go_on(
-    name: str, pair: tuple[EncoderDecoder, EncoderDecoder]
-) -> None:
-    """The second input goes and a third, of another length, comes in its place."""
-    runtime, eager = pair
-    sources = [_SOURCES[name](1, seed) for seed in (7, 8, 9)]
-    cache = runtime.new_cache(3, 32, inputs=2)
-    for slot in (0, 1):
-        cache = runtime.encode(cache, [slot], *sources[slot])
-    cache = runtime.reset(cache, [0, 1, 2], [0, 1, 0])
-    given = random_tokens(3, 8, seed=10)
-    before, cache = stepped(runtime, cache, given[:, :4])
-    cache = runtime.encode(runtime.reset(cache, [1]), [1], *sources[2])
-    cache = runtime.reset(cache, [1], [1])
-    after, _ = stepped(runtime, cache, given[:, 4:])
-    rows = (0, given[0]), (2, given[1, 4:]), (0, given[2])
-    for row, (source, tokens) in enumerate(rows):
-        expected = whole(eager, sources[source], [tokens])[0]
-        np.testing.assert_allclose(after[row], expected[-4:], atol=_CLOSE)
-    expected = whole(eager, sources[1], [given[1, :4]])[0]
-    np.testing.assert_allclose(before[1], expected, atol=_CLOSE)
 
 
 def _cut(content: bytes) -> bytes:

@@ -6,7 +6,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -200,16 +199,15 @@ class ForeignRuntime:
         rows: Sequence[int] | None = None,
         positions: Sequence[int] = (-1,),
     ) -> tuple[Float32, ForeignCache]:
-        tokens_rs = np.stack(tokens)
+        tokens_rs, model = np.stack(tokens), self._model
         if not cache.lengths.any():
             parts = zip(*(cache.sources.get(slot, ()) for slot in cache.reads), strict=True)
-            self._model.begin(len(cache.reads), [np.concatenate(part) for part in parts])
+            model.begin(len(cache.reads), [np.concatenate(part) for part in parts])
             self._current = cache
         if self._current is not cache or len(rows or cache.reads) != len(cache.reads):
             raise ValueError("the load holds other rows")
-        whole = self._model.takes_chunks or tokens_rs.shape[1] == 1
-        feed = self._model.feed if whole else partial(one_by_one, self._model)
-        logits_rsv = feed(tokens_rs)
+        whole = model.takes_chunks or tokens_rs.shape[1] == 1
+        logits_rsv = model.feed(tokens_rs) if whole else one_by_one(model, tokens_rs)
         cache.lengths += tokens_rs.shape[1]
         return logits_rsv[:, list(positions)], cache
 
