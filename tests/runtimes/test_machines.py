@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from kit.models import (
 )
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
+from verification.faults import Around, KeepsEarlierInput, SwapsBeams
 
 EXAMPLES = [
     8,
@@ -364,42 +364,8 @@ def test_int8_caches_follow_recomputation(dimensions: Any, source: Any, examples
     drive(EncoderDecoderMachine, examples, runtime=runtime, sources=sources_of(source))
 
 
-class Defective:
-    """A runtime with a defect in one method."""
-
-    def __init__(self, runtime: EncoderDecoder) -> None:
-        self.runtime = runtime
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.runtime, name)
-
-
-class Forgetful(Defective):
-    """Beams never move: lengths and inputs follow, and the positions stay where they are."""
-
-    def reorder(self, cache: Any, parents: list[int]) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cache.memory, "copy", lambda _: None)
-            return self.runtime.reorder(cache, parents)
-
-
-class Stubborn(Defective):
-    """The first input of a slot stays there, whatever is encoded next."""
-
-    def __init__(self, runtime: EncoderDecoder) -> None:
-        super().__init__(runtime)
-        self.filled: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
-
-    def encode(self, cache: Any, slots: list[int], *source: Any) -> Any:
-        filled = self.filled.setdefault(cache.memory, set())
-        if filled.issuperset(slots):
-            return cache
-        filled.update(slots)
-        return self.runtime.encode(cache, slots, *source)
-
-
-@pytest.mark.parametrize("defect", [Forgetful, Stubborn])
-def test_the_machine_finds_a_runtime_with_a_defect(defect: type[Defective]) -> None:
+@pytest.mark.parametrize("defect", [SwapsBeams, KeepsEarlierInput])
+def test_the_machine_finds_a_runtime_with_a_defect(defect: type[Around]) -> None:
     runtime = defect(opened(SMALL, runtime="native"))
     with pytest.raises(AssertionError):
         drive(EncoderDecoderMachine, 1000, runtime=runtime, sources=sources_of(speech))

@@ -3,6 +3,33 @@
 from pathlib import Path
 from typing import Any
 
+from kit.dimensions import (
+    CANARY,
+    CROSS_BIASED_T5,
+    CTC,
+    GEMMA3,
+    GEMMA4,
+    GPT_OSS,
+    GRANITE4,
+    LFM2,
+    LLAMA,
+    MARIAN,
+    MISTRAL,
+    MIXTRAL,
+    MOONSHINE,
+    MOONSHINE_STREAMING,
+    NLLB,
+    QWEN3_5,
+    QWEN3_ASR,
+    ROFORMER,
+    SIMBERT,
+    SMALL,
+    SMALL_T5,
+    T5GEMMA,
+    T5GEMMA2,
+    TDT,
+    VOXTRAL,
+)
 from kit.models import bundle, checkpoint_of, open_folder, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
@@ -14,6 +41,15 @@ from kvcast.verification.references import files_of
 from kvcast.verification.subject import Subject
 from kvcast.verification.verifying import verify
 
+FAMILIES = {
+    **{"whisper": SMALL, "t5": SMALL_T5, "cross-biased t5": CROSS_BIASED_T5},
+    **{"marian": MARIAN, "nllb": NLLB, "t5gemma": T5GEMMA, "t5gemma2": T5GEMMA2},
+    **{"moonshine": MOONSHINE, "streaming moonshine": MOONSHINE_STREAMING},
+    **{"canary": CANARY, "ctc": CTC, "tdt": TDT, "qwen3-asr": QWEN3_ASR, "voxtral": VOXTRAL},
+    **{"llama": LLAMA, "mistral": MISTRAL, "gemma3": GEMMA3, "gemma4": GEMMA4},
+    **{"mixtral": MIXTRAL, "gpt-oss": GPT_OSS, "lfm2": LFM2, "qwen3.5": QWEN3_5},
+    **{"granite4": GRANITE4, "roformer": ROFORMER, "simbert": SIMBERT},
+}
 EXACT = BundlePrecision(quantize="none")
 INT8 = BundlePrecision(quantize="int8", cache="fp16")
 CACHE_CHECKS = (

@@ -5,33 +5,10 @@ from typing import Any
 
 import pytest
 
-from kit.dimensions import (
-    CANARY,
-    EXECUTORCH,
-    GEMMA3,
-    GEMMA4,
-    GPT_OSS,
-    GRANITE4,
-    LFM2,
-    LLAMA,
-    MARIAN,
-    MISTRAL,
-    MIXED,
-    MIXTRAL,
-    MOONSHINE,
-    NEOX,
-    QWEN3_5,
-    QWEN3_ASR,
-    ROFORMER,
-    SMALL,
-    SMALL_T5,
-    T5GEMMA,
-    T5GEMMA2,
-    TDT,
-)
+from kit.dimensions import EXECUTORCH, MISTRAL, MIXED, NEOX
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.verifying import verify
-from verification.subjects import failed, subject
+from verification.subjects import FAMILIES, failed, subject
 
 SEEDS = 20
 PRECISIONS: Mapping[str, BundlePrecision] = {
@@ -44,14 +21,9 @@ PRECISIONS: Mapping[str, BundlePrecision] = {
     "bf16": BundlePrecision(quantize="none", dtype="bf16", cache="bf16"),
     "8da8w": BundlePrecision(quantize="8da8w"),
 }
-EVERY = {
-    **{"whisper": SMALL, "t5": SMALL_T5, "marian": MARIAN},
-    **{"t5gemma": T5GEMMA, "t5gemma2": T5GEMMA2},
-    **{"moonshine": MOONSHINE, "canary": CANARY, "tdt": TDT, "qwen3-asr": QWEN3_ASR},
-    **{"llama": LLAMA, "mistral": MISTRAL, "gemma3": GEMMA3, "gemma4": GEMMA4, "neox": NEOX},
-    **{"mixtral": MIXTRAL, "gpt-oss": GPT_OSS, "lfm2": LFM2, "qwen3.5": QWEN3_5},
-    **{"granite4": GRANITE4, "roformer": ROFORMER},
-}
+_LIKE_OTHERS = ("cross-biased t5", "nllb", "streaming moonshine", "ctc", "voxtral", "simbert")
+EVERY = {name: sizes for name, sizes in FAMILIES.items() if name not in _LIKE_OTHERS}
+EVERY["neox"] = NEOX
 ON_ONNX = ("whisper", "t5", "marian", "llama", "gemma3", "mixtral", "qwen3.5", "roformer")
 SOAKED: Sequence[tuple[str, Any, str, str]] = [
     *(

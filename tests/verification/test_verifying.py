@@ -6,49 +6,15 @@ import jsonschema
 import numpy as np
 import pytest
 
-from kit.dimensions import (
-    CANARY,
-    CROSS_BIASED_T5,
-    CTC,
-    GEMMA3,
-    GEMMA4,
-    GPT_OSS,
-    GRANITE4,
-    LFM2,
-    LLAMA,
-    MARIAN,
-    MISTRAL,
-    MIXTRAL,
-    MOONSHINE,
-    MOONSHINE_STREAMING,
-    NLLB,
-    QWEN3_5,
-    QWEN3_ASR,
-    ROFORMER,
-    SIMBERT,
-    SMALL,
-    SMALL_T5,
-    T5GEMMA,
-    T5GEMMA2,
-    TDT,
-    VOXTRAL,
-)
+from kit.dimensions import GEMMA3, LLAMA, MISTRAL, SMALL
 from kvcast.errors import KvcastError
 from kvcast.spec.runtimes import BundlePrecision
 from kvcast.verification.checks import CHECKS
 from kvcast.verification.verifying import verify
-from verification.subjects import EXACT, INT8, failed, outcomes, subject
+from verification.faults import Around
+from verification.subjects import EXACT, FAMILIES, INT8, failed, outcomes, subject
 from verification.test_verification_report import SCHEMA
 
-FAMILIES = {
-    **{"whisper": SMALL, "t5": SMALL_T5, "cross-biased t5": CROSS_BIASED_T5},
-    **{"marian": MARIAN, "nllb": NLLB, "t5gemma": T5GEMMA, "t5gemma2": T5GEMMA2},
-    **{"moonshine": MOONSHINE, "streaming moonshine": MOONSHINE_STREAMING},
-    **{"canary": CANARY, "ctc": CTC, "tdt": TDT, "qwen3-asr": QWEN3_ASR, "voxtral": VOXTRAL},
-    **{"llama": LLAMA, "mistral": MISTRAL, "gemma3": GEMMA3, "gemma4": GEMMA4},
-    **{"mixtral": MIXTRAL, "gpt-oss": GPT_OSS, "lfm2": LFM2, "qwen3.5": QWEN3_5},
-    **{"granite4": GRANITE4, "roformer": ROFORMER, "simbert": SIMBERT},
-}
 SKIPPED = {"recorded", "window", "alignment", "prefix", "dimensions", "weights", "programs"}
 """What some families have no use for, and random models no record of, or no files."""
 
@@ -102,33 +68,24 @@ def test_sound_bundles_pass(dimensions, runtime, precision, seed, tmp_path):
     assert failed(verify(model, positions=40, seed=seed)) == {}
 
 
-class Forgetful:
+class Forgetful(Around):
     """A runtime whose rows keep what they held when they begin anew."""
 
-    def __init__(self, runtime):
-        self._runtime = runtime
-
-    def __getattr__(self, name):
-        return getattr(self._runtime, name)
-
     def reset(self, cache, rows, inputs=None):
-        lengths = cache.lengths
-        if not lengths.any():
-            return self._runtime.reset(cache, rows, inputs)
-        return cache
+        return cache if cache.lengths.any() else self.inner.reset(cache, rows, inputs)
 
 
-class Overflowing(Forgetful):
+class Overflowing(Around):
     """A runtime whose logits overflow past some length."""
 
     def decode(self, tokens, cache, rows=None, positions=(-1,)):
-        logits, grown = self._runtime.decode(tokens, cache, rows, positions)
+        logits, grown = self.inner.decode(tokens, cache, rows, positions)
         if grown.lengths.max() > 20:
             logits[...] = np.inf
         return logits, grown
 
 
-class Refusing(Forgetful):
+class Refusing(Around):
     def reorder(self, cache, parents):
         raise KvcastError("no room for beams")
 

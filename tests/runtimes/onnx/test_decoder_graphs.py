@@ -18,6 +18,7 @@ from kit.dimensions import (
     MIXTRAL,
     NEOX,
     QWEN2,
+    ROFORMER,
 )
 from kit.models import bundle, checkpoint_of, opened, random_programs, write
 from kvcast.bundle.manifest import read_bundle
@@ -69,8 +70,9 @@ def test_layers_with_a_window_evict_and_the_others_do_not():
     assert windows == list(GEMMA3.windows)
 
 
-def test_a_step_writes_its_own_slot_and_no_other():
-    runtime = opened(LLAMA)
+@pytest.mark.parametrize("dimensions", [LLAMA, ROFORMER], ids=NAME)
+def test_a_step_writes_its_own_slot_and_no_other(dimensions):
+    runtime = opened(dimensions)
     cache = runtime.new_cache(2, 32)
     for cell in cache.memory.cells:
         cell[...] = 7  # fresh memory may hold NaN, which never equals itself
