@@ -23,7 +23,7 @@ from kit.models import (
 )
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
-from verification.faults import Around, KeepsEarlierInput, SwapsBeams
+from verification.faults import Around, KeepsEarlierInput
 
 EXAMPLES = [
     8,
@@ -364,7 +364,16 @@ def test_int8_caches_follow_recomputation(dimensions: Any, source: Any, examples
     drive(EncoderDecoderMachine, examples, runtime=runtime, sources=sources_of(source))
 
 
-@pytest.mark.parametrize("defect", [SwapsBeams, KeepsEarlierInput])
+class Forgetful(Around):
+    """Beams never move: lengths and inputs follow, and the positions stay where they are."""
+
+    def reorder(self, cache: Any, parents: list[int]) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cache.memory, "copy", lambda _: None)
+            return self.inner.reorder(cache, parents)
+
+
+@pytest.mark.parametrize("defect", [Forgetful, KeepsEarlierInput])
 def test_the_machine_finds_a_runtime_with_a_defect(defect: type[Around]) -> None:
     runtime = defect(opened(SMALL, runtime="native"))
     with pytest.raises(AssertionError):
