@@ -1,4 +1,4 @@
-"""Sound for the audio tests: the example recording, and files made of it."""
+"""Audio for the tests: the example recording, and files made of it."""
 
 import io
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from audio.sound_files import BY_PYAV, write_by_pyav
+from audio.media_files import BY_PYAV, write_by_pyav
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sense-and-sensibility.flac"
 

@@ -1,4 +1,4 @@
-"""Arrays, bytes and lists mean the same sound as files do, or are refused in one line."""
+"""Arrays, bytes and lists are read as the same audio in files, or refused in one line."""
 
 import array
 import io

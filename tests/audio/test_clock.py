@@ -1,4 +1,4 @@
-"""Frames of 20 ms: what is missing between them, by their times."""
+"""Gaps between frames of 20 ms, by their times."""
 
 import numpy as np
 import pytest

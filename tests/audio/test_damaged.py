@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, the user gets one line that says so and nothing else."""
+"""Any damaged file is one line for the user."""
 
 import struct
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audio.sound_files import write_adts
+from audio.media_files import write_adts
 from kvcast.audio.features import open_features
 from kvcast.errors import InputMissingError, InputOutputError
 

@@ -1,4 +1,4 @@
-"""All formats, rates, channel counts and kinds of input give the same sound."""
+"""All formats, rates, channel counts and kinds of input give the same waveform."""
 
 import io
 import os
@@ -27,7 +27,7 @@ def decoded(source):
 
 
 def likeness(samples, expected):
-    """Largest correlation over all delays: 1 for the same sound, codec losses and scale aside."""
+    """Largest correlation over all delays: 1 for the same audio, codec losses and scale aside."""
     length = 2 * max(len(samples), len(expected))
     spectrum = np.fft.rfft(samples, length) * np.fft.rfft(expected, length).conj()
     return np.fft.irfft(spectrum).max() / np.linalg.norm(samples) / np.linalg.norm(expected)
@@ -134,7 +134,7 @@ def test_content_decides_not_the_name(encode, speech, suffix):
 
 
 def without_xing_frame(path):
-    """Drop an mp3's first frame, which has the number of frames and no sound."""
+    """Drop an mp3's first frame, which has the number of frames and no audio."""
     data = path.read_bytes()
     assert b"Xing" in data[:200] or b"Info" in data[:200]
     path.write_bytes(data[data.index(data[:2], 4) :])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from audio.sound_files import BY_PYAV, write_by_pyav
+from audio.media_files import BY_PYAV, write_by_pyav
 from kvcast.audio.decode import open_audio
 from kvcast.audio.formats import EXTENSIONS, LIBSNDFILE, PYAV
 from kvcast.audio.media import FORMATS

@@ -1,4 +1,4 @@
-"""Headers that tell of less sound than the file holds, as a recorder leaves them that is killed."""
+"""Headers whose length field is too small, as a killed recorder leaves them."""
 
 import re
 import struct
@@ -22,7 +22,7 @@ def sound(speech):
 
 
 def stated(data: bytes, kind: str, size: int) -> bytes:
-    """Return a file whose header tells of so many bytes of sound."""
+    """Return a file whose header states so many bytes of audio."""
 
     def put(fmt, name, offset, *values):
         nonlocal data

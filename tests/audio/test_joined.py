@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soxr
 
-from audio.sound_files import BY_PYAV, write_by_pyav
+from audio.media_files import BY_PYAV, write_by_pyav
 from audio.test_decode import decoded, likeness, without_xing_frame
 from kvcast.audio import bitstreams, repair
 from kvcast.audio import formats as joined_files

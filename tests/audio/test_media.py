@@ -1,4 +1,4 @@
-"""Films and other containers: their damage, their times, and their sound tracks."""
+"""Films and other containers: damage, times, and audio tracks."""
 
 import re
 import sys
@@ -7,7 +7,7 @@ import av
 import numpy as np
 import pytest
 
-from audio.sound_files import FilmTrack, write_film
+from audio.media_files import FilmTrack, write_film
 from audio.test_decode import decoded, likeness
 from kvcast.audio.decode import open_audio
 from kvcast.audio.reader import FileSection
@@ -33,7 +33,7 @@ def heard(path, **options):
 
 
 def spoil(path, first, count):
-    """Overwrite the content of packets of sound, and leave the container whole."""
+    """Overwrite the content of audio packets, and leave the container whole."""
     data = bytearray(path.read_bytes())
     with av.open(str(path)) as container:
         packets = [p for p in container.demux(audio=0) if p.size][first : first + count]

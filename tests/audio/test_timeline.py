@@ -1,4 +1,4 @@
-"""Seconds of parts put together are seconds of the recording, and never of what was left out."""
+"""Seconds of joined parts map to seconds of the recording, never into skipped audio."""
 
 from itertools import accumulate, pairwise
 

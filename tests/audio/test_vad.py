@@ -43,7 +43,7 @@ def parts(probabilities_n: Float32, params: VoiceParams) -> list[tuple[float, fl
 
 
 def heard_block_by_block(probabilities_n: Float32, samples: int, params: VoiceParams) -> list[Part]:
-    """The same rule, as one who hears each block follows it; without `max_speech`."""
+    """A reference of the rule, block by block; without `max_speech`."""
     parts: list[tuple[int, int]] = []
     start = pause = since = None
     sustained = False
@@ -161,7 +161,7 @@ def test_wrong_options_are_refused(options: dict[str, float], problem: str) -> N
 
 
 class Loudness:
-    """A listener for whom a block is speech as far as it is loud; notes how it was asked."""
+    """A voice detector by loudness, which records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -173,7 +173,7 @@ class Loudness:
 
 
 class InPieces(AudioSource):
-    """Samples in pieces of odd sizes; says how much of it was read."""
+    """Samples in pieces of odd sizes; counts how many were read."""
 
     def __init__(self, samples: Float32, size: int) -> None:
         self.name, self.notices = "talk.wav", ("it ends early",)

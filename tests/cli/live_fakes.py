@@ -1,4 +1,4 @@
-"""A live transcription that says a word for every half second of sound, four words a line."""
+"""A live transcription with a word for every half second of audio, four words a line."""
 
 from typing import Any, ClassVar
 

@@ -121,7 +121,7 @@ def test_no_private_attribute_of_another_module_is_touched(path: Path):
 
 
 def test_help_and_drawing_import_nothing_heavy():
-    """All in one process, which says when a module is too much."""
+    """In one process, whose assertion names the command and the modules."""
     program = (
         "import sys\nfrom kvcast.cli import COMMANDS, bench, main\n"
         "def check(words, heavy):\n"

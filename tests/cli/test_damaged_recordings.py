@@ -36,7 +36,7 @@ def demo() -> OpenedModel:
 
 @pytest.fixture
 def transcribe(demo, capfd, monkeypatch) -> Transcribe:
-    """The command with a model that is opened once, and all that libraries in C write as well."""
+    """The command with a model that is opened once; captures output of C libraries too."""
     monkeypatch.setattr(opening, "open_model", lambda *_, **__: demo)
 
     def run(*words: str | Path) -> Done:

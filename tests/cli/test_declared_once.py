@@ -1,4 +1,4 @@
-"""What is declared once arrives everywhere: an option, and a runtime, added to copies of tables."""
+"""An option and a runtime that are declared once are on the command line, in Python and in docs."""
 
 import importlib.util
 import inspect

@@ -1,4 +1,4 @@
-"""`kvcast doctor` tells what works and what is broken, whatever way it is broken in."""
+"""`kvcast doctor` reports working and broken packages, however they are broken."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ BROKEN = "raise OSError('libtiny.so: cannot open\\nshared object file')"
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Put packages before the installed ones: `installed(torch="what it does on import")`."""
+    """Put packages before the installed ones: `installed(torch="code that runs on import")`."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     monkeypatch.setenv("KVCAST_CACHE", str(tmp_path / "cache"))
 

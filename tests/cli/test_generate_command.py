@@ -1,4 +1,4 @@
-"""`kvcast generate` with a scripted model: what is printed, in which order, and exit codes."""
+"""`kvcast generate` with a scripted model: its output, its order, and exit codes."""
 
 import json
 import re
@@ -153,7 +153,7 @@ def test_notices_about_a_models_files_are_printed_unless_quiet(open_as, capsys):
 
 @pytest.fixture
 def drafting(open_as):
-    """A model whose texts tell of drafts, and the one that `--draft small` opens."""
+    """A model with counts of drafts, and the model that `--draft small` opens."""
     model, small = FakeTextModel(drafts=DraftCounts(proposed=40, accepted=30)), FakeTextModel()
     open_as(model, small=small)
     return model, small

@@ -1,4 +1,4 @@
-"""`kvcast inspect`: its documentation to the letter, its files, and what it says to mistakes."""
+"""`kvcast inspect`: documented output, files, and mistakes."""
 
 import json
 import re

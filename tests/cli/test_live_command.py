@@ -179,7 +179,7 @@ def test_an_option_of_live_alone_is_refused_for_recordings(open_as, recording, c
 
 
 class Slow:
-    """A stream that gives what it has at once, as a file does."""
+    """A stream that returns its pieces at once, as a file does."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self.pieces = pieces

@@ -1,4 +1,4 @@
-"""`kvcast models` lists what the readers' tables have, and nothing else."""
+"""`kvcast models` lists the readers' tables exactly."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What only a real process shows: pipes that close, signals, terminals, full disks."""
+"""Behaviour of a real process: pipes that close, signals, terminals, full disks."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`kvcast quantize`: what it prints and writes of a scripted search, and what it refuses."""
+"""`kvcast quantize`: output and files of a scripted search, and refusals."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`kvcast generate` with a grammar: files and texts, exit codes, and what comes out."""
+"""`kvcast generate` with a grammar: files and texts, exit codes, results."""
 
 import json
 from pathlib import Path

@@ -78,13 +78,6 @@ def test_a_segment_is_written_before_the_next_is_asked_for(name: str):
     assert any("Hello there," in piece for piece in written)
 
 
-def test_srt_of_the_script_is_what_players_expect():
-    assert render("srt", TRANSCRIPT) == (
-        "1\n00:00:00,000 --> 00:00:02,500\nHello there,\n\n"
-        '2\n00:00:02,500 --> 01:01:01,250\nGrüße aus 東京 -> \t"quoted".\n\n'
-    )
-
-
 def test_a_row_of_tsv_stays_a_row():
     spoken = (replace(SEGMENTS[0], text=" two\nlines\tand\x00 more\u2028"),)
     written = render("tsv", replace(TRANSCRIPT, segments=spoken))

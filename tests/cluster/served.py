@@ -1,4 +1,4 @@
-"""`kvcast serve --ray` with a tiny model, and what its clients ask and see."""
+"""`kvcast serve --ray` with a tiny model, and its clients' requests."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """`kvcast serve`, and where it says what it says."""
+    """`kvcast serve`, its URL and its log."""
 
     process: subprocess.Popen[str]
     url: str

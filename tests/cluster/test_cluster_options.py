@@ -1,4 +1,4 @@
-"""What the options of a cluster refuse, in one line, before anything is loaded."""
+"""Options of a cluster are refused in one line, before anything is loaded."""
 
 import builtins
 import os

@@ -72,7 +72,7 @@ def served(
     leaves: bool = False,
     **limits: Any,
 ) -> list[dict[str, Any]]:
-    """Return what the client gets for a body in these parts."""
+    """Return the messages that the client gets for a body in these parts."""
     sent: list[dict[str, Any]] = []
     waiting = [body(part) | {"type": "http.request"} for part in parts]
     waiting.append({"type": "http.request", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""A cluster's only server of kvcast: what others serve stays, and what was left is taken over."""
+"""A cluster has one server of kvcast: others' applications stay, a killed one is replaced."""
 
 import io
 import json

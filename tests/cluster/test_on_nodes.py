@@ -1,4 +1,4 @@
-"""Work on two nodes comes to what one machine makes of it, also when a node is killed."""
+"""Work on two nodes has the results of one machine, also when a node is killed."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A server on two nodes: what clients get when a replica dies, and when there are too many of them.
+"""A server on two nodes: responses when a replica dies, and when there are too many clients.
 
 All servers belong to one cluster, and tests that ask for equal options to one server.
 """

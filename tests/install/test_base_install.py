@@ -31,7 +31,7 @@ def base_python(install: Install, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def server_python(install, base_python, tmp_path_factory) -> Path:
-    """What an image has: the base dependencies, the server's, and ONNX Runtime."""
+    """As in an image: the base dependencies, the server's, and ONNX Runtime."""
     folder = tmp_path_factory.mktemp("server-install")
     return install(folder, *LOCKED, extras="[server,onnxruntime]", beside=base_python)
 

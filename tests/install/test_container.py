@@ -1,4 +1,4 @@
-"""What is in `deploy` is accepted by its linters, and names only what there is.
+"""Files of `deploy` pass their linters, and name existing files, extras and options.
 
 No image is built here; a bundle's server is run as the image runs it.
 """
@@ -53,7 +53,7 @@ def only(instruction: str, stage: str = "runtime") -> str:
 
 
 def copied() -> list[str]:
-    """What the image's stages copy out of the repository."""
+    """Paths that the image's stages copy from the repository."""
     copies = [words.split() for _, what, words in instructions() if what == "COPY"]
     return [name for words in copies if not words[0].startswith("--from") for name in words[:-1]]
 

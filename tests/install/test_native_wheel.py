@@ -1,4 +1,4 @@
-"""The wheel ships the native library, and what it does where there is no compiler."""
+"""The wheel ships the native library, and works where there is no compiler."""
 
 import shutil
 import subprocess

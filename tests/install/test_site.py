@@ -125,7 +125,7 @@ def test_installations_name_extras_that_exist() -> None:
 
 
 def commands(page: str) -> list[str]:
-    """What a page runs, without installing; servers are started by the tests of docs/serve.md."""
+    """A page's commands, without installations and servers."""
     lines = "\n".join(blocks(page, "sh")).splitlines()
     return [line for line in lines if not line.startswith(("pip ", "kvcast serve "))]
 

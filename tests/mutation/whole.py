@@ -236,7 +236,7 @@ def _use_checkpoint(folder: Path) -> None:
 def _write_sound(folder: Path) -> None:
     import soundfile
 
-    from audio.sound_files import write_by_pyav
+    from audio.media_files import write_by_pyav
 
     samples, rate = soundfile.read(EXAMPLE, dtype="float32", frames=32_000)
     stereo = np.stack([samples, samples[::-1]], 1)

@@ -1,6 +1,6 @@
-"""Clients for locust: they chat, translate, embed, send recordings, talk live, and some give up.
+"""Clients for locust: chats, translations, embeddings, recordings, live audio; some leave early.
 
-A few are greedy: they ask for many texts with all they can tell, send schemas that take for ever,
+A few are greedy: they request many texts with all logprobs, send schemas that take for ever,
 huge bodies and heads, and halves of heads.
 
 Every answer is compared with the one that the model gave alone; the text of a live session, whose
@@ -96,7 +96,7 @@ class Client(HttpUser):
         self._count(name, 1000 * (time.perf_counter() - began), failure)
 
     def _talk(self) -> bool:
-        """Tell whether the session was heard to its end."""
+        """Return whether the session was transcribed to its end."""
         address = self.host.replace("http://", "ws://")
         url = f"{address}/v1/realtime?intent=transcription&model=demo"
         with connect(url, open_timeout=900, ping_timeout=None) as connection:
@@ -151,7 +151,7 @@ class Client(HttpUser):
                 answer.failure(f"wrong: {text!r}, not {expected!r}")
 
     def _refused(self, answer) -> None:
-        """Take a full queue for what it is, if it says when to come again."""
+        """Count a full queue as a refusal, if it has Retry-After."""
         if answer.headers.get("retry-after"):
             answer.success()
             self._count_refused()
@@ -218,7 +218,7 @@ def _send(connection: ClientConnection, kind: str, **fields) -> None:
 
 
 def _transcript(connection: ClientConnection) -> str:
-    """Return the text of the turn, once it is written."""
+    """Return the turn's transcript, once it is complete."""
     while not (event := json.loads(connection.recv(timeout=900)))["type"].endswith(".completed"):
         if event["type"] == "error":
             raise AssertionError(str(event))

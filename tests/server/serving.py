@@ -75,7 +75,7 @@ class Server:
 
     @property
     def tasks(self) -> int:
-        """How many requests and sessions are running, whoever sent them."""
+        """How many requests and sessions are running."""
         return len(self._server.server_state.tasks)
 
     @property

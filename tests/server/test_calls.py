@@ -52,7 +52,7 @@ class Engine:
 
 
 def held(calls: Calls, clients: list[Client]) -> tuple[Callable[[], None], list[Any]]:
-    """Keep both threads that read recordings busy; return what lets them go, and their tasks."""
+    """Keep both threads that read recordings busy; returns what releases them, and tasks."""
     going = threading.Event()
     tasks = [
         asyncio.ensure_future(calls.read(request, lambda _: going.wait(60), lambda _: None))
@@ -232,7 +232,7 @@ def test_a_long_document_is_read_as_json_reads_it(name: str):
 
 @contextmanager
 def turns(server: Server) -> Iterator[list[float]]:
-    """Collect the processor time that the loop's thread takes between its looks at other work.
+    """Collect the CPU time of the loop's thread between two turns.
 
     It is that of the longest callback, and of those that were ready with it. How long the thread
     waits for a processor, or for others, is no part of it.

@@ -1,4 +1,4 @@
-"""Libraries that people use servers with: their structured output and their calls of tools.
+"""Client libraries of OpenAI's API: their structured output and tool calls.
 
 Each runs a script of `clients/` in a process of its own, which prints its results by name: a person
 for structured output, a name and arguments for a call. CONTRIBUTING.md says how they are installed.

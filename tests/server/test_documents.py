@@ -1,4 +1,4 @@
-"""JSON of clients: what is refused, and that much of it is refused unread."""
+"""JSON of requests: invalid documents are refused, expensive ones before they are parsed."""
 
 import json
 from typing import Any

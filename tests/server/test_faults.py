@@ -1,4 +1,4 @@
-"""What could break a server: endless schemas, long prompts, floods; unloaded models."""
+"""Threats to a server: exponential schemas, long prompts, floods; unloaded models."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""What stands before every route: keys, hosts, sizes, slow uploads, origins, the log."""
+"""Middleware before every route: keys, hosts, sizes, slow uploads, origins, the log."""
 
 import contextlib
 import json

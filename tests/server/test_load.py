@@ -36,7 +36,7 @@ OPTIONS = {"quantize": "none", "threads": 1}
 
 
 def alone() -> dict[str, Any]:
-    """Return what each model answers without a server."""
+    """Return each model's results without a server."""
     chat, dates = kvcast.load("demo-chat", **OPTIONS), kvcast.load("demo-t5", **OPTIONS)
     speech, vectors = kvcast.load("demo", **OPTIONS), kvcast.load("demo-unilm", **OPTIONS)
     asked = {"max_new_tokens": 12, "chat": True}

@@ -1,4 +1,4 @@
-"""The OpenAPI document: bounds of options, random requests, and those of OpenAI's suite."""
+"""The OpenAPI document: bounds of options, random requests, and OpenAI's own tests."""
 
 import contextlib
 import os

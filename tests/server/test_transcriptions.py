@@ -1,4 +1,4 @@
-"""Transcriptions by the official client, with real weights, and translations by a script.
+"""Transcriptions by the official client, with real weights where text matters, else scripted.
 
 Several segments are heard where all of an answer is compared, one where only its form is.
 """
@@ -20,7 +20,7 @@ import soundfile
 from fastapi import UploadFile
 
 import kvcast
-from audio.sound_files import FilmTrack, write_film
+from audio.media_files import FilmTrack, write_film
 from kit.scripted_whisper import scripted_translator
 from kvcast.server import transcriptions
 from kvcast.server.transcriptions import Recordings
@@ -48,7 +48,7 @@ def client(server: Server) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def alone(server: Server) -> Any:
-    """What the model gives without a server."""
+    """The model's segments without a server."""
     model = server.engines["whisper-1"].model
     samples, _ = soundfile.read(io.BytesIO(recording()[1]), dtype="float32")
     segments = list(model.transcribe(samples, word_timestamps=True))
@@ -161,7 +161,7 @@ def _in_a_container(samples: Any, rate: int, form: str) -> bytes:
 
 
 def _wrong(kind: str) -> tuple[str, bytes]:
-    """Return a file of which a line must tell."""
+    """Return a damaged or silent file."""
     samples, rate = soundfile.read(RECORDING, frames=4 * 16_000)
     whole = encoded(samples if kind != "silent" else 0 * samples, rate, "wav")
     if kind == "gap":

@@ -31,7 +31,7 @@ def queue(*names: str) -> list[QueuedRecording]:
 
 @dataclass
 class Model:
-    """Says its source's name; waits in the middle until as many others do as are expected."""
+    """Transcribes to its source's name; waits in the middle for the expected number of others."""
 
     together: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
     options: list = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Names and terms are written as rules say, in texts and in words."""
+"""Names and terms are replaced by rules, in texts and in words."""
 
 import pytest
 

@@ -24,7 +24,7 @@ STEPS = FORMATS | {"ass": write_ass}
 
 @dataclass(frozen=True)
 class Spoken:
-    """What a subtitle needs of a segment."""
+    """The fields of a segment that subtitles use."""
 
     start: float
     end: float
@@ -121,17 +121,6 @@ def test_limits_are_kept_whatever_is_said(name, words, width, count):
         lines = text.split("\n")
         assert max(map(len, lines)) <= width
         assert count is None or len(lines) <= count
-
-
-@given(drawn=SEGMENTS, limits=LIMITS)
-@settings(deadline=None)
-def test_every_word_is_shown_in_order(drawn, limits):
-    segments = in_time(drawn)
-    cues = parsed("srt", segments, **limits)
-    letters = "".join("".join(text.split()) for _, _, text in cues)
-    assert letters == "".join("".join(segment.text.split()) for segment in segments)
-    most = limits.get("max_words_per_line")
-    assert most is None or len(cues) >= sum(len(s.words) for s in segments) / most
 
 
 @given(

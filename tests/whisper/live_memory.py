@@ -1,4 +1,4 @@
-"""Minutes of live transcription in a process of their own, which tells what memory they took.
+"""Minutes of live transcription in a process of its own, which reports their memory.
 
 The argument is their number. Prints one JSON object: bytes that Python and NumPy hold and those of
 the process, each after a sixth and after all of them, and how many updates came.
@@ -18,7 +18,7 @@ RATE = 16_000
 
 
 def main(minutes: int) -> None:
-    """Hear utterances of 7 s, all of them different, and silence."""
+    """Transcribe different utterances of 7 s, and silence."""
     measured = (10 * minutes, 60 * minutes)
     tracemalloc.start()
     live = kvcast.load("demo", threads=1).live(step=2.0)

@@ -1,4 +1,4 @@
-"""What weights of fewer bits cost: word errors on real speech."""
+"""Word errors of quantized weights on real speech."""
 
 import re
 

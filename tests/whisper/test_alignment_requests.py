@@ -1,4 +1,4 @@
-"""A window's text is aligned beside other requests, over the input that it was heard in."""
+"""A window's text is aligned among other requests, over its encoded window."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Windows decoded together give, recording by recording, what they give one by one."""
+"""Windows decoded in a batch are, recording by recording, those decoded one by one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class PacedRequest(Request):
 
 @dataclass
 class PacedDecoder:
-    """What a window says, and how many steps it takes, follows from where it lies."""
+    """A window's text and number of steps follow from its place."""
 
     most: int
     tokenizer: WhisperTokenizer = field(default_factory=tokenizer)

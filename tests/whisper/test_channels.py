@@ -78,7 +78,7 @@ def test_an_engine_refuses_to_split(load: Load, call: Samples):
 
 
 class Spoken:
-    """What a format needs of a segment."""
+    """The fields of a segment that formats use."""
 
     words = None
 

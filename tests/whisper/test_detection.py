@@ -90,7 +90,7 @@ class Sounds:
 
 @dataclass
 class Listener:
-    """Stands in for `WindowRequests`; says for each window in turn what is spoken there."""
+    """Stands in for `WindowRequests`; scripts the language of each window."""
 
     script: Sequence[dict[str, float]]
     heard: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A real multilingual model hears which language is spoken, window by window."""
+"""A real multilingual model detects languages, window by window."""
 
 import json
 from itertools import groupby

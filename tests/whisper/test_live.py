@@ -1,4 +1,4 @@
-"""Live transcription, without a model: the truth is settled, once, and costs what it may."""
+"""Live transcription without a model: every word settles once, at bounded cost."""
 
 import random
 import tracemalloc
@@ -48,8 +48,10 @@ def length(words: Sequence[Word]) -> int:
     return words[-1].end + RATE
 
 
-def fed(hearing: ScriptedRecognizer, chunks: Sequence[int], **options: Any) -> list[Update]:
-    """Feed all sound in pieces of these lengths, over and over, in real time."""
+def feed_all(
+    hearing: ScriptedRecognizer, chunks: Sequence[int], **options: Any
+) -> tuple[LiveTranscription, list[Update]]:
+    """Feed all audio in pieces of these lengths, over and over, in real time."""
     live, window, clock = opened(hearing, **options)
     updates: list[Update] = []
     at, number, total = 0, 0, length(hearing.words)
@@ -61,11 +63,15 @@ def fed(hearing: ScriptedRecognizer, chunks: Sequence[int], **options: Any) -> l
         at, number = end, number + 1
     updates += live.finish()
     assert live.duration == seconds(total)
-    return updates
+    return live, updates
+
+
+def fed(hearing: ScriptedRecognizer, chunks: Sequence[int], **options: Any) -> list[Update]:
+    return feed_all(hearing, chunks, **options)[1]
 
 
 def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
-    """Hold what was settled against the truth."""
+    """Compare the settled words with the spoken ones."""
     segments = [update.segment for update in updates if update.segment is not None]
     settled = "".join(update.settled for update in updates)
     assert settled == "".join(word.text for word in words)
@@ -203,14 +209,10 @@ def test_integers_are_scaled():
 
 @pytest.mark.parametrize("agreement", [2, 3, 5])
 def test_a_word_settles_when_enough_hypotheses_agree(agreement: int):
-    """Every 1 s a hypothesis, which takes no time: at the earliest 2 s after it was said."""
+    """A hypothesis every 1 s, in no time: at the earliest 2 s after the word."""
     words = speech(200, pause_every=10_000)
     hearing = ScriptedRecognizer(words, late=0)
-    live, _, clock = opened(hearing, policy=LocalAgreement(agreement))
-    for at in range(0, length(words), RATE // 10):
-        clock.now = seconds(at + RATE // 10)
-        live.feed(sound(at, min(at + RATE // 10, length(words))))
-    live.finish()
+    live, _ = feed_all(hearing, [RATE // 10], policy=LocalAgreement(agreement))
     assert live.delays.count == len(words)
     least = max(2, agreement - 1)
     assert least <= live.delays.quantile(0.5) <= least + 1
@@ -305,11 +307,7 @@ def test_minutes_take_the_memory_and_the_work_of_one(minutes, pause_every, segme
 def test_probable_words_settle_when_attention_has_passed_them():
     """Every 1 s a hypothesis, and a margin of 0.5 s."""
     words = speech(200, pause_every=10_000)
-    live, _, clock = opened(ScriptedRecognizer(words, late=0), policy=ALIGN_ATT)
-    for at in range(0, length(words), RATE // 10):
-        clock.now = seconds(at + RATE // 10)
-        live.feed(sound(at, min(at + RATE // 10, length(words))))
-    live.finish()
+    live, _ = feed_all(ScriptedRecognizer(words, late=0), [RATE // 10], policy=ALIGN_ATT)
     assert live.delays.count == len(words)
     assert live.delays.quantile(0.5) <= 1.15
     assert live.delays.longest <= 1.75

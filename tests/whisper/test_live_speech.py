@@ -97,7 +97,7 @@ def test_live_is_within_two_points_of_the_whole_recording(model, name, piece, lo
 
 @pytest.mark.parametrize("minutes", [slow(2), soak(30)])
 def test_all_of_it_takes_the_memory_of_its_first_sixth(minutes: int, load: Load):
-    """What is held is exact; what the process has settles after minutes."""
+    """Traced memory is exact; the process's settles after minutes."""
     load("demo")  # or the test is skipped
     words = [sys.executable, Path(__file__).with_name("live_memory.py"), str(minutes)]
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""ONNX Runtime in fp32 gives what eager gives, over whole decodes of real recordings."""
+"""ONNX Runtime in fp32 equals eager PyTorch over whole decodes of real recordings."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Minutes of real speech: in a batch and with drafts, what each recording gives alone."""
+"""Minutes of real speech in a batch and with drafts, as each recording alone."""
 
 from collections import Counter
 from functools import partial
@@ -51,7 +51,7 @@ def several(recordings: dict[str, Samples], minutes: int) -> list[Samples]:
 
 @pytest.fixture(scope="module")
 def alone(model: kvcast.WhisperModel, several: list[Samples]) -> list[Any]:
-    """What must be equal: windows one by one."""
+    """The expected transcripts: windows one by one."""
     transcripts = [list(model.transcribe(recording, batch=1, **OPTIONS)) for recording in several]
     assert all(transcripts)
     return told(transcripts)

@@ -1,4 +1,4 @@
-"""A real model from a sound file to segments: falling back, streaming, languages."""
+"""A real model from an audio file to segments: fallback, streaming, languages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A transcription's options, its laziness, and what it says beside its segments."""
+"""A transcription's options, laziness, notices and other facts."""
 
 from typing import Any
 
@@ -119,16 +119,6 @@ def test_a_failure_while_decoding_releases_the_recording():
     with pytest.raises(UsageError):
         list(transcription(Fails([]), windows))
     assert windows.closed
-
-
-def test_empty_and_instantaneous_segments_are_not_yielded_and_prompt_nothing():
-    empty = (50363, 220, 50413)  # a space from 0 s to 1 s
-    instantaneous = (50413, 50, 50413)
-    spoken = (50413, 51, 50463)
-    decoder = ScriptedDecoder([ScriptedResult(tokens=(*empty, *instantaneous, *spoken))])
-    segments = list(transcription(decoder, NumberedWindows(6000)))
-    assert [(segment.id, segment.tokens) for segment in segments] == [(0, spoken), (1, (50, 51))]
-    assert decoder.calls[1][2] == list(spoken)
 
 
 @pytest.mark.parametrize("batch", [None, 2])
@@ -313,16 +303,6 @@ def test_all_attempts_are_in_the_windows_language():
 )
 def test_a_clip_is_rounded_to_frames_and_ends_with_the_recording(clip, first_and_last):
     assert clipped_frames(TranscribeParams(**clip), 1000) == first_and_last
-
-
-def test_a_clip_hides_later_audio_from_the_model():
-    decoder = ScriptedDecoder([])
-    list(
-        transcription(
-            decoder, NumberedWindows(9000), params=TranscribeParams(clip_start=10, clip_end=45)
-        )
-    )
-    assert [where for where, _, _ in decoder.calls] == [(1000, 3000), (4000, 500)]
 
 
 @pytest.mark.parametrize(

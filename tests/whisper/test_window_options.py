@@ -1,4 +1,4 @@
-"""Hotwords, prefixes, filters against repetition, and texts that are stopped, in a window's result.
+"""Hotwords, prefixes, repetition filters, and stopped texts in a window's result.
 
 openai-whisper's DecodingTask knows a prefix and can be given transformers' filters; the rest is
 seen in what a scripted model is asked.
@@ -84,7 +84,7 @@ FEW = 6
 
 
 def loop_script(period: int, *, prompt: int = 1, end: float = -9) -> Script:
-    """A model that writes the same words over and over; there is a little chance of others."""
+    """A model that repeats the same words, with a little chance of others."""
 
     @cache
     def logits(_: int, written: tuple[int, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What each client library asks for: a person, and a call of a tool."""
+"""Requests of each client library: a person, and a tool call."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Opens the page of a server in Chromium, and holds every visit to what all must keep."""
+"""Opens the page of a server in Chromium, and checks every visit's errors and requests."""
 
 import importlib
 import os
@@ -14,7 +14,7 @@ GUARDING = 30_000
 
 
 def missing(what: str) -> NoReturn:
-    """Skip the test; where CI is set nobody would see that, so it fails there."""
+    """Skip the test; fail it where CI is set."""
     if os.environ.get("CI"):
         pytest.fail(what)
     pytest.skip(what)
@@ -86,7 +86,7 @@ def _fulfilling(answer: Mapping[str, Any]) -> Callable[[Any], None]:
 
 
 def posted(page: Any, path: str) -> list[Any]:
-    """Return what will have been posted there, in JSON."""
+    """Return a list that collects the JSON posted there."""
     bodies: list[Any] = []
     page.on(
         "request",

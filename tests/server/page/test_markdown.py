@@ -1,4 +1,4 @@
-"""Markdown of answers, in a browser: what is made of it, and what of attacks."""
+"""Markdown of answers in a browser: how it is rendered, and attacks escaped."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def shown(page: Any, *texts: str) -> str:
-    """Return what is shown of a text after the texts before it, as HTML."""
+    """Return the HTML of the last text, shown after those before it."""
     return page.evaluate(SHOW, texts)
 
 

@@ -1,4 +1,4 @@
-"""What is around the page's panels: tabs, themes, the engine, keys, and a server that is away."""
+"""The frame of the page's panels: tabs, themes, the engine, keys, and a lost server."""
 
 import itertools
 import time

@@ -40,7 +40,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def alone(server: Server) -> Any:
-    """What the model gives without a page."""
+    """The model's segments without a page."""
     return list(server.engines["tiny"].model.transcribe(str(RECORDING), word_timestamps=True))
 
 
@@ -52,7 +52,7 @@ def page(browser: Any, server: Server) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def heard(browser: Any, server: Server) -> Iterator[Any]:
-    """A page that has transcribed the recording; tests must leave its transcript as it is."""
+    """A page that has transcribed the recording; tests must not change its transcript."""
     with visit(browser, server.url) as opened:
         choose(opened, RECORDING)
         finished(opened)
@@ -72,7 +72,7 @@ def texts(page: Any) -> list[str]:
 
 
 def played(page: Any, ask: Callable[[], None]) -> float:
-    """Return where the sound plays from once somebody asks for it; it is paused then."""
+    """Return where playback starts after `ask`; then pause it."""
     page.evaluate(
         """() => {
           const audio = document.querySelector("audio");

@@ -1,4 +1,4 @@
-"""The panel that transcribes, in a browser; what was heard is given, so no model is needed."""
+"""The transcription panel in a browser, with scripted responses instead of a model."""
 
 import base64
 import json
@@ -90,7 +90,7 @@ def press(page: Any, name: str) -> None:
 
 
 def dialogs(page: Any, agree: bool) -> list[str]:
-    """Return what will have been asked; this is how it is answered."""
+    """Return a list that collects the dialogs' messages; `agree` is the answer."""
     asked: list[str] = []
 
     def said(dialog: Any) -> None:
@@ -151,7 +151,7 @@ def test_the_keyboards_focus_goes_to_the_button_that_takes_anothers_place(page: 
 
 
 def microphone(page: Any) -> None:
-    """Give the page a microphone that hears nothing."""
+    """Give the page a silent microphone."""
     page.evaluate(
         """() => {
           const { stream } = new AudioContext().createMediaStreamDestination();
@@ -161,7 +161,7 @@ def microphone(page: Any) -> None:
 
 
 def listening(page: Any, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Let a server of live sessions tell this of the sound; return what the page will have sent."""
+    """Script the events of a live session; returns a list that collects the page's messages."""
     sent: list[dict[str, Any]] = []
 
     def connected(socket: Any) -> None:

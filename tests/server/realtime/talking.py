@@ -1,4 +1,4 @@
-"""A client of `WS /v1/realtime`: the official one, and what it hears."""
+"""The official client of `WS /v1/realtime`, and the events that it receives."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ FORMATS: dict[str, tuple[str, int]] = {
 
 
 def coded(samples: NDArray[np.float32], kind: str, rate: int | None = None) -> bytes:
-    """Return sound at 16 kHz as a client sends it."""
+    """Encode audio at 16 kHz as a client sends it."""
     subtype, usual = FORMATS[kind]
     rate = rate or usual
     file = io.BytesIO()
@@ -40,7 +40,7 @@ class Talk:
         self.connection.send({"type": kind, **fields})
 
     def update(self, **given: Any) -> dict[str, Any]:
-        """Update the input of the session, and return what it became."""
+        """Update the session's input, and return the new one."""
         self.send("session.update", session={"type": "transcription", "audio": {"input": given}})
         return self.until("session.updated")["session"]["audio"]["input"]
 

@@ -1,4 +1,4 @@
-"""The example of docs/realtime.md runs as it is printed."""
+"""The example of docs/realtime.md runs as printed."""
 
 import re
 import subprocess

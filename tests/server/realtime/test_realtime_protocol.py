@@ -52,7 +52,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def expected(server: Server, recording: NDArray[np.float32]) -> str:
-    """What the model says of the recording."""
+    """The model's transcript of the recording."""
     segments = server.engines["demo"].model.transcribe(recording)
     return "".join(segment.text for segment in segments).strip()
 
@@ -63,7 +63,7 @@ def wer(expected: str, actual: str) -> float:
 
 
 def hear(talk: Talk) -> str:
-    """Wait until all that was said is completed, and hold events against each other."""
+    """Wait until all turns are completed, check that events agree, and return the transcript."""
     while len(talk.of("transcription.completed")) < max(1, len(talk.of("speech_started"))):
         talk.until("conversation.item.input_audio_transcription.completed")
     completed = {

@@ -1,4 +1,4 @@
-"""A session without a socket and a model: the words are known, and told once, turn by turn."""
+"""A session without socket and model: known words, each in one turn, once."""
 
 import base64
 import json

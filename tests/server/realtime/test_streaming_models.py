@@ -1,6 +1,6 @@
-"""Live sessions of models that encode sound as it comes: words as they settle, then the rest.
+"""Live sessions of models that encode audio while it arrives: words as they settle, then the rest.
 
-Weights are random. What a whole turn says is what the model writes of the same sound in a file.
+Weights are random. A whole turn has the transcript of the same audio in a file.
 """
 
 import base64
@@ -37,7 +37,7 @@ def moonshine(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def noise(seconds: float, seed: int = 0) -> Any:
-    """Sound whose samples are whole numbers of 16 bits."""
+    """Noise in 16-bit samples."""
     samples = np.random.default_rng(seed).normal(0, 0.1, round(RATE * seconds))
     return (np.round(samples * 32768) / 32768).astype(np.float32)
 
@@ -47,7 +47,7 @@ def written(model: Any, samples: Any) -> str:
 
 
 class Client:
-    """Talks to a session that hears no pauses."""
+    """A client of a session that detects no pauses."""
 
     def __init__(self, opening: Callable[[Any], Any]) -> None:
         self.session = Session(opening, lambda: _nothing, model="ear", longest=60.0)

@@ -1,4 +1,4 @@
-"""Sound in containers that libsndfile does not write."""
+"""Audio files in containers that libsndfile does not write."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def write_by_pyav(path: Path, samples: NDArray[Any], rate: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FilmTrack:
-    """A sound track of a film; `gaps` are seconds of it that have no packets."""
+    """An audio track of a film; `gaps` are seconds of it that have no packets."""
 
     samples: NDArray[Any]
     start: float = 0.0
@@ -79,7 +79,7 @@ def write_film(
     container: str = "matroska",
     codec: str = "aac",
 ) -> None:
-    """Write a film of so many seconds with sound tracks of 16 kHz; without picture for 0."""
+    """Write a film of so many seconds with audio tracks of 16 kHz; without picture for 0."""
     with av.open(str(path), "w", format=container) as out:
         picture = out.add_stream("mpeg4", rate=5) if seconds else None
         streams = []
@@ -101,7 +101,7 @@ def write_film(
 
 
 def write_adts(path: Path, parts: Sequence[NDArray[Any]], rate: int) -> None:
-    """Write stretches of sound, each [n] or [n, channels], as one stream of AAC.
+    """Write parts of audio, each [n] or [n, channels], as one stream of AAC.
 
     Each part has a header of its own, so the number of channels may change on the way.
     """
