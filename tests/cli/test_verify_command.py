@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import kvcast
+from kit.marks import soak
 from kit.tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.bundle.writing import seal
@@ -133,8 +134,8 @@ def test_a_bundle_that_cannot_be_written_is_verified_all_the_same(bundle, capsys
     ("model", "words"),
     [
         ("demo", ("--audio", EXAMPLE, "--positions", 64)),
-        ("demo", ("--audio", EXAMPLE, "--quantize", "none", "--positions", 64)),
-        ("demo", ("--audio", EXAMPLE, "--quantize", "int4", "--positions", 160)),
+        soak("demo", ("--audio", EXAMPLE, "--quantize", "none", "--positions", 64)),
+        soak("demo", ("--audio", EXAMPLE, "--quantize", "int4", "--positions", 160)),
         ("demo-t5", ("--prompts", "{prompts}")),
         ("demo-unilm", ("--prompts", "{prompts}", "--quantize", "none")),
     ],
