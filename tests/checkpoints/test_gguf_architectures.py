@@ -98,6 +98,15 @@ GEMMA_4 = {
 }
 # Of the folder's configuration, and of the file beside the sizes of all.
 MODELS = {
+    "llama": ("llama", {}, {"expert_count": None}),
+    "llama with experts": ("mixtral", OF_LOCAL, {"expert_feed_forward_length": INNER}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": False}, {}),
+    "gemma3": (
+        "gemma3_text",
+        {"sliding_window": 9, "attn_logit_softcapping": None},
+        {**WINDOW, "final_logit_softcapping": 30.0},
+    ),
     "phi3": (
         "phi3",
         {
@@ -407,7 +416,7 @@ MODELS = {
     ),
 }
 POST_NORMS = (
-    *("gpt-oss", "gemma2", "olmo2", "exaone4", "gemma4", "seed_oss"),
+    *("gpt-oss", "gemma2", "gemma3", "olmo2", "exaone4", "gemma4", "seed_oss"),
     *("qwen35", "qwen35moe", "qwen3next"),
 )
 NAMES = {
@@ -519,7 +528,7 @@ OF_EXPERTS_ALONE = ("mlp.experts", "block_sparse_moe.experts")
 LESS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next")
 IN_TURNS = ("qwen35", "qwen35moe")
 # As Llama's. Granite 4's heads as well, which do not turn, so that any order is right.
-PERMUTED = ("granite", "granitemoe", "smollm3", "mistral3", "arcee", "olmo")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee", "olmo")
 
 
 def converted(architecture, model):
