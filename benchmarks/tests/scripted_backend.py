@@ -1,5 +1,6 @@
 """A benchmark's backend with a script."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,3 +53,11 @@ class Scripted(Backend):
     def write(self, sources: Any, beams: int, tokens: int) -> list[list[int]]:
         self.asked.append((beams, tokens))
         return [source[: tokens - self.missing] for source in sources]
+
+
+class Lean(Scripted):
+    """Checks that its process has not imported what would count as its memory."""
+
+    def load(self) -> None:
+        assert "torch" not in sys.modules
+        super().load()

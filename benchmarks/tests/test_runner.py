@@ -14,7 +14,7 @@ from kvcast.machine.child import Remote, RemoteError
 from kvcast_bench import machine
 from kvcast_bench.runner import Local, Runner
 from kvcast_bench.workloads.causal import Causal
-from scripted_backend import Scripted
+from scripted_backend import Lean, Scripted
 from tiny_models import TINY
 
 CAUSAL = Causal(dimensions=TINY, prompt=5, new=2, batch=[1, 2])
@@ -39,7 +39,7 @@ class Far(Remote):
 
 
 def test_everybody_has_a_process_and_answers_in_turn():
-    backends = [Scripted(name="a"), Scripted(name="b", missing=1)]
+    backends = [Lean(name="a"), Lean(name="b", missing=1)]
     with runner(Far).loaded(backends) as (loaded, absent):
         assert absent == {}
         assert len({player.remote.pid for player in loaded}) == 2

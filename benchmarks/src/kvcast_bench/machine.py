@@ -3,6 +3,9 @@
 The thread pools of OpenMP and ONNX Runtime spin for a while after their work is done, so a turn
 that begins too early shares its cores with the turn before. A turn begins only when all threads
 have stopped and the machine is idle; the load of other processes during a turn is recorded.
+
+Every worker's process imports this: torch, which would count as its backend's memory, is imported
+inside functions.
 """
 
 import os
@@ -13,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 
 class Subject:
@@ -71,6 +72,8 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
         start = time.perf_counter()
         work()
         return time.perf_counter() - start
+    import torch
+
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     before.record()
@@ -85,6 +88,8 @@ def memory_rates(device: str, size: int = COPIED) -> dict[str, float]:
 
     The best of several tries, since it is used as a floor.
     """
+    import torch
+
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     copying, reading = (
@@ -98,6 +103,8 @@ def device_facts(device: str) -> dict[str, Any]:
     """Return its name, and a CUDA device's properties that decide its speed, None if unknown."""
     if not device.startswith("cuda"):
         return {"name": device, **dict.fromkeys(("capability", "memory_bytes", "driver", "cuda"))}
+    import torch
+
     properties = torch.cuda.get_device_properties(device)
     return {
         "name": properties.name,

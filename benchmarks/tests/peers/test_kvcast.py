@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kit.models import random_programs
+from kit.small_tokenizers import Numbers
 from kvcast.families.decoder import DECODER
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerDecoderOnly
@@ -19,30 +20,18 @@ from tiny_models import TINY, tiny_checkpoint
 VOCAB = TINY.vocab_size
 
 
-class Silent:
-    """A tokenizer to whom every token is an end token without a text."""
-
-    vocab_size = VOCAB
-    end_tokens = tuple(range(VOCAB))
-
-    def decode(self, tokens):
-        return f"decoded {tokens}"
-
-    def stream(self):
-        return self
-
-    def push(self, token):
-        return ""
-
-    def finish(self):
-        return ""
+def silent():
+    """Return a tokenizer to whom every token is an end token without a text."""
+    tokenizer = Numbers(VOCAB, end=0, special=range(VOCAB))
+    tokenizer.end_tokens = tuple(range(VOCAB))
+    return tokenizer
 
 
 @pytest.fixture
 def ours():
     backend = Kvcast(CausalModel(folder="", threads=1), "eager", "fp32")
     programs: TorchModel = random_programs(TINY)
-    backend.engine = TextModel(EagerDecoderOnly(programs), Silent(), TINY)
+    backend.engine = TextModel(EagerDecoderOnly(programs), silent(), TINY)
     return backend
 
 
@@ -78,8 +67,9 @@ def test_a_clock_sees_prefill_and_steps(ours):
 
 
 def test_a_clocked_tokenizer_is_the_same_without_end_tokens():
-    assert _Clocked(Silent()).end_tokens == ()
-    assert _Clocked(Silent()).decode([5]) == "decoded [5]"
+    clocked = _Clocked(Numbers(VOCAB, end=1))
+    assert clocked.end_tokens == ()
+    assert clocked.decode([5]) == "5"
 
 
 def test_the_ring_has_the_models_sizes_and_matrices():

@@ -6,6 +6,7 @@ import torch
 
 from kit.in_transformers import random_t5, read_t5, save_t5
 from kit.models import own_cache
+from kit.small_tokenizers import Numbers
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.text.text2text import T5Model
@@ -15,32 +16,6 @@ from kvcast_bench.peers.table import SEQ2SEQ
 from kvcast_bench.workload import random_tokens
 
 ROWS, SOURCE, TARGET = 2, 7, 6
-
-
-class Silent:
-    """A tokenizer to whom every token is an end token without a text."""
-
-    languages = None
-    translates = False
-
-    def __init__(self, vocab_size, end_tokens):
-        self.vocab_size = vocab_size
-        self.end_tokens = end_tokens
-
-    def encode(self, text):
-        raise AssertionError("sources are tokens already")
-
-    def decode(self, tokens):
-        return ""
-
-    def stream(self):
-        return self
-
-    def push(self, token):
-        return ""
-
-    def finish(self):
-        return ""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +30,7 @@ def random():
 def ours(random):
     read = read_t5(random)
     runtime = EagerEncoderDecoder(TorchModel.from_tensors(read.dimensions, read.tensors))
-    return T5Model(runtime, Silent(read.dimensions.vocab_size, (1,)), read.dimensions)
+    return T5Model(runtime, Numbers(read.dimensions.vocab_size, end=1), read.dimensions)
 
 
 def kvcast(model):
@@ -85,7 +60,7 @@ def test_end_tokens_are_held_back(beams, ours):
     # The likeliest first token would end the target.
     sources = random_tokens(ROWS, SOURCE, ours.dimensions.vocab_size)
     [[first, *_], _] = kvcast(ours).write(sources, 1, TARGET)
-    tokenizer = Silent(ours.dimensions.vocab_size, (first,))
+    tokenizer = Numbers(ours.dimensions.vocab_size, end=first)
     ending = T5Model(ours.runtime, tokenizer, ours.dimensions)
     targets = kvcast(ending).write(sources, beams, TARGET)
     assert [len(target) for target in targets] == [6, 6]
