@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForMaskedLM, RoFormerConfig, RoFormerFo
 from checkpoints.folder_checks import outcome
 from checkpoints.tiny_tensorflow import DATA, RELEASES, WRITER, copied, variables
 from kit.models import whole_logits
-from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
+from kvcast.checkpoints.source import open_checkpoint, read_dimensions
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.models.executor import TorchModel
@@ -238,29 +238,26 @@ def test_a_configuration_may_have_another_name(tmp_path):
         assert open_checkpoint(folder).dimensions == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "least"),
+    [
+        ((-1, True, "x", 2**40), 25),
+        pytest.param((0, 1.5, [], {}, [1, "linear"], 10**400), 35, marks=pytest.mark.slow),
+    ],
+    ids=["some", "others"],
+)
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_fingerprint_changes_with_each_file(release, tmp_path):
+def test_a_field_with_any_value_is_read_or_one_line(release, values, least, tmp_path):
     folder = copied(release, tmp_path)
-    seen = [fingerprint(folder)]
-    for path in sorted(folder.iterdir()):
-        contents = path.read_bytes()
-        path.write_bytes(contents + b"\n")
-        seen.append(fingerprint(folder))
-        path.write_bytes(contents)
-    assert len(set(seen)) == len(seen) > 4
-    assert fingerprint(folder) == seen[0]
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_configuration_that_lies_is_read_or_one_line(release, tmp_path):
-    fields = json.loads(next((DATA / release).glob("*.json")).read_bytes())
+    path = next(folder.glob("*.json"))
+    fields = json.loads(path.read_bytes())
     others = ("max_position", "segment_vocab_size", "cross_position_bias", "attention_head_size")
     refused = 0
     for name in (*fields, *others):
-        for value in (0, -1, 1.5, True, "x", [], {}, [1, "linear"], 2**40, 10**400):
-            folder = configured(release, tmp_path, **{name: value})
+        for value in values:
+            path.write_text(json.dumps({**fields, name: value}))
             refused += outcome(partial(open_checkpoint, folder)) is not None
-    assert refused > 60
+    assert refused > least
 
 
 def test_what_unicode_calls_a_line_break_may_be_a_token(tmp_path):

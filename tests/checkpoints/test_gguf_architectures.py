@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -34,6 +35,8 @@ WINDOW = {"attention__sliding_window": 9}
 LAYER_NORM = {"attention__layer_norm_epsilon": 2**-17}
 OF_HEADS = ("key_length", "value_length", "head_count_kv")
 DELTA = {
+    **FOUR,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
     "linear_conv_kernel_dim": 3,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
@@ -196,26 +199,19 @@ MODELS = {
             "rope__freq_base": None,
         },
     ),
-    "gptneox": (
-        "gpt_neox",
-        {"num_key_value_heads": 4, "layer_norm_eps": 2**-17},
-        {
-            **LAYER_NORM,
-            "attention__head_count_kv": None,
-            "rope__dimension_count": 4,
-            "use_parallel_residual": True,
-        },
-    ),
-    "gptneox of blocks in turn": (
-        "gpt_neox",
-        {"num_key_value_heads": 4, "layer_norm_eps": 2**-17, "use_parallel_residual": False},
-        {
-            **LAYER_NORM,
-            "attention__head_count_kv": None,
-            "rope__dimension_count": 4,
-            "use_parallel_residual": False,
-        },
-    ),
+    **{
+        f"gptneox{blocks}": (
+            "gpt_neox",
+            {"num_key_value_heads": 4, "layer_norm_eps": 2**-17, "use_parallel_residual": parallel},
+            {
+                **LAYER_NORM,
+                "attention__head_count_kv": None,
+                "rope__dimension_count": 4,
+                "use_parallel_residual": parallel,
+            },
+        )
+        for blocks, parallel in (("", True), (" of blocks in turn", False))
+    },
     "phi2": (
         "phi",
         {"layer_norm_eps": 2**-17},
@@ -244,40 +240,17 @@ MODELS = {
     ),
     "qwen35": (
         "qwen3_5_text",
-        {**FOUR, "layer_types": ["linear_attention", "full_attention"] * 2, **DELTA},
+        DELTA,
         DELTA_VALUES,
     ),
     "qwen35moe": (
         "qwen3_5_moe_text",
-        {
-            **FOUR,
-            **OF_EXPERTS,
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            **DELTA,
-            "shared_expert_intermediate_size": SHARED,
-        },
+        {**DELTA, **OF_EXPERTS, "shared_expert_intermediate_size": SHARED},
         {**DELTA_VALUES, "feed_forward_length": None, **OF_SHARED},
     ),
     "qwen3next": (
         "qwen3_next",
-        {
-            **FOUR,
-            **OF_EXPERTS,
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            **DELTA,
-            "shared_expert_intermediate_size": SHARED,
-        },
-        {**DELTA_VALUES, "block_count": 4, "nextn_predict_layers": None, **OF_SHARED},
-    ),
-    "qwen3next of an older conversion": (
-        "qwen3_next",
-        {
-            **FOUR,
-            **OF_EXPERTS,
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            **DELTA,
-            "shared_expert_intermediate_size": SHARED,
-        },
+        {**DELTA, **OF_EXPERTS, "shared_expert_intermediate_size": SHARED},
         {**DELTA_VALUES, "block_count": 4, "nextn_predict_layers": None, **OF_SHARED},
     ),
     "qwen2vl": ("qwen2", {}, {"rope__dimension_sections": [2, 3, 3, 0]}),
@@ -415,113 +388,19 @@ MODELS = {
         {**GEMMA_4, "attention__head_count_kv": [2, 1, 2, 1]},
     ),
 }
-POST_NORMS = (
-    *("gpt-oss", "gemma2", "gemma3", "olmo2", "exaone4", "gemma4", "seed_oss"),
-    *("qwen35", "qwen35moe", "qwen3next"),
-)
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "post_self_attn_layernorm": "post_attention_norm",
-    "post_mlp_layernorm": "post_ffw_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.sinks": "attn_sinks.weight",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "gpt_neox.embed_in": "token_embd",
-    "gpt_neox.final_layer_norm": "output_norm",
-    "embed_out": "output",
-    "attention.query_key_value": "attn_qkv",
-    "attention.dense": "attn_output",
-    "mlp.dense_h_to_4h": "ffn_up",
-    "mlp.dense_4h_to_h": "ffn_down",
-    "model.final_layernorm": "output_norm",
-    "self_attn.dense": "attn_output",
-    "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
-    "model.embedding_norm": "token_embd_norm",
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "conv.conv": "shortconv.conv",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.w3": "ffn_up",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.in_proj_qkvz": "ssm_in",
-    "mamba.in_proj": "ssm_in",
-    "mamba.conv1d": "ssm_conv1d",
-    "mamba.norm": "ssm_norm",
-    "mamba.out_proj": "ssm_out",
-    "mamba.A_log": "ssm_a",
-    "mamba.D": "ssm_d",
-    "mamba.dt_bias": "ssm_dt.bias",
-    "block_sparse_moe.router": "ffn_gate_inp",
-    "transformer.word_embeddings": "token_embd",
-    "self_attention.query_key_value": "attn_qkv",
-    "self_attention.dense": "attn_output",
-    "ln_attn": "attn_norm_2",
-    "ln_mlp": "attn_norm",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-    "linear_attn.A_log": "ssm_a",
-    "linear_attn.dt_bias": "ssm_dt.bias",
+MODELS["qwen3next of an older conversion"] = MODELS["qwen3next"]
+ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+RENAMED = {
+    "dt_bias": "dt_proj.bias",
+    "sinks": "sinks.weight",
+    "moe.router.weight": "moe.router.layer.weight",
+    "layer_scalar": "layer_scalar.weight",
+    "router.scale": "router.proj.scale",
+    "router.per_expert_scale": "experts.down_proj.scale",
+    "experts.gate_up_proj": "experts.gate_up_proj.weight",
+    "experts.down_proj": "experts.down_proj.weight",
 }
-NAMES |= {
-    "model.embed_tokens_per_layer": "per_layer_token_embd",
-    "model.per_layer_model_projection": "per_layer_model_proj",
-    "model.per_layer_projection_norm": "per_layer_proj_norm",
-    "per_layer_input_gate": "inp_gate",
-    "per_layer_projection": "proj",
-    "post_per_layer_input_norm": "post_norm",
-    "layer_scalar": "layer_output_scale.weight",
-    "router.proj": "ffn_gate_inp",
-    "router.scale": "ffn_gate_inp.scale",
-    "router.per_expert_scale": "ffn_down_exps.scale",
-    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
-    "experts.down_proj": "ffn_down_exps.weight",
-    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
-    "post_feedforward_layernorm_1": "post_ffw_norm_1",
-    "post_feedforward_layernorm_2": "post_ffw_norm_2",
-}
-PLACE = re.compile(r"(?:.*\.)?(?:layers|h)\.(\d+)\.(.+)")
+"""Endings that the conversion renames before it looks a tensor up."""
 
 
 OF_EXPERTS_ALONE = ("mlp.experts", "block_sparse_moe.experts")
@@ -533,35 +412,29 @@ PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee", "o
 
 def converted(architecture, model):
     """The tensors of a file, as llama.cpp's conversion names and orders them."""
-    names = {**NAMES, "shared_mlp.output_linear": "ffn_down_shexp"}
-    if architecture in POST_NORMS:
-        names["post_attention_layernorm"] = "post_attention_norm"
+    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], n_blocks=4)
     arrays = {}
     for name, tensor in stacked(model.state_dict()).items():
-        array, leaf = tensor.float().numpy(), name.rpartition(".")[2]
-        before = name.removesuffix(f".{leaf}")
-        place = PLACE.fullmatch(before)
-        number, module = place.groups() if place else ("", "")
-        block = f"blk.{number}." if number else ""
-        if (whole := PLACE.fullmatch(name)) and whole[2] in names:
-            arrays[f"blk.{whole[1]}.{names[whole[2]]}"] = reordered(leaf, array, architecture)
-        elif module in OF_EXPERTS_ALONE:
-            arrays |= {f"{block}{ours}": part for ours, part in experts(leaf, array, architecture)}
-        elif module == "shared_mlp.input_linear":
+        array, (module, _, leaf) = tensor.float().numpy(), name.rpartition(".")
+        if module.endswith(OF_EXPERTS_ALONE):
+            block = module.split(".")[2]
+            parts = experts(leaf, array, architecture)
+            arrays |= {f"blk.{block}.{ours}": part for ours, part in parts}
+        elif module.endswith("shared_mlp.input_linear"):
+            block = module.split(".")[2]
             for half, part in zip(("gate", "up"), np.split(array, 2), strict=True):
-                arrays[f"{block}ffn_{half}_shexp.weight"] = np.ascontiguousarray(part)
-        elif leaf == "sinks":
-            arrays[f"{block}attn_sinks.weight"] = array
-        else:
-            ours = names[module if number else before]
+                arrays[f"blk.{block}.ffn_{half}_shexp.weight"] = np.ascontiguousarray(part)
+        elif name != "lm_head.weight" or not model.config.tie_word_embeddings:
+            for old, new in RENAMED.items():
+                name = name.removesuffix(old) + new if name.endswith(old) else name
+            whole = names.get_name(name, (".weight", ".bias", ".scale"))
+            ours = re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", whole)
             array = array[0] if ours == "ffn_gate_inp_shexp" else array
             less_one = architecture in LESS_ONE and "norm" in ours and ours != "ssm_norm"
             array = array + 1 if less_one and leaf == "weight" else array
             if architecture == "falcon" and ours == "attn_qkv":
                 array = apart(array, 4, model.config)
-            arrays[f"{block}{ours}.{leaf}"] = reordered(ours, array, architecture)
-    if model.config.tie_word_embeddings:
-        del arrays["output.weight"]
+            arrays[whole] = reordered(ours, array, architecture)
     if architecture in IN_TURNS:  # a layer that predicts further tokens, which is not read
         arrays["blk.4.attn_norm.weight"] = arrays["output_norm.weight"]
     if architecture == "granitehybrid" and not model.config.num_local_experts:
@@ -613,9 +486,9 @@ def reordered(name, array, architecture):
         return by_head.swapaxes(0, 1).reshape(array.shape)
     if name in ("shortconv.conv", "ssm_conv1d") and array.ndim > 1:
         array = array[:, 0]
-    if name == "A_log":
+    if name == "ssm_a":
         array = -np.exp(array)
-    if architecture == "granitehybrid" and name in ("A_log", "D", "ssm_norm"):
+    if architecture == "granitehybrid" and name in ("ssm_a", "ssm_d", "ssm_norm"):
         array = array.reshape(*((2, -1) if name == "ssm_norm" else (-1, 1)))
     if architecture not in IN_TURNS:
         return array
@@ -623,7 +496,7 @@ def reordered(name, array, architecture):
         return in_turns(array.T, 8).T
     if name in ("attn_qkv", "ssm_conv1d") and len(array) == 64:
         return np.concatenate([array[:32], in_turns(array[32:], 8)])
-    if name in ("A_log", "dt_bias", "ssm_alpha", "ssm_beta"):
+    if name in ("ssm_a", "ssm_dt", "ssm_alpha", "ssm_beta"):
         return in_turns(array, 1)
     return in_turns(array, 8) if name == "attn_gate" else array
 

@@ -79,7 +79,7 @@ def test_ids_of_the_packaged_model_equal_transformers():
 
 
 @settings(
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -8,6 +8,7 @@ from checkpoints.folder_checks import one_line, rewrite_weights
 from checkpoints.tiny_decoders import random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.source import open_checkpoint
+from kvcast.errors import KvcastError
 from kvcast.families.decoder import DECODER
 from kvcast.runtimes.native.bundles import open_checkpoint as opened_on_native
 from kvcast.runtimes.native.library import Format, Machine
@@ -86,7 +87,7 @@ def expert_formats(checkpoint):
 def test_codes_of_another_kind_or_shape_are_one_line(folders):
     _, codes = folders
     edit_json(codes / "config.json", quantization_config={"quant_method": "fp8"})
-    assert "of the kind 'fp8'" in one_line(codes)
+    assert "of the kind 'fp8'" in one_line(KvcastError, open_checkpoint, codes)
     edit_json(codes / "config.json", quantization_config=QUANTISED)
 
     def cut(tensors):
@@ -94,10 +95,12 @@ def test_codes_of_another_kind_or_shape_are_one_line(folders):
         return tensors | {name: tensors[name][..., :15].contiguous()}
 
     rewrite_weights(codes, cut)
-    assert "down_proj" in one_line(codes)
+    assert "down_proj" in one_line(KvcastError, open_checkpoint, codes)
 
 
 def test_a_llamas_configuration_may_not_name_these_codes(tmp_path):
     folder = save_decoder(random_decoder("llama"), tmp_path / "llama")
     edit_json(folder / "config.json", quantization_config=QUANTISED)
-    assert "of the kind 'mxfp4', which is not read" in one_line(folder)
+    assert "of the kind 'mxfp4', which is not read" in one_line(
+        KvcastError, open_checkpoint, folder
+    )

@@ -10,6 +10,10 @@ OTHER = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 NEVER = [
     "consolidated.00.pth",
     "pytorch_model.bin",
+    "flax_model.msgpack",
+    "tf_model.h5",
+    "model.fp32-00001-of-00002.safetensors",
+    "model.safetensors.index.fp32.json",
     "model-Q8_0.gguf",
     "tokenizer.py",
     "onnx.gguf",

@@ -164,7 +164,7 @@ def test_several_files_read_like_one_with_and_without_an_index(model, folder, in
     kind, words = (
         (InputMissingError, "no consolidated-00002") if index else (KvcastError, "has no tensor")
     )
-    assert words in one_line(folder, kind)
+    assert words in one_line(kind, open_checkpoint, folder)
 
 
 @pytest.mark.parametrize(

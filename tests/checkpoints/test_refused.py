@@ -9,20 +9,12 @@ import pytest
 from safetensors.torch import load_file
 
 import whisper
-from checkpoints.folder_checks import rewrite_weights
+from checkpoints.folder_checks import one_line, rewrite_weights
 from checkpoints.refusal_rows import ROWS
 from checkpoints.refusals import WHOLE, Refusal, damage
-from kvcast.checkpoints.source import locate, open_checkpoint
+from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.cli import main
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
-
-
-def one_line(kind, function, *arguments):
-    with pytest.raises(kind) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 class Trap:
@@ -148,6 +140,34 @@ def test_a_damaged_checkpoint_is_one_line(whole, tmp_path, capsys, refusal: Refu
         capsys.readouterr()  # what transformers said when it wrote the model
         assert main(command) == refusal.exit_code
         assert capsys.readouterr() == ("", f"kvcast: {message}\n")
+
+
+# Beside the files that a folder of this kind is written with.
+OPTIONAL = {
+    "llama": ("chat_template.jinja", "special_tokens_map.json"),
+    "t5": ("spiece.model",),
+    "bert": ("tokenizer.json",),
+    "ct2": ("preprocessor_config.json",),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "index"])
+def test_a_fingerprint_follows_every_file_that_matters_and_no_other(whole, tmp_path, name):
+    folder = Path(shutil.copytree(whole(name), tmp_path / "model"))
+    for file in OPTIONAL.get(name, ()):
+        (folder / file).write_text("{}")
+    path, files = folder / WHOLE[name].file, sorted(folder.iterdir())
+    (folder / "README.md").write_text("x")
+    seen = [fingerprint(path)]
+    (folder / "README.md").unlink()
+    for file in files:
+        assert fingerprint(path) == seen[0]
+        contents = file.read_bytes()
+        last = contents[-1:] + b"\n" if file.suffix == ".json" else bytes([contents[-1] ^ 1])
+        file.write_bytes(contents[:-1] + last)
+        seen.append(fingerprint(path))
+        file.write_bytes(contents)
+    assert len(set(seen)) == len(seen) > 1
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.checkpoints import hub, packaged
+from checkpoints.folder_checks import one_line
+from kvcast.checkpoints import packaged
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 from kvcast.spec.files import cache_dir
-
-
-def one_line(kind, function, *arguments):
-    with pytest.raises(kind) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def fake_package(site: Path, name: str, version: str, files: dict[str, bytes]) -> None:
@@ -259,8 +252,9 @@ def test_a_quantisation_names_a_file_of_a_hub_id(monkeypatch, tmp_path):
         "huggingface_hub.snapshot_download",
         lambda repository, **options: given.update(options, repository=repository) or str(tmp_path),
     )
-    assert locate("org/name@v1:Q4_K_M") == tmp_path / "m.Q4_K_M.gguf"
-    assert (given["repository"], given["revision"]) == ("org/name", "v1")
+    for revision in ("refs/pr/1", "v1"):
+        assert locate(f"org/name@{revision}:Q4_K_M") == tmp_path / "m.Q4_K_M.gguf"
+        assert (given["repository"], given["revision"]) == ("org/name", revision)
     assert set(given["allow_patterns"]) == {"*Q4_K_M*.gguf", "*q4_k_m*.gguf"}
     assert locate("org/name:q4_k") == tmp_path / "m.Q4_K.gguf"
     assert locate("org/name:F16") == tmp_path / "m-F16-00001-of-00002.gguf"
@@ -330,48 +324,6 @@ def test_every_failure_of_the_hub_is_one_line(monkeypatch, error, kind, words):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     assert words in one_line(kind, locate, "org/name@v1")
-
-
-def test_only_files_that_are_needed_are_asked_for(monkeypatch, tmp_path):
-    from huggingface_hub.utils import filter_repo_objects
-
-    asked = {}
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download",
-        lambda repository, **options: asked.update(options, repository=repository) or str(tmp_path),
-    )
-    assert hub.download("org/name@refs/pr/1") == tmp_path
-    assert (asked["repository"], asked["revision"]) == ("org/name", "refs/pr/1")
-    repository = [
-        "config.json",
-        "model.safetensors",
-        "model-00001-of-00002.safetensors",
-        "model.fp32-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "model.safetensors.index.fp32.json",
-        "pytorch_model.bin",
-        "flax_model.msgpack",
-        "tf_model.h5",
-        "model.bin",
-        "vocabulary.json",
-        "tokenizer.json",
-        "vocab.json",
-        "merges.txt",
-        "added_tokens.json",
-        "bundle.json",
-        "onnx/decoder_model_merged.onnx",
-        "code.py",
-    ]
-    wanted = set(filter_repo_objects(repository, allow_patterns=asked["allow_patterns"]))
-    assert set(repository) - wanted == {
-        "onnx/decoder_model_merged.onnx",
-        "model.fp32-00001-of-00002.safetensors",
-        "model.safetensors.index.fp32.json",
-        "pytorch_model.bin",
-        "flax_model.msgpack",
-        "tf_model.h5",
-        "code.py",
-    }
 
 
 def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):

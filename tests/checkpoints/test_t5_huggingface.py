@@ -10,7 +10,7 @@ from checkpoints.folder_checks import assert_same_tensors, rewrite_weights
 from checkpoints.tiny_whisper import edit_json
 from kit.dimensions import T5_SMALL
 from kit.in_transformers import SETTINGS, random_t5, read_t5, save_t5
-from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
+from kvcast.checkpoints.source import open_checkpoint, read_dimensions
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 FLAN_T5_SMALL = replace(
@@ -314,36 +314,11 @@ def test_a_target_of_word_pieces_begins_with_cls_unless_the_ids_are_its_own(
     assert text_of(pegasus)[0] == PEGASUS_ABOUT
 
 
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [
-        ({"eos_token_id": [3, 4]}, {"eos_token_id": 2}, [3, 4]),
-        ({}, {"eos_token_id": 2}, [2]),
-        (None, {"eos_token_id": None}, [1]),
-    ],
-)
-def test_end_tokens_come_from_the_first_file_that_names_any(t5, generation, config, expected):
-    path = t5 / "generation_config.json"
-    path.unlink() if generation is None else path.write_text(json.dumps(generation))
-    edit_json(t5 / "config.json", **config)
-    assert text_of(t5)[0]["end_tokens"] == expected
-
-
 def test_an_end_token_that_is_null_is_t5_s(t5):
     (t5 / "generation_config.json").unlink()
     path = t5 / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
     assert text_of(t5)[0]["end_tokens"] == [1]
-
-
-def test_the_fingerprint_follows_every_file_that_matters(t5):
-    (t5 / "spiece.model").write_bytes(b"pieces")
-    seen = {fingerprint(t5)}
-    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-    for name in (*names, "spiece.model"):
-        (t5 / name).write_bytes((t5 / name).read_bytes() + b"\n")
-        seen.add(fingerprint(t5))
-    assert len(seen) == 6
 
 
 def test_half_precision_stays(tmp_path):

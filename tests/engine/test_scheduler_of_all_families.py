@@ -240,25 +240,19 @@ def test_on_onnx_runtime(name, arrivals, rows, inputs, chunk):
     check(name, "onnx", arrivals, rows, inputs, chunk)
 
 
-AT_LENGTH = pytest.mark.parametrize("runtime", ["eager", "onnx"])
-
-
-@pytest.mark.slow
-@AT_LENGTH
+@pytest.mark.parametrize(
+    "examples",
+    [pytest.param(20, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.soak)],
+)
+@pytest.mark.parametrize("runtime", ["eager", "onnx"])
 @pytest.mark.parametrize("name", SUBJECTS)
-@RANDOM
-@settings(MANY, max_examples=40, derandomize=False)
-def test_at_length(name, runtime, arrivals, rows, inputs, chunk):
-    check(name, runtime, arrivals, rows, inputs, chunk)
+def test_at_length(name, runtime, examples):
+    @RANDOM
+    @settings(MANY, max_examples=examples, derandomize=False)
+    def changes_nothing(arrivals, rows, inputs, chunk):
+        check(name, runtime, arrivals, rows, inputs, chunk)
 
-
-@pytest.mark.soak
-@AT_LENGTH
-@pytest.mark.parametrize("name", SUBJECTS)
-@RANDOM
-@settings(MANY, max_examples=500, derandomize=False)
-def test_at_greater_length(name, runtime, arrivals, rows, inputs, chunk):
-    check(name, runtime, arrivals, rows, inputs, chunk)
+    changes_nothing()
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -64,15 +64,15 @@ def question(
 
 
 def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.float32]):
-    questions = [asked(model, samples, seconds) for seconds in (3, 7, 12)]
+    questions = [asked(model, samples, seconds) for seconds in (3, 12)]
     questions.append(asked(model, samples, 5, beam=3))
     alone = model.decoder(DecodingOptions(beam=3))
     expected = [alone.answer(each.policy()) for each in questions]
-    text = [token for token in expected[2].tokens if token < model.tokenizer.eot]
+    text = [token for token in expected[1].tokens if token < model.tokenizer.eot]
 
     def places() -> Policy[TokenTimes]:
         return model._requests().align(
-            questions[2].window, text, language="en", task="transcribe", frames=600
+            questions[1].window, text, language="en", task="transcribe", frames=600
         )
 
     with Engine(model, rows=4) as engine:
@@ -82,7 +82,7 @@ def test_answers_are_those_of_the_model_alone(model: Any, samples: NDArray[np.fl
         assert begins_n.tolist() == alone.answer(places()).begins_n.tolist()
         assert len(begins_n) == len(text) + 1
         status = engine.status()
-        assert status.finished == {"stop": 5}
+        assert status.finished == {"stop": 4}
         assert status.generated_tokens == sum(len(result.tokens) for result in expected)
 
 
@@ -151,7 +151,7 @@ def test_what_takes_long_to_open_holds_up_nobody(
         with pytest.raises(CancelledError):
             given_up.result(600)
         opened.set()
-        heard = engine.submit(samples, best_of=1).result(600)
+        heard = engine.submit(samples[:80_000], best_of=1).result(600)
         assert "Dashwood" in "".join(segment.text for segment in heard.segments)
         missing = engine.submit("nowhere.wav")
         with pytest.raises(InputMissingError):
@@ -163,7 +163,7 @@ def test_a_window_that_cannot_be_answered_is_the_callers(model: Any, samples: ND
     with Engine(model, rows=2) as engine:
         with pytest.raises(UsageError, match="cannot translate"):
             engine.submit(question(model, samples, 3, task="translate")).result(600)
-        given_up = [engine.submit(question(model, samples, 12)) for _ in range(8)]
+        given_up = [engine.submit(question(model, samples, 12)) for _ in range(4)]
         for job in given_up:
             job.cancel()
         with pytest.raises(CancelledError):

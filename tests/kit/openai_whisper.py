@@ -4,7 +4,6 @@ Its tokenizers are also rewritten as tokenizer.json files.
 """
 
 import json
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from kvcast.runtimes.base import Float32, Int64
 from kvcast.transcripts.segments import Word
 from kvcast.whisper.tokenizer import WhisperTokenizer
 from kvcast.whisper.word_timestamps import WINDOW_FRAMES, Span, within
+from kvcast_bench.writing.ggml import openai_sizes, openai_tensors
 
 
 @dataclass(frozen=True)
@@ -86,33 +86,6 @@ _HIDDEN = [byte for byte in range(256) if byte not in _PRINTS]
 _STAND_INS = [chr(byte if byte in _PRINTS else 0x100 + _HIDDEN.index(byte)) for byte in range(256)]
 
 
-# Canonical module to openai-whisper's; several are stacked in that order along the first axis.
-_LAYER = {
-    "attention_norm": ["attn_ln"],
-    "attention.qkv": ["attn.query", "attn.key", "attn.value"],
-    "attention.out": ["attn.out"],
-    "self_attention_norm": ["attn_ln"],
-    "self_attention.qkv": ["attn.query", "attn.key", "attn.value"],
-    "self_attention.out": ["attn.out"],
-    "cross_attention_norm": ["cross_attn_ln"],
-    "cross_attention.query": ["cross_attn.query"],
-    "cross_attention.key_value": ["cross_attn.key", "cross_attn.value"],
-    "cross_attention.out": ["cross_attn.out"],
-    "feed_forward_norm": ["mlp_ln"],
-    "feed_forward.up": ["mlp.0"],
-    "feed_forward.down": ["mlp.2"],
-}
-_OUTSIDE = {
-    "encoder.positions": "encoder.positional_embedding",
-    "encoder.norm.weight": "encoder.ln_post.weight",
-    "encoder.norm.bias": "encoder.ln_post.bias",
-    "decoder.embedding.weight": "decoder.token_embedding.weight",
-    "decoder.positions": "decoder.positional_embedding",
-    "decoder.norm.weight": "decoder.ln.weight",
-    "decoder.norm.bias": "decoder.ln.bias",
-}
-
-
 class Oracle:
     """One model; asked twice the same, it remembers."""
 
@@ -159,44 +132,17 @@ def _renamed_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def openai_model(
     dimensions: WhisperDimensions, tensors: Mapping[str, np.ndarray]
 ) -> whisper.Whisper:
-    model = whisper.Whisper(
-        ModelDimensions(
-            n_mels=dimensions.n_mels,
-            n_audio_ctx=dimensions.source_positions,
-            n_audio_state=dimensions.d_model,
-            n_audio_head=dimensions.encoder_heads,
-            n_audio_layer=dimensions.encoder_layers,
-            n_vocab=dimensions.vocab_size,
-            n_text_ctx=dimensions.target_positions,
-            n_text_state=dimensions.d_model,
-            n_text_head=dimensions.decoder_heads,
-            n_text_layer=dimensions.decoder_layers,
-        )
-    )
-    state = {}
-    for name in tensors:
-        state |= _renamed(name, torch.from_numpy(np.array(tensors[name], np.float32)))
-    # Whisper's key projections have no bias; files may store a zero one.
-    for name in [n for n in state if n.endswith("attn.key.bias")]:
-        assert not state.pop(name).any()
+    model = whisper.Whisper(ModelDimensions(**openai_sizes(dimensions)))
+    state = {
+        name: torch.from_numpy(np.array(tensor, np.float32))
+        for name, tensor in openai_tensors(tensors)
+    }
     model.load_state_dict(state)
     heads = torch.zeros(dimensions.decoder_layers, dimensions.decoder_heads, dtype=torch.bool)
     for layer, head in dimensions.alignment_heads:
         heads[layer, head] = True
     model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
     return model.eval()
-
-
-def _renamed(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    layer = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
-    if layer is None:
-        return {_OUTSIDE.get(name, name): tensor}
-    side, index, module, kind = layer.groups()
-    targets = _LAYER[module]
-    return {
-        f"{side}.blocks.{index}.{target}.{kind}": part
-        for target, part in zip(targets, tensor.chunk(len(targets)), strict=True)
-    }
 
 
 def openai_attention(

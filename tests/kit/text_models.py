@@ -19,6 +19,7 @@ from kit.models import opened
 from kit.scripted_runtimes import RecomputingRuntime, ScriptedSources, Written, random_script
 from kit.small_tokenizers import KINDS as DECODER_KINDS
 from kit.small_tokenizers import bert_files, spiece_files, spiece_model, text_files
+from kvcast.errors import UsageError
 from kvcast.families.bart import BartDimensions
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.t5 import T5Dimensions
@@ -84,6 +85,23 @@ def until(condition: Callable[[], bool]) -> None:
             return
         time.sleep(0.01)
     pytest.fail("it did not come to pass")
+
+
+def same(texts: Any) -> Any:
+    """Return everything but the times and what the model's files say, to compare."""
+    if isinstance(texts, list):
+        return [same(text) for text in texts]
+    parts = vars(texts) | {"timings": None, "generation_config": None}
+    return tuple(parts.values())
+
+
+def refused(say: Callable[[], object], says: str) -> None:
+    """Check that a request is refused in one line."""
+    with pytest.raises(UsageError) as error:
+        say()
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2
 
 
 POSITIONS = 3000

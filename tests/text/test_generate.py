@@ -9,7 +9,8 @@ import pytest
 from kit.dimensions import LEAST_DECODER
 from kit.letters import END, FIRST, VOCAB, Letters
 from kit.scripted_runtimes import Model, RecomputingRuntime, random_model, spelling
-from kvcast.errors import KvcastError, UsageError
+from kit.text_models import refused, same
+from kvcast.errors import KvcastError
 from kvcast.text.model import TextGeneration, TextModel
 
 RANDOM = random_model(VOCAB, 0)
@@ -25,13 +26,6 @@ def text_model(model: Model = RANDOM, **tokenizer: Any) -> TextModel:
 def speaking(prompt: str, text: str, **tokenizer: Any) -> TextModel:
     letters = Letters(**tokenizer)
     return text_model(spelling({tuple(letters.encode(prompt)): text}, VOCAB, FIRST, END))
-
-
-def same(texts: Any) -> Any:
-    """Everything but the times."""
-    if isinstance(texts, list):
-        return [same(text) for text in texts]
-    return texts.text, texts.tokens, texts.logprobs, texts.finish_reason, texts.prompt_tokens
 
 
 def test_a_prompt_gives_a_text():
@@ -335,13 +329,6 @@ OF_ONE_TEXT = [
     ({"top_p": "all"}, "top_p must be a number, not 'all'"),
 ]
 OF_A_PROMPT = [({"system": "be kind"}, "system needs chat")]
-
-
-def refused(say: Any, says: str) -> None:
-    with pytest.raises(UsageError) as error:
-        say()
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("options", "says"), [*ALWAYS, *OF_ONE_TEXT, *OF_A_PROMPT])

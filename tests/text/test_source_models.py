@@ -10,7 +10,8 @@ import pytest
 from kit.dimensions import LEAST_T5
 from kit.letters import END, FIRST, VOCAB, Letters
 from kit.scripted_runtimes import Script, ScriptedSources, number_of, random_script
-from kvcast.errors import KvcastError, UsageError
+from kit.text_models import refused, same
+from kvcast.errors import KvcastError
 from kvcast.text.text2text import T5Model
 
 START, POSITIONS = 1, 24
@@ -54,13 +55,6 @@ def answering(answers: dict[str, str]) -> T5Model:
         return logits_v
 
     return t5_model(script)
-
-
-def same(texts: Any) -> Any:
-    """Everything but the times."""
-    if isinstance(texts, list):
-        return [same(text) for text in texts]
-    return texts.text, texts.tokens, texts.logprobs, texts.finish_reason, texts.score
 
 
 ANSWERS = {"a": "first", "hello there": "", "how are you?": "fine.", "b": "x"}
@@ -220,14 +214,6 @@ OF_SEVERAL = [
     ({"n": 2}, "n needs a temperature above 0"),
     ({"batch": 0}, "batch must be 1 or more, not 0"),
 ]
-
-
-def refused(say: Any, says: str) -> None:
-    with pytest.raises(UsageError) as error:
-        say()
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
-    assert error.value.exit_code == 2
 
 
 @pytest.mark.parametrize(("options", "says"), [*REFUSED, *OF_SEVERAL])
