@@ -173,5 +173,5 @@ AUDIO_DECODER = Family(
     model_class="kvcast.speech.audio_decoder:AudioDecoderModel",
     usual_prompt=lambda dimensions: dimensions.audio.positions + 20,
     longest=_longest,
-    rotary=decoder.is_rotary,
+    rotary=lambda dimensions: bool(dimensions.rotary_kinds),
 )

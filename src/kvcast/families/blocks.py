@@ -15,8 +15,7 @@ EMBEDDINGS = Node("cross_embeddings_0")
 
 def cache_of(prefix: str, layer: int) -> tuple[Node, Node]:
     """Return the key and the value of a layer, by the names that `cache_names` gives them."""
-    key, value = cache_names(prefix, layer + 1)[-2:]
-    return Node(key), Node(value)
+    return Node(f"{prefix}_key_{layer}"), Node(f"{prefix}_value_{layer}")
 
 
 def attend(

@@ -32,7 +32,6 @@ from kvcast.families.feed_forwards import (
 )
 from kvcast.families.mixers import ATTENTION, DeltaNet, StateSpace, inputs_cache, write_convolution
 from kvcast.families.programs import CacheLayers, ProgramSignature, decode_program, self_caches
-from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.runtimes import CALIBRATED
 
@@ -198,8 +197,8 @@ def _head(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
 def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions, i: int) -> Node:
     layer, source = f"decoder.layers.{i}.attention", dimensions.keys_and_values(i).source
     sizes, width = dimensions.projected(i), dimensions.width
-    qkv = f"{layer}.qkv"
-    projected = write.linear(normed, qkv, (sum(sizes), width), bias=dimensions.qkv_bias)
+    shape, bias = (sum(sizes), width), dimensions.qkv_bias
+    projected = write.linear(normed, f"{layer}.qkv", shape, bias=bias)
     query, *own = write.split(projected, sizes)
     if dimensions.query_key_norm:
         query = _normed_heads(write, query, f"{layer}.query_norm", sizes[0], dimensions, i)
@@ -269,11 +268,10 @@ def _normed_heads(
 
 
 def _rotary_tables(dimensions: DecoderDimensions, i: int) -> dict[str, Constant]:
-    """Return a layer's tables of angles, and of factors on queries where it has such."""
     rotary = dimensions.rotary_of(i)
     if rotary is None:
         return {}
-    kind = _rotary_kinds(dimensions).index((rotary, dimensions.head_dim_of(i)))
+    kind = dimensions.rotary_kinds.index((rotary, dimensions.head_dim_of(i)))
     names = ["cosines", "sines", *(["query_scales"] if rotary.query_beta else [])]
     return {name: Constant(f"{name}_{kind}") for name in names}
 
@@ -332,23 +330,13 @@ def _experts(
     return write.step("add", x, mixed)
 
 
-def is_rotary(dimensions: DecoderDimensions) -> bool:
-    return bool(_rotary_kinds(dimensions))
-
-
-def _rotary_kinds(dimensions: DecoderDimensions) -> list[tuple[Rotary, int]]:
-    """Return the layers' rotary embeddings with the sizes of their heads, each once."""
-    kinds = [(dimensions.rotary_of(i), dimensions.head_dim_of(i)) for i in range(dimensions.layers)]
-    return list(dict.fromkeys((rotary, size) for rotary, size in kinds if rotary is not None))
-
-
 def constants(
     dimensions: DecoderDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
     """Return the tables of angles and query factors, and unit weights of norms without weights."""
     tables: dict[str, NDArray[np.generic]] = {}
-    for i, (rotary, size) in enumerate(_rotary_kinds(dimensions)):
+    for i, (rotary, size) in enumerate(dimensions.rotary_kinds):
         cosines, sines = rotary.tables(dimensions.max_positions, size)
         tables |= {f"cosines_{i}": cosines, f"sines_{i}": sines}
         if rotary.query_beta:
@@ -407,6 +395,6 @@ DECODER = Family(
     ),
     probe=_probe,
     model_class="kvcast.text.model:TextModel",
-    rotary=is_rotary,
+    rotary=lambda dimensions: bool(dimensions.rotary_kinds),
     calibration_problem=_calibration_problem,
 )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from kvcast.errors import KvcastError
@@ -300,6 +301,12 @@ class DecoderDimensions:
         if self.windows[layer] is not None and self.window_rotary is not None:
             return self.window_rotary
         return self.rotary
+
+    @cached_property
+    def rotary_kinds(self) -> list[tuple[Rotary, int]]:
+        """The layers' rotary embeddings with the sizes of their heads, each once."""
+        kinds = [(self.rotary_of(i), self.head_dim_of(i)) for i in range(self.layers)]
+        return list(dict.fromkeys((rotary, size) for rotary, size in kinds if rotary is not None))
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:

@@ -35,7 +35,6 @@ class AudioType:
     Attributes:
         decoder: the usual model type of its `text_config`.
         text: defaults of fields that its `text_config` may omit, over the decoder's.
-        encoder: reads the encoder's dimensions from the outer fields.
         check: raises KvcastError for a folder that declares other features.
         prefixes: prefixes of the encoder's tensor names, without the model's.
         names: names of the encoder's tensors in files, by canonical name.
@@ -90,11 +89,8 @@ _PROJECTOR: Mapping[str, Any] = {
 }
 _FEATURES = {"sampling_rate": 16_000, "n_fft": 512, "win_length": 400, "hop_length": 160}
 
-_LAYER, _QUERIED, _THEIRS = (
-    "encoder.layers.{i}",
-    "encoder.projector.layers.{i}",
-    "projector.qformer.encoder.layer.{i}",
-)
+_LAYER, _QUERIED = "encoder.layers.{i}", "encoder.projector.layers.{i}"
+_THEIRS = "projector.qformer.encoder.layer.{i}"
 _MODULES: Mapping[str, Sequence[str]] = {
     "encoder.in": ["encoder.input_linear"],
     "encoder.characters": ["encoder.out"],
@@ -205,12 +201,8 @@ def _of_layer(tensors: Tensors, encoder: BlockConformer, layer: str) -> None:
         tensors.change(f"{layer}.{part}.down_proj.weight", shape, shape, halved)
         tensors.change(f"{layer}.{part}.down_proj.bias", shape[:1], shape[:1], halved)
     for name, first in (("to_k", 0), ("to_v", mixed)):
-        tensors.part(
-            f"{layer}.attn.to_kv.weight",
-            (2 * mixed, width),
-            f"{layer}.attn.{name}.weight",
-            slice(first, first + mixed),
-        )
+        both, rows = f"{layer}.attn.to_kv.weight", slice(first, first + mixed)
+        tensors.part(both, (2 * mixed, width), f"{layer}.attn.{name}.weight", rows)
     _distances(tensors, encoder, f"{layer}.attn.rel_pos_emb.weight")
     up, down = f"{layer}.conv.up_conv", f"{layer}.conv.down_conv"
     tensors.change(f"{up}.weight", (2 * channels, width, 1), (2 * channels, width), swapped)
@@ -288,20 +280,16 @@ _NORM, _FIRST, _SECOND = (
     ".ada_rms_norm.linear1.weight",
     ".ada_rms_norm.linear2.weight",
 )
-_REALTIME_LAYER, _REALTIME_THEIRS = "encoder.layers.{i}", "audio_tower.layers.{i}"
+_TOWER = "audio_tower.layers.{i}"
 _REALTIME_NAMES = of_modules(
     {
         **{f"encoder.conv{i}": [f"audio_tower.embedder.conv{i}"] for i in (1, 2)},
-        f"{_REALTIME_LAYER}.attention_norm": [f"{_REALTIME_THEIRS}.self_attn_layer_norm"],
-        f"{_REALTIME_LAYER}.attention.qkv": [
-            f"{_REALTIME_THEIRS}.self_attn.{x}_proj" for x in "qkv"
-        ],
-        f"{_REALTIME_LAYER}.attention.out": [f"{_REALTIME_THEIRS}.self_attn.o_proj"],
-        f"{_REALTIME_LAYER}.feed_forward_norm": [f"{_REALTIME_THEIRS}.final_layer_norm"],
-        f"{_REALTIME_LAYER}.feed_forward.gate_up": [
-            f"{_REALTIME_THEIRS}.mlp.{x}_proj" for x in ("gate", "up")
-        ],
-        f"{_REALTIME_LAYER}.feed_forward.down": [f"{_REALTIME_THEIRS}.mlp.down_proj"],
+        f"{_LAYER}.attention_norm": [f"{_TOWER}.self_attn_layer_norm"],
+        f"{_LAYER}.attention.qkv": [f"{_TOWER}.self_attn.{x}_proj" for x in "qkv"],
+        f"{_LAYER}.attention.out": [f"{_TOWER}.self_attn.o_proj"],
+        f"{_LAYER}.feed_forward_norm": [f"{_TOWER}.final_layer_norm"],
+        f"{_LAYER}.feed_forward.gate_up": [f"{_TOWER}.mlp.{x}_proj" for x in ("gate", "up")],
+        f"{_LAYER}.feed_forward.down": [f"{_TOWER}.mlp.down_proj"],
         "encoder.norm": ["audio_tower.norm"],
         "encoder.projector.up": ["multi_modal_projector.linear_1"],
         "encoder.projector.down": ["multi_modal_projector.linear_2"],
