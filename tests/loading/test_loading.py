@@ -59,7 +59,7 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         (T5GEMMA, "whose encoder has windows or rotation, as t5gemma"),
         (T5GEMMA2, "whose encoder has windows or rotation, as t5gemma2"),
         (CANARY, "whose encoder convolves channels, as canary"),
-        (QWEN3_ASR, "with its own encoder of sound, as qwen3_asr"),
+        (QWEN3_ASR, "with its own audio encoder, as qwen3_asr"),
         (GEMMA4_EXPERTS, "with experts beside feed-forwards, as gemma4_text"),
     ],
     ids=["states", "sizes", "caches", "encoders", "both", "channels", "sound", "experts"],

@@ -99,12 +99,12 @@ def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[Attentio
 
 def _heard(args: argparse.Namespace, model: "InspectedModel") -> "tuple[AttentionView, Any]":
     from kvcast.inspect.attention.model import excerpt, spectrogram
-    from kvcast.inspect.attention.view import over_sound, seconds_heard
+    from kvcast.inspect.attention.view import encoded_seconds, over_audio
 
     if args.new is not None:
         raise UsageError(f"{args.model} transcribes to the end of the sound: drop --new")
-    samples = excerpt(args.input, args.start or 0.0, seconds_heard(model))
-    view = over_sound(model, samples, args.language, args.layer, args.head)
+    samples = excerpt(args.input, args.start or 0.0, encoded_seconds(model))
+    view = over_audio(model, samples, args.language, args.layer, args.head)
     return view, spectrogram(samples)
 
 

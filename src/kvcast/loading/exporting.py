@@ -32,7 +32,7 @@ from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase,
 from kvcast.spec.stored_matrices import BlocksOf
 
 # Operations that kvcast's own kernels and PyTorch have alone.
-_OF_SOUND = frozenset({"conv2d", "group_norm", "window_attention"})
+_OF_AUDIO = frozenset({"conv2d", "group_norm", "window_attention"})
 _BYTES_PER_WEIGHT = {"none": 2.0, "int8": 1.0}
 """At least, by quantisation; less than a byte for others."""
 
@@ -205,8 +205,8 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
         problem = "a model whose layers share caches"
     elif any(step.operation == "source_attention" for step in steps):
         problem = "a model whose encoder has windows or rotation"
-    elif any(step.operation in _OF_SOUND for step in steps):
-        problem = "a model with its own encoder of sound"
+    elif any(step.operation in _OF_AUDIO for step in steps):
+        problem = "a model with its own audio encoder"
     elif any(step.operation == "channel_convolution" for step in steps):
         problem = "a model whose encoder convolves channels"
     elif any("scales" in step.keywords for step in steps):

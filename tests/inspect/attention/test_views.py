@@ -21,7 +21,7 @@ from kvcast.inspect.attention.view import (
     HeadChoice,
     Token,
     mean_weights,
-    over_sound,
+    over_audio,
     over_text,
     render,
 )
@@ -160,7 +160,7 @@ def test_the_picture_shows_the_weights(dates: AttentionView):
 
 
 def test_the_picture_of_a_sound_has_its_spectrogram_and_times():
-    seen = view(["a", "<&\x00b"], ["?"] * 50, over="sound").of_sound(0.02, 40)
+    seen = view(["a", "<&\x00b"], ["?"] * 50, over="sound").of_audio(0.02, 40)
     shares_mf = np.random.default_rng(1).uniform(0, 1, (80, 80)).astype(np.float32)
     svg = draw(seen, shares_mf)
     assert np.abs(image(svg, "sound")[::-1] - shares_mf * 255).max() <= 0.5
@@ -197,7 +197,7 @@ def test_a_line_of_sound_tells_when_and_draws_the_course():
     course_st = np.zeros((1, 120), np.float32)
     course_st[0, [50, 51]] = 0.7, 0.2
     course_st[0, 99] = 0.1
-    seen = replace(view(["x"], ["?"], over="sound"), weights_st=course_st).of_sound(0.02, 120)
+    seen = replace(view(["x"], ["?"], over="sound"), weights_st=course_st).of_audio(0.02, 120)
     *_, line = render(seen).splitlines()
     assert line == '"x"    1.01 s  |' + " " * 25 + "@" + " " * 23 + "." + " " * 10 + "|"
 
@@ -225,7 +225,7 @@ def test_tokens_of_speech_attend_to_where_they_are_spoken(
     """The packaged Whisper, whose words have times of their own from the same heads."""
     model = InspectedModel.open("demo", lambda _: None)
     samples = excerpt(str(EXAMPLE), 0, 30)
-    seen = over_sound(model, samples, None, None, None)
+    seen = over_audio(model, samples, None, None, None)
     assert seen.weights_st.shape[1] == -(-len(samples) // 320)
     [*segments] = model.model.transcribe(samples, temperature=0.0, word_timestamps=True)
     words = [word for segment in segments for word in segment.words]
@@ -241,7 +241,7 @@ def test_tokens_of_speech_attend_to_where_they_are_spoken(
     assert "layer 2, head 3" in table.splitlines()[0]
     later = spectrogram(excerpt(str(EXAMPLE), 5, 30))
     assert np.abs(image(svg.read_text(), "sound")[::-1] - later * 255).max() <= 0.5
-    assert "has no sound at 99 s" in failed(capsys, 2, *given[:3], "--start", "99")
+    assert "has no audio at 99 s" in failed(capsys, 2, *given[:3], "--start", "99")
     assert "drop --new" in failed(capsys, 2, *given[:3], "--new", "9")
     assert failed(capsys, 66, "nothing.wav", *given[1:3])
 

@@ -125,7 +125,7 @@ def test_a_source_sees_itself_and_a_target_what_is_before_it():
 @pytest.mark.slow
 def test_a_whispers_weights_are_those_of_openai_whisper():
     model = InspectedModel.open("demo", lambda _: None)
-    sequence = model.heard(excerpt(str(EXAMPLE), 0, 30), None)
+    sequence = model.transcribed(excerpt(str(EXAMPLE), 0, 30), None)
     layers = list(model.reader.layers(sequence, "cross"))
     checkpoint = open_checkpoint(locate("demo"))
     programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)

@@ -179,7 +179,7 @@ class InspectedModel:
         spell = getattr(tokenizer, "decode_with_timestamps", tokenizer.decode)
         return spell([token]) or f"<{token}>"
 
-    def heard(self, samples: Float32, language: str | None) -> FedSequence:
+    def transcribed(self, samples: Float32, language: str | None) -> FedSequence:
         """Transcribe mono samples at 16 kHz, greedily; return the text of the first chunk.
 
         Raises UsageError for an unsupported language, or a missing one that the model needs.
@@ -224,7 +224,7 @@ def excerpt(source: str, start: float, seconds: float) -> Float32:
                 break
     samples: Float32 = np.concatenate(blocks)[first:most] if blocks else np.empty(0, np.float32)
     if len(samples) < N_FFT:
-        raise UsageError(f"{source} has no sound at {start:g} s")
+        raise UsageError(f"{source} has no audio at {start:g} s")
     return samples
 
 

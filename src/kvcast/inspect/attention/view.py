@@ -50,13 +50,13 @@ class AttentionView:
     def title(self) -> str:
         rows, columns = self.weights_st.shape
         over = {
-            "sound": f"{columns * self.seconds:.1f} s of sound",
+            "sound": f"{columns * self.seconds:.1f} s of audio",
             "source": f"a source of {columns} tokens",
             "text": "itself",
         }[self.over]
         return f"{self.model}: a text of {rows} tokens over {over}; {_averaged(self.heads)}"
 
-    def of_sound(self, seconds: float, shown: int) -> Self:
+    def of_audio(self, seconds: float, shown: int) -> Self:
         return replace(self, seconds=seconds, weights_st=self.weights_st[:, :shown])
 
     def document(self) -> dict[str, Any]:
@@ -107,10 +107,10 @@ def _legend(view: AttentionView) -> str:
         bins = min(_WIDTH, view.weights_st.shape[1])
         each = view.weights_st.shape[1] * view.seconds / bins
         return (
-            "rows: tokens, as they are written; when the weight is largest, and its course in "
+            "rows: tokens, as they are generated; when the weight is largest, and its course in "
             f"columns of {each:.2g} s"
         )
-    rows = "tokens, as they are written" if view.over == "source" else "tokens, as they are read"
+    rows = "tokens, as they are generated" if view.over == "source" else "tokens, as they are read"
     return f"rows: {rows}; the {_MOST} positions with the largest weights"
 
 
@@ -217,12 +217,12 @@ _ANSWER = 64
 """New tokens that answer a source, at most, unless another number is given."""
 
 
-def seconds_heard(model: InspectedModel) -> float:
+def encoded_seconds(model: InspectedModel) -> float:
     frames = model.facts.get("mel_frames") or model.model.recognition.longest
     return float(frames) / 100
 
 
-def over_sound(
+def over_audio(
     model: InspectedModel,
     samples: Float32,
     language: str | None,
@@ -234,17 +234,17 @@ def over_sound(
     `layer` and `head` show one alone. Raises UsageError for one that there is not, or a language;
     KvcastError if no speech was recognized.
     """
-    sequence = model.heard(samples, language)
+    sequence = model.transcribed(samples, language)
     tokens_s = sequence.tokens_s
     # Decoder-only models read the audio embeddings as token ids beyond the vocabulary.
-    heard = tokens_s >= model.reader.checkpoint.dimensions.vocab_size
-    columns = np.flatnonzero(heard) if heard.any() else None
+    is_audio = tokens_s >= model.reader.checkpoint.dimensions.vocab_size
+    columns = np.flatnonzero(is_audio) if is_audio.any() else None
     view = _view(model, sequence, "sound", layer, head, columns)
     positions = view.weights_st.shape[1]
     seconds = len(samples) / SAMPLE_RATE
     each = _padded_to(model, samples, positions, seconds) / positions
     shown = min(positions, ceil(seconds / each))
-    return view.of_sound(each, shown)
+    return view.of_audio(each, shown)
 
 
 def over_text(
@@ -272,7 +272,7 @@ def _view(
         # A token's row is the position that generated it.
         rows = range(sequence.prompt - 1, len(sequence.tokens) - 1)
         if not rows:
-            raise KvcastError(f"{model.name} wrote nothing")
+            raise KvcastError(f"{model.name} generated nothing")
     if len(sequence.tokens) > MOST_POSITIONS:
         raise UsageError(
             f"{len(sequence.tokens):,} tokens are too many to show (at most {MOST_POSITIONS:,}): "
@@ -313,6 +313,6 @@ def _spelled(model: InspectedModel, tokens: Sequence[int]) -> list[Token]:
 def _padded_to(model: InspectedModel, samples: Float32, positions: int, seconds: float) -> float:
     """Return how many seconds the encoder's positions cover: its window's, or the audio's."""
     if "mel_frames" in model.facts:
-        return seconds_heard(model)
+        return encoded_seconds(model)
     half = model.model.recognition.input(samples[: len(samples) // 2])
     return _WINDOW if half.positions == positions else seconds

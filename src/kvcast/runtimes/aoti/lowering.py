@@ -28,8 +28,13 @@ from kvcast.runtimes.aoti.inductor import (
 )
 from kvcast.runtimes.aoti.operators import multiply_by_onednn, reading, table
 from kvcast.runtimes.aoti.packed import SHIMS
-from kvcast.runtimes.aoti.packing import PackedMatrices, graph_roles
-from kvcast.runtimes.aoti.precision import Precision, cast_convolutions, reduce_matrices
+from kvcast.runtimes.aoti.precision import (
+    PackedMatrices,
+    Precision,
+    cast_convolutions,
+    graph_roles,
+    reduce_matrices,
+)
 from kvcast.runtimes.aoti.target import write_sources
 from kvcast.runtimes.lowering.torch_export import Signature, replace_operators
 from kvcast.runtimes.native.matrices import EXPERTS, MATRIX
