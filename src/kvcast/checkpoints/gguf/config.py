@@ -21,6 +21,7 @@ from kvcast.checkpoints.gguf.fields import (
     SCALE,
     WINDOW,
     Config,
+    Values,
     cohere_fields,
     experts_fields,
     falcon_fields,
@@ -36,7 +37,6 @@ from kvcast.checkpoints.gguf.fields import (
     stablelm_fields,
 )
 from kvcast.checkpoints.gguf.file import GgufFile
-from kvcast.checkpoints.gguf.metadata import Values
 from kvcast.checkpoints.gguf.tensors import (
     FUSED_EXPERTS,
     FUSED_GATE_UP,

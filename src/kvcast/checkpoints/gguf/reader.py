@@ -22,9 +22,8 @@ from kvcast.checkpoints.base import (
 )
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf.config import ARCHITECTURES, EMBEDDING, HEAD
-from kvcast.checkpoints.gguf.fields import ROTARY_TENSORS
+from kvcast.checkpoints.gguf.fields import ROTARY_TENSORS, Values
 from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_parts
-from kvcast.checkpoints.gguf.metadata import Values
 from kvcast.checkpoints.gguf.tensors import KEY_NORM, QUERY_NORM
 from kvcast.checkpoints.gguf.tokenizer import read_text
 from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merged
