@@ -71,7 +71,7 @@ EMBEDDING = "model.decoder.embed_tokens.weight"
 WHISPER = [
     *refusals("whisper", CONFIG, FAILED,
         ({"num_mel_bins": 6}, ("encoder.conv1.weight", "[8, 5, 3]", "[8, 6, 3]")),
-        *(({"decoder_layers": layers}, "decoder.layers.") for layers in (1, 4, 10_000)),
+        *(({"decoder_layers": layers}, "decoder.layers.") for layers in (1, 4, 1_000)),
         ({"decoder_layers": 10**12}, "1000000000000 layers are more than any model has"),
         ({"model_type": "bloom"}, "supported: whisper"),
         ({"d_model": None}, "d_model is missing"),
@@ -275,7 +275,7 @@ DECODERS = [
         # 4 and 2 heads give as many rows of queries, keys and values as 6 heads and 1.
         ({"num_attention_heads": 6, "num_key_value_heads": 1},
          ("self_attn.q_proj.weight has shape [32, 24]", "[48, 24]")),
-        *(({"num_hidden_layers": layers}, "layers.") for layers in (5, 10_000)),
+        *(({"num_hidden_layers": layers}, "layers.") for layers in (5, 1_000)),
         *(({name: {"quant_method": kind}}, f"{name} of the kind {kind!r}, which is not read")
           for name, kind in (
             ("quantization_config", "fp8"), ("quantization_config", "gptq"),
@@ -453,7 +453,7 @@ T5 = [
         ({"num_heads": 2}, "SelfAttention.relative_attention_bias.weight has shape [32, 4]"),
         ({"d_kv": 4}, "SelfAttention.q.weight has shape [32, 32]"),
         ({"num_layers": 3}, "no tensor encoder.block.2."),
-        ({"num_decoder_layers": 10_000}, "no tensor decoder.block.2."),
+        ({"num_decoder_layers": 1_000}, "no tensor decoder.block.2."),
         ({"is_gated_act": True}, "no tensor encoder.block.0.layer.1.DenseReluDense.wi_0.weight"),
     ),
     *refusals("t5", WEIGHTS, FAILED,
