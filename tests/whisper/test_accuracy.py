@@ -28,8 +28,7 @@ def word_error(
     return 100 * jiwer.wer(words(REFERENCE), words("".join(segment.text for segment in segments)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize("beam", [slow(1), soak(5)])
 def test_the_default_is_within_three_tenths_of_a_point_of_full_precision(beam, load, recordings):
     full = word_error(load, recordings["example"], beam, quantize="none")
     assert full < 1.5

@@ -98,11 +98,6 @@ def test_one_language_is_decoded_as_if_passed(recordings, load):
     assert several == given
 
 
-def test_in_the_language_of_the_first_window_the_rest_is_lost(model, mixed):
-    segments = list(model.transcribe(mixed, temperature=0.0))
-    assert {segment.language for segment in segments} == {"de"}
-
-
 def test_the_command_prints_the_language(capsys):
     words = ["--model", "demo-base", "--runtime", "eager", "--threads", "1"]
     assert main(["detect", str(GERMAN), str(EXAMPLE), *words, "--json"]) == 0
