@@ -15,12 +15,7 @@ from kvcast.spec.runtimes import RUNTIMES
 
 @dataclass(frozen=True, kw_only=True)
 class KnownType:
-    """A type of models.
-
-    Attributes:
-        example: the hub id of a published model; empty if none is listed.
-
-    """
+    """A type of models."""
 
     name: str
     formats: Sequence[str]
@@ -37,12 +32,7 @@ class KnownFamily:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRuntime:
-    """A runtime with its precisions, defaults first.
-
-    Attributes:
-        caches: dtypes of self caches; empty if they follow `dtypes`.
-
-    """
+    """A runtime with its precisions, defaults first."""
 
     name: str
     title: str

@@ -24,7 +24,6 @@ def _values(names: Sequence[str], attribute: str) -> tuple[str, ...]:
 
 
 def _by_runtime(names: Sequence[str], attribute: str) -> str:
-    """Describe which of these runtimes has which value, as in "int8 on onnx, none on aoti"."""
     values: dict[str, list[str]] = {}
     for name in names:
         values.setdefault(getattr(RUNTIMES[name], attribute), []).append(name)

@@ -101,10 +101,7 @@ class Tokens:
     bos_token_id = None
 
     def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
-        """Spell the `size` tokens that a model has.
-
-        Raises UsageError where a token's text depends on its neighbours.
-        """
+        """Raise UsageError where a token's text depends on its neighbours."""
         if tokenizer.decoder is None:
             raise UsageError(
                 "this model's tokens are word pieces, between which spaces come and go: a grammar "
@@ -190,7 +187,6 @@ class Grammars:
         self._lock = ForkSafeLock()
 
     def prepare(self) -> None:
-        """Build the state shared by all grammars, if the library is installed and supports any."""
         with contextlib.suppress(KvcastError):
             _ = self._tokens.library
 
@@ -221,7 +217,6 @@ class Grammars:
         return Tokens(self._tokenizer, self._size)
 
     def _begun(self, grammar: Grammar, spaces: int) -> GrammarPlace | str:
-        """Return the first place in a grammar, or the grammar's problem."""
         try:
             if grammar.kind != "json_object":
                 _try_in_child(grammar)
@@ -231,7 +226,6 @@ class Grammars:
 
 
 def _try_in_child(grammar: Grammar) -> None:
-    """Raise UsageError for a grammar that a child cannot compile."""
     # Without an interpreter there is no child, and the grammar is compiled here at once.
     problem = TRIALS.outcome(grammar).result()
     if problem.startswith("\n"):

@@ -33,7 +33,6 @@ class SourceTextModel(TextGenerator):
     """
 
     def __init__(self, generation: GenerationTask, source_tokens: int | None = None) -> None:
-        """Take the size of the source vocabulary, if it differs from the texts'."""
         super().__init__(generation)
         if source_tokens is not None:
             self._limits = replace(generation.limits, vocabulary=source_tokens)
@@ -96,7 +95,6 @@ class SourceTextModel(TextGenerator):
         return parts or [Part(tokens=self.prompt_tokens(prompt, params))]
 
     def _encoded(self, source: TextPrompt | EncodedText) -> Int64:
-        """Return a source's tokens; raises UsageError if all of them are special."""
         if isinstance(source, EncodedText):
             return source.tokens
         if not isinstance(source, str):
@@ -142,7 +140,6 @@ class EncodedSourceModel(SourceTextModel):
         family: str,
         source_tokens: int | None = None,
     ) -> None:
-        """Take the parts of a model; see `GenerationTask` and `SourceTextModel`."""
         start = np.array([sizes.start_token], np.int64)
         limits = Limits(
             prompt=sizes.source_positions,
@@ -186,7 +183,6 @@ class EncodedSourceModel(SourceTextModel):
         raise UsageError(f"this model translates into {own} alone: leave out target_language")
 
     def _begins(self, params: PromptParams) -> bool:
-        """Return whether the first token of texts, perhaps their language, is known."""
         languages = self.tokenizer.languages
         starts = languages is not None and languages.code(self._sizes.start_token) is not None
         return starts or params.forced_bos_token_id is not None
@@ -281,7 +277,6 @@ class UnilmModel(SourceTextModel):
     def _ranked(
         self, source: TextPrompt | EncodedText, texts: Sequence[TextGeneration]
     ) -> list[TextGeneration]:
-        """Return different texts, the most similar to their source first."""
         encoded = self._encoded(source)
         itself = [self.tokenizer.decode(encoded.tolist())]
         if isinstance(source, (str, EncodedText)):

@@ -290,7 +290,6 @@ def _mixture_of_experts(
     activation: str = "silu",
     scales: Tensor | None = None,
 ) -> Tensor:
-    """Run every expert on every token, since the routing depends on data."""
     logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
     weights_nk = logits_nk.softmax(dim=-1)
     if not normalised:
@@ -345,7 +344,6 @@ def table(dtype: torch.dtype, *, few: bool = False, device: str = "cpu") -> Tabl
 
 
 def _given(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
-    """Return a partial function that keeps its name, by which graphs call it."""
     return update_wrapper(partial(function, **arguments), function)
 
 

@@ -139,7 +139,6 @@ def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, C
 
 @contextmanager
 def _loading(path: Path) -> Iterator[None]:
-    """Raise KvcastError for every exception that a damaged archive causes in its reader."""
     try:
         yield
     except LibraryMissingError as error:
@@ -160,8 +159,6 @@ def in_torchs_memory(mapped: Tensor, device: str) -> Tensor:
 
 
 class AotiEncoderDecoder(TorchEncoderDecoder):
-    """Compiled programs; caches are in the bundle's dtype, on its device."""
-
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         programs = open_programs(folder, manifest, threads)
         self._encode, self._decode = programs["encode"], DecodeProgram(programs)
@@ -199,8 +196,6 @@ _SPARE = 127
 
 @dataclass(frozen=True)
 class Rings:
-    """Sizes of caches from a manifest, one entry per layer."""
-
     layers: Sequence[CacheLayers]
 
     @property
@@ -261,8 +256,6 @@ class RowsProgram:
 
 
 class AotiDecoderOnly(TorchDecoderOnly):
-    """A ring has spare slots past the window."""
-
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._rings = Rings(manifest.cache)
         self.device = manifest.device

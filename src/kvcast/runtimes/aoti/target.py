@@ -35,8 +35,6 @@ from kvcast.spec.runtimes import BundlePrecision
 
 
 class AotiTarget(Target):
-    """AOTInductor: native code for the machine that exports it."""
-
     needs: tuple[str, ...] = ("torch",)
     tools: tuple[str, ...] = ("torch",)
 
@@ -73,7 +71,6 @@ class AotiTarget(Target):
         return graphs, aoti.cache_layers(family.caches(job.dimensions), compiled)
 
     def _smooth(self, job: LoweringJob) -> None:
-        """Smooth the programs in place, so that the reference is smoothed, too."""
         weights = {name: tensor.numpy() for name, tensor in job.programs().weights.items()}
         for name, array in smooth(job.written()["decode"], weights, self.reference(job)):
             weights[name][...] = array
@@ -159,7 +156,6 @@ def write_sources(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
 
 
 def _code(path: str) -> str:
-    """Return a file's C++ without comments; nothing of another file."""
     if not path.endswith(".cpp"):
         return ""
     lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
@@ -198,7 +194,6 @@ _ROUNDED = re.compile(r"_b?float16(?=\.(?:weight|bias)$)")
 
 
 def read_stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> Stored:
-    """Return a package's constants; `shapes` are of the checkpoint's tensors."""
     if manifest.quantize == "int8":
         return Stored()
     file = safe_open(folder / WEIGHTS, framework="pt")  # NumPy has no bfloat16

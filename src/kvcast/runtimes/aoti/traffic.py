@@ -99,7 +99,6 @@ class _Stored:
 
 
 def _stored(path: Path) -> dict[str, _Stored]:
-    """Return the tensors in a file of weights, by their names."""
     from safetensors import safe_open
 
     stored = {}
@@ -122,7 +121,6 @@ def _taken(manifest: Manifest, sizes: CallSizes) -> Iterator[str]:
 def _slots(
     graph: Graph, sizes: CallSizes, caches: Mapping[str, CacheTensor]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the arguments that say how many slots to read."""
     held = sizes.length + sizes.new
     most = {cache.kind: cache.shape[2] for cache in caches.values()}
     return {

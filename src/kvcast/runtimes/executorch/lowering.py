@@ -161,7 +161,6 @@ class _ExportedMethod(nn.Module):
         self._cross_dtype = cross_dtype
 
     def forward(self, *arguments: Tensor) -> list[Tensor]:
-        """Run the program; return its results without the caches, which it wrote in place."""
         results = zip(self._outputs, tree_leaves(self.program(*arguments)), strict=True)
         return [
             _laid_out(name, part, self._cross_dtype)
@@ -211,8 +210,6 @@ def save_methods(
 
 
 class _Products(BMMConfig):  # type: ignore[misc]
-    """The products to give to XNNPACK: none with a self cache, which it would copy whole."""
-
     @override
     def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
         # Only self caches arrive as views.

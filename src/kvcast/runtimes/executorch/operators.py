@@ -73,13 +73,11 @@ def _self_attention(call: SelfAttention[Tensor]) -> tuple[Tensor, Tensor, Tensor
 
 
 def _by_head(flat_1sx: Tensor, cache_kc1d: Tensor) -> Tensor:
-    """[1, s, k * g * d] to [k, s, g, d]."""
     heads, head_dim = cache_kc1d.shape[0], cache_kc1d.shape[-1]
     return flat_1sx.flatten(0, 1).unflatten(-1, (heads, -1, head_dim)).transpose(0, 1)
 
 
 def _side_by_side(mixed_ksgd: Tensor) -> Tensor:
-    """[k, s, g, d] to [1, s, k * g * d]."""
     return mixed_ksgd.transpose(0, 1).flatten(1).unflatten(0, (1, -1))
 
 
@@ -135,7 +133,6 @@ def _attend_with_bias(
 
 
 def _rotated(heads_ksgd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate pairs (i, i + d / 2) by angles [s, 1, d / 2]."""
     first, second = heads_ksgd.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
@@ -174,7 +171,6 @@ def _encoder_attention(
 
 
 def _heads_first(flat_1sx: Tensor, heads: int) -> Tensor:
-    """[1, s, h * d] to [h, s, d]."""
     return flat_1sx.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(0, 1)
 
 

@@ -14,8 +14,6 @@ from kvcast.runtimes.target import Lowered, LoweringJob, Target
 
 
 class ExecutorchTarget(Target):
-    """ExecuTorch: one file that also runs on phones and embedded devices."""
-
     needs: tuple[str, ...] = ("torch", "executorch")
     tools: tuple[str, ...] = ("torch", "executorch")
 

@@ -76,7 +76,6 @@ def compilers() -> list[Compiler]:
 
 
 def find_compiler() -> Compiler:
-    """Return $CXX, or the first of g++, clang++ and c++ that runs; raises LibraryMissingError."""
     problem = _DOES_NOT_RUN
     for compiler in compilers():
         problem = _problem(compiler.command)

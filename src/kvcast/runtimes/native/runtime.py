@@ -60,10 +60,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Encodings:
-    """Calls of `encode` for inputs of the same sizes, by the first place that each fills.
-
-    Inputs that a cache does not keep share memory: one call runs at a time.
-    """
+    """Calls of `encode` for inputs of the same sizes, by the first place that each fills."""
 
     sizes: Sequence[tuple[int, ...]]
     inputs: Mapping[str, NDArray[Any]]
@@ -267,8 +264,6 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
 
 
 class NativeInputStream(InputStream):
-    """Writes the results of a streamed source's programs into a slot."""
-
     def __init__(
         self, runtime: NativeEncoderDecoder, cache: CacheHandle, slot: int, source: StreamedSource
     ) -> None:
