@@ -152,10 +152,10 @@ class NativeKernels(SamplingKernels):
     @override
     def top_tokens(self, logits_rv: Float32, k: int, *, sums: bool = True) -> TopTokens:
         out_rx = np.empty((len(logits_rv), 2 * k + 1), np.int32)
-        logits_rv = _beside(logits_rv)
+        logits_rv = _contiguous_rows(logits_rv)
         self._machine.call("kvcast_likeliest", *_rows(logits_rv), k, sums, out_rx.ctypes.data)
-        numbers_rx = out_rx.view(np.float32)
-        return TopTokens(out_rx[:, :k], numbers_rx[:, k:-1], numbers_rx[:, -1])
+        floats_rx = out_rx.view(np.float32)
+        return TopTokens(out_rx[:, :k], floats_rx[:, k:-1], floats_rx[:, -1])
 
     @override
     def draw(self, logits_v: Float32, distribution: Distribution, uniform: float) -> int | None:
@@ -176,7 +176,7 @@ class NativeKernels(SamplingKernels):
 
     @override
     def penalise(self, logits_rv: Float32, tokens_rn: Int64, penalties: Penalties) -> None:
-        changed_rv, tokens_rn = _beside(logits_rv), _beside(tokens_rn)
+        changed_rv, tokens_rn = _contiguous_rows(logits_rv), _contiguous_rows(tokens_rn)
         self._machine.call("kvcast_penalise", *_rows(changed_rv), *_tokens(tokens_rn), *penalties)
         if changed_rv is not logits_rv:
             logits_rv[...] = changed_rv
@@ -185,7 +185,7 @@ class NativeKernels(SamplingKernels):
     def apply_timestamp_rules(
         self, logits_rv: Float32, generated_rn: Int64, timestamps: TimestampTokens
     ) -> None:
-        changed_rv, generated_rn = _beside(logits_rv), _beside(generated_rn)
+        changed_rv, generated_rn = _contiguous_rows(logits_rv), _contiguous_rows(generated_rn)
         self._machine.call(
             "kvcast_apply_timestamp_rules", *_rows(changed_rv), *_tokens(generated_rn), *timestamps
         )
@@ -193,10 +193,10 @@ class NativeKernels(SamplingKernels):
             logits_rv[...] = changed_rv
 
 
-def _beside(numbers_rn: NDArray[T]) -> NDArray[T]:
+def _contiguous_rows(values_rn: NDArray[T]) -> NDArray[T]:
     """Return rows with contiguous values: the same array, if they are."""
-    beside = numbers_rn.strides[1] == numbers_rn.itemsize
-    return numbers_rn if beside else np.ascontiguousarray(numbers_rn)
+    is_contiguous = values_rn.strides[1] == values_rn.itemsize
+    return values_rn if is_contiguous else np.ascontiguousarray(values_rn)
 
 
 def _rows(logits_rv: Float32) -> tuple[int, int, int, int]:

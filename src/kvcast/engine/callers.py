@@ -225,14 +225,14 @@ class Openings:
     def add(self, caller: JobCaller, report: Report) -> None:
         """Open a caller in its turn; another thread calls `report`, with an error or None."""
         self._waiting.append((caller, report))
-        self._go_on()
+        self._open_next()
 
     def over(self, caller: object) -> None:
         self._open = {each for each in self._open if each is not caller}
         self._waiting = deque(pair for pair in self._waiting if pair[0] is not caller)
-        self._go_on()
+        self._open_next()
 
-    def _go_on(self) -> None:
+    def _open_next(self) -> None:
         while self._waiting and len(self._open) < self._most:
             caller, report = self._waiting.popleft()
             self._open.add(caller)

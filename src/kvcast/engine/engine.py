@@ -261,7 +261,7 @@ class Engine:
 
     def _serve(self) -> None:
         try:
-            self._go_on()
+            self._run_loop()
         except BaseException as error:  # a mistake of the engine's own must leave nobody waiting
             with self._changed:
                 self._closed = True
@@ -272,7 +272,7 @@ class Engine:
             wake(left)
             raise
 
-    def _go_on(self) -> None:
+    def _run_loop(self) -> None:
         while self._wait():
             for _ in range(len(self._mail)):  # others may leave more meanwhile
                 self._mail.popleft()()

@@ -23,7 +23,7 @@ class FairShare:
     def waiting(self) -> list[Caller]:
         return sorted(self._callers, key=self._precedence)
 
-    def giving(self, waiting: Caller, rows: int) -> Caller | None:
+    def to_preempt(self, waiting: Caller, rows: int) -> Caller | None:
         """Return the caller to preempt for a waiting one with `rows`; None if none has more.
 
         After the exchange it has at least as many rows as the other caller.

@@ -206,7 +206,7 @@ class Scheduler:
             return None
         shares = FairShare(self._callers)
         for caller in shares.waiting():
-            if not may_admit and shares.giving(caller, 1) is None:
+            if not may_admit and shares.to_preempt(caller, 1) is None:
                 continue
             running = None
             try:
@@ -244,10 +244,10 @@ class Scheduler:
         """
         if self._prefixes is None:
             return False
-        giving = FairShare(self._callers).giving(waiting.caller, waiting.request.width)
+        preempted = FairShare(self._callers).to_preempt(waiting.caller, waiting.request.width)
         for phase in (self._admitted, self._prefilling, self._decoding):
             for running in reversed(phase):
-                if running.caller is giving and _may_pause(running):
+                if running.caller is preempted and _may_pause(running):
                     phase.remove(running)
                     [row] = running.owned
                     self._drop(running, began=False)
@@ -332,7 +332,7 @@ class Scheduler:
             self._cache = self._runtime.reset(self._cache, [row])
         prefixes.cut(row, length)
 
-    def _go_on_from_prefix(self, running: Running, prefixes: PrefixCache) -> None:
+    def _reuse_prefix(self, running: Running, prefixes: PrefixCache) -> None:
         [row] = running.live
         tokens_s = running.sequence
         match = prefixes.match(row, tokens_s, self._cache.reachable)
@@ -408,7 +408,7 @@ class Scheduler:
             if self._prefixes is not None and running.fresh:
                 if self._waits_for_prefix(running, now):
                     continue
-                self._go_on_from_prefix(running, self._prefixes)
+                self._reuse_prefix(running, self._prefixes)
             now.append(running)
             positions += running.chunk(self._chunk)
         return now

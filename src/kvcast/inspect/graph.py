@@ -73,7 +73,7 @@ def _encoded(model: ModelTraffic) -> Iterator[bool]:
 
 def _rows(program: ProgramTraffic) -> Iterator[Sequence[str]]:
     """Yield a row for each layer; equal adjacent layers share one."""
-    for _, alike in groupby(program.layers, key=_does):
+    for _, alike in groupby(program.layers, key=_row_key):
         layers = list(alike)
         first = layers[0]
         yield (
@@ -94,7 +94,7 @@ def _rows(program: ProgramTraffic) -> Iterator[Sequence[str]]:
     )
 
 
-def _does(layer: LayerTraffic) -> Any:
+def _row_key(layer: LayerTraffic) -> Any:
     """Return the properties by which layers share a row: all but their indices."""
     caches = tuple(replace(cache, name="") for cache in layer.caches)
     stack = layer.name.rpartition(" ")[0]

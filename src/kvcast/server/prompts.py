@@ -37,7 +37,7 @@ def keywords(
     given = body.sampling() | {name: value for name, value in searched.items() if value is not None}
     if most_tokens is not None:
         given["max_new_tokens"] = min(most_tokens, longest)
-    recommended: dict[str, Any] = served.model.defaults.taken(given)
+    recommended: dict[str, Any] = served.model.defaults.applicable(given)
     return defaults | recommended | given
 
 

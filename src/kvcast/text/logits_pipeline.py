@@ -92,7 +92,7 @@ class ReasoningBudget:
         """Return the token that must come next, if one must."""
         return self._forced.popleft() if self._forced else None
 
-    def wrote(self, text: str) -> None:
+    def record(self, text: str) -> None:
         """Record a token, by the text that became certain with it."""
         self._left -= self._parser.reasons
         self._parser.push(text)

@@ -134,12 +134,12 @@ class GenerationDefaults:
 
     def params(self, kind: type[_P], given: Mapping[str, Any]) -> _P:
         """Return options of this kind; raises UsageError for options that are not supported."""
-        taken = self.taken(given)
+        taken = self.applicable(given)
         params = kind(**taken | dict(given))
         object.__setattr__(params, "generation_config", taken)
         return params
 
-    def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def applicable(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recommended values that apply, given a user's options."""
         taken = {name: value for name, value in self.values.items() if name not in given}
         if given.get("beam", 1) != 1 or given.get("temperature") == 0:  # nothing is sampled

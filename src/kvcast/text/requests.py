@@ -140,7 +140,7 @@ class SampledText(TextRequest):
         certain = len(self.text.pieces)
         self.text.push(token, logprob, top, ending)
         if self._budget is not None:
-            self._budget.wrote("".join(self.text.pieces[certain:]))
+            self._budget.record("".join(self.text.pieces[certain:]))
         return OVER if self.text.finish_reason else Continuations([0], [0], [token])
 
     @override

@@ -112,12 +112,12 @@ def codes(numbers: Mapping[str, int]) -> dict[str, int]:
 def languages_of(description: Mapping[str, Any]) -> Languages | None:
     """Return the languages of a tokenizer.json, whose template has the source's."""
     tokens = codes(_added(description))
-    told = [place for place, _ in _told(description)]
-    return Languages(tokens=tokens, place=told[0]) if told else None
+    slots = [place for place, _ in _language_slots(description)]
+    return Languages(tokens=tokens, place=slots[0]) if slots else None
 
 
 def source_of(description: Mapping[str, Any]) -> str | None:
-    for _, token in _told(description):
+    for _, token in _language_slots(description):
         return next(iter(codes({token: 0})))
     return None
 
@@ -163,7 +163,7 @@ def _added(description: Mapping[str, Any]) -> dict[str, int]:
     return {token["content"]: token["id"] for token in added}
 
 
-def _told(description: Mapping[str, Any]) -> list[tuple[Place, str]]:
+def _language_slots(description: Mapping[str, Any]) -> list[tuple[Place, str]]:
     """Return the place and the token of the language in a template, if it has one."""
     template = (description.get("post_processor") or {}).get("single") or []
     names = [item.get("SpecialToken", {}).get("id", "") for item in template]

@@ -81,7 +81,7 @@ class AotiTraffic(TrafficReader):
         probed, tensors = probed_shapes(family, dimensions), family.tensor_shapes(dimensions)
         signatures = family.programs(dimensions)
         programs = []
-        for name in _taken(manifest, sizes):
+        for name in _used_programs(manifest, sizes):
             graph = manifest.graphs[name]
             signature = signatures["decode" if name in _FORMS else name]
             shapes = {**_slots(graph, sizes, caches), **shapes_of(signature, sizes, probed)}
@@ -111,7 +111,7 @@ def _stored(path: Path) -> dict[str, _Stored]:
     return stored
 
 
-def _taken(manifest: Manifest, sizes: CallSizes) -> Iterator[str]:
+def _used_programs(manifest: Manifest, sizes: CallSizes) -> Iterator[str]:
     """Yield the programs that calls of these sizes use: one of the forms of `decode`."""
     many = "prefill" in manifest.graphs and sizes.rows * sizes.new > _FEW_TOKENS
     other = _FORMS[0] if many else _FORMS[1]

@@ -226,7 +226,7 @@ def _put(builder: Builder, result: Value, wanted: Value) -> None:
         raise ValueError(f"a result is {list(result.sizes)} and not {list(wanted.sizes)}")
     whole = result.fills_storage and result.storage.address is None
     if whole and wanted.is_contiguous and result.dtype == wanted.dtype:
-        builder.let_lie(result.storage, wanted.storage)
+        builder.place_in(result.storage, wanted.storage)
     else:
         builder.elements(Element.COPY, wanted, result)
 

@@ -184,7 +184,7 @@ class Machine:
             given.append(np.ascontiguousarray(part, np.float32))
             addresses.append(given[-1].ctypes.data)
         addresses.append(packed.ctypes.data)
-        self._told(self._library.kvcast_pack, format_, outputs, inputs, *addresses)
+        self._checked_call(self._library.kvcast_pack, format_, outputs, inputs, *addresses)
         return packed
 
     def pack_rows(
@@ -205,7 +205,7 @@ class Machine:
         given = None if bias is None else np.ascontiguousarray(bias, np.float32)
         arrays = rows.addresses, rows.encodings, given, packed
         addresses = [None if array is None else array.ctypes.data for array in arrays]
-        self._told(self._library.kvcast_pack_rows, format_, own, *sizes, *addresses)
+        self._checked_call(self._library.kvcast_pack_rows, format_, own, *sizes, *addresses)
         return packed
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -213,7 +213,7 @@ class Machine:
         if getattr(self._library, name)(self._handle, *arguments):
             raise MemoryError
 
-    def _told(self, function: Any, *arguments: Any) -> None:
+    def _checked_call(self, function: Any, *arguments: Any) -> None:
         message = ctypes.create_string_buffer(_MESSAGE)
         if function(self._handle, *arguments, message, _MESSAGE):
             raise KvcastError(message.value.decode())
@@ -256,7 +256,7 @@ class Machine:
         return taken[:size]
 
     def run(self, words: NDArray[np.int64]) -> None:
-        # Not by `_told`: each token comes by here.
+        # Not by `_checked_call`: each token comes by here.
         message = ctypes.create_string_buffer(_MESSAGE)
         run = self._library.kvcast_run
         if run(self._handle, words.ctypes.data, len(words), message, _MESSAGE):

@@ -156,7 +156,7 @@ class Builder:
         self._arguments.append(value.storage)
         return value
 
-    def let_lie(self, storage: Storage, wanted: Storage) -> None:
+    def place_in(self, storage: Storage, wanted: Storage) -> None:
         """Place a storage of the arena in an argument's memory instead."""
         storage.address = wanted.address
         self._lies_in[storage] = wanted
