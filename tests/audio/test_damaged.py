@@ -50,7 +50,7 @@ SAYS = {
     "no-samples.wav": "holds no samples",
     "one-sample.wav": "too short to hold speech: it lasts 0.062 ms",
     "text.wav": "its format is not recognised",
-    "header-promises-all.wav": "cut short: it ends where its sound should begin; no audio",
+    "header-promises-all.wav": "cut short: it ends where its audio should begin; no audio",
 }
 
 
@@ -91,7 +91,7 @@ def test_the_damaged_files_of_another_project_get_one_line(capfd, name, says):
 def test_a_folder_given_as_a_file_gets_one_line(tmp_path, capfd):
     error = one_line(tmp_path, str(tmp_path), capfd)
     assert error.exit_code == 74
-    assert "is a folder, not a sound file" in str(error)
+    assert "is a folder, not an audio file" in str(error)
 
 
 def test_a_missing_file_gets_one_line_and_exit_code_66(tmp_path, capfd):

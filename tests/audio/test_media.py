@@ -77,7 +77,7 @@ def test_audio_that_starts_after_the_picture_keeps_its_times(tmp_path, speech, c
     track = FilmTrack(samples=speech[:48_000], start=2)
     write_film(path, [track], seconds=6, container=container, codec=codec)
     samples, [notice] = heard(path)
-    assert re.search(r"has a gap before its sound: (1\.9|2\.0)", notice)
+    assert re.search(r"has a gap before its audio: (1\.9|2\.0)", notice)
     assert not samples[:30_000].any()
     assert likeness(samples[32_000:], speech[:48_000]) > 0.9
     assert len(samples) == pytest.approx(80_000, abs=3_000)
@@ -133,7 +133,7 @@ def test_a_track_is_the_default_or_the_one_that_is_asked_for(film, track, index)
     assert likeness(samples, sounds[index]) > 0.9
     if track is None:
         [notice] = notices
-        assert "3 sound tracks: 2 (eng) is taken, not 1 (deu, Kommentar), 3 (fre)" in notice
+        assert "3 audio tracks: 2 (eng) is taken, not 1 (deu, Kommentar), 3 (fre)" in notice
     else:
         assert notices == ()
 
@@ -142,7 +142,7 @@ def test_a_track_is_the_default_or_the_one_that_is_asked_for(film, track, index)
 def test_a_missing_track_is_refused_with_a_list(film, track):
     path, _ = film
     with pytest.raises(
-        InputOutputError, match=r"film\.mkv has no sound track .*1 \(deu, Komm.*fre"
+        InputOutputError, match=r"film\.mkv has no audio track .*1 \(deu, Komm.*fre"
     ):
         heard(path, track=track)
 
@@ -150,7 +150,7 @@ def test_a_missing_track_is_refused_with_a_list(film, track):
 def test_a_file_of_one_track_has_no_second_one(encode, speech):
     path = encode("a.wav", speech[:16_000])
     assert len(heard(path, track=1)[0]) == 16_000
-    with pytest.raises(InputOutputError, match="no sound track 2: it has one"):
+    with pytest.raises(InputOutputError, match="no audio track 2: it has one"):
         heard(path, track=2)
     with pytest.raises(UsageError, match="audio_track is for files"):
         heard(speech, track=1)
@@ -158,7 +158,7 @@ def test_a_file_of_one_track_has_no_second_one(encode, speech):
 
 def test_a_film_without_audio_is_refused(tmp_path):
     write_film(tmp_path / "mute.mp4", [], container="mp4")
-    with pytest.raises(InputOutputError, match=r"mute\.mp4 has no sound in it"):
+    with pytest.raises(InputOutputError, match=r"mute\.mp4 has no audio in it"):
         heard(tmp_path / "mute.mp4")
 
 

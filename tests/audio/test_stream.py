@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvcast.audio.formats import foreign
-from kvcast.audio.stream import SoundStream, decode_a_law, decode_mu_law
+from kvcast.audio.stream import AudioStream, decode_a_law, decode_mu_law
 from kvcast.errors import InputOutputError
 
 SPOKEN = Path(__file__).parents[1] / "data" / "spoken.ogg"
@@ -28,7 +28,7 @@ def wav(samples: np.ndarray, subtype: str = "PCM_16", rate: int = 16_000, **sett
 
 
 def heard(data: bytes, sizes: tuple[int, ...] = (1000,), **settings) -> np.ndarray:
-    stream = SoundStream(**settings)
+    stream = AudioStream(**settings)
     pieces, at, number = [], 0, 0
     while at < len(data):
         size = sizes[number % len(sizes)]
@@ -95,7 +95,7 @@ def test_bytes_after_a_known_length_are_ignored():
 
 @pytest.mark.parametrize("size", [997, 64_000])
 def test_floats_that_are_integers_are_divided(size):
-    stream = SoundStream()
+    stream = AudioStream()
     data = wav(TONE * 2**15, "FLOAT")
     pieces = [stream.feed(data[at : at + size]) for at in range(0, len(data), size)]
     samples = np.concatenate([*pieces, stream.finish()])
@@ -105,7 +105,7 @@ def test_floats_that_are_integers_are_divided(size):
 
 @pytest.mark.parametrize("size", [7, 997, 64_000])
 def test_channels_that_cancel_out_are_noticed_in_pieces_of_any_length(size):
-    stream = SoundStream()
+    stream = AudioStream()
     data = wav(np.stack([TONE_16, -TONE_16], axis=1))
     pieces = [stream.feed(data[at : at + size]) for at in range(0, len(data), size)]
     samples = np.concatenate([*pieces, stream.finish()])
@@ -114,7 +114,7 @@ def test_channels_that_cancel_out_are_noticed_in_pieces_of_any_length(size):
 
 
 def test_part_of_a_sample_at_the_end_is_left_out():
-    stream = SoundStream()
+    stream = AudioStream()
     samples = np.concatenate([stream.feed(TONE_16.tobytes() + b"\1"), stream.finish()])
     assert len(samples) == len(TONE_16)
     assert stream.notices == ("standard input ends within a sample, which was left out",)
@@ -136,9 +136,9 @@ def test_less_than_a_header_is_raw():
         (bytes.fromhex("fff344c4") + bytes(92) + bytes.fromhex("fff344c4000000"), "is MP3, and"),
         (b"RIFF\0\0\0\0AVI LIST", "is a RIFF file of another kind than WAVE"),
         (b"RIFF", "is a RIFF file of another kind than WAVE"),
-        (header(), "is a WAV without sound: it is all header"),
-        (header() + b"JUNK\xff\xff\xff\xff" + bytes(100), "is a WAV without sound"),
-        (b"RIFF\0\0\0\0WAVEdata\0\0\0\0", "does not say how its sound is coded"),
+        (header(), "is a WAV without audio: it is all header"),
+        (header() + b"JUNK\xff\xff\xff\xff" + bytes(100), "is a WAV without audio"),
+        (b"RIFF\0\0\0\0WAVEdata\0\0\0\0", "does not state how its audio is encoded"),
         (b"RIFF\0\0\0\0WAVEfmt \4\0\0\0abcd", "is a WAV with a damaged header"),
         (header(channels=0), "claims 0 channels"),
         (header(rate=1), "claims 1 channels of 1 samples a second"),
@@ -199,7 +199,7 @@ def _begun(data: bytes) -> bytes:
 
 
 def test_a_header_without_an_end_is_not_waited_for():
-    stream = SoundStream()
+    stream = AudioStream()
     stream.feed(header() + b"JUNK\0\0\0\x7f" + bytes(1_000_000))
     with pytest.raises(InputOutputError, match="is all header"):
         stream.feed(bytes(1_000_000))

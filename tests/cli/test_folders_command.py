@@ -84,7 +84,7 @@ def test_transcripts_lie_as_their_recordings_do_and_a_table_sums_up(model, folde
     assert files(out) == ["a.txt", "b.txt", "talks/a.txt", "talks/deep/d.txt"]
     printed = capsys.readouterr()
     assert re.fullmatch(
-        r" +files  sound\ndone +4  0:00:08\nkept +0  0:00:00\nfailed +0\n"
+        r" +files  audio\ndone +4  0:00:08\nkept +0  0:00:00\nfailed +0\n"
         r"in 0:00:00: [\d.]+ times as fast as it plays\n",
         printed.out,
     )

@@ -19,7 +19,7 @@ from cli.live_fakes import live_model, pcm
 from kvcast.cli import live, main
 
 ROOT = Path(__file__).parents[2]
-SUMMARY = "delay from sound to settled word: median 0.5 s, 95% within 0.5 s, longest 0.5 s\n"
+SUMMARY = "delay until a word is confirmed: median 0.5 s, 95% within 0.5 s, longest 0.5 s\n"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_pipe_gets_settled_text_a_line_for_each_utterance(model, pipe, capsys)
     assert transcribe() == 0
     out, err = capsys.readouterr()
     assert out == "w1 w2 w3 w4\nw5 w6!\n"
-    assert err == f"kvcast: standard input: 3.2 s heard, 6 words; {SUMMARY}"
+    assert err == f"kvcast: standard input: 3.2 s of audio, 6 words; {SUMMARY}"
     [(_, options)] = model.lives
     assert (options["step"], options["pause"], options["beam"]) == (None, 0.6, 1)
 
@@ -115,7 +115,7 @@ def test_half_a_sample_at_the_end_is_reported(model, pipe, capsys):
     [
         (b"", "kvcast: standard input is empty: it has 0 bytes\n"),
         (b"fLaC" + bytes(100), "kvcast: standard input is FLAC, and only raw PCM or WAV can be"),
-        (b"RIFF\0\0\0\0WAVEfmt ", "kvcast: standard input is a WAV without sound"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "kvcast: standard input is a WAV without audio"),
     ],
 )
 def test_invalid_audio_is_one_line(model, pipe, capsys, data: bytes, said: str):
@@ -228,5 +228,5 @@ def test_a_backlog_of_audio_is_reported_once(model, capsys):
     live_model = model.live()
     live.transcribe(live_model, Busy(), sample_rate=16_000, as_json=False, quiet=False)
     out, err = capsys.readouterr()
-    assert err.count("sound arrives faster than this machine decodes it") == 1
+    assert err.count("audio arrives faster than this machine decodes it") == 1
     assert out.count("\n") == 12

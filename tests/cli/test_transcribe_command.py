@@ -166,7 +166,7 @@ def test_rules_of_replacement_are_read_from_a_file(model, recording, tmp_path, c
     assert options["replace"] == ("cube control => kubectl",)
     rules.write_text("cube control\n", encoding="utf-8")
     assert transcribe(recording("a.wav"), "--replace", str(rules)) == 2
-    assert "replacement 1 must be HEARD => WRITTEN" in capsys.readouterr().err
+    assert "replacement 1 must be FROM => TO" in capsys.readouterr().err
     assert transcribe(recording("a.wav"), "--replace", str(tmp_path / "gone")) == 66
 
 

@@ -85,7 +85,7 @@ class NumberedWindows:
 
     content_frames: int
     notices: tuple[str, ...] = ()
-    unheard: tuple[str, ...] = ()
+    no_speech_notices: tuple[str, ...] = ()
     timeline: Timeline = field(default_factory=lambda: Timeline(()))
     skipped: tuple[Part, ...] | None = None
     silent: Sequence[range] = ()
@@ -343,7 +343,7 @@ class ScriptedRecognizer(Recognizer):
     def keep_language(self) -> None:
         """Nothing to keep."""
 
-    def listen(self, samples: NDArray[np.float32]) -> tuple[int, int]:
+    def encoder_input(self, samples: NDArray[np.float32]) -> tuple[int, int]:
         assert 0 < len(samples) <= LONGEST
         head = sum(1 for _ in takewhile(lambda value: value == samples[0], samples[:STEP]))
         start = int(samples[0] * FULL_SCALE) * STEP - head

@@ -35,7 +35,7 @@ from kvcast.families.audio_decoder import AUDIO_DECODER
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.speech.audio_decoder import without_repetitions
-from kvcast.speech.recognition import Hints
+from kvcast.speech.recognition import SpeechContext
 from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer
 
@@ -156,11 +156,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Pa
 def compare(kind: str, theirs: Any, model: Any, runtime: Any) -> None:
     """Compare the logits of ragged sounds in rows side by side, in chunks and steps."""
     sounds = [model.recognition.input(sound(seconds, i)) for i, seconds in enumerate(SECONDS)]
-    prompts = [model.recognition.prompt(each.positions, Hints(context="b")) for each in sounds]
+    prompts = [
+        model.recognition.prompt(each.positions, SpeechContext(prompt="b")) for each in sounds
+    ]
     generator = np.random.default_rng(0)
-    paced = model.recognition.paced
+    frame_synchronous = model.recognition.frame_synchronous
     counts = [
-        each.positions - len(prompt) if paced else 6
+        each.positions - len(prompt) if frame_synchronous else 6
         for each, prompt in zip(sounds, prompts, strict=True)
     ]
     texts = [
@@ -256,7 +258,7 @@ def test_a_transcription_has_the_tokens_of_generate(kind: str, language: Any, fo
     [segment] = model.transcribe(samples, language=language, max_new_tokens=20)
     recognition = model.recognition
     positions = recognition.input(samples).positions
-    prompt = theirs_of(recognition.prompt(positions, Hints(language=language)))
+    prompt = theirs_of(recognition.prompt(positions, SpeechContext(language=language)))
     with torch.no_grad():
         whole = theirs.generate(
             input_ids=prompt,
@@ -274,7 +276,7 @@ def test_a_transcription_has_the_tokens_of_generate(kind: str, language: Any, fo
 def test_qwens_prompt_is_the_published_one(folders: Any):
     model = kvcast.load(folders["qwen3_asr"][1], runtime="native", quantize="none", threads=1)
     tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json()))
-    tokens = model.recognition.prompt(3, Hints(language="de", context="Ahab, Queequeg"))
+    tokens = model.recognition.prompt(3, SpeechContext(language="de", prompt="Ahab, Queequeg"))
     first = tokens.index(VOCAB)
     assert tokens[first : first + 3] == [VOCAB, VOCAB + 1, VOCAB + 2]
     before = "<|im_start|>system\nAhab, Queequeg<|im_end|>\n<|im_start|>user\n<|audio_start|>"
@@ -296,15 +298,18 @@ def test_granites_prompt_is_the_templates_with_the_sound_before_the_question(fol
         "<|role|>user: "
     )
     prompt, good = model.recognition.prompt, "with proper punctuation and capitalization."
-    for hints, asked in (
-        (Hints(language="de"), "can you transcribe the speech into a written format?"),
-        (Hints(context="Ahab"), "transcribe the speech to text. Keywords: Ahab"),
-        (Hints(translates=True), f"translate the speech to English {good}"),
-        (Hints(translates=True, context="a, b"), "translate the speech to English. Keywords: a, b"),
+    for context, asked in (
+        (SpeechContext(language="de"), "can you transcribe the speech into a written format?"),
+        (SpeechContext(prompt="Ahab"), "transcribe the speech to text. Keywords: Ahab"),
+        (SpeechContext(translates=True), f"translate the speech to English {good}"),
+        (
+            SpeechContext(translates=True, prompt="a, b"),
+            "translate the speech to English. Keywords: a, b",
+        ),
     ):
         after = encoded(f"{asked}<|im_end|>\n<|role|>assistant:")
-        assert prompt(2, hints) == [*encoded(before), VOCAB, VOCAB + 1, *after]
-    spelt = prompt(2, Hints(context="<|role|>"))  # and not meant
+        assert prompt(2, context) == [*encoded(before), VOCAB, VOCAB + 1, *after]
+    spelt = prompt(2, SpeechContext(prompt="<|role|>"))  # and not meant
     assert spelt.count(ids()["<|role|>"]) == 3
 
 
@@ -370,11 +375,11 @@ def test_a_realtime_text_is_as_long_as_its_sound_and_silence(folders: Any):
 def test_qwens_language_is_read_from_its_answer(folders: Any):
     model = kvcast.load(folders["qwen3_asr"][1], runtime="native", quantize="none", threads=1)
     tokens = model.tokenizer.encode_ready("language German<asr_text>Nennt mich Ismael.")
-    heard = model.recognition.read(tokens, Hints())
+    heard = model.recognition.read(tokens, SpeechContext())
     assert (heard.language, heard.text) == ("de", "Nennt mich Ismael.")
     nothing = model.tokenizer.encode_ready("language None<asr_text>")
-    assert model.recognition.read(nothing, Hints()).text == ""
-    plain = model.recognition.read(model.tokenizer.encode("Ismael"), Hints(language="de"))
+    assert model.recognition.read(nothing, SpeechContext()).text == ""
+    plain = model.recognition.read(model.tokenizer.encode("Ismael"), SpeechContext(language="de"))
     assert (plain.language, plain.text) == ("de", "Ismael")
 
 
@@ -438,7 +443,7 @@ def test_rows_read_the_sound_of_their_own_slots(kind: str, folders: Any):
     model = kvcast.load(folders[kind][1], runtime="native", quantize="none", threads=1)
     runtime, recognition = model.runtime, model.recognition
     sounds = [recognition.input(sound(seconds, i)) for i, seconds in enumerate((0.5, 2.0, 1.2))]
-    prompts = [np.array(recognition.prompt(each.positions, Hints())) for each in sounds]
+    prompts = [np.array(recognition.prompt(each.positions, SpeechContext())) for each in sounds]
     alone = []
     for each, prompt in zip(sounds, prompts, strict=True):
         cache = runtime.encode(runtime.new_cache(1, 500, 1), [0], *type(each).batch([each]))

@@ -19,7 +19,7 @@ from kvcast.audio.mel import normalised_log_mel
 from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recognition import Hints
+from kvcast.speech.recognition import SpeechContext
 from server.serving import serving
 
 RATE = 16_000
@@ -64,7 +64,7 @@ def test_tokens_are_those_that_transformers_generates(kind: str, theirs: Any, mo
     segments = list(model.transcribe(clip, **told(kind)))
     tokens = [token for segment in segments for token in segment.tokens]
     if kind in ATTENDING:
-        before = model.recognition.prompt(0, Hints(**SPOKEN))
+        before = model.recognition.prompt(0, SpeechContext(**SPOKEN))
         prompt = torch.tensor([before])
         [sequence] = theirs.generate(features, decoder_input_ids=prompt, max_length=64).tolist()
         expected = sequence[len(before) :]
@@ -126,7 +126,7 @@ def test_what_a_model_does_not_take_is_refused(model: Any, options: Any, reason:
 def test_a_canary_translates_and_hears_english_unless_it_is_told(model: Any):
     def prompts(**options: Any) -> list[int]:
         chunks = model.chunk_options(TranscribeParams(**options))
-        return model.recognition.prompt(5, chunks.hints)[-6:-4]
+        return model.recognition.prompt(5, chunks.context)[-6:-4]
 
     english, german = prompts()[0], prompts(language="de")[0]
     assert english != german

@@ -37,7 +37,7 @@ def noise(seconds: float, seed: int = 0) -> Any:
 
 def told(kind: str) -> dict[str, Any]:
     """Return the language, if the model has to be told it."""
-    return {"language": "de"} if ABILITIES[kind].language is LanguageSource.TOLD else {}
+    return {"language": "de"} if ABILITIES[kind].language is LanguageSource.REQUIRED else {}
 
 
 def test_every_type_has_abilities_and_is_tried():
@@ -195,9 +195,9 @@ def test_live_is_heard_or_refused(kind: str, model: Any):
         return
     window = model.streaming_window(LiveParams())
     window.append(noise(1.3))
-    settled = window.conclude(window.end)
+    confirmed = window.finish_utterance(window.end)
     [whole] = model.transcribe(noise(1.3))
-    assert tuple(token for word in settled for token in word.tokens) == whole.tokens
+    assert tuple(token for word in confirmed for token in word.tokens) == whole.tokens
 
 
 @pytest.fixture(scope="module")

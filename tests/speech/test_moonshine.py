@@ -10,7 +10,7 @@ from kit.random_moonshines import END, heard, random_moonshine, save_moonshine
 from kvcast.audio.vad import BLOCK
 from kvcast.errors import UsageError
 from kvcast.families.moonshine_encoder import streamed
-from kvcast.speech.moonshine import GrowingSizes, GrowingText
+from kvcast.speech.moonshine import StreamingDecoder, StreamingSizes
 
 RATE = 16_000
 
@@ -95,29 +95,31 @@ def test_live_is_for_models_over_frames_and_takes_few_options(theirs, model):
 @pytest.mark.parametrize("theirs", ["streaming"], indirect=True)
 def test_a_growing_text_is_what_is_generated_of_the_sound_so_far(theirs, model):
     dimensions = model.dimensions
-    sizes = GrowingSizes(samples=320, ahead=dimensions.sees_ahead, positions=90, tokens=16)
+    sizes = StreamingSizes(samples=320, ahead=dimensions.sees_ahead, positions=90, tokens=16)
     start = dimensions.start_token
-    text = GrowingText(model.runtime, streamed(dimensions), sizes, start=start, ends=[END])
+    text = StreamingDecoder(model.runtime, streamed(dimensions), sizes, start=start, ends=[END])
     for seed, pieces in ((1, (1600, 320, 3200, 650, 5000)), (2, (9000, 320))):
         sound, heard_to = recording(1.0, seed), 0
         text.begin()
         guess: list[int] = []
         for piece in pieces:
-            text.hear(sound[heard_to : heard_to + piece])
+            text.add(sound[heard_to : heard_to + piece])
             heard_to += piece
-            text.surely(guess, 12)
-            guess = text.supposedly(guess, 12)
+            text.decode_stable(guess, 12)
+            guess = text.decode_so_far(guess, 12)
             whole = sound[: heard_to // 320 * 320]
             assert tuple(guess) == generated(theirs, whole, max_new_tokens=12)
         assert text.end()
         padded = np.pad(sound[:heard_to], (0, -heard_to % 320))
-        assert tuple(text.wholly(guess, 12)) == generated(theirs, padded, max_new_tokens=12)
-        text.settled = [7, 8, 9]
-        assert text.wholly([7, 8, 9], 12)[:3] == [7, 8, 9]
+        assert tuple(text.decode_complete(guess, 12)) == generated(
+            theirs, padded, max_new_tokens=12
+        )
+        text.confirmed = [7, 8, 9]
+        assert text.decode_complete([7, 8, 9], 12)[:3] == [7, 8, 9]
 
 
 @pytest.mark.parametrize("theirs", ["streaming"], indirect=True)
-def test_live_text_settles_and_utterances_end(theirs, model):
+def test_live_text_confirms_and_utterances_end(theirs, model):
     silence = np.zeros(RATE, np.float32)
     sound = np.concatenate([recording(1.2), silence, recording(2.6, seed=5), silence])
     for piece in (700, 5000):
@@ -128,8 +130,8 @@ def test_live_text_settles_and_utterances_end(theirs, model):
         segments = [update.segment for update in updates if update.segment is not None]
         # The model has positions for less than 2 seconds, so the second utterance becomes two.
         assert [segment.id for segment in segments] == [0, 1, 2]
-        settled = "".join(update.settled for update in updates)
-        assert settled == "".join(segment.text for segment in segments)
+        confirmed = "".join(update.settled for update in updates)
+        assert confirmed == "".join(segment.text for segment in segments)
         assert 0 <= segments[0].start < segments[0].end <= segments[1].start
         assert all(segment.text.strip() for segment in segments)
         assert live.language == "en"

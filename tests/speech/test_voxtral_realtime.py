@@ -16,7 +16,7 @@ import kvcast
 from kit.audio_decoders import VOCAB, random_voxtral_realtime, save_audio_decoder
 from kvcast.errors import KvcastError, UsageError
 from kvcast.speech.params import LiveParams
-from kvcast.speech.recognition import Hints
+from kvcast.speech.recognition import SpeechContext
 
 RATE, PIECE = 16_000, 1280
 
@@ -50,9 +50,9 @@ def test_pieces_of_any_length_give_the_text_of_the_whole(model: Any):
         assert window.room == 375 * PIECE
         for first in range(0, len(samples), length):
             window.append(samples[first : first + length])
-            words += window.listen()
+            words += window.transcribe()
             early = len(words)
-        words += window.conclude(window.end)
+        words += window.finish_utterance(window.end)
         window.keep_last(0)
         [whole] = model.transcribe(samples)
         assert [token for word in words for token in word.tokens] == list(whole.tokens)
@@ -69,7 +69,7 @@ def test_a_full_window_makes_room(model: Any):
     window = model.streaming_window(LiveParams())
     window.append(noise(1.0, 0))
     assert window.room == 375 * PIECE - RATE
-    words = [*window.listen(), *window.make_room()]
+    words = [*window.transcribe(), *window.make_room()]
     [whole] = model.transcribe(noise(1.0, 0))
     assert [token for word in words for token in word.tokens] == list(whole.tokens)
     assert (window.room, window.start) == (375 * PIECE, RATE)
@@ -170,7 +170,7 @@ def test_prompt_and_silence_are_those_of_mistrals_library(folder: Path, tmp_path
     theirs = MistralTokenizer.from_file(own / "tekken.json").encode_transcription(request)
     [padded] = [audio.audio_array.astype(np.float32) for audio in theirs.audios]
     given = model.recognition.input(padded[32 * PIECE :][: round(1.27 * RATE)])
-    assert model.recognition.prompt(given.positions, Hints()) == theirs.tokens
+    assert model.recognition.prompt(given.positions, SpeechContext()) == theirs.tokens
     extractor = VoxtralRealtimeFeatureExtractor(feature_size=32)
     [features] = extractor(padded, sampling_rate=RATE, return_tensors="np")["input_features"]
     np.testing.assert_allclose(given.features_tm, features.T, atol=2e-6)

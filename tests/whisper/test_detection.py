@@ -89,7 +89,7 @@ class Sounds:
 
 
 @dataclass
-class Listener:
+class VoiceDetector:
     """Stands in for `WindowRequests`; scripts the language of each window."""
 
     script: Sequence[dict[str, float]]
@@ -109,7 +109,7 @@ DOUBTFUL = {"en": 0.45, "de": 0.25, "fr": 0.3}
 
 
 def test_a_clear_window_is_enough():
-    listener = Listener([CLEAR])
+    listener = VoiceDetector([CLEAR])
     detected = detect(listener, Sounds(90_000), LanguageParams())
     assert (detected.language, detected.name, detected.probability) == ("de", "German", 0.8)
     assert (detected.windows, listener.heard) == (1, [0])
@@ -118,20 +118,20 @@ def test_a_clear_window_is_enough():
 
 
 def test_a_language_is_named_without_speech():
-    assert detect(Listener([DOUBTFUL]), Sounds(0), LanguageParams()).probabilities["en"] == 0.45
+    assert detect(VoiceDetector([DOUBTFUL]), Sounds(0), LanguageParams()).probabilities["en"] == 0.45
 
 
 def test_silent_windows_are_passed_over():
-    listener = Listener([DOUBTFUL, CLEAR])
+    listener = VoiceDetector([DOUBTFUL, CLEAR])
     detected = detect(listener, Sounds(90_000, silent_frames=7000), LanguageParams())
     assert (detected.windows, listener.heard) == (2, [6000, 9000])
-    listener = Listener([CLEAR])
+    listener = VoiceDetector([CLEAR])
     assert detect(listener, Sounds(100, silent_frames=9000), LanguageParams()).language == "de"
     assert listener.heard == [0]
 
 
 def test_a_doubtful_window_is_followed_by_the_next():
-    listener = Listener([DOUBTFUL, DOUBTFUL, CLEAR])
+    listener = VoiceDetector([DOUBTFUL, DOUBTFUL, CLEAR])
     detected = detect(listener, Sounds(90_000), LanguageParams())
     assert (detected.language, detected.probability, detected.windows) == ("de", 0.8, 3)
     assert listener.heard == [0, 3000, 6000]
@@ -139,13 +139,13 @@ def test_a_doubtful_window_is_followed_by_the_next():
 
 def test_the_threshold_itself_is_doubtful():
     half = {"en": 0.5, "de": 0.5}
-    listener = Listener([half, CLEAR])
+    listener = VoiceDetector([half, CLEAR])
     assert detect(listener, Sounds(6000), LanguageParams()).language == "de"
 
 
 def test_if_all_are_doubtful_their_mean_decides():
     french = {"en": 0.35, "de": 0.2, "fr": 0.45}
-    listener = Listener([DOUBTFUL, french, french, DOUBTFUL, CLEAR])
+    listener = VoiceDetector([DOUBTFUL, french, french, DOUBTFUL, CLEAR])
     detected = detect(listener, Sounds(90_000), LanguageParams())
     assert len(listener.heard) == detected.windows == 4
     assert detected.language == "en"
@@ -155,7 +155,7 @@ def test_if_all_are_doubtful_their_mean_decides():
 
 def test_a_short_rest_counts_as_little_as_it_holds():
     french = {"en": 0.05, "de": 0.45, "fr": 0.5}
-    listener = Listener([DOUBTFUL, french])
+    listener = VoiceDetector([DOUBTFUL, french])
     detected = detect(listener, Sounds(3300), LanguageParams())
     assert (detected.language, detected.windows) == ("en", 2)
     assert detected.probability == pytest.approx((3000 * 0.45 + 300 * 0.05) / 3300)
@@ -163,16 +163,16 @@ def test_a_short_rest_counts_as_little_as_it_holds():
 
 @pytest.mark.parametrize("frames", [1, 2999, 3000])
 def test_a_short_recording_has_one_window(frames: int):
-    detected = detect(Listener([DOUBTFUL]), Sounds(frames), LanguageParams())
+    detected = detect(VoiceDetector([DOUBTFUL]), Sounds(frames), LanguageParams())
     assert (detected.language, detected.windows) == ("en", 1)
     assert detected.probabilities == pytest.approx(DOUBTFUL)
 
 
 def test_both_limits_are_options():
     params = LanguageParams(language_detection_segments=1)
-    assert detect(Listener([DOUBTFUL]), Sounds(90_000), params).windows == 1
+    assert detect(VoiceDetector([DOUBTFUL]), Sounds(90_000), params).windows == 1
     careless = LanguageParams(language_detection_threshold=0.4)
-    assert detect(Listener([DOUBTFUL]), Sounds(90_000), careless).probability == 0.45
+    assert detect(VoiceDetector([DOUBTFUL]), Sounds(90_000), careless).probability == 0.45
 
 
 SPOKEN = ("en", "de", "fr")

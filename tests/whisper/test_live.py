@@ -15,7 +15,7 @@ from kit.scripted_whisper import ScriptedRecognizer, Word, listener, seconds, so
 from kvcast.audio.vad import Endpoints
 from kvcast.errors import UsageError
 from kvcast.speech.live import Delays, LiveTranscription, Update
-from kvcast.whisper.local_agreement import AlignAtt, LocalAgreement, SettlingPolicy
+from kvcast.whisper.local_agreement import AlignAtt, LocalAgreement, StreamingPolicy
 from kvcast.whisper.streaming import LONGEST, StreamingWindow
 
 RATE = 16_000
@@ -36,7 +36,7 @@ def opened(
     *,
     step: float = 1.0,
     conditions: bool = True,
-    policy: SettlingPolicy = LOCAL_AGREEMENT,
+    policy: StreamingPolicy = LOCAL_AGREEMENT,
 ) -> tuple[LiveTranscription, StreamingWindow, Clock]:
     window = StreamingWindow(hearing, prompt=(), conditions=conditions, policy=policy, step=step)
     clock = Clock()
@@ -73,9 +73,9 @@ def fed(hearing: ScriptedRecognizer, chunks: Sequence[int], **options: Any) -> l
 def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
     """Compare the settled words with the spoken ones."""
     segments = [update.segment for update in updates if update.segment is not None]
-    settled = "".join(update.settled for update in updates)
-    assert settled == "".join(word.text for word in words)
-    assert "".join(segment.text for segment in segments) == settled
+    confirmed = "".join(update.settled for update in updates)
+    assert confirmed == "".join(word.text for word in words)
+    assert "".join(segment.text for segment in segments) == confirmed
     assert [segment.id for segment in segments] == list(range(len(segments)))
     times = [time for segment in segments for time in (segment.start, segment.end)]
     assert times == sorted(times)
@@ -83,7 +83,7 @@ def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
     tokens = [token for segment in segments for token in segment.tokens]
     assert tokens == list(range(len(words)))
     line = ""
-    for update in updates:  # a line is what was settled in it
+    for update in updates:  # a line is what was confirmed in it
         line += update.settled
         if update.segment is not None:
             assert update.segment.text == line
@@ -103,7 +103,7 @@ def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
     policy=st.one_of(st.builds(LocalAgreement, st.integers(2, 5)), st.just(ALIGN_ATT)),
     seed=st.integers(0, 100),
 )
-@example(  # the fresh start breaks off, and what follows the settled words runs in circles
+@example(  # the fresh start breaks off, and what follows the confirmed words runs in circles
     chunks=[886, 9188, 870],
     step=3.4605698276513586,
     pause_every=1000,
@@ -282,7 +282,7 @@ def test_minutes_take_the_memory_and_the_work_of_one(minutes, pause_every, segme
     live, window, clock = opened(hearing)
     held: list[int] = []
     work: list[int] = []
-    settled: list[str] = []
+    confirmed: list[str] = []
     tracemalloc.start()
     for at in range(0, length(words), RATE // 4):
         if at % (60 * RATE) == 0:
@@ -290,11 +290,11 @@ def test_minutes_take_the_memory_and_the_work_of_one(minutes, pause_every, segme
             work.append(hearing.samples)
         clock.now = seconds(at + RATE // 4)
         heard = live.feed(sound(at, min(at + RATE // 4, length(words))))
-        settled += [update.settled for update in heard]
+        confirmed += [update.settled for update in heard]
         assert window.end - window.start <= LONGEST
     tracemalloc.stop()
-    settled += [update.settled for update in live.finish()]
-    assert "".join(settled) == "".join(word.text for word in words)
+    confirmed += [update.settled for update in live.finish()]
+    assert "".join(confirmed) == "".join(word.text for word in words)
     # The test's own lists grow: the words that were settled, and what the prompts were.
     assert held[-1] - held[minutes // 5] < 1_000_000
     by_minute = np.diff(work)

@@ -47,13 +47,13 @@ def settled_live(live: LiveTranscription, samples: Samples, piece: float) -> str
         updates += live.feed(samples[at : at + size])
     updates += live.finish()
     segments = [update.segment for update in updates if update.segment is not None]
-    settled = "".join(update.settled for update in updates)
-    assert settled == "".join(segment.text for segment in segments)
+    confirmed = "".join(update.settled for update in updates)
+    assert confirmed == "".join(segment.text for segment in segments)
     times = [time for segment in segments for time in (segment.start, segment.end)]
     assert times == sorted(times)
     assert times[-1] <= live.duration
     assert live.duration == len(samples) / RATE
-    return settled
+    return confirmed
 
 
 def error(truth: str, text: str) -> float:

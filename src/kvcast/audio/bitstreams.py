@@ -106,13 +106,13 @@ def frame_count(file: FileSection) -> FrameCount | None:
     frame = mpeg_frame(head[:_HEADER])
     if at < 0 or frame is None or len(head) < at + 16 or not head[at + 7] & 1:
         return None
-    sound = begin + frame.length
+    first = begin + frame.length
     if head[at + 7] & 2:
         end = begin + int.from_bytes(head[at + 12 : at + 16], "big")
     else:
-        end = _end_of(file, sound, int.from_bytes(head[at + 8 : at + 12], "big"))
+        end = _end_of(file, first, int.from_bytes(head[at + 8 : at + 12], "big"))
     return FrameCount(
-        begin=sound,
+        begin=first,
         is_cut=file.size < end - frame.length,
         goes_on=file.size > end + _NEAR and next(_frames(file, end), None) is not None,
     )

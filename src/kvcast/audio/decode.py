@@ -71,14 +71,14 @@ def open_audio(
         source, name = io.BytesIO(source), name or "the bytes"
     if isinstance(source, str | os.PathLike) or hasattr(source, "read"):
         if sampling_rate != SAMPLE_RATE:
-            raise UsageError("sampling_rate is for arrays: a file tells its own")
+            raise UsageError("sampling_rate is for arrays: a file states its sample rate")
         return AudioFile(cast(BinaryIO, source), name, track=track)
     samples = _array(source)
     if track is not None:
         raise UsageError("audio_track is for files: an array has one track")
     audio = ArrayAudio(samples, name=name or "the array", sampling_rate=sampling_rate)
     if sampling_rate == SAMPLE_RATE:
-        audio.unheard = (
+        audio.no_speech_notices = (
             f"no speech was recognised in {audio.name}, which is read at {SAMPLE_RATE} samples a "
             "second: pass sampling_rate for another rate",
         )
@@ -86,7 +86,6 @@ def open_audio(
 
 
 def _array(source: Any) -> NDArray[Any]:
-    """Return samples as an array; raises UsageError if they are none."""
     if isinstance(source, list | tuple) and any(
         isinstance(item, str | os.PathLike) for item in source
     ):
@@ -127,13 +126,9 @@ class ArrayAudio(ChannelSource):
     ) -> None:
         """Scan all samples.
 
-        Args:
-            samples: [samples], [samples, channels] or [channels, samples]; floats with full scale
-                1.0, or integers with their type's full scale.
-            name: in messages.
-            sampling_rate: samples per second.
-            full_scale: of floats, at least: established by earlier audio of the stream.
-            notices: known already.
+        `samples`: [samples], [samples, channels] or [channels, samples]; floats with full scale
+        1.0, or integers with their type's full scale. `full_scale`: of floats, at least:
+        established by earlier audio of the stream.
 
         Raises:
             UsageError: it is no such array, or the sample rate is implausible for speech.

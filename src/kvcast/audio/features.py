@@ -39,10 +39,8 @@ LOUDEST_SAMPLE = 1e6
 def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
     """Open a recording and read it once.
 
-    Args:
-        source: a path, "-" for standard input, a binary file object, or an array; see
-            `kvcast.audio.decode.open_audio`.
-        n_mels: number of mel bands, 80 or 128.
+    `source`: a path, "-" for standard input, a binary file object, or an array; see
+    `kvcast.audio.decode.open_audio`. `n_mels`: number of mel bands, 80 or 128.
 
     Raises:
         InputMissingError: there is no such file.
@@ -76,7 +74,7 @@ class RecordedAudio:
         skipped: parts left out as no speech; None without voice activity detection.
         silent: whether all of it is silent, so that there is nothing to transcribe; see `notices`.
         notices: for the user about this recording, one line each.
-        unheard: notices for the user if no speech is recognised in it.
+        no_speech_notices: notices for the user if no speech is recognised in it.
 
     """
 
@@ -91,11 +89,15 @@ class RecordedAudio:
         self.silent = not self._is_loud.any()
         silence = (f"{audio.name} is silent: there is no speech to transcribe",)
         self.notices = audio.notices + (silence if self.silent else ())
-        self.unheard = () if self.silent else audio.unheard
+        self.no_speech_notices = () if self.silent else audio.no_speech_notices
 
     def is_silent(self, seek: int, end: int) -> bool:
         """Return whether no frame from `seek` to `end` exceeds SILENT_RANGE."""
         return not self._is_loud[seek:end].any()
+
+    def close(self) -> None:
+        """Release the recording."""
+        self._audio.close()
 
 
 class MelWindows(RecordedAudio):
@@ -123,9 +125,7 @@ class MelWindows(RecordedAudio):
         As in OpenAI's transcribe, values past the recording's end, or past `end` (the frame where
         a clip stops), are 0.0, which is not the value of silence.
 
-        Args:
-            seek: first frame, 0 to content_frames.
-            end: frame at which the audio is cut off.
+        `seek`: first frame, 0 to content_frames. `end`: frame at which the audio is cut off.
 
         Returns:
             A new array, float32 [n_mels, 3000].
@@ -218,11 +218,11 @@ class CheckedAudio:
                     f"{self._audio.name} is not audio: it has samples of {peak:g} "
                     f"near {self.samples / SAMPLE_RATE:.1f} s, where 1 is full scale"
                 )
-            self._listen(block)
+            self._measure(block)
             self.samples += len(block)
             yield block
 
-    def _listen(self, block: NDArray[np.float32]) -> None:
+    def _measure(self, block: NDArray[np.float32]) -> None:
         samples = np.concatenate([self._rest, block])
         whole = len(samples) // HOP * HOP
         self._is_loud.append(np.ptp(samples[:whole].reshape(-1, HOP), axis=1) > SILENT_RANGE)
@@ -234,9 +234,7 @@ def log_mel_stream(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield log-mel frames, centred by reflection at the start and padded with zeros at the end.
 
-    Args:
-        blocks: mono float32 [samples] at 16 kHz, of any lengths.
-        n_mels: number of mel bands.
+    `blocks`: mono float32 [samples] at 16 kHz, of any lengths.
 
     Yields:
         float32 [frames, n_mels], neither floored nor scaled, up to the last frame that contains a
@@ -263,9 +261,7 @@ def window_features(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.flo
     As at the end of a recording, values past the audio are 0.0. Values are floored at 8 below the
     maximum of this audio, as the loudness of the rest is unknown.
 
-    Args:
-        samples: float32 [n] at 16 kHz.
-        n_mels: number of mel bands.
+    `samples`: float32 [n] at 16 kHz.
 
     Returns:
         float32 [n_mels, 3000].

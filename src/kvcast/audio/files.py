@@ -20,11 +20,11 @@ from typing_extensions import override
 from kvcast.audio.bitstreams import read_pages
 from kvcast.audio.formats import HEADERLESS, MOST_PARTS, parts
 from kvcast.audio.reader import (
+    AudioReader,
     DamagedError,
     FileSection,
-    NoSoundError,
+    NoAudioError,
     NoTrackError,
-    SoundReader,
     Track,
     UnreadableError,
     chosen,
@@ -65,10 +65,9 @@ class AudioFile(ChannelSource):
     ) -> None:
         """Open it.
 
-        Args:
-            source: a path, "-" for standard input, or a binary file, which stays open.
-            name: in messages; by default the file's name.
-            track: number or language of an audio track; by default the container's default.
+        `source`: a path, "-" for standard input, or a binary file, which stays open. `name`: in
+        messages; by default the file's name. `track`: number or language of an audio track; by
+        default the container's default.
 
         Raises:
             InputMissingError: there is no such file.
@@ -158,7 +157,6 @@ class _FilePart:
 
     @cached_property
     def channels(self) -> int:
-        """How many channels there are; raises InputOutputError as `blocks` does."""
         with contextlib.closing(self._opened()) as reader:
             return reader.channels
 
@@ -170,7 +168,7 @@ class _FilePart:
             if scale is not None and scale.notice is not None:
                 self._note(scale.notice)
             mixer = Mixer(channel, 1.0 if scale is None else 1.0 / scale.value)
-            yield from resampled(map(mixer.mono, self._sound(reader)), reader.rate)
+            yield from resampled(map(mixer.mono, self._checked_blocks(reader)), reader.rate)
             if mixer.cancelled:
                 self._note(CANCELLED)
 
@@ -178,14 +176,14 @@ class _FilePart:
     def _full_scale(self) -> FullScale:
         before = list(self.notices)
         with contextlib.closing(self._opened()) as reader:
-            scale = full_scale(self._sound(reader))
+            scale = full_scale(self._checked_blocks(reader))
         self.notices = before  # the pass that is used has the same
         return scale
 
     def _note(self, *notices: str) -> None:
         self.notices += [f"{self._name} {notice}" for notice in notices]
 
-    def _opened(self) -> SoundReader:
+    def _opened(self) -> AudioReader:
         reader = _open_reader(self._file, self._name, self._track, self._format)
         try:
             self._check_header(reader)
@@ -194,7 +192,7 @@ class _FilePart:
             raise
         return reader
 
-    def _check_header(self, reader: SoundReader) -> None:
+    def _check_header(self, reader: AudioReader) -> None:
         if reader.channels < 1:
             raise InputOutputError(f"{self._name} has no audio channel")
         if not LOWEST_RATE <= reader.rate <= HIGHEST_RATE:
@@ -203,7 +201,7 @@ class _FilePart:
                 f"{LOWEST_RATE} to {HIGHEST_RATE} can be read"
             )
 
-    def _sound(self, reader: SoundReader) -> Iterator[NDArray[np.float32]]:
+    def _checked_blocks(self, reader: AudioReader) -> Iterator[NDArray[np.float32]]:
         """Yield blocks [samples, channels], not yet resampled; note where they end early."""
         frames = 0
         try:
@@ -221,7 +219,7 @@ class _FilePart:
             raise InputOutputError(f"{self._name} holds no samples")
         self._note(*reader.notices)
 
-    def _beyond_damage(self, reader: SoundReader) -> Iterator[NDArray[np.float32]]:
+    def _beyond_damage(self, reader: AudioReader) -> Iterator[NDArray[np.float32]]:
         """Yield a reader's blocks; where libsndfile stops at damage, PyAV continues."""
         frames = 0
         try:
@@ -246,7 +244,6 @@ class _FilePart:
 
 
 def _without(frames: int, blocks: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-    """Yield blocks without their first `frames` frames."""
     for block in blocks:
         if len(block) > frames:
             yield block[frames:]
@@ -274,13 +271,12 @@ def _open_binary(
         raise InputMissingError(f"{name} does not exist") from error
     except (OSError, ValueError) as error:
         if os.path.isdir(path):  # noqa: PTH112 - returns False for a name that is too long, where Path raises
-            raise InputOutputError(f"{name} is a folder, not a sound file") from error
+            raise InputOutputError(f"{name} is a folder, not an audio file") from error
         reason = getattr(error, "strerror", None) or error
         raise InputOutputError(f"{name} cannot be opened: {reason}") from error
 
 
 def _printable(name: str) -> str:
-    """Return the name as one printable line, with control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
@@ -293,7 +289,7 @@ def _spooled(file: BinaryIO, opened: contextlib.ExitStack) -> BinaryIO:
 
 def _open_reader(
     file: FileSection, name: str, track: str | int | None, format_: str | None
-) -> SoundReader:
+) -> AudioReader:
     """Open with libsndfile or, failing that, with PyAV; errors give libsndfile's reason.
 
     A format without a header is recognized by the file's name.
@@ -306,7 +302,7 @@ def _open_reader(
         except UnreadableError as refused:
             return _opened_by_pyav(file, name, track, format_, refused)
         chosen([Track(1)], track)
-    except (NoSoundError, NoTrackError) as error:
+    except (NoAudioError, NoTrackError) as error:
         raise InputOutputError(f"{name} {error}") from error
     return single
 
@@ -317,7 +313,7 @@ def _opened_by_pyav(
     track: str | int | None,
     format_: str | None,
     refused: UnreadableError,
-) -> SoundReader:
+) -> AudioReader:
     try:
         from kvcast.audio.media import MediaReader
     except ModuleNotFoundError:
@@ -327,7 +323,7 @@ def _opened_by_pyav(
         ) from refused
     try:
         return MediaReader(file, track, format_=format_)
-    except NoSoundError:
+    except NoAudioError:
         raise
     except UnreadableError:
         raise InputOutputError(f"{name} cannot be decoded: {refused}") from refused

@@ -89,7 +89,6 @@ def may_need_more(data: bytes) -> bool:
 
 
 def _frame(data: bytes) -> _Frame | None:
-    """Read the header of a frame; None if there is none."""
     if len(data) < _HEADER or data[0] != 0xFF or data[1] < 0xE0:
         return None
     return _mpeg(data) if data[1] & 0b110 else _adts(data)

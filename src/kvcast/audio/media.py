@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from kvcast.audio.reader import (
     BLOCK_VALUES,
+    AudioReader,
     DamagedError,
     FileSection,
-    NoSoundError,
-    SoundReader,
+    NoAudioError,
     Track,
     UnreadableError,
     chosen,
@@ -74,7 +74,7 @@ class _Losses:
 
 
 @dataclass
-class _Heard:
+class _DecodedFrame:
     """A frame, and the losses before it: packets with an error, and packets without a frame."""
 
     frame: av.AudioFrame
@@ -82,12 +82,12 @@ class _Heard:
     mute: _Losses
 
 
-class MediaReader(SoundReader):
+class MediaReader(AudioReader):
     """One pass over an audio track of a seekable file.
 
     Raises:
         UnreadableError: FFmpeg's libraries cannot open it.
-        NoSoundError: there is no audio in it.
+        NoAudioError: there is no audio in it.
         NoTrackError: there is no such track.
 
     """
@@ -102,12 +102,9 @@ class MediaReader(SoundReader):
     ) -> None:
         """Open it.
 
-        Args:
-            file: its position does not matter.
-            track: a number or a language; by default the container's default.
-            format_: FFmpeg's name of the format; by default it is recognised.
-            is_damaged: parts are known to be missing, so every gap is one.
-
+        `track`: a number or a language; by default the container's default. `format_`: FFmpeg's
+        name of the format; by default it is recognised. `is_damaged`: parts are known to be
+        missing, so every gap is one.
         """
         self.notices: list[str] = []
         voids = void_patches(file)
@@ -180,7 +177,7 @@ class MediaReader(SoundReader):
     def _chosen(self, wanted: str | int | None) -> av.AudioStream:
         streams = [s for s in self._container.streams.audio if s.codec_context is not None]
         if not streams:
-            raise NoSoundError("has no sound in it")
+            raise NoAudioError("has no audio in it")
         tracks = [
             Track(
                 number,
@@ -194,12 +191,12 @@ class MediaReader(SoundReader):
         if wanted is None and len(tracks) > 1:
             others = ", ".join(str(other) for other in tracks if other != track)
             self.notices.append(
-                f"has {len(tracks)} sound tracks: {track} is taken, not {others}; "
+                f"has {len(tracks)} audio tracks: {track} is taken, not {others}; "
                 "audio_track chooses one"
             )
         return streams[track.number - 1]
 
-    def _frames(self) -> Iterator[_Heard]:
+    def _frames(self) -> Iterator[_DecodedFrame]:
         """Yield decoded frames; packets that cannot be decoded are counted and left out."""
         damaged, mute = _Losses(), _Losses()
         has_begun = False
@@ -215,7 +212,7 @@ class MediaReader(SoundReader):
             if len(frames) > 1:
                 self._clock.doubt()
             for frame in frames:
-                yield _Heard(frame, damaged, mute)
+                yield _DecodedFrame(frame, damaged, mute)
                 has_begun = True
                 damaged, mute = _Losses(), _Losses()
         self._trailing = damaged
@@ -251,37 +248,37 @@ class MediaReader(SoundReader):
         kind, layout = None, None
         to_float = av.AudioResampler(format="fltp", rate=self.rate)
         frames = self._frames()
-        heard = next(frames, None)
-        while heard is not None:
-            following, frame = next(frames, None), heard.frame
+        decoded = next(frames, None)
+        while decoded is not None:
+            following, frame = next(frames, None), decoded.frame
             shape = (frame.format.name, frame.layout.name, frame.sample_rate)
-            gap = self._gap_before(heard, following)
+            gap = self._gap_before(decoded, following)
             if kind is not None and (kind != shape or gap):
                 yield from _samples(to_float.resample(None))
                 to_float = av.AudioResampler(format="fltp", layout=layout, rate=self.rate)
             yield from self._silence(gap)
             kind, layout = shape, layout or frame.layout
             yield from _samples(to_float.resample(frame))
-            heard = following
+            decoded = following
         if kind is not None:
             yield from _samples(to_float.resample(None))
 
-    def _gap_before(self, heard: _Heard, following: _Heard | None) -> float:
+    def _gap_before(self, decoded: _DecodedFrame, following: _DecodedFrame | None) -> float:
         """Return the seconds of missing audio before a frame, and count the losses there."""
-        at, frame = self._clock.position, heard.frame
+        at, frame = self._clock.position, decoded.frame
         lasts = frame.samples / frame.sample_rate
         if not self._is_timed:
-            gap = heard.damaged.seconds
+            gap = decoded.damaged.seconds
             self._clock.gap_before(None, gap + lasts, None)
-            self._damaged.join(heard.damaged)
+            self._damaged.join(decoded.damaged)
             return gap
         after = None if following is None else following.frame.time
         gap = self._clock.gap_before(frame.time, lasts, after)
-        if gap > 0.5 * heard.mute.seconds:
-            heard.damaged.join(heard.mute)
-        if heard.damaged.count:
-            heard.damaged.seconds = max(heard.damaged.seconds, gap)
-            self._damaged.join(heard.damaged)
+        if gap > 0.5 * decoded.mute.seconds:
+            decoded.damaged.join(decoded.mute)
+        if decoded.damaged.count:
+            decoded.damaged.seconds = max(decoded.damaged.seconds, gap)
+            self._damaged.join(decoded.damaged)
         elif gap:
             self._gaps.add(at, gap)
         return gap
@@ -297,7 +294,7 @@ class MediaReader(SoundReader):
         if (gaps := self._gaps).count:
             where = f"{gaps.count} gaps, the first at {gaps.first:.2f} s"
             if gaps.count == 1:
-                where = f"a gap at {gaps.first:.2f} s" if gaps.first else "a gap before its sound"
+                where = f"a gap at {gaps.first:.2f} s" if gaps.first else "a gap before its audio"
             has = "is damaged and has" if self._is_damaged else "has"
             self.notices.append(f"{has} {where}: {gaps.seconds:.2f} s in all are taken as silence")
         if not is_cut:  # otherwise this is the last packet, of which a part is there

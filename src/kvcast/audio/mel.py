@@ -61,9 +61,7 @@ def _triangles(corners: NDArray[np.float64], n_fft: int) -> NDArray[np.float64]:
 def log_mel_frames(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
     """Return the log10 mel power of every whole frame that starts on a hop, not floored or scaled.
 
-    Args:
-        samples: float32 [n], n >= 400; frame t covers samples 160 t to 160 t + 399.
-        n_mels: number of mel bands.
+    `samples`: float32 [n], n >= 400; frame t covers samples 160 t to 160 t + 399.
 
     Returns:
         float32 [1 + (n - 400) // 160, n_mels], with no value below SILENCE.
@@ -129,20 +127,17 @@ def normalised_log_mel(
     around the audio; power; Slaney's mel filters; natural logarithm; each band normalized by its
     mean and standard deviation.
 
-    Args:
-        samples: float32 [n]; zeros follow where there are fewer than 20 ms.
-        n_mels: number of mel bands.
-        noise: standard deviation of the added dither, which is the same for the same audio.
-
+    `samples`: float32 [n]; zeros follow where there are fewer than 20 ms. `noise`: standard
+    deviation of the added dither, which is the same for the same audio.
     """
-    sound = np.pad(samples, (0, max(0, _TWO_FRAMES - len(samples))))
+    padded = np.pad(samples, (0, max(0, _TWO_FRAMES - len(samples))))
     if noise:
-        generator = np.random.default_rng(len(sound))
-        sound = sound + np.float32(noise) * generator.standard_normal(len(sound), np.float32)
-    emphasised = np.concatenate([sound[:1], sound[1:] - _PREEMPHASIS * sound[:-1]])
+        generator = np.random.default_rng(len(padded))
+        padded = padded + np.float32(noise) * generator.standard_normal(len(padded), np.float32)
+    emphasised = np.concatenate([padded[:1], padded[1:] - _PREEMPHASIS * padded[:-1]])
     frames = sliding_window_view(np.pad(emphasised, _WIDE_FFT // 2), _WIDE_FFT)[::HOP]
     filters = mel_filters(n_mels, _WIDE_FFT)
-    log_mel_tm = _mel_power(frames[: len(sound) // HOP], _SYMMETRIC_HANN, filters)
+    log_mel_tm = _mel_power(frames[: len(padded) // HOP], _SYMMETRIC_HANN, filters)
     np.log(log_mel_tm + _LEAST_POWER, out=log_mel_tm)
     log_mel_tm -= log_mel_tm.mean(axis=0)
     deviation_m = np.sqrt(np.square(log_mel_tm).sum(axis=0) / np.float32(len(log_mel_tm) - 1))
@@ -163,14 +158,12 @@ def paired_log_mel(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.floa
     10 ms, centred with reflection in 32 ms; power; triangles on O'Shaughnessy's mel scale, each of
     height 1; log10, floored at 8 below the maximum; x / 4 + 1.
 
-    Args:
-        samples: float32 [n]; zeros follow where there are fewer than 32 ms.
-        n_mels: number of mel bands of 10 ms.
-
+    `samples`: float32 [n]; zeros follow where there are fewer than 32 ms. `n_mels`: number of mel
+    bands of 10 ms.
     """
     # Reflection needs more than half of a window.
-    sound = np.pad(samples, (0, max(0, _WIDE_FFT - len(samples))))
-    frames = sliding_window_view(np.pad(sound, _WIDE_FFT // 2, mode="reflect"), _WIDE_FFT)[::HOP]
+    padded = np.pad(samples, (0, max(0, _WIDE_FFT - len(samples))))
+    frames = sliding_window_view(np.pad(padded, _WIDE_FFT // 2, mode="reflect"), _WIDE_FFT)[::HOP]
     log_mel_tm = _mel_power(frames, _PERIODIC_HANN, _unscaled_filters(n_mels))
     np.log10(np.maximum(log_mel_tm, _SMALLEST_POWER, out=log_mel_tm), out=log_mel_tm)
     scaled = normalised(log_mel_tm, log_mel_tm.max())

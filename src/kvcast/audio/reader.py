@@ -16,7 +16,7 @@ class UnreadableError(Exception):
     """The reader's library does not know the format or refuses its header; the text says why."""
 
 
-class NoSoundError(UnreadableError):
+class NoAudioError(UnreadableError):
     """The format is readable but has no audio; the text follows the name."""
 
 
@@ -28,7 +28,7 @@ class DamagedError(Exception):
     """The stream ended early or is damaged; earlier samples are good. The text follows the name."""
 
 
-class SoundReader(Protocol):
+class AudioReader(Protocol):
     rate: int
     """Samples per second and channel, as stored; not yet checked."""
 
@@ -75,12 +75,8 @@ class FileSection:
     ) -> None:
         """Prepare.
 
-        Args:
-            file: stays open; its position does not matter.
-            start: the first byte.
-            stop: the byte after the last; by default the end of the file.
-            patches: replacement bytes, by their position in the section.
-
+        `file`: stays open; its position does not matter. `stop`: the byte after the last; by
+        default the end of the file. `patches`: replacement bytes, by their position in the section.
         """
         self._file = file
         self._start = start
@@ -151,8 +147,8 @@ class Track(NamedTuple):
     is_default: bool = False
 
     def __str__(self) -> str:
-        told = [self.language if self.language not in _UNKNOWN else "", self.title]
-        inside = ", ".join(text for text in told if text)
+        shown = [self.language if self.language not in _UNKNOWN else "", self.title]
+        inside = ", ".join(text for text in shown if text)
         return f"{self.number} ({inside})" if inside else str(self.number)
 
 
@@ -168,8 +164,8 @@ def chosen(tracks: Sequence[Track], wanted: str | int | None) -> Track:
         if text == str(track.number) or (not text.isdigit() and _is_spoken(track, text)):
             return track
     listed = ", ".join(map(str, tracks))
-    has = f"sound tracks {listed}" if len(tracks) > 1 else f"one sound track, {listed}"
-    raise NoTrackError(f"has no sound track {text}: it has {has}")
+    has = f"audio tracks {listed}" if len(tracks) > 1 else f"one audio track, {listed}"
+    raise NoTrackError(f"has no audio track {text}: it has {has}")
 
 
 def _is_spoken(track: Track, language: str) -> bool:

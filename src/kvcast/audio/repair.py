@@ -15,7 +15,7 @@ from kvcast.audio.reader import FileSection
 STREAMED_SIZE = 0x7FFF0000
 """Programs that write to a pipe put a size of about this, or all ones, for an unknown size."""
 
-_NEVER_SOUND = (b"TAG", b"APETAGEX", b"ID3", b"LYRICSBEGIN")
+_TAGS = (b"TAG", b"APETAGEX", b"ID3", b"LYRICSBEGIN")
 """Tags that programs put behind everything."""
 
 _LEAST_BYTES = 1_000
@@ -53,17 +53,17 @@ def understated(file: FileSection) -> Understated | None:
 def _iff(file: FileSection, order: str, name: bytes) -> Understated | None:
     """Read a file of chunks, whose sizes have 32 bits; see "EA IFF 85" and RIFF."""
     walked = list(_chunks(file, 12, order))
-    sound = next((chunk for chunk in walked if chunk.name == name), None)
-    if sound is None or sound.size >= STREAMED_SIZE or not _goes_on(file, sound, order):
+    audio = next((chunk for chunk in walked if chunk.name == name), None)
+    if audio is None or audio.size >= STREAMED_SIZE or not _goes_on(file, audio, order):
         return None
-    held = file.size - sound.begin
+    held = file.size - audio.begin
     patches = {
         4: struct.pack(order + "I", min(file.size - 8, 0xFFFFFFFF)),
-        sound.size_at: struct.pack(order + "I", min(held, 0xFFFFFFFF)),
+        audio.size_at: struct.pack(order + "I", min(held, 0xFFFFFFFF)),
     }
     if name == b"SSND":
         patches |= _aiff_frames(file, walked, held)
-    return Understated(sound.size, held, patches)
+    return Understated(audio.size, held, patches)
 
 
 def _aiff_frames(file: FileSection, walked: list[_Chunk], held: int) -> dict[int, bytes]:
@@ -80,16 +80,16 @@ def _rf64(file: FileSection) -> Understated | None:
     """Read a RIFF file with 64-bit sizes in a separate chunk (EBU Tech 3306)."""
     walked = list(_chunks(file, 12, "<"))
     sizes = next((chunk for chunk in walked if chunk.name == b"ds64"), None)
-    sound = next((chunk for chunk in walked if chunk.name == b"data"), None)
-    if sizes is None or sound is None or sizes.size < 24:
+    audio = next((chunk for chunk in walked if chunk.name == b"data"), None)
+    if sizes is None or audio is None or sizes.size < 24:
         return None
     _, stated = struct.unpack("<QQ", file.at(sizes.begin, 16))
-    chunk = sound._replace(size=stated)
+    chunk = audio._replace(size=stated)
     if not _goes_on(file, chunk, "<"):
         return None
-    held = file.size - sound.begin
+    held = file.size - audio.begin
     patches = {sizes.begin: struct.pack("<QQ", file.size - 8, held)}
-    return Understated(stated, held, patches | {sound.size_at: b"\xff" * 4})
+    return Understated(stated, held, patches | {audio.size_at: b"\xff" * 4})
 
 
 def _w64(file: FileSection) -> Understated | None:
@@ -101,7 +101,7 @@ def _w64(file: FileSection) -> Understated | None:
             chunk = _Chunk(b"data", at + 16, at + 24, max(size, 24) - 24)
             rest = file.at((chunk.begin + chunk.size + 7) // 8 * 8, 24)
             is_chunk = rest[4:8] in {b"\xf3\xac\xd3\x11", b"\x12\xcd\x11\xa5"}
-            if is_chunk or not _is_sound(file, chunk):
+            if is_chunk or not _is_audio(file, chunk):
                 return None
             held = file.size - chunk.begin
             patches = {
@@ -116,7 +116,7 @@ def _w64(file: FileSection) -> Understated | None:
 def _au(file: FileSection) -> Understated | None:
     begin, size = struct.unpack(">II", file.at(4, 8))
     chunk = _Chunk(b"", 8, begin, size)
-    if not _is_sound(file, chunk):
+    if not _is_audio(file, chunk):
         return None
     return Understated(size, file.size - begin, {8: struct.pack(">I", 0xFFFFFFFF)})
 
@@ -129,7 +129,7 @@ def _caf(file: FileSection) -> Understated | None:
         chunk = _Chunk(name, at + 4, at + 12, size)
         if name == b"data":
             follows = file.at(chunk.begin + chunk.size, 12) if size >= 0 else b""
-            if size < 0 or _is_name(follows[:4]) or not _is_sound(file, chunk):
+            if size < 0 or _is_name(follows[:4]) or not _is_audio(file, chunk):
                 return None
             held = file.size - chunk.begin
             return Understated(max(size - 4, 0), held - 4, {at + 4: struct.pack(">q", held)})
@@ -159,23 +159,23 @@ def _chunks(file: FileSection, at: int, order: str) -> Iterator[_Chunk]:
         at += 8 + size + size % 2
 
 
-def _goes_on(file: FileSection, sound: _Chunk, order: str) -> bool:
+def _goes_on(file: FileSection, audio: _Chunk, order: str) -> bool:
     """Return whether audio follows where an audio chunk should end, instead of another chunk."""
-    end = sound.begin + sound.size
+    end = audio.begin + audio.size
     for at in {end, end + end % 2}:
         after = next(_chunks(file, at, order), None)
         if after is not None and after.begin + after.size <= file.size:
             return False
-    return _is_sound(file, sound)
+    return _is_audio(file, audio)
 
 
-def _is_sound(file: FileSection, sound: _Chunk) -> bool:
+def _is_audio(file: FileSection, audio: _Chunk) -> bool:
     """Return whether the bytes after an audio chunk may be audio: neither tags nor padding."""
-    at = sound.begin + sound.size
+    at = audio.begin + audio.size
     left = file.size - at
-    if left <= (_LEAST_BYTES if sound.size else 0) or file.at(at, 12).startswith(_NEVER_SOUND):
+    if left <= (_LEAST_BYTES if audio.size else 0) or file.at(at, 12).startswith(_TAGS):
         return False
-    if not sound.size:
+    if not audio.size:
         return True
     file.seek(at)
     while data := file.read(_AT_ONCE):
@@ -333,10 +333,8 @@ class FrameClock:
     def __init__(self, origin: float | None, *, is_damaged: bool) -> None:
         """Begin.
 
-        Args:
-            origin: time at which the recording begins; by default its first frame's.
-            is_damaged: frames are known to be missing, so small gaps count.
-
+        `origin`: time at which the recording begins; by default its first frame's. `is_damaged`:
+        frames are known to be missing, so small gaps count.
         """
         self.position = 0.0
         self._origin = origin
@@ -356,11 +354,7 @@ class FrameClock:
     def gap_before(self, time: float | None, lasts: float, following: float | None) -> float:
         """Return the seconds of missing audio before a frame, and advance past both.
 
-        Args:
-            time: of the frame, if it has one.
-            lasts: its seconds.
-            following: time of the next frame, if any.
-
+        `time`: of the frame, if it has one. `following`: time of the next frame, if any.
         """
         gap = 0.0 if time is None else self._gap(time, lasts, following)
         self.position += gap + lasts

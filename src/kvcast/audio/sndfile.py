@@ -14,9 +14,9 @@ from typing_extensions import override
 from kvcast.audio.bitstreams import after_id3, frame_count, read_pages
 from kvcast.audio.reader import (
     BLOCK_VALUES,
+    AudioReader,
     DamagedError,
     FileSection,
-    SoundReader,
     UnreadableError,
 )
 from kvcast.audio.repair import STREAMED_SIZE, understated
@@ -24,7 +24,7 @@ from kvcast.audio.repair import STREAMED_SIZE, understated
 _UNKNOWN_FRAMES = 2**62
 _SEEK_FAILED = 39  # libsndfile's SFE_PSF_FSEEK
 _PLAIN_WORDS = {
-    1: "its format is not recognised; it is not sound, or damaged",  # SF_ERR_UNRECOGNISED_FORMAT
+    1: "its format is not recognised; it is not audio, or damaged",  # SF_ERR_UNRECOGNISED_FORMAT
     2: "it ends within its header",  # SF_ERR_SYSTEM, whose text is about missing files
     29: "it ends within a frame",  # SFE_INTERNAL, the mp3 decoder's only error
 }
@@ -41,7 +41,7 @@ _MPEG_DELAY = 2 * 1152
 _stderr_lock = threading.Lock()
 
 
-class SndfileReader(SoundReader):
+class SndfileReader(AudioReader):
     """One pass over a seekable file by libsndfile.
 
     Raises:
@@ -54,17 +54,17 @@ class SndfileReader(SoundReader):
         self._file, self._hidden = file, understated(file)
         patches = None if self._hidden is None else self._hidden.patches
         self._source = FileSection(file, patches=patches)
-        self._sound = _open(self._source)
-        self._promised, self._is_cut = _promised_frames(self._sound), True
-        if self._sound.format == "MP3":
+        self._decoder = _open(self._source)
+        self._promised, self._is_cut = _promised_frames(self._decoder), True
+        if self._decoder.format == "MP3":
             self._open_mp3()
         # mpg123, which decodes mp3 in other formats as well, writes to standard error.
-        self._decodes_mpeg = "MPEG" in self._sound.subtype
+        self._decodes_mpeg = "MPEG" in self._decoder.subtype
         self._reading = _quiet_stderr if self._decodes_mpeg else contextlib.nullcontext
-        self.rate = int(self._sound.samplerate)
-        self.channels = int(self._sound.channels)
-        self.stores_floats = self._sound.subtype in {"FLOAT", "DOUBLE"}
-        self.stops_at_damage = self._sound.format == "FLAC"
+        self.rate = int(self._decoder.samplerate)
+        self.channels = int(self._decoder.channels)
+        self.stores_floats = self._decoder.subtype in {"FLOAT", "DOUBLE"}
+        self.stops_at_damage = self._decoder.format == "FLAC"
 
     def _open_mp3(self) -> None:
         """Open it again, if its length is unknown, or is too short.
@@ -75,10 +75,10 @@ class SndfileReader(SoundReader):
         """
         count = frame_count(self._file)
         if count is None:
-            self._sound = _reopened(self._sound, _LongerSection(self._file, 0))
+            self._decoder = _reopened(self._decoder, _LongerSection(self._file, 0))
             self._promised = 0
         elif count.goes_on:
-            self._sound = _reopened(self._sound, _LongerSection(self._file, count.begin))
+            self._decoder = _reopened(self._decoder, _LongerSection(self._file, count.begin))
         self._is_cut = count is not None and count.is_cut
 
     @override
@@ -95,7 +95,7 @@ class SndfileReader(SoundReader):
             if complaint or not len(block):
                 break
         unread = self._file.size - self._source.tell()
-        if self._sound.format == "FLAC" and unread > _READ_AHEAD:
+        if self._decoder.format == "FLAC" and unread > _READ_AHEAD:
             for block in self._beyond(read):
                 read += len(block)
                 yield block
@@ -103,21 +103,21 @@ class SndfileReader(SoundReader):
 
     def _beyond(self, read: int) -> Iterator[NDArray[np.float32]]:
         """Yield frames of a flac beyond the number in its header."""
-        self._sound = _reopened(self._sound, _flac_of_any_length(self._file))
+        self._decoder = _reopened(self._decoder, _flac_of_any_length(self._file))
         while len(block := self._read()[0]):
             yield block[read:]
             read = max(0, read - len(block))
 
     def _compare(self, read: int) -> None:
         """Compare the number of frames with the header's; raises DamagedError if it is smaller."""
-        pages = read_pages(self._file) if self._sound.format == "OGG" else None
+        pages = read_pages(self._file) if self._decoder.format == "OGG" else None
         has_gaps = pages is not None and pages.has_gaps
         lasts = self._promised / self.rate
         if self._hidden is not None:
             lasts = read / self.rate * self._hidden.stated / max(1, self._hidden.held)
             self._note_more(lasts)
         elif read == 0 < self._promised:
-            raise DamagedError("is cut short: it ends where its sound should begin")
+            raise DamagedError("is cut short: it ends where its audio should begin")
         elif read + self._slack < self._promised:
             if self._is_cut and not has_gaps:
                 raise DamagedError(f"is cut short: it should last {lasts:.2f} s")
@@ -140,11 +140,11 @@ class SndfileReader(SoundReader):
     @property
     def _slack(self) -> int:
         """Frames that a decoder may leave out or add, in a file that is whole."""
-        return _MPEG_DELAY if self._decodes_mpeg and self._sound.format != "MP3" else 0
+        return _MPEG_DELAY if self._decodes_mpeg and self._decoder.format != "MP3" else 0
 
     @override
     def close(self) -> None:
-        self._sound.close()
+        self._decoder.close()
 
     def _read(self) -> tuple[NDArray[np.float32], str]:
         """Return the next block [samples, channels], empty at the end, and libsndfile's complaint.
@@ -154,12 +154,12 @@ class SndfileReader(SoundReader):
         block = np.full((max(1, BLOCK_VALUES // self.channels), self.channels), np.nan, np.float32)
         try:
             with self._reading():
-                return self._sound.read(len(block), out=block), ""
+                return self._decoder.read(len(block), out=block), ""
         except soundfile.LibsndfileError as error:
             unwritten = np.isnan(block[:, -1])
             length = int(unwritten.argmax()) if unwritten.any() else len(block)
             # soundfile seeks after each read, which fails at the end of a flac of unknown length.
-            ended = self._sound.frames >= _UNKNOWN_FRAMES and error.code == _SEEK_FAILED
+            ended = self._decoder.frames >= _UNKNOWN_FRAMES and error.code == _SEEK_FAILED
             return block[:length], "" if ended else f"is damaged or cut short ({_reason(error)})"
 
 
@@ -198,8 +198,8 @@ def _flac_of_any_length(file: FileSection) -> FileSection:
     return FileSection(file, patches={at: bytes([file.at(at, 1)[0] & 0xF0]) + bytes(4)})
 
 
-def _reopened(sound: soundfile.SoundFile, source: FileSection) -> soundfile.SoundFile:
-    sound.close()
+def _reopened(decoder: soundfile.SoundFile, source: FileSection) -> soundfile.SoundFile:
+    decoder.close()
     return _open(source)
 
 
@@ -212,23 +212,25 @@ def _reason(error: soundfile.LibsndfileError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _promised_frames(sound: soundfile.SoundFile) -> int:
+def _promised_frames(decoder: soundfile.SoundFile) -> int:
     """Return how many frames the header promises; 0 if it does not say.
 
     For flac and mp3, libsndfile reports the header's number. Where a chunk states its size in bytes
     (wav, aiff, au), libsndfile corrects it by the file's length and logs both sizes.
     """
-    if sound.frames >= _UNKNOWN_FRAMES:
+    if decoder.frames >= _UNKNOWN_FRAMES:
         return 0
     header = re.search(
-        r"^\s*(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)", sound.extra_info, re.MULTILINE
+        r"^\s*(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)",
+        decoder.extra_info,
+        re.MULTILINE,
     )
     if header is None:
-        return int(sound.frames)
+        return int(decoder.frames)
     declared, actual = int(header[1]), int(header[2])
     if declared >= STREAMED_SIZE or declared <= actual:
-        return int(sound.frames)
-    return max(int(sound.frames) + 1, int(sound.frames) * declared // max(1, actual))
+        return int(decoder.frames)
+    return max(int(decoder.frames) + 1, int(decoder.frames) * declared // max(1, actual))
 
 
 @contextlib.contextmanager

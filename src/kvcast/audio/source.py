@@ -27,7 +27,7 @@ class AudioSource(Protocol):
     notices: tuple[str, ...]
     """Notices for the user after a complete pass, one line each."""
 
-    unheard: tuple[str, ...] = ()
+    no_speech_notices: tuple[str, ...] = ()
     """Notices for the user if no speech is recognised in it."""
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:

@@ -64,14 +64,14 @@ class _SampleLayout(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """The header of a WAV; `sound` is the size of its audio in bytes, None if unknown."""
+    """The header of a WAV; `audio_bytes` is the size of its audio in bytes, None if unknown."""
 
     layout: _SampleLayout
     length: int
-    sound: int | None
+    audio_bytes: int | None
 
 
-class SoundStream:
+class AudioStream:
     """Turns bytes into mono 16 kHz samples: WAV if they begin as one, else raw PCM.
 
     Raw PCM is signed 16-bit little endian, one channel. Bytes after the end of a WAV's audio are
@@ -79,13 +79,7 @@ class SoundStream:
     """
 
     def __init__(self, sample_rate: int = SAMPLE_RATE, name: str = "standard input") -> None:
-        """Wait for bytes.
-
-        Args:
-            sample_rate: of raw PCM, in hertz; a WAV states its sample rate.
-            name: of the source in messages.
-
-        """
+        """Wait for bytes; `sample_rate`: of raw PCM, in hertz; a WAV states its sample rate."""
         self.notices: tuple[str, ...] = ()
         self._name = name
         self._raw = _SampleLayout(sample_rate, 1, 16, _CODINGS[_PCM, 16])
@@ -145,10 +139,10 @@ class SoundStream:
         header = _wav_header(self._held, self._name)
         if header is None:
             if is_all or len(self._held) > _LONGEST_HEADER:
-                raise InputOutputError(f"{self._name} is a WAV without sound: it is all header")
+                raise InputOutputError(f"{self._name} is a WAV without audio: it is all header")
             return False
         self._held = self._held[header.length :]
-        self._left = header.sound
+        self._left = header.audio_bytes
         self._use(header.layout)
         return True
 
@@ -205,7 +199,9 @@ def _wav_header(data: bytes, name: str) -> _Header | None:
         at += 8
         if kind == b"data":
             if layout is None:
-                raise InputOutputError(f"{name} is a WAV that does not say how its sound is coded")
+                raise InputOutputError(
+                    f"{name} is a WAV that does not state how its audio is encoded"
+                )
             return _Header(layout, at, size if 0 < size < _UNKNOWN_LENGTH else None)
         if len(data) < at + size:
             return None

@@ -53,10 +53,8 @@ class Timeline:
     def __init__(self, parts: Sequence[Part], *, slack: float = 0.0) -> None:
         """Prepare.
 
-        Args:
-            parts: in order, disjoint, none of them empty; they may touch.
-            slack: seconds of padding at the edges of parts.
-
+        `parts`: in order, disjoint, none of them empty; they may touch. `slack`: seconds of padding
+        at the edges of parts.
         """
         self.joints = _ends(parts)[:-1]
         self._slack = slack

@@ -2,8 +2,8 @@
 
 Turns speech probabilities into parts like Silero's `get_speech_timestamps` (snakers4/
 silero-vad, utils_vad.py), in arrays. A part without 0.2 s of continuous speech is dropped: chords
-and tones pass for speech for up to 0.16 s. The probabilities come from a `Listener`: Silero, or
-`Loudness`, which needs no model.
+and tones pass for speech for up to 0.16 s. The probabilities come from a `VoiceDetector`: Silero,
+or `Loudness`, which needs no model.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from kvcast.audio.features import CheckedAudio, RecordedAudio
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between, common
 
-Sound = TypeVar("Sound", bound=RecordedAudio)
+Recorded = TypeVar("Recorded", bound=RecordedAudio)
 
 BLOCK = 512
 """Samples that share a probability: 32 ms."""
 
-Listener: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+VoiceDetector: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Given the next blocks of a recording [n, BLOCK], returns the probability of speech in each, [n]:
 
-it has a state, so every recording needs a new listener.
+it has a state, so every recording needs a new detector.
 """
 
 HYSTERESIS = 0.15
@@ -60,16 +60,13 @@ class Endpoints:
 
     """
 
-    def __init__(self, listener: Listener, *, threshold: float, pause: float) -> None:
+    def __init__(self, detector: VoiceDetector, *, threshold: float, pause: float) -> None:
         """Begin in silence.
 
-        Args:
-            listener: returns the probability of speech.
-            threshold: probability from which on a block is speech.
-            pause: seconds without speech that end an utterance.
-
+        `detector`: returns the probability of speech. `threshold`: probability from which on a
+        block is speech. `pause`: seconds without speech that end an utterance.
         """
-        self._listener = listener
+        self._detector = detector
         self._threshold = threshold
         self._pause = max(1, round(pause * SAMPLE_RATE / BLOCK))
         self.pause = self._pause * BLOCK
@@ -85,7 +82,7 @@ class Endpoints:
         if not whole:
             return
         begin = 0
-        probabilities = self._listener(samples[:whole].reshape(-1, BLOCK)).tolist()
+        probabilities = self._detector(samples[:whole].reshape(-1, BLOCK)).tolist()
         for end, probability in zip(range(BLOCK, whole + 1, BLOCK), probabilities, strict=True):
             change = self._next(probability)
             if change is not Change.NONE or end == whole:
@@ -171,7 +168,7 @@ class Speech:
         return between(self.parts, self.samples)
 
 
-def find_speech(audio: AudioSource, listener: Listener, params: VoiceParams) -> Speech:
+def find_speech(audio: AudioSource, detector: VoiceDetector, params: VoiceParams) -> Speech:
     """Read a recording once, in memory that grows by 4 bytes for 32 ms.
 
     Raises:
@@ -179,7 +176,7 @@ def find_speech(audio: AudioSource, listener: Listener, params: VoiceParams) -> 
 
     """
     checked = CheckedAudio(audio)
-    probabilities = [listener(blocks) for blocks in _in_blocks(checked.blocks())]
+    probabilities = [detector(blocks) for blocks in _in_blocks(checked.blocks())]
     probabilities_n = np.concatenate([np.zeros(0, np.float32), *probabilities])
     return Speech(
         parts=speech_parts(probabilities_n, checked.samples, params),
@@ -230,11 +227,8 @@ def speech_parts(
     pause, or where none is, at `max_speech`. Then every part is padded; parts closer than two
     paddings meet halfway.
 
-    Args:
-        probabilities_n: of speech in each block.
-        samples: of the recording; the last block may be a partial one.
-        params: see there.
-
+    `probabilities_n`: of speech in each block. `samples`: of the recording; the last block may be a
+    partial one.
     """
     loud = np.flatnonzero(probabilities_n >= params.vad_threshold)
     if not len(loud):
@@ -343,35 +337,32 @@ def _closable(pieces: Iterator[NDArray[np.float32]]) -> Generator[NDArray[np.flo
 
 def spoken(
     audio: AudioSource,
-    make: Callable[[AudioSource], Sound],
-    listener: Listener,
+    make: Callable[[AudioSource], Recorded],
+    detector: VoiceDetector,
     params: VoiceParams,
     *,
     clips: Sequence[Part],
-) -> Sound:
+) -> Recorded:
     """Return the speech of a recording, which is read once more than `make` does to find it.
 
     Without speech its `content_frames` is 0, and a notice gives the highest probability.
 
-    Args:
-        audio: the recording; closed when the result is.
-        make: reads the joined parts of a recording.
-        listener: a new one; returns the probability of speech.
-        params: the parameters of the detection.
-        clips: parts of the recording to transcribe, in order and disjoint.
+    `audio`: the recording; closed when the result is. `make`: reads the joined parts of a
+    recording. `detector`: a new one; returns the probability of speech. `clips`: parts of the
+    recording to transcribe, in order and disjoint.
 
     Raises:
         InputOutputError: it cannot be decoded, or is not audio.
 
     """
-    speech = find_speech(audio, listener, params)
+    speech = find_speech(audio, detector, params)
     parts = common(speech.parts, clips)
-    sound = make(SpeechOnly(audio, parts))
-    sound.duration = speech.samples / SAMPLE_RATE
-    sound.timeline = Timeline(parts, slack=max(params.speech_pad, _LEAST_SLACK))
-    sound.skipped = common(speech.skipped, clips)
-    sound.notices = audio.notices if parts else (*audio.notices, _no_speech(audio.name, speech))
-    return sound
+    recorded = make(SpeechOnly(audio, parts))
+    recorded.duration = speech.samples / SAMPLE_RATE
+    recorded.timeline = Timeline(parts, slack=max(params.speech_pad, _LEAST_SLACK))
+    recorded.skipped = common(speech.skipped, clips)
+    recorded.notices = audio.notices if parts else (*audio.notices, _no_speech(audio.name, speech))
+    return recorded
 
 
 def _no_speech(name: str, speech: Speech) -> str:

@@ -15,8 +15,8 @@ from kvcast.transcripts.params import SUBTITLES, SubtitleParams
 from kvcast.transcripts.writers import TranscriptDocument
 
 EPILOG = """\
-Each line of the text becomes a segment, with the times of its words. What is heard in the recording
-tells where each part of the text belongs, so the two should have the same words, though not all.
+Each line of the text becomes a segment, with the times of its words. The recording is transcribed
+to find where each part of the text belongs, so the two should share most words.
 
 exit codes are those of kvcast transcribe
 """

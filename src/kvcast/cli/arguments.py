@@ -142,7 +142,6 @@ def _settings(option: Declared) -> dict[str, Any]:
 
 
 def _reader(option: Declared) -> Callable[[str], Any]:
-    """Return the function that turns a word of the command line into the option's value."""
     check = option.option.check
     if not isinstance(check, Bounds):
         return _checked(check)

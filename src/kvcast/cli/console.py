@@ -15,11 +15,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -185,29 +185,6 @@ def _raise(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as h
     raise Terminated
 
 
-class Progress(Protocol):
-    def waiting(self, message: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Show work of unknown length.
-
-        Yields a function that shows the current phase behind the message.
-        """
-
-    def measuring(self, name: str, total: float | None) -> AbstractContextManager[None]:
-        """Show a bar for one input of `total` seconds of audio (None where unknown)."""
-
-    def reached(self, seconds: float) -> None:
-        """Move the bar."""
-
-    def covering(self, files: int, size: float) -> AbstractContextManager["Coverage"]:
-        """Show one bar for several inputs of `size` bytes together."""
-
-    def hidden(self) -> AbstractContextManager[None]:
-        """Take the bar off the terminal while text is printed there."""
-
-    def aside(self) -> AbstractContextManager[None]:
-        """Take the bar off the terminal while a line is written to standard error."""
-
-
 class Coverage:
     """How much of several inputs is done; threads may report concurrently."""
 
@@ -232,40 +209,41 @@ class Coverage:
             self._show(self._files, self._size + sum(self._parts.values()))
 
 
-def progress(*, quiet: bool) -> Progress:
-    """Return the progress display for this output: nothing if quiet or if there is no terminal."""
-    can_redraw = sys.stderr is not None and sys.stderr.isatty() and os.getenv("TERM") != "dumb"
-    return DrawnProgress() if can_redraw and not quiet else Silent()
+class Progress:
+    """Progress of a command; this one draws nothing."""
 
-
-class Silent(Progress):
-    @override
     @contextmanager
     def waiting(self, message: str) -> Iterator[Callable[[str], None]]:
+        """Show work of unknown length.
+
+        Yields a function that shows the current phase behind the message.
+        """
+        del message
         yield lambda _: None  # not `ignore_phase`, without which libraries draw progress bars
 
-    @override
     @contextmanager
     def measuring(self, name: str, total: float | None) -> Iterator[None]:
+        """Show a bar for one input of `total` seconds of audio (None where unknown)."""
+        del name, total
         yield
 
-    @override
     def reached(self, seconds: float) -> None:
-        pass  # nothing is drawn
+        """Move the bar."""
 
-    @override
     @contextmanager
     def covering(self, files: int, size: float) -> Iterator[Coverage]:
+        """Show one bar for several inputs of `size` bytes together."""
+        del files, size
         yield Coverage(lambda *_: None)
 
-    @override
     @contextmanager
     def hidden(self) -> Iterator[None]:
+        """Take the bar off the terminal while text is printed there."""
         yield
 
-    @override
     @contextmanager
     def aside(self) -> Iterator[None]:
+        """Take the bar off the terminal while a line is written to standard error."""
         yield
 
 
@@ -356,3 +334,9 @@ class DrawnProgress(Progress):
                 yield bar
         finally:
             self._bar = None
+
+
+def progress(*, quiet: bool) -> Progress:
+    """Return the progress display for this output: nothing if quiet or if there is no terminal."""
+    can_redraw = sys.stderr is not None and sys.stderr.isatty() and os.getenv("TERM") != "dumb"
+    return DrawnProgress() if can_redraw and not quiet else Progress()

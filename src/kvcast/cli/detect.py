@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Listen to every input and return the exit code; raises errors that concern all of them."""
+    """Detect each input's language and return the exit code; raises errors that concern all."""
     inputs.check(args)
     params = keywords(args, LanguageParams)
     watcher = progress(quiet=args.quiet)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     width = max((len(console.printable(shown(source))) for source in sources), default=0)
     for source in sources:
         try:
-            with watcher.waiting(f"listening to {shown(source)}"):
+            with watcher.waiting(f"detecting the language of {shown(source)}"):
                 language = model.detect_language(source, **params)
         except Exception as error:
             failures.append(console.report(error, about=shown(source)))

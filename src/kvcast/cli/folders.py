@@ -145,7 +145,6 @@ class _ResultCollector:
         self.failures: list[int] = []
 
     def ended(self, result: "FileResult") -> None:
-        """Take a result; report a failure at once."""
         self._results.append(result)
         if result.error is not None:
             with self._watcher.aside():
@@ -202,7 +201,7 @@ class _ResultCollector:
                         self.ended(self._work.finish(outcome, self._render))
                         finished += 1
                         bar.finished(outcome.queued.source, outcome.queued.recording.size)
-                        self._tell(outcome.queued, outcome.transcript)
+                        self._say_notices(outcome.queued, outcome.transcript)
             except (KeyboardInterrupt, Terminated):
                 console.say(
                     f"{finished} of {len(waiting)} recordings are finished; the same command with "
@@ -241,7 +240,9 @@ class _ResultCollector:
             )
         )
 
-    def _tell(self, queued: "QueuedRecording", transcript: "FolderTranscript | None") -> None:
+    def _say_notices(
+        self, queued: "QueuedRecording", transcript: "FolderTranscript | None"
+    ) -> None:
         if transcript is None or self._args.quiet:
             return
         for notice in transcript.notices:
@@ -250,7 +251,6 @@ class _ResultCollector:
 
 
 def opened_on_cluster(args: argparse.Namespace) -> "Opened":
-    """Load the model in a process of a cluster."""
     model, runtime = inputs.load(args, ignore_phase)
     return model, runtime, keywords(args, TranscribeParams)
 
@@ -272,7 +272,6 @@ def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
 
 
 def _refuse_nothing(folder: Path, work: "FolderRun", params: FolderParams) -> None:
-    """Raise InputMissingError where there is nothing that could be transcribed."""
     if work.waiting or work.kept or work.problems or work.listing.older:
         return
     hints = [] if params.recursive else ["add --recursive for those in its folders"]
@@ -290,12 +289,12 @@ def _notices(work: "FolderRun") -> Iterable[str]:
 
 
 def _table(summary: "Summary") -> Iterable[str]:
-    yield f"{'':8}{'files':>8}  sound\n"
+    yield f"{'':8}{'files':>8}  audio\n"
     for status in ("done", "kept", "failed"):
-        sound = _clock(summary.sound(status)) if status != "failed" else ""
-        yield f"{status:8}{summary.count(status):>8}  {sound}".rstrip() + "\n"
-    if summary.seconds and summary.sound("done"):
-        speed = summary.sound("done") / summary.seconds
+        audio = _clock(summary.audio_seconds(status)) if status != "failed" else ""
+        yield f"{status:8}{summary.count(status):>8}  {audio}".rstrip() + "\n"
+    if summary.seconds and summary.audio_seconds("done"):
+        speed = summary.audio_seconds("done") / summary.seconds
         yield f"in {_clock(summary.seconds)}: {speed:.1f} times as fast as it plays\n"
     for file in summary.files:
         if file.reason:
@@ -308,15 +307,15 @@ def _table(summary: "Summary") -> Iterable[str]:
 
 def _passed_over(summary: "Summary") -> str:
     """Return how many files and folders of which kinds were left alone, or nothing."""
-    told = []
+    counts = []
     if files := summary.passed_over:
         kinds = Counter(PurePosixPath(path).suffix.lower() or "no extension" for path in files)
         named = [f"{kind} {count}" for kind, count in kinds.most_common(_MOST_KINDS)]
         more = ["…"] if len(kinds) > _MOST_KINDS else []
-        told.append(f"{_counted(len(files), 'file')} ({', '.join(named + more)})")
+        counts.append(f"{_counted(len(files), 'file')} ({', '.join(named + more)})")
     if summary.closed:
-        told.append(f"{_counted(len(summary.closed), 'folder')} (--recursive)")
-    return console.one_line(" and ".join(told))
+        counts.append(f"{_counted(len(summary.closed), 'folder')} (--recursive)")
+    return console.one_line(" and ".join(counts))
 
 
 def _counted(count: int, thing: str) -> str:

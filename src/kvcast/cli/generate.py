@@ -70,7 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    """Declare the ways to give prompts, of which a run takes exactly one."""
     ways = parser.add_argument_group("prompt").add_mutually_exclusive_group(required=True)
     ways.add_argument(
         "prompt",
@@ -223,7 +222,6 @@ def _stream(
 def _write_texts(
     model: "TextGenerator", lines: Sequence[PromptLine], args: argparse.Namespace, watcher: Progress
 ) -> "list[TextGeneration]":
-    """Print the texts of one prompt, under headings if there are several."""
     (texts,) = _generate(model, lines, args, watcher)
     for number, text in enumerate(texts, start=1):
         heading = f"--- {number} of {len(texts)} ---\n" if args.n > 1 else ""
@@ -241,7 +239,7 @@ def _write_json(
     written: list[TextGeneration] = []
     documents: list[str] = []
     for prompt, texts in zip(lines, answers, strict=True):
-        told = document(
+        fields = document(
             prompt,
             texts,
             model=args.model,
@@ -249,7 +247,7 @@ def _write_json(
             conversation=_conversation(prompt, args),
             logprobs=args.logprobs,
         )
-        line = json.dumps(told, ensure_ascii=False, allow_nan=False) + "\n"
+        line = json.dumps(fields, ensure_ascii=False, allow_nan=False) + "\n"
         if args.output is None:
             console.emit(line)
         documents.append(line)

@@ -30,8 +30,8 @@ def add_attention(parser: argparse.ArgumentParser) -> None:
         "input",
         metavar="AUDIO|TEXT",
         type=filled,
-        help="a recording, for a model of speech, which hears its first 30 seconds or fewer; a "
-        "text for any other",
+        help="a recording for a speech model, which encodes its first 30 seconds or fewer; text "
+        "for any other model",
     )
     parser.add_argument(
         "--model",
@@ -44,20 +44,20 @@ def add_attention(parser: argparse.ArgumentParser) -> None:
     for name, meaning in (
         ("layer", "show this layer alone (default: the mean of all)"),
         ("head", "show this head alone, of that layer or of each (default: the mean of all; over "
-         "sound of the heads that follow speech, where a Whisper knows them)"),
+         "audio, of the alignment heads, where a Whisper has them)"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=whole_number(0), metavar="N", help=meaning)
     parser.add_argument(
         "--new",
         type=whole_number(0),
         metavar="N",
-        help="tokens to write after TEXT (default: 0), or in answer to it (default: up to 64)",
+        help="tokens to generate after TEXT (default: 0), or in answer to it (default: up to 64)",
     )
     parser.add_argument(
         "--start", type=number(0), metavar="SECONDS", help="of the part of AUDIO (default: 0)"
     )
     parser.add_argument(
-        "--language", type=filled, metavar="CODE", help="spoken in AUDIO (default: what is heard)"
+        "--language", type=filled, metavar="CODE", help="spoken in AUDIO (default: detected)"
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw into this file as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -73,14 +73,14 @@ def run_attention(args: argparse.Namespace) -> int:
         raise UsageError(f"--model is missing: name a checkpoint, or set {MODEL_VARIABLE}")
     if args.svg is not None:
         check_target(args.svg)
-    view, spectrogram_mf = _looked_at(args, progress(quiet=args.json))
+    view, spectrogram_mf = _view(args, progress(quiet=args.json))
     if args.svg is not None:
         save(args.svg, draw(view, spectrogram_mf))
     console.emit(f"{json.dumps(view.document())}\n" if args.json else render(view))
     return 0
 
 
-def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[AttentionView, Any]":
+def _view(args: argparse.Namespace, watcher: "Progress") -> "tuple[AttentionView, Any]":
     from kvcast.inspect.attention.model import InspectedModel
     from kvcast.inspect.attention.view import over_text
 
@@ -88,21 +88,21 @@ def _looked_at(args: argparse.Namespace, watcher: "Progress") -> "tuple[Attentio
         model = InspectedModel.open(args.model, on_phase)
     with watcher.waiting("computing"):
         if model.model.task == "transcribe":
-            return _heard(args, model)
+            return _audio_view(args, model)
         for name in ("start", "language"):
             if getattr(args, name) is not None:
-                raise UsageError(f"{args.model} reads text, and --{name} is of sound: drop it")
+                raise UsageError(f"{args.model} takes text, and --{name} is for audio: drop it")
         return over_text(
             model, prompts.given(args.input).text, args.new, args.layer, args.head
         ), None
 
 
-def _heard(args: argparse.Namespace, model: "InspectedModel") -> "tuple[AttentionView, Any]":
+def _audio_view(args: argparse.Namespace, model: "InspectedModel") -> "tuple[AttentionView, Any]":
     from kvcast.inspect.attention.model import excerpt, spectrogram
     from kvcast.inspect.attention.view import encoded_seconds, over_audio
 
     if args.new is not None:
-        raise UsageError(f"{args.model} transcribes to the end of the sound: drop --new")
+        raise UsageError(f"{args.model} transcribes to the end of the audio: drop --new")
     samples = excerpt(args.input, args.start or 0.0, encoded_seconds(model))
     view = over_audio(model, samples, args.language, args.layer, args.head)
     return view, spectrogram(samples)
@@ -126,7 +126,7 @@ def add_graph(parser: argparse.ArgumentParser) -> None:
     for name, default, meaning in (
         ("length", 64, "positions that each row holds before the call"),
         ("new", 1, "tokens of each row in the call"),
-        ("rows", 1, "rows, each with an encoded input of its own"),
+        ("rows", 1, "rows, each with a separate encoded input"),
     ):
         parser.add_argument(
             f"--{name}",
@@ -177,7 +177,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
         type=filled,
         metavar="MODEL",
         help="whose kinds of layers the page shows, and whose operations and bytes it counts, as "
-        "kvcast inspect cost takes it; --window is then drawn in place of its rings' own",
+        "kvcast inspect cost takes it; --window is then drawn instead of its own",
     )
 
 

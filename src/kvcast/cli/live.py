@@ -1,4 +1,4 @@
-"""`kvcast transcribe --live -`: audio from standard input, text as it settles.
+"""`kvcast transcribe --live -`: audio from standard input, text as it is confirmed.
 
 A thread reads, so that audio which arrives meanwhile is decoded in one piece; it stops reading when
 much has piled up.
@@ -41,7 +41,7 @@ _LATE = 10.0
 """Backlog of audio, in seconds, from which the user gets a warning."""
 
 _BEHIND = (
-    f"sound arrives faster than this machine decodes it: text settles more than {_LATE:.0f} s "
+    f"audio arrives faster than this machine decodes it: text is confirmed more than {_LATE:.0f} s "
     "late; a smaller model keeps up, or a larger --step"
 )
 
@@ -50,7 +50,7 @@ def add_arguments(group: Heading) -> None:
     group.add_argument(
         "--live",
         action="store_true",
-        help="transcribe sound while it arrives on standard input: raw PCM (16-bit little endian, "
+        help="transcribe audio while it arrives on standard input: raw PCM (16-bit little endian, "
         "one channel) or WAV",
     )
     group.add_argument(
@@ -108,10 +108,8 @@ class Intake:
     ) -> None:
         """Begin to read.
 
-        Args:
-            read: returns up to a number of bytes as soon as there are some; none at the end.
-            clock: returns the time of their arrival.
-
+        `read`: returns up to a number of bytes as soon as there are some; none at the end. `clock`:
+        returns the time of their arrival.
         """
         self._read = read
         self._clock = clock
@@ -169,7 +167,7 @@ class Screen(Protocol):
 
 
 class TextScreen(Screen):
-    """Settled text, a line per utterance, for files and pipes."""
+    """Confirmed text, a line per utterance, for files and pipes."""
 
     def __init__(self) -> None:
         self._at_start = True
@@ -214,10 +212,10 @@ class Terminal(Screen, AbstractContextManager["Terminal"]):
                 self._live.update("", refresh=True)
                 self._console.print(Text(console.printable(self._line.strip())))
                 self._line = ""
-        settled = self._line.lstrip()
-        grey = interim if settled else interim.lstrip()
+        confirmed = self._line.lstrip()
+        grey = interim if confirmed else interim.lstrip()
         self._live.update(
-            Text.assemble(console.printable(settled), (console.printable(grey), "bright_black")),
+            Text.assemble(console.printable(confirmed), (console.printable(grey), "bright_black")),
             refresh=True,
         )
 
@@ -228,7 +226,7 @@ class Terminal(Screen, AbstractContextManager["Terminal"]):
     @override
     def __exit__(self, *_: object) -> None:
         self._live.stop()
-        if self._line.strip():  # cut short: settled text stays
+        if self._line.strip():  # cut short: confirmed text stays
             console.emit(console.printable(self._line.strip()) + "\n")
 
 
@@ -262,26 +260,26 @@ def transcribe(
     live: "LiveTranscription", intake: Intake, *, sample_rate: int, as_json: bool, quiet: bool
 ) -> None:
     """Transcribe incoming audio until it ends or Ctrl-C is pressed; a second Ctrl-C interrupts."""
-    from kvcast.speech.live import SoundStream
+    from kvcast.speech.live import AudioStream
 
     if not quiet:
         for notice in live.notices:
             console.say(notice, about=shown(STANDARD_INPUT))
     warned = quiet
-    sound = SoundStream(sample_rate)
+    audio = AudioStream(sample_rate)
     failure: InputOutputError | None = None
     with screen(as_json=as_json) as place, _stopped_by_interrupt(intake):
         try:
             for count, pieces in enumerate(iter(intake.take, [])):
                 before = live.duration
                 for data, at in pieces:
-                    live.take(sound.feed(data), at)
+                    live.take(audio.feed(data), at)
                 if count and not warned and live.duration - before > _LATE:
                     warned = True
                     console.say(_BEHIND, about=shown(STANDARD_INPUT))
                 place.show(live.update())
             if live.duration or not intake.was_stopped:  # who stops at once has no empty input
-                live.take(sound.finish())
+                live.take(audio.finish())
         except console.OutputStreamError:
             raise
         except InputOutputError as error:
@@ -290,7 +288,7 @@ def transcribe(
     if failure is not None:
         raise failure
     if not quiet:
-        for notice in sound.notices:
+        for notice in audio.notices:
             console.say(notice, about=shown(STANDARD_INPUT))
         console.say(_summary(live), about=shown(STANDARD_INPUT))
 
@@ -298,10 +296,10 @@ def transcribe(
 def _summary(live: "LiveTranscription") -> str:
     delays = live.delays
     if not delays.count:
-        return f"{live.duration:.1f} s heard, no words"
+        return f"{live.duration:.1f} s of audio, no words"
     half, most = delays.quantile(0.5), delays.quantile(0.95)
     return (
-        f"{live.duration:.1f} s heard, {delays.count} words; delay from sound to settled word: "
+        f"{live.duration:.1f} s of audio, {delays.count} words; delay until a word is confirmed: "
         f"median {half:.1f} s, 95% within {most:.1f} s, longest {delays.longest:.1f} s"
     )
 

@@ -141,7 +141,10 @@ _RECORDINGS: Mapping[str, _Translation] = {
     "--no-gpu": _switch(),
 }
 
-_HEARING: Mapping[str, _Translation] = {"--device": _DEVICE, "--compute-type": _COMPUTE_TYPE}
+_ALIGN_AND_DETECT: Mapping[str, _Translation] = {
+    "--device": _DEVICE,
+    "--compute-type": _COMPUTE_TYPE,
+}
 
 _TEXT: Mapping[str, _Translation] = {
     # llama.cpp
@@ -180,8 +183,8 @@ _SERVER: Mapping[str, _Translation] = {
 
 _TABLES: Mapping[str, Mapping[str, _Translation]] = {
     "transcribe": _RECORDINGS,
-    "align": _HEARING,
-    "detect": _HEARING,
+    "align": _ALIGN_AND_DETECT,
+    "detect": _ALIGN_AND_DETECT,
     "generate": _TEXT,
     "serve": _SERVER,
 }

@@ -174,14 +174,7 @@ def document(
 ) -> dict[str, Any]:
     """Return the document of a prompt.
 
-    Args:
-        prompt: as given by the user.
-        texts: one or more.
-        model: as named by the user.
-        runtime: that ran it.
-        conversation: whether it was a chat, with which system text.
-        logprobs: whether the document has log-probabilities.
-
+    `conversation`: whether it was a chat, with which system text.
     """
     first, *others = [_fields(text, logprobs=logprobs) for text in texts]
     return {

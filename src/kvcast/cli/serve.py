@@ -166,7 +166,6 @@ def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
 
 
 def _cache_memory(params: ServeParams, before: Sequence["Engine"]) -> int:
-    """Return the bytes that the cache of the next engine may take."""
     from kvcast.engine import share_of_memory
 
     megabytes = params.cache_memory

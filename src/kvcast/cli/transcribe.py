@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace",
         default=(),
         metavar="FILE",
-        help="rules HEARD => WRITTEN, one in each line, for names and terms: of whole words, in "
+        help="replacement rules FROM => TO, one per line, for names and terms: whole words, in "
         "any case",
     )
     add_options(under, SubtitleParams)

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a recording whose first window is heard, instead of noise; may be repeated",
+        help="a recording whose first window is encoded, instead of noise; may be repeated",
     )
     under[VERIFYING].add_argument(
         "--prompts",
@@ -107,7 +107,6 @@ def _foreign(args: argparse.Namespace) -> "Report":
 
 
 def _verified(args: argparse.Namespace) -> "Report":
-    """Verify a model of kvcast's; a bundle keeps the report."""
     from kvcast.verification.subject import open_subject
     from kvcast.verification.verifying import verify
 
@@ -130,7 +129,7 @@ def _inputs(args: argparse.Namespace) -> "Callable[[Model], Sequence[Case]]":
     from kvcast.verification.cases import cases_of_prompts, cases_of_recordings
 
     if args.prompts is not None and args.audio:
-        raise UsageError("a model listens or reads: give --audio or --prompts")
+        raise UsageError("a model takes audio or text: give --audio or --prompts")
     if args.prompts is not None:
         lines = read_prompts(args.prompts)
         if any(line.system is not None for line in lines):

@@ -41,9 +41,8 @@ _CONNECT_TIMEOUT = 10.0
 def connected(address: str | None) -> Iterator[None]:
     """Belong to a cluster meanwhile.
 
-    Args:
-        address: "local", "auto" or HOST:PORT, as `ray.init` takes it; None is a cluster that
-            is there, or else one of this machine alone.
+    `address`: "local", "auto" or HOST:PORT, as `ray.init` takes it; None is a cluster that is
+    there, or else one of this machine alone.
 
     Raises:
         UsageError: the address is none.
@@ -257,7 +256,6 @@ def _whose(named: dict[str, str]) -> str:
 
 
 def _client() -> Any:
-    """Return a client of the cluster's Serve, or None if it does not run."""
     from ray.serve.context import _get_global_client
 
     return _get_global_client(raise_if_no_controller_running=False)
@@ -294,14 +292,7 @@ def _begin(params: ServeParams, *, patience: float) -> bool:
 
 
 def check_shared(http: Any, routes: dict[str, str | None], params: ServeParams) -> None:
-    """Raise UsageError where Serve runs and another application has the route or port.
-
-    Args:
-        http: Serve's options.
-        routes: of its applications.
-        params: the address to serve at.
-
-    """
+    """Raise UsageError where Serve runs and another application has the route or port."""
     if http.host is None:
         raise UsageError("the cluster's Ray Serve listens nowhere: end it with serve shutdown")
     if (http.host, http.port) != (params.host, params.port):

@@ -154,7 +154,6 @@ class _ProxiedAnswer:
         await self._send(message)
 
     def check_whole(self) -> None:
-        """Raise LostError for an answer that lacks its end."""
         if not self._ended:
             raise LostError
 

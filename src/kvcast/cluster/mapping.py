@@ -48,12 +48,8 @@ def mapped(
 ) -> Iterator[R]:
     """Yield the results for all items, in the order of completion.
 
-    Args:
-        make: is called once in each process, in this one's folder if it is there, and returns
-            the function.
-        items: can be pickled, as can results.
-        actors: processes at most.
-        cores: of each.
+    `make`: is called once in each process, in this one's folder if it is there, and returns the
+    function.
 
     Raises:
         UsageError: the cluster has no room for a process.
@@ -98,8 +94,6 @@ def computed(function: Callable[[], R], *, cores: int) -> R:
 
 
 class _PreparedOnce(Generic[R]):
-    """Makes a function of an item out of one of none."""
-
     def __init__(self, function: Callable[[], R]) -> None:
         self._function = function
 
@@ -159,16 +153,11 @@ def answered(
 ) -> Iterator[R]:
     """Yield the answer to each prompt, in order.
 
-    Args:
-        make: is called once in each process; returns the function that answers several prompts.
-        prompts: of which each is answered once.
-        keys: of each prompt its call and its text, for `packed`.
-        together: prompts that are answered in one call, at least, if there are enough.
-        actors: processes at most.
-        cores: of each.
+    `make`: is called once in each process; returns the function that answers several prompts.
+    `prompts`: of which each is answered once. `keys`: of each prompt its call and its text, for
+    `packed`. `together`: prompts that are answered in one call, at least, if there are enough.
 
     Raises as `kvcast.cluster.mapping.mapped`.
-
     """
     jobs = [[(i, prompts[i]) for i in some] for some in packed(keys, together)]
     waiting: dict[int, R] = {}
@@ -186,10 +175,8 @@ def packed(keys: Sequence[tuple[Hashable, Hashable]], together: int) -> list[lis
     Equal prompts of one call stay together and in order: the seed of a text depends on the number
     of equal prompts before it in its call, and on no other prompt.
 
-    Args:
-        keys: of each prompt its call and its text. Prompts of a call follow each other.
-        together: prompts of one call are packed until there are at least this many.
-
+    `keys`: of each prompt its call and its text. Prompts of a call follow each other. `together`:
+    prompts of one call are packed until there are at least this many.
     """
     packs: list[list[int]] = []
     for _, places in groupby(range(len(keys)), key=lambda i: keys[i][0]):
@@ -235,15 +222,10 @@ def transcribed(
 ) -> Generator[Outcome]:
     """Yield each recording's outcome, in the order of completion.
 
-    Args:
-        open_model: is called once in each process.
-        queue: the recordings; all machines see them at the same path.
-        actors: processes at most.
-        cores: of each.
-        on_runtime: is called with the model's runtime, before each outcome.
+    `open_model`: is called once in each process. `queue`: the recordings; all machines see them at
+    the same path. `on_runtime`: is called with the model's runtime, before each outcome.
 
     Raises as `kvcast.cluster.mapping.mapped`.
-
     """
     make = _RecordingActor(open_model)
     for runtime, outcome in mapped(make, list(queue), actors=actors, cores=cores):

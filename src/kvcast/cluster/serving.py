@@ -57,13 +57,8 @@ def serve(
 ) -> None:
     """Serve until a signal asks to end; the second one ends at once.
 
-    Args:
-        open_models: is called in each replica.
-        params: where to listen, and limits.
-        address: of the cluster, as `connected` takes it.
-        replicas: least and largest number.
-        cores: of each replica.
-        started: is called once requests are taken.
+    `open_models`: is called in each replica. `params`: where to listen, and limits. `address`: of
+    the cluster, as `connected` takes it. `started`: is called once requests are taken.
 
     Raises:
         UsageError: the cluster has no room for a replica, or serves already.
@@ -224,7 +219,6 @@ class Replica:
 
 
 def _asking(handle: Any) -> Ask:
-    """Return the function that calls a replica through a streaming handle."""
     from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
     from ray.serve.exceptions import (
         BackPressureError,

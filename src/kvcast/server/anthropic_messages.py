@@ -17,7 +17,7 @@ from kvcast.server.dispatch import State
 from kvcast.server.errors import ApiError, messages_document
 from kvcast.server.model_registry import Served
 from kvcast.server.prompts import (
-    NOT_WRITING,
+    NOT_GENERATING,
     Tools,
     check_converses,
     conversation,
@@ -41,7 +41,7 @@ async def messages(state: State, request: Request, body: MessagesRequest) -> Res
     if body.stop_sequences:
         options["stop"] = body.stop_sequences
     options |= tools.shape
-    job = await state.write(request, served, counted, options)
+    job = await state.generate(request, served, counted, options)
     state.journal.content(request, asked=body.messages)
     answer = _MessageAnswer(served, body, tools, counted)
     return await answer.send(state, request, [job], stream=body.stream)
@@ -72,7 +72,7 @@ async def _asked_beside(
 
 
 def _asked(state: State, body: CountTokensRequest) -> tuple[Served, Tools, Callable[[], Any]]:
-    served = state.models.of_kind(body.model, NOT_WRITING)
+    served = state.models.of_kind(body.model, NOT_GENERATING)
     choice = body.tool_choice or {}
     described = [_tool(tool) for tool in body.tools or ()]
     chosen = _choice(choice)
@@ -133,7 +133,6 @@ def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _text_of(content: Any, param: str) -> str:
-    """Return a text, or the joined texts of blocks."""
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else [content]
@@ -225,7 +224,6 @@ class _MessageAnswer(Answer):
             yield from self._stop_block()
 
     def _piece_events(self, kind: str, piece: str) -> Iterator[str]:
-        """Yield the events of a piece of reasoning or of text."""
         if self._open != kind:
             yield from self._stop_block()
             self._open = kind

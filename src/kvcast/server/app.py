@@ -77,11 +77,7 @@ def create(
 ) -> ASGIApp:
     """Return the application that serves these models.
 
-    Args:
-        models: opened.
-        params: limits and access.
-        draining: whether the server stops and refuses new requests.
-
+    `draining`: whether the server stops and refuses new requests.
     """
     state = State(
         models=models,
@@ -97,7 +93,7 @@ def create(
         redoc_url=None,
     )
     _add_errors(app)
-    _add_writing(app, state)
+    _add_text_routes(app, state)
     _add_speech(app, state)
     _add_models(app, state)
     _add_status(app, state, draining)
@@ -152,7 +148,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     return ApiError(400, f"{where}{first['msg']}", param=place or None)
 
 
-def _add_writing(app: FastAPI, state: State) -> None:
+def _add_text_routes(app: FastAPI, state: State) -> None:
     routes = APIRouter(route_class=JsonRoute)
 
     @routes.post("/v1/chat/completions", tags=["texts"], responses=_ERRORS)

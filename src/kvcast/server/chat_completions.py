@@ -16,7 +16,7 @@ from kvcast.server.dispatch import State, check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.model_registry import Served
 from kvcast.server.prompts import (
-    NOT_WRITING,
+    NOT_GENERATING,
     check_converses,
     conversation,
     copied,
@@ -43,7 +43,7 @@ from kvcast.text.texts import TextGeneration
 
 
 async def chat_completions(state: State, request: Request, body: ChatRequest) -> Response:
-    served = state.models.of_kind(body.model, NOT_WRITING)
+    served = state.models.of_kind(body.model, NOT_GENERATING)
     check_converses(served, body.tools, body.tool_choice)
     state.check_texts(served, body.n)
     tools = await state.calls.off_loop(
@@ -60,7 +60,7 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
     options, copies = copied({**_chat_options(body, served), **tools.shape})
     if state.limits.reasoning_budget is not None:
         options.setdefault("reasoning_budget", state.limits.reasoning_budget)
-    job = await state.write(request, served, prompt, options)
+    job = await state.generate(request, served, prompt, options)
     state.journal.content(request, asked=body.messages)
     divided = None if body.reasoning_format == "none" else prompt
     first = head("chatcmpl", "chat.completion", served) | {"system_fingerprint": None}
@@ -70,7 +70,7 @@ async def chat_completions(state: State, request: Request, body: ChatRequest) ->
 
 
 async def completions(state: State, request: Request, body: CompletionRequest) -> Response:
-    served = state.models.of_kind(body.model, NOT_WRITING)
+    served = state.models.of_kind(body.model, NOT_GENERATING)
     state.check_texts(served, body.n)
     state.check_texts(served, body.best_of, "best_of")
     for name, harmless in (("echo", False), ("suffix", ""), ("best_of", body.n or 1)):
@@ -86,7 +86,7 @@ async def completions(state: State, request: Request, body: CompletionRequest) -
         raise ApiError(400, "a stream is of one prompt", param="prompt")
     most, special = state.limits.max_prompt, bool(body.add_special_tokens)
     made = [limited(served, prompt, most, special_tokens=special) for prompt in prompts]
-    jobs = await state.write_each(request, served, made, options)
+    jobs = await state.generate_each(request, served, made, options)
     first, logprobs = head("cmpl", "text_completion", served), body.logprobs is not None
     answer = _CompletionAnswer(first, body, served, copies=copies, logprobs=logprobs)
     return await answer.send(state, request, jobs, stream=body.stream)
@@ -166,7 +166,6 @@ class _ChatAnswer(_OpenAIAnswer):
 
 
 def _ends(part: Part) -> dict[str, Any]:
-    """Return the fields with which a choice of a conversation ends."""
     logprobs = None if part.logprobs is None else {"content": part.logprobs, "refusal": None}
     return {"logprobs": logprobs, "finish_reason": part.finish_reason}
 

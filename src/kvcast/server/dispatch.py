@@ -73,11 +73,8 @@ class Calls:
     ) -> T:
         """Read a recording off the event loop; raises as `begin`.
 
-        Args:
-            request: whose body was read.
-            function: reads it, and calls its argument from time to time.
-            discard: takes a recording whose client has left.
-
+        `function`: reads it, and calls its argument from time to time. `discard`: takes a recording
+        whose client has left.
         """
         return await self._attended(request, self._recordings, function, discard)
 
@@ -265,7 +262,7 @@ class State:
     metrics: Metrics
     journal: RequestLog
 
-    async def write(
+    async def generate(
         self, request: Request, served: Served, prompt: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:
         """Begin texts; raises the errors of the prompt's maker, and as `Calls.begin`."""
@@ -274,15 +271,15 @@ class State:
         self.metrics.watch(served.name, job)
         return job
 
-    async def write_each(
+    async def generate_each(
         self,
         request: Request,
         served: Served,
         prompts: Sequence[Callable[[], Any]],
         options: dict[str, Any],
     ) -> list[Job[Any, Any]]:
-        """Begin the texts of several prompts, or none if one is refused; as `write`."""
-        begins = [partial(self.write, request, served, prompt, options) for prompt in prompts]
+        """Begin the texts of several prompts, or none if one is refused; as `generate`."""
+        begins = [partial(self.generate, request, served, prompt, options) for prompt in prompts]
         return await self.calls.all_begun(begins)
 
     async def enter(self, request: Request, body: Any) -> None:
@@ -313,7 +310,7 @@ class State:
                 param=name,
             )
 
-    def wrote(self, request: Request, result: Any) -> list[TextGeneration]:
+    def generated_texts(self, request: Request, result: Any) -> list[TextGeneration]:
         """Return the texts of a job's result, for the log as well."""
         texts = several(result)
         self.journal.content(request, answer=[text.text for text in texts])

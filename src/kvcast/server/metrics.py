@@ -43,12 +43,8 @@ class RequestLog:
     def write(self, scope: Any, *, status: int, began: float, kind: str | None) -> None:
         """Log a request that is over.
 
-        Args:
-            scope: of ASGI.
-            status: of the answer; 499 for a client that left before it.
-            began: by `time.perf_counter`.
-            kind: OpenAI's type or code of the error.
-
+        `status`: of the answer; 499 for a client that left before it. `kind`: OpenAI's type or code
+        of the error.
         """
         client = scope.get("client") or ("-", 0)
         fields = {

@@ -262,7 +262,6 @@ def _is_address(name: str) -> bool:
 
 
 def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """Return the header that names the fields which had no effect."""
     names = scope["state"].get("ignored")
     return [(b"x-ignored-fields", names.encode())] if names else []
 
@@ -326,12 +325,10 @@ class _Body:
         self.whole = not self._declared and "transfer-encoding" not in headers
 
     def check_length(self) -> None:
-        """Raise ApiError for a declared length that is too large."""
         if self._declared > self._most:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """Receive the next part; raises ApiError for a refused body."""
         if self.whole:
             return await self._receive()
         left = self._began + self._seconds - time.monotonic()

@@ -17,7 +17,7 @@ from kvcast.tokenizers.base import longest_token
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
 
-_WRITES = "does not transcribe: use a speech model"
+_GENERATES = "does not transcribe: use a speech model"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +63,6 @@ class Served:
 
     @property
     def _abilities(self) -> dict[str, Any] | None:
-        """Abilities of a speech model, without its languages."""
         if self.kind != SPEECH:
             return None
         able = vars(self.model.abilities).items()
@@ -112,13 +111,6 @@ Opener: TypeAlias = Callable[[Sequence[Engine]], Engine]
 
 @dataclass(frozen=True, kw_only=True)
 class _Unloaded:
-    """A model that is not in memory.
-
-    Attributes:
-        served: by its names, with their entries of a list.
-
-    """
-
     kind: str
     documents: Mapping[str, dict[str, Any]]
     opener: Opener
@@ -246,9 +238,9 @@ class Models:
             raise ApiError(400, f"the model {name!r} {kinds[model.kind]}", param="model")
         return model
 
-    def listening(self, name: str) -> Served:
+    def speech_model(self, name: str) -> Served:
         """Return the model of a name; raises ApiError unless it transcribes."""
-        return self.of_kind(name, dict.fromkeys((CHAT, COMPLETION, TEXT2TEXT), _WRITES))
+        return self.of_kind(name, dict.fromkeys((CHAT, COMPLETION, TEXT2TEXT), _GENERATES))
 
     def first_name(self, served: Served) -> str:
         """Return the first name of a model, under which it is counted."""

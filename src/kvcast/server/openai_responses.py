@@ -17,7 +17,7 @@ from kvcast.server.dispatch import State
 from kvcast.server.errors import ApiError
 from kvcast.server.model_registry import Served
 from kvcast.server.prompts import (
-    NOT_WRITING,
+    NOT_GENERATING,
     Tools,
     check_converses,
     conversation,
@@ -37,7 +37,7 @@ _INCLUDED = {_LOGPROBS, "reasoning.encrypted_content"}
 
 
 async def responses(state: State, request: Request, body: ResponsesRequest) -> Response:
-    served = state.models.of_kind(body.model, NOT_WRITING)
+    served = state.models.of_kind(body.model, NOT_GENERATING)
     for name in _STORED:
         if getattr(body, name):
             raise ApiError(400, f"{name} is not supported: nothing is stored", param=name)
@@ -54,7 +54,7 @@ async def responses(state: State, request: Request, body: ResponsesRequest) -> R
         bool(body.tools),
     )
     prompt = conversation(served, _messages(body), tools.offered, state.limits.max_prompt)
-    job = await state.write(request, served, prompt, _options(body, served, tools))
+    job = await state.generate(request, served, prompt, _options(body, served, tools))
     state.journal.content(request, asked=body.input)
     return await _ResponseAnswer(served, body, tools).send(
         state, request, [job], stream=body.stream

@@ -38,7 +38,7 @@ class EngineParams(Params):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeParams(EngineParams):
-    """Where a server listens, and its access and limits."""
+    """Address, access and limits of a server, and its access and limits."""
 
     host: str = ADDRESS("127.0.0.1", check=FILLED, metavar="ADDRESS")(
         "the address to listen at; 0.0.0.0 is every one of this machine"

@@ -13,7 +13,7 @@ from kvcast.server.errors import ApiError
 from kvcast.server.model_registry import COMPLETION, SPEECH, TEXT2TEXT, Served
 from kvcast.server.request_models import Sampled, Shaped
 
-NOT_WRITING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions"}
+NOT_GENERATING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions"}
 
 
 def keywords(
@@ -209,7 +209,6 @@ _SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the texts in messages, skipping malformed parts."""
     for message in messages:
         match message.get("content"):
             case str(text):
@@ -249,12 +248,8 @@ def tools_of(
 ) -> Tools:
     """Return the tools of a request.
 
-    Args:
-        tokenizer: of the model.
-        tools: as OpenAI's chat completions describe them.
-        choice: "auto", "none", "required", or a description of one of the tools.
-        parallel: whether the model may call several.
-        shape: keywords that hold a text which is no call to a format.
+    `choice`: "auto", "none", "required", or a description of one of the tools. `parallel`: whether
+    the model may call several. `shape`: keywords that hold a text which is no call to a format.
 
     Raises:
         ApiError: for a choice that names no tool, a tool that must be called with a schema that

@@ -206,7 +206,6 @@ def _finite(spelled: str) -> float:
 
 
 def _is_deep(document: Any) -> bool:
-    """Return whether lists and objects lie deeper within one another than they may."""
     level = [document]
     for _ in range(DEEPEST + 1):
         inner = (
@@ -260,7 +259,6 @@ def pieces(document: Any) -> Iterator[str]:
 
 
 def _together(values: list[Any]) -> Iterator[list[Any]]:
-    """Yield neighbours of a list that are encoded in one call."""
     some: list[Any] = []
     taken = 0
     for value in values:

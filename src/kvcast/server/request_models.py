@@ -48,7 +48,6 @@ def _number(name: str, *, least: float | None = None, most: float | None = None)
 
 
 def _text(name: str, *, most: int) -> Any:
-    """Return the bounds of a text option, in characters."""
     check = _OPTIONS[name].option.check
     if not isinstance(check, Text):
         raise TypeError(f"{name} is no text")

@@ -16,7 +16,7 @@ from typing_extensions import override
 from kvcast.server.dispatch import Check, State, check_room
 from kvcast.server.errors import ApiError
 from kvcast.server.model_registry import CHAT, COMPLETION, TEXT2TEXT, Served
-from kvcast.server.prompts import NOT_WRITING, PromptLimit, each, keywords, limited
+from kvcast.server.prompts import NOT_GENERATING, PromptLimit, each, keywords, limited
 from kvcast.server.request_models import EmbeddingsRequest, Text2TextRequest
 from kvcast.server.text_responses import DONE, Answer, event, head, usage
 from kvcast.text.generation import EncodedText
@@ -30,7 +30,7 @@ _AT_A_TIME = 512
 
 async def text2text(state: State, request: Request, body: Text2TextRequest) -> Response:
     """Generate the targets of sources."""
-    others = NOT_WRITING | {CHAT: _CONTINUES, COMPLETION: _CONTINUES}
+    others = NOT_GENERATING | {CHAT: _CONTINUES, COMPLETION: _CONTINUES}
     served = state.models.of_kind(body.model, others)
     assert served.kind == TEXT2TEXT
     state.check_texts(served, body.n)
@@ -51,7 +51,7 @@ async def text2text(state: State, request: Request, body: Text2TextRequest) -> R
     state.journal.content(request, asked=body.input)
     check_room(served.engine, len(sources))
     made = [limited(served, source, state.limits.max_prompt) for source in sources]
-    jobs = await state.write_each(request, served, made, options)
+    jobs = await state.generate_each(request, served, made, options)
     return await _SourceAnswer(served).send(state, request, jobs, stream=body.stream)
 
 
@@ -166,7 +166,6 @@ def _length(prompt: Any) -> int:
 
 
 def _coded(vector: Any, encoding: str | None) -> str | list[float]:
-    """Return a vector as floats, or as little-endian fp32 in Base64."""
     if encoding == "base64":
         return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
     return [float(value) for value in vector]

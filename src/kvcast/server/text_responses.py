@@ -1,7 +1,7 @@
 """Answers with generated texts: reasoning, tool calls, log-probabilities and usage, and streams.
 
-`Answer` reads the texts of a job, at once or as they come; each endpoint has a subclass that writes
-them as its clients read them. Source of server-sent events: WHATWG HTML, 9.2.
+`Answer` reads the texts of a job, at once or as they come; each endpoint has a subclass for
+its own format. Source of server-sent events: WHATWG HTML, 9.2.
 """
 
 import asyncio
@@ -126,13 +126,8 @@ class Answer(ABC):
     ) -> None:
         """Prepare.
 
-        Args:
-            served: the model.
-            tools: of the request.
-            prompt: of the texts; None leaves reasoning in their content.
-            copies: how often each text is repeated.
-            logprobs: whether the request asks for log-probabilities.
-
+        `prompt`: of the texts; None leaves reasoning in their content. `copies`: how often each
+        text is repeated.
         """
         self.served = served
         self._begin_reader = partial(_Reader, served, tools, prompt)
@@ -163,7 +158,7 @@ class Answer(ABC):
         """Answer with the texts of jobs, one for each prompt; of a stream there is one."""
 
         def texts_of(result: Any) -> list[TextGeneration]:
-            return state.wrote(request, result) * self._copies
+            return state.generated_texts(request, result) * self._copies
 
         if stream:
             [job] = jobs
@@ -227,7 +222,6 @@ def usage(texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> dict[
 
 
 def _values_of(texts: Sequence[list[TextGeneration]]) -> int:
-    """Return about how many values an answer has for these texts."""
     return sum(
         len(text.tokens) * (1 + (len(text.top_logprobs[0]) if text.top_logprobs else 0))
         for several in texts
@@ -259,7 +253,7 @@ def spelling(tokenizer: Any, token: int) -> _Spelling:
             spelled = tokenizer.decode([token]).encode()
         try:
             text = spelled.decode()
-        except UnicodeDecodeError:  # part of a character; as OpenAI writes it
+        except UnicodeDecodeError:  # part of a character; in OpenAI's spelling
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
         known[token] = _Spelling(spelled, text, tuple(spelled))
     return known[token]
@@ -327,16 +321,9 @@ async def streamed(
 ) -> Events:
     """Return the stream of a job's events, once the first has arrived.
 
-    Args:
-        calls: hands requests to engines.
-        request: whose body was read.
-        job: just begun.
-        of_item: the events of an item.
-        end: the events of the result, and of how many of its prompt's tokens were cached.
-        of_error: the event of a failure.
+    `end`: the events of the result, and of how many of its prompt's tokens were cached.
 
     Raises the job's errors before its first item, so that they have a status, and GoneError.
-
     """
     first = await calls.unless_gone(request, job.arrived(), job.cancel)
 

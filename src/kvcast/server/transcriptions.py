@@ -44,10 +44,8 @@ class Recordings:
     ) -> "UploadedRecording":
         """Return a recording; it must be released.
 
-        Args:
-            file: that was uploaded.
-            track: number or language of its audio track.
-            check: raises if the client has left; called for each block.
+        `track`: number or language of its audio track. `check`: raises if the client has left;
+        called for each block.
 
         Raises:
             ApiError: it is too long, or there is no room for it now.
@@ -182,7 +180,7 @@ async def speech(
     state: State, recordings: Recordings, request: Request, form: SpeechForm, task: str
 ) -> Response:
     """Transcribe or translate a recording."""
-    served = state.models.listening(form.model)
+    served = state.models.speech_model(form.model)
     options, words = _options(form, task)
     check_room(served.engine)  # before reading a body that would be refused
     recording = await state.calls.read(
@@ -251,7 +249,6 @@ def _options(form: SpeechForm, task: str) -> tuple[dict[str, Any], bool]:
 
 
 def _vad_options(parameters: str | None) -> dict[str, float]:
-    """Return the keywords of `transcribe` for faster-whisper's parameters of voice detection."""
     if not parameters:
         return {}
     options: dict[str, float] = {}

@@ -56,8 +56,8 @@ Longer than clients and proxies keep theirs, since whoever closes first decides 
 that is on its way: uvicorn's 5 are httpx's, and so OpenAI's client's, too.
 """
 
-_TELLING = 5
-"""Seconds after the drain for telling clients that their requests have ended."""
+_GRACE = 5
+"""Seconds after the drain for error responses to ended requests."""
 
 
 class _DrainingServer(uvicorn.Server):
@@ -124,7 +124,6 @@ def bound(params: ServeParams) -> socket.socket:
 
 
 def _listen(bound_: socket.socket, params: ServeParams, backlog: int) -> None:
-    """Listen; raises InputOutputError if another server listens on the port."""
     try:
         bound_.listen(backlog)
     except OSError as error:
@@ -146,7 +145,7 @@ def configuration(app: ASGIApp, params: ServeParams) -> uvicorn.Config:
         lifespan="off",
         server_header=False,
         timeout_keep_alive=_KEPT,
-        timeout_graceful_shutdown=math.ceil(params.drain + _TELLING),
+        timeout_graceful_shutdown=math.ceil(params.drain + _GRACE),
         ws="websockets-sansio",
         ws_max_size=params.max_body << 20,
     )

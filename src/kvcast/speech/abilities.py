@@ -14,11 +14,11 @@ from kvcast.speech.languages import LANGUAGES
 class LanguageSource(StrEnum):
     DETECTED = "detected"
     """The model reports the language, unless it is given."""
-    HEARD = "heard"
+    UNREPORTED = "heard"
     """The model transcribes any of its languages, and does not report which."""
     ASSUMED = "assumed"
     """The model needs the language; English by default."""
-    TOLD = "told"
+    REQUIRED = "told"
     """Users must pass the language."""
 
 
@@ -42,8 +42,8 @@ class Abilities:
 
     @property
     def follows_languages(self) -> bool:
-        heard = self.language in (LanguageSource.DETECTED, LanguageSource.HEARD)
-        return heard and len(self.languages) > 1
+        multilingual = (LanguageSource.DETECTED, LanguageSource.UNREPORTED)
+        return self.language in multilingual and len(self.languages) > 1
 
     @property
     def options(self) -> frozenset[str]:
@@ -68,36 +68,12 @@ def _named(*codes: str) -> Mapping[str, str]:
 
 
 _QWEN = {
-    "ar": "Arabic",
-    "yue": "Cantonese",
-    "zh": "Chinese",
-    "cs": "Czech",
-    "da": "Danish",
-    "nl": "Dutch",
-    "en": "English",
-    "tl": "Filipino",
-    "fi": "Finnish",
-    "fr": "French",
-    "de": "German",
-    "el": "Greek",
-    "hi": "Hindi",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "mk": "Macedonian",
-    "ms": "Malay",
-    "fa": "Persian",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "es": "Spanish",
-    "sv": "Swedish",
-    "th": "Thai",
-    "tr": "Turkish",
-    "vi": "Vietnamese",
+    code: "Filipino" if code == "tl" else LANGUAGES[code].title()
+    for code in (
+        *("ar", "yue", "zh", "cs", "da", "nl", "en", "tl", "fi", "fr", "de", "el", "hi", "hu"),
+        *("id", "it", "ja", "ko", "mk", "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th"),
+        *("tr", "vi"),
+    )
 }
 """As the model's prompts spell them."""
 
@@ -105,7 +81,7 @@ _EUROPEAN = _named(
     *("en", "bg", "hr", "cs", "da", "nl", "et", "fi", "fr", "de", "el", "hu", "it", "lv", "lt"),
     *("mt", "pl", "pt", "ro", "sk", "sl", "es", "sv", "ru", "uk"),
 )
-_PARAKEET = Abilities(languages=_EUROPEAN, language=LanguageSource.HEARD, words=True)
+_PARAKEET = Abilities(languages=_EUROPEAN, language=LanguageSource.UNREPORTED, words=True)
 _MOONSHINE = _named("en", "ar", "es", "ja", "ko", "uk", "vi", "zh")
 
 ABILITIES: Mapping[str, Abilities] = {
@@ -120,18 +96,18 @@ ABILITIES: Mapping[str, Abilities] = {
     "qwen3_asr": Abilities(languages=_QWEN, language=LanguageSource.DETECTED, hints=True),
     "voxtral": Abilities(
         languages=_named("en", "es", "fr", "pt", "hi", "de", "nl", "it"),
-        language=LanguageSource.HEARD,
+        language=LanguageSource.UNREPORTED,
     ),
     "voxtral_realtime": Abilities(
         languages=_named(
             *("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt", "zh", "ja", "ko", "ru")
         ),
-        language=LanguageSource.HEARD,
+        language=LanguageSource.UNREPORTED,
         live=True,
     ),
     "granite_speech": Abilities(
         languages=_named("en", "fr", "de", "es", "pt", "ja"),
-        language=LanguageSource.HEARD,
+        language=LanguageSource.UNREPORTED,
         hints=True,
         translates=True,
     ),
@@ -144,7 +120,7 @@ ABILITIES: Mapping[str, Abilities] = {
         languages=_named(
             *("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
         ),
-        language=LanguageSource.TOLD,
+        language=LanguageSource.REQUIRED,
     ),
     "parakeet_ctc": _PARAKEET,
     "parakeet_rnnt": _PARAKEET,

@@ -25,24 +25,24 @@ from kvcast.speech.recognition import (
     UNKNOWN,
     AudioFeatures,
     AudioTokenRecognition,
-    Hints,
     Recognition,
     Recognized,
+    SpeechContext,
     features_of,
 )
-from kvcast.speech.voxtral_realtime import PacedWindow, VoxtralRealtimeRecognition
+from kvcast.speech.voxtral_realtime import VoxtralRealtimeRecognition, VoxtralRealtimeWindow
 from kvcast.tokenizers.base import TextTokenizer
 
-_SOUND = "<|audio|>"
+_AUDIO = "<|audio|>"
 # A fixed date: templates without a system message insert today's, which would change the text.
 _SYSTEM = (
     "Knowledge Cutoff Date: April 2024.\nToday's Date: April 9, 2025.\n"
     "You are Granite, developed by IBM. You are a helpful AI assistant"
 )
-_TRANSCRIBE = f"{_SOUND}can you transcribe the speech into a written format?"
-_WITH_HINTS = f"{_SOUND}transcribe the speech to text. Keywords:{_SOUND}"
-_TRANSLATE = f"{_SOUND}translate the speech to English with proper punctuation and capitalization."
-_TRANSLATE_WITH_HINTS = f"{_SOUND}translate the speech to English. Keywords:{_SOUND}"
+_TRANSCRIBE = f"{_AUDIO}can you transcribe the speech into a written format?"
+_WITH_KEYWORDS = f"{_AUDIO}transcribe the speech to text. Keywords:{_AUDIO}"
+_TRANSLATE = f"{_AUDIO}translate the speech to English with proper punctuation and capitalization."
+_TRANSLATE_WITH_KEYWORDS = f"{_AUDIO}translate the speech to English. Keywords:{_AUDIO}"
 """Instructions: the first mark is replaced by the audio, another one by names and terms."""
 
 
@@ -53,7 +53,7 @@ class GraniteRecognition(AudioTokenRecognition):
 
     def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
         super().__init__(tokenizer, audio, vocab_size)
-        [self._mark] = self.special(_SOUND)
+        [self._mark] = self.special(_AUDIO)
         self._asked: dict[str, list[list[int]]] = {}
         self._around(_TRANSCRIBE)  # raises if there is no template
 
@@ -70,8 +70,8 @@ class GraniteRecognition(AudioTokenRecognition):
                     parts.append([])
                 else:
                     parts[-1].append(token)
-            if len(parts) != 1 + question.count(_SOUND):
-                raise KvcastError("the chat template does not write a question as it is")
+            if len(parts) != 1 + question.count(_AUDIO):
+                raise KvcastError("the chat template changes the question")
             self._asked[question] = parts
         return self._asked[question]
 
@@ -80,19 +80,14 @@ class GraniteRecognition(AudioTokenRecognition):
         return AudioFeatures(paired_log_mel(samples, self.audio.n_mels // 2), self.audio)
 
     @override
-    def prompt(self, positions: int, hints: Hints) -> list[int]:
-        sound = self.sound(positions)
-        if not hints.context:
-            before, after = self._around(_TRANSLATE if hints.translates else _TRANSCRIBE)
-            return [*before, *sound, *after]
-        asked = _TRANSLATE_WITH_HINTS if hints.translates else _WITH_HINTS
+    def prompt(self, positions: int, context: SpeechContext) -> list[int]:
+        audio = self.audio_tokens(positions)
+        if not context.prompt:
+            before, after = self._around(_TRANSLATE if context.translates else _TRANSCRIBE)
+            return [*before, *audio, *after]
+        asked = _TRANSLATE_WITH_KEYWORDS if context.translates else _WITH_KEYWORDS
         before, question, after = self._around(asked)
-        return [*before, *sound, *question, *self.tokenizer.encode(f" {hints.context}"), *after]
-
-    @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
-        language = "en" if hints.translates else hints.language
-        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=language)
+        return [*before, *audio, *question, *self.tokenizer.encode(f" {context.prompt}"), *after]
 
 
 _SHORTEST = 8000
@@ -114,7 +109,7 @@ class QwenRecognition(AudioTokenRecognition):
     def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
         super().__init__(tokenizer, audio, vocab_size)
         self._begin, self._end = self.special("<|im_start|>", "<|im_end|>")
-        self._sound_begin, self._sound_end = self.special("<|audio_start|>", "<|audio_end|>")
+        self._audio_begin, self._audio_end = self.special("<|audio_start|>", "<|audio_end|>")
         self._text = tokenizer.encode_ready("<asr_text>")
 
     @override
@@ -124,24 +119,24 @@ class QwenRecognition(AudioTokenRecognition):
         return AudioFeatures(features_of(padded, self.audio.n_mels), self.audio)
 
     @override
-    def prompt(self, positions: int, hints: Hints) -> list[int]:
+    def prompt(self, positions: int, context: SpeechContext) -> list[int]:
         encode, newline = self.tokenizer.encode, self.tokenizer.encode("\n")
         answer = encode("assistant\n")
-        if hints.language is not None:
-            named = f"assistant\nlanguage {self.abilities.languages[hints.language]}"
+        if context.language is not None:
+            named = f"assistant\nlanguage {self.abilities.languages[context.language]}"
             answer = [*encode(named), *self._text]
         return [
-            *(self._begin, *encode(f"system\n{hints.context}"), self._end, *newline),
-            *(self._begin, *encode("user\n"), self._sound_begin, *self.sound(positions)),
-            *(self._sound_end, self._end, *newline, self._begin, *answer),
+            *(self._begin, *encode(f"system\n{context.prompt}"), self._end, *newline),
+            *(self._begin, *encode("user\n"), self._audio_begin, *self.audio_tokens(positions)),
+            *(self._audio_end, self._end, *newline, self._begin, *answer),
         ]
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
+    def read(self, tokens: Sequence[int], context: SpeechContext) -> Recognized:
         # Tokenizers differ in whether the marker is special, so that its text is left out.
         size, given = len(self._text), list(tokens)
         places = (i for i in range(len(given)) if given[i : i + size] == self._text)
-        place, language = next(places, None), hints.language
+        place, language = next(places, None), context.language
         if language is None and place is not None:
             named = self.tokenizer.decode(given[:place]).strip()
             language = self._codes.get(named.removeprefix("language ").strip())
@@ -175,17 +170,13 @@ class VoxtralRecognition(AudioTokenRecognition):
         return AudioFeatures(features_of(whole, self.audio.n_mels), self.audio)
 
     @override
-    def prompt(self, positions: int, hints: Hints) -> list[int]:
+    def prompt(self, positions: int, context: SpeechContext) -> list[int]:
         language: list[int] = []
-        if hints.language is not None:
-            named = self.tokenizer.encode(f"lang:{hints.language}")
+        if context.language is not None:
+            named = self.tokenizer.encode(f"lang:{context.language}")
             language = named[1:] if named[:1] == self._before[:1] else named
-        sound = self.sound(positions)
-        return [*self._before, *sound, self._after, *language, self._order]
-
-    @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
-        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=hints.language)
+        audio = self.audio_tokens(positions)
+        return [*self._before, *audio, self._after, *language, self._order]
 
 
 RECOGNITIONS: Mapping[str, Callable[[TextTokenizer, Any, int], Recognition]] = {
@@ -213,13 +204,13 @@ class AudioDecoderModel(SpeechModel):
 
     @override
     def streaming_window(self, params: LiveParams, answer: Answer | None = None) -> LiveWindow:
-        pacing = self.recognition.pacing
-        if pacing is None:
+        frame_timing = self.recognition.frame_timing
+        if frame_timing is None:
             return super().streaming_window(params, answer)
         check(params, _LIVE)
-        return PacedWindow(
+        return VoxtralRealtimeWindow(
             self.runtime,
-            pacing,
+            frame_timing,
             self.tokenizer.stream,
             language=self.language(params) or UNKNOWN,
             step=params.step or STEP,

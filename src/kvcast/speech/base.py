@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 from typing_extensions import override
 
 from kvcast.audio.decode import AudioInput
+from kvcast.audio.features import RecordedAudio
 from kvcast.audio.source import ChannelAudio, ChannelSource
 from kvcast.audio.timeline import Part, common
-from kvcast.audio.vad import Endpoints, Listener
+from kvcast.audio.vad import Endpoints, VoiceDetector
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import JobCaller, Policy
 from kvcast.engine.memory import fitting
@@ -32,7 +33,7 @@ from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import Abilities, LanguageSource
 from kvcast.speech.live import LiveTranscription, LiveWindow
 from kvcast.speech.params import SPLIT, LiveParams, TranscribeParams
-from kvcast.speech.recordings import Recording, live_listener, open_recording, voice_listener
+from kvcast.speech.recordings import live_voice_detector, open_recording, voice_detector
 from kvcast.speech.transcription import Plan, ServedRecording, Transcription
 from kvcast.transcripts.segments import Segment
 
@@ -233,7 +234,9 @@ class TranscriptionModel(ABC):
         return self._transcriptions(audio, params)
 
     @keywords_of(LiveParams)
-    def live(self, listener: Listener | None = None, *, params: LiveParams) -> LiveTranscription:
+    def live(
+        self, listener: VoiceDetector | None = None, *, params: LiveParams
+    ) -> LiveTranscription:
         """Turn audio into text while it arrives.
 
         Args:
@@ -250,7 +253,7 @@ class TranscriptionModel(ABC):
 
         """
         window = self.streaming_window(params)
-        listener, notices = (listener, ()) if listener is not None else live_listener()
+        listener, notices = (listener, ()) if listener is not None else live_voice_detector()
         endpoints = Endpoints(listener, threshold=params.vad_threshold, pause=params.pause)
         return LiveTranscription(window, endpoints, notices=(*notices, *window.notices))
 
@@ -361,10 +364,10 @@ class TranscriptionModel(ABC):
             requests=together,
         )
 
-    def _opening(self, audio: Any, params: TranscribeParams) -> Callable[[], Recording]:
+    def _opening(self, audio: Any, params: TranscribeParams) -> Callable[[], RecordedAudio]:
         """Return a function that opens a recording; raises InputMissingError if `vad` lacks one."""
         if params.vad:
-            voice_listener()
+            voice_detector()
         return partial(self._open, audio, params)
 
     @property
@@ -381,5 +384,5 @@ class TranscriptionModel(ABC):
         """Return how recordings are decoded; raises UsageError for options not supported."""
 
     @abstractmethod
-    def _open(self, audio: Any, params: TranscribeParams) -> Recording:
+    def _open(self, audio: Any, params: TranscribeParams) -> RecordedAudio:
         """Open a recording."""

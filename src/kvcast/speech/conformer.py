@@ -16,7 +16,7 @@ from typing_extensions import override
 from kvcast.audio.mel import FRAMES_PER_SECOND, normalised_log_mel
 from kvcast.decoding.sampling import check_not_nan
 from kvcast.engine.requests import OVER, Continuations, Input, Prompt, Request
-from kvcast.errors import KvcastError, UsageError
+from kvcast.errors import UsageError
 from kvcast.families.canary import CanaryDimensions
 from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.runtimes.base import EncoderDecoder, Float32
@@ -26,10 +26,10 @@ from kvcast.speech.params import TranscribeParams
 from kvcast.speech.recognition import (
     ChunkOptions,
     Generated,
-    Hints,
     LogMelFeatures,
     Recognition,
     Recognized,
+    SpeechContext,
 )
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.transcripts.segments import Word
@@ -70,14 +70,14 @@ class Emission:
 class TransducerRequest(Request):
     """Greedy decoding of a transducer or CTC model."""
 
-    def __init__(self, sound: Input, sizes: TransducerSizes) -> None:
-        self._sizes, self._positions = sizes, sound.positions
+    def __init__(self, source: Input, sizes: TransducerSizes) -> None:
+        self._sizes, self._positions = sizes, source.positions
         # As in transformers, which counts the start token.
-        self._left = sizes.most_symbols * sound.positions - 1
+        self._left = sizes.most_symbols * source.positions - 1
         if not sizes.prediction_layers:
-            self._left = sound.positions
+            self._left = source.positions
         super().__init__(
-            Prompt(np.array([sizes.blank], np.int64), input=sound), capacity=max(1, self._left)
+            Prompt(np.array([sizes.blank], np.int64), input=source), capacity=max(1, self._left)
         )
         self._position = self._symbols = 0
         self._before = sizes.blank
@@ -139,7 +139,7 @@ class CanaryRecognition(Recognition):
         named = {f"<|{code}|>": code for code in abilities_of(dimensions.architecture).languages}
         known = tokenizer.control_tokens(list(named))
         self.abilities = abilities_of(dimensions.architecture).among(named[text] for text in known)
-        self.most_tokens = dimensions.target_positions - len(self.prompt(0, Hints()))
+        self.most_tokens = dimensions.target_positions - len(self.prompt(0, SpeechContext()))
 
     @override
     def input(self, samples: Float32) -> Input:
@@ -147,23 +147,14 @@ class CanaryRecognition(Recognition):
         return LogMelFeatures(features_tm, self._encoder.encoded(len(features_tm)))
 
     @override
-    def prompt(self, positions: int, hints: Hints) -> list[int]:
-        spoken = hints.language or "en"
-        written = "en" if hints.translates else spoken
+    def prompt(self, positions: int, context: SpeechContext) -> list[int]:
+        spoken = context.language or "en"
+        target = "en" if context.translates else spoken
         texts = [
-            *("<|startoftranscript|>", "<|emo:undefined|>", f"<|{spoken}|>", f"<|{written}|>"),
+            *("<|startoftranscript|>", "<|emo:undefined|>", f"<|{spoken}|>", f"<|{target}|>"),
             *("<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
         ]
-        known = self.tokenizer.control_tokens(texts)
-        for text in texts:
-            if text not in known:
-                raise KvcastError(f"the tokenizer has no token {text}: it is another model's")
-        return [*self._before, *(known[text] for text in texts)]
-
-    @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
-        language = "en" if hints.translates else hints.language
-        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=language)
+        return [*self._before, *self.special(*texts)]
 
 
 class CanaryModel(SpeechModel):
@@ -190,7 +181,7 @@ class ParakeetRecognition(Recognition):
     )
 
     def __init__(self, tokenizer: TextTokenizer, dimensions: ParakeetDimensions) -> None:
-        self._tokenizer, self._dimensions = tokenizer, dimensions
+        self.tokenizer, self._dimensions = tokenizer, dimensions
         self.abilities = abilities_of(dimensions.architecture)
         if dimensions.tokens < _MULTILINGUAL_TOKENS:
             self.abilities = self.abilities.among(["en"])
@@ -205,28 +196,28 @@ class ParakeetRecognition(Recognition):
         return LogMelFeatures(features_tm, encoder.encoded(len(features_tm)))
 
     @override
-    def prompt(self, positions: int, hints: Hints) -> list[int]:
+    def prompt(self, positions: int, context: SpeechContext) -> list[int]:
         return [self._dimensions.blank]
 
     @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
-        language = hints.language or ("en" if len(self.abilities.languages) == 1 else None)
-        return Recognized(text=self._tokenizer.decode(tokens).strip(), language=language)
+    def read(self, tokens: Sequence[int], context: SpeechContext) -> Recognized:
+        language = context.language or ("en" if len(self.abilities.languages) == 1 else None)
+        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=language)
 
     @override
-    def request(self, sound: Input) -> TransducerRequest:
-        return TransducerRequest(sound, self._dimensions)
+    def request(self, source: Input) -> TransducerRequest:
+        return TransducerRequest(source, self._dimensions)
 
     @override
-    def generated(self, request: TransducerRequest, hints: Hints) -> Generated:
+    def generated(self, request: TransducerRequest, context: SpeechContext) -> Generated:
         seconds = (1 << self._dimensions.encoder.halvings) / FRAMES_PER_SECOND
         emissions = request.emissions
         tokens = tuple(emission.token for emission in emissions)
-        words, counts = words_of(emissions, self._tokenizer, seconds)
+        words, counts = words_of(emissions, self.tokenizer, seconds)
         return Generated(
             tokens=tokens,
             logprob=sum(emission.logprob for emission in emissions),
-            recognized=replace(self.read(tokens, hints), words=words, counts=counts),
+            recognized=replace(self.read(tokens, context), words=words, counts=counts),
         )
 
 

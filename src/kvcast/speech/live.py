@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
-from kvcast.audio.stream import SoundStream
+from kvcast.audio.stream import AudioStream
 from kvcast.audio.vad import BLOCK, Change, Endpoints
 from kvcast.runtimes.base import Float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
+class ConfirmedWord:
     """A word that will not change; seconds count from the beginning of the stream.
 
     Attributes:
-        text: with its space; empty if only times were settled.
+        text: with its space; empty if only times were confirmed.
         ended: when the segment before it ended, if one did.
         started: when its segment starts, if it is the first word.
         spoken: when it ends, if known.
@@ -67,29 +67,29 @@ class LiveWindow(Protocol):
         """Code of the language."""
 
     @property
-    def supposed(self) -> str:
-        """Text of the last hypothesis that is not settled."""
+    def unconfirmed(self) -> str:
+        """Text of the last hypothesis that is not confirmed."""
 
     def append(self, samples: Float32) -> None:
         """Add audio, at most as much as there is room for."""
 
     def keep_last(self, samples: int) -> None:
-        """Drop the audio before these samples; there are no unsettled words."""
+        """Drop the audio before these samples; there are no unconfirmed words."""
 
     def skip(self, samples: Float32, kept: int) -> None:
         """Skip audio without speech, and keep its last samples."""
 
-    def listen(self) -> list[Settled]:
-        """Make a hypothesis, and return the words that it settles."""
+    def transcribe(self) -> list[ConfirmedWord]:
+        """Make a hypothesis, and return the words that it confirms."""
 
-    def conclude(self, speech_end: int) -> list[Settled]:
-        """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
+    def finish_utterance(self, speech_end: int) -> list[ConfirmedWord]:
+        """Confirm the rest: the speaker stopped at sample `speech_end`, or was cut short."""
 
-    def make_room(self) -> list[Settled]:
-        """Settle and drop the beginning of a full window."""
+    def make_room(self) -> list[ConfirmedWord]:
+        """Confirm and drop the beginning of a full window."""
 
 
-class Utterances(LiveWindow):
+class UtteranceWindow(LiveWindow):
     """A window whose every utterance is a separate text."""
 
     def __init__(self, language: str, step: float) -> None:
@@ -97,12 +97,12 @@ class Utterances(LiveWindow):
         self.start = self.decoded_to = 0
         self.step = step
         self._language = language
-        self._sound: list[Float32] = []  # of this utterance, or before it
+        self._pieces: list[Float32] = []  # of this utterance, or before it
         self._end = 0
         self._begun = False
 
     @abstractmethod
-    def hear(self, samples: Float32) -> None:
+    def add_audio(self, samples: Float32) -> None:
         """Take more audio of an utterance, at its start together with the audio kept before it."""
 
     @property
@@ -117,35 +117,35 @@ class Utterances(LiveWindow):
 
     @override
     def append(self, samples: Float32) -> None:
-        self._sound.append(samples)
+        self._pieces.append(samples)
         self._end += len(samples)
         if not self._begun:
             self._begun = True
-            samples = np.concatenate(self._sound)
-        self.hear(samples)
+            samples = np.concatenate(self._pieces)
+        self.add_audio(samples)
 
     @override
     def keep_last(self, samples: int) -> None:
-        sound = np.concatenate([np.empty(0, np.float32), *self._sound])
-        kept = sound[max(0, len(sound) - samples) :]
-        self._sound = [kept]
+        waveform = np.concatenate([np.empty(0, np.float32), *self._pieces])
+        kept = waveform[max(0, len(waveform) - samples) :]
+        self._pieces = [kept]
         self.start = self._end - len(kept)
         self.decoded_to = max(self.decoded_to, self.start)
 
     @override
     def skip(self, samples: Float32, kept: int) -> None:
-        self._sound.append(samples)
+        self._pieces.append(samples)
         self._end += len(samples)
         self.keep_last(kept)
 
     @override
-    def make_room(self) -> list[Settled]:
-        settled = self.conclude(self._end)
+    def make_room(self) -> list[ConfirmedWord]:
+        confirmed = self.finish_utterance(self._end)
         self.keep_last(0)
-        return settled
+        return confirmed
 
 
-__all__ = ["Delays", "LiveSegment", "LiveTranscription", "SoundStream", "Update"]
+__all__ = ["AudioStream", "Delays", "LiveSegment", "LiveTranscription", "Update"]
 
 _BEFORE = SAMPLE_RATE // 2
 """Samples before an utterance that are decoded with it: its onset, and some silence."""
@@ -159,13 +159,13 @@ _REMEMBERED = 120 * SAMPLE_RATE
 
 @dataclass(frozen=True, kw_only=True)
 class LiveSegment:
-    """A line of settled text: an utterance, or a segment of a long one.
+    """A line of confirmed text: an utterance, or a segment of a long one.
 
     Attributes:
         id: counts from 0.
         start, end: seconds from the beginning of the audio.
         text: as decoded; usually starts with a space.
-        delay: seconds from the arrival of a word's end to its being settled; the mean of its words.
+        delay: seconds from the arrival of a word's end until it is confirmed; mean of its words.
 
     """
 
@@ -179,10 +179,10 @@ class LiveSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Text that has settled since the last update.
+    """Text that was confirmed since the last update.
 
     Attributes:
-        settled: text that follows the settled text of this line; it never changes.
+        settled: text that follows the confirmed text of this line; it never changes.
         interim: text that may follow it; it replaces the last interim text.
         segment: the line, if it is complete. The next update begins another one.
 
@@ -199,7 +199,7 @@ def least_samples(window: LiveWindow) -> int:
 
 
 class Delays:
-    """Delays of settled words, in buckets, so that a day takes no more memory than a minute.
+    """Delays of confirmed words, in buckets, so that a day takes no more memory than a minute.
 
     Attributes:
         longest: seconds.
@@ -220,7 +220,7 @@ class Delays:
         self._counts[min(int(seconds / self._STEP), self._BUCKETS - 1)] += 1
 
     def quantile(self, part: float) -> float:
-        """Return the seconds within which this part of all words was settled, 0 without words."""
+        """Return the seconds within which this part of all words was confirmed, 0 without words."""
         if not self.count:
             return 0.0
         bucket = int(np.searchsorted(np.cumsum(self._counts), part * self.count))
@@ -228,7 +228,7 @@ class Delays:
 
 
 class LiveTranscription:
-    """Text of one audio stream, as it settles.
+    """Text of one audio stream, as it is confirmed.
 
     Feed it audio of any length, such as a microphone's buffers. A call returns when the audio is
     transcribed. Feed audio that arrives meanwhile in one piece, as `kvcast transcribe --live`
@@ -251,7 +251,7 @@ class LiveTranscription:
         """Wait for audio.
 
         Args:
-            window: transcribes audio and settles words.
+            window: transcribes audio and confirms words.
             endpoints: finds utterances.
             notices: for the user.
             clock: returns the time in seconds, for arrivals of audio and for delays.
@@ -294,11 +294,11 @@ class LiveTranscription:
 
     def take(self, samples: NDArray[Any], at: float | None = None) -> None:
         """Receive audio that arrived `at` this time of the clock; `update` transcribes it."""
-        sound = ArrayAudio(samples, name="the sound", full_scale=self._full_scale)
-        blocks = list(sound.blocks())
-        if sound.full_scale != self._full_scale and samples.dtype.kind == "f":
-            self._full_scale = sound.full_scale
-            self.notices += sound.notices
+        audio = ArrayAudio(samples, name="the audio", full_scale=self._full_scale)
+        blocks = list(audio.blocks())
+        if audio.full_scale != self._full_scale and samples.dtype.kind == "f":
+            self._full_scale = audio.full_scale
+            self.notices += audio.notices
         self._taken += blocks
         self._arrivals.add(sum(map(len, blocks)), self._clock() if at is None else at)
 
@@ -314,11 +314,11 @@ class LiveTranscription:
             elif change is Change.END:
                 updates += self._end(self._window.end - self._endpoints.pause)
         if self._is_speech and self._window.end - self._window.decoded_to >= self._step:
-            updates += self._updates(self._window.listen())
+            updates += self._updates(self._window.transcribe())
         return updates
 
     def finish(self) -> list[Update]:
-        """Settle the rest; call it once, when no more audio will come."""
+        """Confirm the rest; call it once, when no more audio will come."""
         updates = self.update()
         if self._is_speech:
             updates += self._take_piece(self._endpoints.finish())
@@ -340,15 +340,15 @@ class LiveTranscription:
         return updates
 
     def _end(self, speech_end: int) -> list[Update]:
-        """Settle an utterance whose speaker stopped at a sample."""
+        """Confirm an utterance whose speaker stopped at a sample."""
         self._is_speech = False
-        words = self._window.conclude(speech_end)
+        words = self._window.finish_utterance(speech_end)
         updates = self._updates(words, end=speech_end / SAMPLE_RATE)
         self._window.keep_last(min(_BEFORE, self._window.end - speech_end))
         return updates
 
-    def _updates(self, words: Sequence[Settled], end: float | None = None) -> list[Update]:
-        """Put settled words into lines; `end` ends the last one."""
+    def _updates(self, words: Sequence[ConfirmedWord], end: float | None = None) -> list[Update]:
+        """Put confirmed words into lines; `end` ends the last one."""
         now = self._clock()
         updates: list[Update] = []
         text = ""
@@ -364,8 +364,8 @@ class LiveTranscription:
                 text += word.text
         if end is not None:  # even without a segment: the interim text is gone
             updates.append(Update(settled=text, segment=self._lines.close(end)))
-        elif text or self._window.supposed:
-            updates.append(Update(settled=text, interim=self._window.supposed))
+        elif text or self._window.unconfirmed:
+            updates.append(Update(settled=text, interim=self._window.unconfirmed))
         return updates
 
 
@@ -392,7 +392,7 @@ class _Lines:
     def __init__(self, arrivals: _Arrivals, delays: Delays) -> None:
         self._arrivals = arrivals
         self._delays = delays
-        self._words: list[tuple[Settled, float]] = []  # with the times at which they were settled
+        self._words: list[tuple[ConfirmedWord, float]] = []  # and when each was confirmed
         self._found = 0
         self._end = 0.0  # of the last line
 
@@ -401,7 +401,7 @@ class _Lines:
         """The second from which on the open line is too long."""
         return self._start + _LONGEST_LINE if self._words else np.inf
 
-    def add(self, word: Settled, now: float) -> None:
+    def add(self, word: ConfirmedWord, now: float) -> None:
         self._words.append((word, now))
 
     def close(self, end: float) -> LiveSegment | None:
@@ -429,17 +429,17 @@ class _Lines:
         return self._end if started is None else max(self._end, started)
 
     def _measure(
-        self, words: Sequence[tuple[Settled, float]], start: float, end: float
+        self, words: Sequence[tuple[ConfirmedWord, float]], start: float, end: float
     ) -> Iterator[float]:
         """Count and yield the delay of each word.
 
         Where a word's end is not known, letters take equal shares of the line's time.
         """
         spoken = list(accumulate(len(word.text) for word, _ in words))
-        for (word, settled), letters in zip(words, spoken, strict=True):
+        for (word, confirmed), letters in zip(words, spoken, strict=True):
             word_end = word.spoken
             if word_end is None:
                 word_end = start + (end - start) * letters / spoken[-1]
-            delay = max(0.0, settled - self._arrivals.when(min(word_end, end)))
+            delay = max(0.0, confirmed - self._arrivals.when(min(word_end, end)))
             self._delays.add(delay)
             yield delay

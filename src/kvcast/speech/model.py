@@ -9,6 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from kvcast.audio.features import SampledAudio
 from kvcast.audio.params import VOICE
 from kvcast.errors import UsageError
 from kvcast.families.table import family_with
@@ -18,8 +19,8 @@ from kvcast.speech.base import Answer, Decoding, TranscriptionModel
 from kvcast.speech.languages import language_code
 from kvcast.speech.live import LiveWindow
 from kvcast.speech.params import TEMPERATURES, LiveParams, TranscribeParams
-from kvcast.speech.recognition import ChunkOptions, ChunkPlan, Hints, Recognition
-from kvcast.speech.recordings import Samples, open_samples
+from kvcast.speech.recognition import ChunkOptions, ChunkPlan, Recognition, SpeechContext
+from kvcast.speech.recordings import open_samples
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
 
 TAKEN = frozenset(
@@ -88,7 +89,7 @@ class SpeechModel(TranscriptionModel):
     @override
     def _row_positions(self) -> int:
         recognition = self.recognition
-        prompt = len(recognition.prompt(recognition.most_positions, Hints()))
+        prompt = len(recognition.prompt(recognition.most_positions, SpeechContext()))
         return min(prompt + _LONGEST_CONTEXT + recognition.most_tokens, self._positions)
 
     @override
@@ -106,13 +107,13 @@ class SpeechModel(TranscriptionModel):
         )
 
     @override
-    def _open(self, audio: Any, params: TranscribeParams) -> Samples:
+    def _open(self, audio: Any, params: TranscribeParams) -> SampledAudio:
         return open_samples(audio, params)
 
     def _capacity(self, options: ChunkOptions) -> int:
         """Return the positions of the longest chunk's row; UsageError for too many."""
         recognition = self.recognition
-        prompt = len(recognition.prompt(recognition.most_positions, options.hints))
+        prompt = len(recognition.prompt(recognition.most_positions, options.context))
         if prompt >= self._positions:
             raise UsageError(
                 f"the prompt is too long: with the audio it has {prompt} positions, and the model "
@@ -128,7 +129,7 @@ class SpeechModel(TranscriptionModel):
         if params.language:
             return language_code(params.language, self.languages)
         match self.abilities.language:
-            case LanguageSource.TOLD:
+            case LanguageSource.REQUIRED:
                 raise UsageError("this model cannot detect the language: pass --language")
             case LanguageSource.ASSUMED:
                 return "en"
@@ -139,12 +140,12 @@ class SpeechModel(TranscriptionModel):
         recognition = self.recognition
         check(params, (TAKEN | self.abilities.options) - recognition.refused)
         temperature = _temperature(params)
-        context = " ".join(filter(None, (params.initial_prompt, params.hotwords)))
+        prompt = " ".join(filter(None, (params.initial_prompt, params.hotwords)))
         return ChunkOptions(
             recognition=recognition,
-            hints=Hints(
+            context=SpeechContext(
                 language=self.language(params),
-                context=context,
+                prompt=prompt,
                 translates=params.task == "translate",
             ),
             strategy=partial(_strategy, params, temperature),

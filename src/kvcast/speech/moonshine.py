@@ -25,10 +25,10 @@ from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.abilities import abilities_of
 from kvcast.speech.base import Answer
 from kvcast.speech.languages import WITHOUT_SPACES
-from kvcast.speech.live import LiveWindow, Settled, Utterances
+from kvcast.speech.live import ConfirmedWord, LiveWindow, UtteranceWindow
 from kvcast.speech.model import STEP, SpeechModel, check
 from kvcast.speech.params import LiveParams
-from kvcast.speech.recognition import UNKNOWN, Hints, Recognition, Recognized
+from kvcast.speech.recognition import UNKNOWN, Recognition, SpeechContext
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TextStream
 
@@ -59,14 +59,14 @@ class SampledInput(Input):
     @classmethod
     @override
     def batch(cls, inputs: Sequence[Self]) -> tuple[NDArray[Any], ...]:
-        return source_of(inputs[0].dimensions, [sound.samples for sound in inputs])
+        return source_of(inputs[0].dimensions, [chunk.samples for chunk in inputs])
 
 
 class MoonshineRecognition(Recognition):
     """One checkpoint per language: users pass which one; English by default."""
 
     def __init__(self, tokenizer: TextTokenizer, dimensions: MoonshineDimensions) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._dimensions = dimensions
         self.abilities = abilities_of(dimensions.architecture)
         self.ends = tokenizer.end_tokens
@@ -84,19 +84,14 @@ class MoonshineRecognition(Recognition):
         return SampledInput(samples, self._dimensions)
 
     @override
-    def prompt(self, positions: int, hints: Hints) -> list[int]:
+    def prompt(self, positions: int, context: SpeechContext) -> list[int]:
         return [self._dimensions.start_token]
 
     @override
-    def tokens_of(self, seconds: float, hints: Hints) -> int:
-        rate = _TOKENS_PER_SECOND if hints.language == "en" else _TOKENS_PER_SECOND_OTHERWISE
+    def tokens_of(self, seconds: float, context: SpeechContext) -> int:
+        rate = _TOKENS_PER_SECOND if context.language == "en" else _TOKENS_PER_SECOND_OTHERWISE
         # The published number counts the token before the text.
         return max(2, min(int(seconds * rate), self._dimensions.target_positions)) - 1
-
-    @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
-        text = self._tokenizer.decode(tokens).strip()
-        return Recognized(text=text, language=hints.language)
 
 
 class MoonshineModel(SpeechModel):
@@ -115,27 +110,27 @@ class MoonshineModel(SpeechModel):
         if not dimensions.frame:
             return super().streaming_window(params, answer)
         check(params, _LIVE)
-        hints, seconds = Hints(language=self.language(params)), _LONGEST_UTTERANCE
+        context, seconds = SpeechContext(language=self.language(params)), _LONGEST_UTTERANCE
         positions = dimensions.positions_of(seconds * SAMPLE_RATE)
-        sizes = GrowingSizes(
+        sizes = StreamingSizes(
             samples=dimensions.position_samples,
             ahead=dimensions.sees_ahead,
             positions=min(positions, dimensions.source_positions),
-            tokens=recognition.tokens_of(seconds, hints) + 1,
+            tokens=recognition.tokens_of(seconds, context) + 1,
         )
         start, ends = dimensions.start_token, recognition.ends
-        return GrowingWindow(
-            GrowingText(self.runtime, streamed(dimensions), sizes, start=start, ends=ends),
+        return StreamingMoonshineWindow(
+            StreamingDecoder(self.runtime, streamed(dimensions), sizes, start=start, ends=ends),
             self.tokenizer.stream,
-            partial(recognition.tokens_of, hints=hints),
-            language=hints.language or UNKNOWN,
+            partial(recognition.tokens_of, context=context),
+            language=context.language or UNKNOWN,
             agreement=params.agreement or 2,
             step=params.step or STEP,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowingSizes:
+class StreamingSizes:
     """Sizes of a model that encodes audio as it arrives.
 
     Attributes:
@@ -149,14 +144,14 @@ class GrowingSizes:
     tokens: int
 
 
-class GrowingText:
+class StreamingDecoder:
     """One utterance."""
 
     def __init__(
         self,
         runtime: EncoderDecoder,
         source: StreamedSource,
-        sizes: GrowingSizes,
+        sizes: StreamingSizes,
         *,
         start: int,
         ends: Sequence[int],
@@ -170,7 +165,7 @@ class GrowingText:
     def begin(self) -> None:
         self._waiting = np.empty(0, np.float32)
         self._samples = 0
-        self.settled: list[int] = []
+        self.confirmed: list[int] = []
         self._row: list[int] = []  # tokens that the cache holds
         self._cache = self._runtime.reset(self._cache, [0])
         self._stream = self._runtime.stream(self._cache, 0, self._source, self._sizes.positions)
@@ -180,7 +175,7 @@ class GrowingText:
         # The rest of a position may follow, as one more.
         return (self._sizes.positions - 1) * self._sizes.samples - self._samples
 
-    def hear(self, samples: Float32) -> None:
+    def add(self, samples: Float32) -> None:
         """Encode more audio, as far as it fills whole positions."""
         self._samples += len(samples)
         self._waiting = np.concatenate([self._waiting, samples])
@@ -206,36 +201,36 @@ class GrowingText:
         self._stream.listen(self._waiting[:samples].reshape(positions, -1))
         self._waiting = self._waiting[samples:]
 
-    def surely(self, guess: Sequence[int], most: int) -> list[int]:
+    def decode_stable(self, guess: Sequence[int], most: int) -> list[int]:
         """Return the text of the positions that no later audio changes."""
         self._stream.forget()
-        return self._written(guess, most)
+        return self._decode(guess, most)
 
-    def supposedly(self, guess: Sequence[int], most: int) -> list[int]:
+    def decode_so_far(self, guess: Sequence[int], most: int) -> list[int]:
         """Return the text of all positions, the last ones as if the audio ended here."""
         if self._stream.done:
             self._stream.finish()
-        return self._written(guess, most)
+        return self._decode(guess, most)
 
-    def wholly(self, guess: Sequence[int], most: int) -> list[int]:
-        """Return the text of complete audio, after reading all settled tokens again."""
+    def decode_complete(self, guess: Sequence[int], most: int) -> list[int]:
+        """Return the text of complete audio, after reading all confirmed tokens again."""
         self._row.clear()
-        return self._written(guess, most)
+        return self._decode(guess, most)
 
-    def _written(self, guess: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens of text, the settled ones among them.
+    def _decode(self, guess: Sequence[int], most: int) -> list[int]:
+        """Return up to `most` tokens of text, the confirmed ones among them.
 
-        `guess` begins with the settled tokens; the better it is, the faster.
+        `guess` begins with the confirmed tokens; the better it is, the faster.
         """
-        kept, most = len(self.settled), min(most, self._sizes.tokens - 1)
+        kept, most = len(self.confirmed), min(most, self._sizes.tokens - 1)
         if not self._stream.held or most <= kept:
-            return list(self.settled)
+            return list(self.confirmed)
         with exclusive(self._runtime):  # a hypothesis at a time: steps of others take longer
             return self._continued([self._start, *guess[:most]], most)
 
     def _continued(self, fed: list[int], most: int) -> list[int]:
         """Verify draft tokens, and return the text decoded on from the first rejected one."""
-        kept = len(self.settled)
+        kept = len(self.confirmed)
         held = min(_alike(self._row, fed), kept)
         if held:
             self._cache = self._runtime.truncate(self._cache, [0], [held])
@@ -270,12 +265,12 @@ def _alike(tokens: Sequence[int], others: Sequence[int]) -> int:
     )
 
 
-class GrowingWindow(Utterances):
+class StreamingMoonshineWindow(UtteranceWindow):
     """One utterance after another, each a separate text."""
 
     def __init__(
         self,
-        text: GrowingText,
+        text: StreamingDecoder,
         stream: Callable[[], TextStream],
         most: Callable[[float], int],
         *,
@@ -285,20 +280,15 @@ class GrowingWindow(Utterances):
     ) -> None:
         """Begin without audio.
 
-        Args:
-            text: of an utterance.
-            stream: starts decoding a text token by token.
-            most: returns the most tokens for a number of seconds.
-            language: its code.
-            agreement: successive hypotheses that have to begin with a word before it is settled;
-                the text that no later audio changes is one of them.
-            step: seconds of new audio that are worth a hypothesis.
-
+        `stream`: starts decoding a text token by token. `most`: returns the most tokens for a
+        number of seconds. `agreement`: successive hypotheses that have to begin with a word before
+        it is confirmed; the text that no later audio changes is one of them. `step`: seconds of new
+        audio that are worth a hypothesis.
         """
         super().__init__(language, step)
         self._text, self._stream, self._most = text, stream, most
         self._space = "" if language in WITHOUT_SPACES else " "
-        self._supposed: list[int] = []
+        self._hypothesis: list[int] = []
         self._former: deque[list[int]] = deque(maxlen=agreement - 2)
 
     @property
@@ -308,45 +298,45 @@ class GrowingWindow(Utterances):
 
     @property
     @override
-    def supposed(self) -> str:
-        return "".join(self._pieces(self._supposed)[len(self._text.settled) :])
+    def unconfirmed(self) -> str:
+        return "".join(self._pieces(self._hypothesis)[len(self._text.confirmed) :])
 
     @override
-    def hear(self, samples: Float32) -> None:
-        self._text.hear(samples)
+    def add_audio(self, samples: Float32) -> None:
+        self._text.add(samples)
 
     @override
-    def listen(self) -> list[Settled]:
+    def transcribe(self) -> list[ConfirmedWord]:
         self.decoded_to = self._end
         most = self._most((self._end - self.start) / SAMPLE_RATE)
-        sure = self._text.surely(self._supposed, most)
-        supposed = self._text.supposedly(self._supposed, most)
-        hypotheses = [*self._former, sure, supposed]
-        self._former.append(supposed)
-        self._supposed = supposed
-        return self._settle(_agreed(hypotheses))
+        sure = self._text.decode_stable(self._hypothesis, most)
+        hypothesis = self._text.decode_so_far(self._hypothesis, most)
+        hypotheses = [*self._former, sure, hypothesis]
+        self._former.append(hypothesis)
+        self._hypothesis = hypothesis
+        return self._confirm(_agreed(hypotheses))
 
     @override
-    def conclude(self, speech_end: int) -> list[Settled]:
-        settled: list[Settled] = []
+    def finish_utterance(self, speech_end: int) -> list[ConfirmedWord]:
+        confirmed: list[ConfirmedWord] = []
         self.decoded_to = self._end
         if self._begun and self._text.end():
             most = self._most((self._end - self.start) / SAMPLE_RATE)
-            self._supposed = self._text.wholly(self._supposed, most)
-            settled = self._settle(len(self._supposed))
+            self._hypothesis = self._text.decode_complete(self._hypothesis, most)
+            confirmed = self._confirm(len(self._hypothesis))
         self._text.begin()
-        self._begun, self._supposed = False, []
+        self._begun, self._hypothesis = False, []
         self._former.clear()
-        return settled
+        return confirmed
 
-    def _settle(self, count: int) -> list[Settled]:
-        """Settle whole words among the first supposed tokens, and return the new ones."""
-        pieces, first = self._pieces(self._supposed), len(self._text.settled)
+    def _confirm(self, count: int) -> list[ConfirmedWord]:
+        """Confirm whole words among the first tokens of the hypothesis, and return the new ones."""
+        pieces, first = self._pieces(self._hypothesis), len(self._text.confirmed)
         begins = [i for i in range(first, len(pieces)) if i == first or self._begins(pieces[i])]
-        settled = [
-            Settled(
+        confirmed = [
+            ConfirmedWord(
                 text="".join(pieces[begin:end]),
-                tokens=tuple(self._supposed[begin:end]),
+                tokens=tuple(self._hypothesis[begin:end]),
                 ended=None,
                 started=self.start / SAMPLE_RATE if begin == 0 else None,
                 spoken=None,
@@ -354,8 +344,8 @@ class GrowingWindow(Utterances):
             for begin, end in pairwise([*begins, len(pieces)])
             if end <= count
         ]
-        self._text.settled += [token for word in settled for token in word.tokens]
-        return settled
+        self._text.confirmed += [token for word in confirmed for token in word.tokens]
+        return confirmed
 
     def _begins(self, piece: str) -> bool:
         """Return whether a word begins with the piece; in languages without spaces, any does."""

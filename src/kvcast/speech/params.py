@@ -18,7 +18,7 @@ from kvcast.errors import UsageError
 from kvcast.options import FILLED, Bounds, Check, Choice, Group, Option, Params, Text, seconds_of
 from kvcast.transcripts.segments import Replacements
 
-RECOGNITION = Group("what to recognise")
+RECOGNITION = Group("recognition")
 SEARCH = Group("search")
 FALLBACK = Group("long recordings and fallback")
 WORDS = Group("words")
@@ -62,7 +62,7 @@ class WindowParams(Params):
 
     language: str | None = _LANGUAGE(None)
     task: str = RECOGNITION("transcribe", check=Choice(lambda: ("transcribe", "translate")))(
-        "translate writes English"
+        "translate outputs English"
     )
     timestamps: bool = RECOGNITION(True)(
         "predict times within each 30-second window; otherwise it is one segment"
@@ -95,7 +95,7 @@ class WindowParams(Params):
     )
     no_repeat_ngram: int = SEARCH(
         0, least=0, flags=("--no-repeat-ngram", "--no-repeat-ngram-size"), shown="0, off"
-    )("write no sequence of so many tokens twice in a window")
+    )("generate no n-gram of this length twice in a window")
     stop_repetition: bool = SEARCH(True)(
         "end a window's text that only repeats itself; the window has failed"
     )
@@ -137,7 +137,7 @@ class AudioParams(Params):
 
     audio_track: str | int | None = RECOGNITION(
         None, check=_Track(), metavar="N|LANG", shown="the film's default"
-    )("the sound track of a film: its number, from 1 on, or its language")
+    )("the audio track of a film: its number, from 1 on, or its language")
     sampling_rate: int = 16_000
 
 
@@ -147,10 +147,10 @@ class LanguageParams(AudioParams):
 
     language_detection_threshold: float = RECOGNITION(0.5, least=0, most=1, metavar="P")(
         "a language that is more probable than this is the one spoken; otherwise the next "
-        "30 seconds are listened to as well"
+        "30 seconds are decoded as well"
     )
     language_detection_segments: int = RECOGNITION(4, least=1)(
-        "windows of 30 seconds to listen to at most, until one leaves no doubt"
+        "windows of 30 seconds to decode at most, until one exceeds the threshold"
     )
 
 
@@ -200,15 +200,15 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         None, check=_Seconds(), metavar="SECONDS", shown="one part"
     )("several such parts: start,end,start,end,… in seconds, ascending; the last may have no end")
     replace: str | Sequence[str] = RECOGNITION((), check=Text(), metavar="FILE")(
-        "rules HEARD => WRITTEN for names and terms, of whole words in any case; on the "
-        "command line a file with one in each line"
+        "replacement rules FROM => TO for names and terms: whole words, in any case; on the "
+        "command line a file with one rule per line"
     )
     channels: str = RECOGNITION("mix", check=Choice(lambda: ("mix", SPLIT)))(
-        "mix them, or split them: each is transcribed by itself, as suits a call with a "
-        "speaker on each, and every segment tells its channel"
+        "mix all channels, or split them: transcribe each separately, as suits a call with a "
+        "speaker on each; every segment has its channel"
     )
     multilingual: bool = RECOGNITION(False)(
-        "detect where the language changes, and decode each language span in its own"
+        "detect where the language changes, and decode each span in its language"
     )
     draft: str | DraftModel | None = draft_option(SEARCH)(None)
     initial_prompt: str | None = RECOGNITION(None, metavar="TEXT")(
@@ -227,7 +227,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         "a failed window whose no-speech probability is above this is silence; None is off"
     )
     word_timestamps: bool = WORDS(False)(
-        "find out when each word was spoken; segments then begin and end with their words"
+        "word timestamps; segments then begin and end with their words"
     )
     prepend_punctuations: str = WORDS("\"'“¿([{-", check=Text(), metavar="MARKS")(
         "marks that belong to the word after them; needs word_timestamps"
@@ -238,8 +238,8 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
     hallucination_silence_threshold: float | None = WORDS(
         None, least=0, metavar="SECONDS", shown="off"
     )(
-        "skip silences longer than this, in seconds, where the text beside them was "
-        "probably made up; needs word_timestamps"
+        "skip silences longer than this, in seconds, where the text around them was "
+        "probably hallucinated; needs word_timestamps"
     )
 
     @override
@@ -314,24 +314,24 @@ class LiveParams(TranscribeParams):
         least=0.03,
         most=10,
         metavar="SECONDS",
-        shown="1, of models that encode sound as it comes 0.03",
+        shown="1; 0.03 for models that encode audio as it arrives",
     )(
-        "seconds of new sound after which the streaming window is decoded again; more "
-        "takes less work, and text settles later"
+        "seconds of new audio after which the streaming window is decoded again; more "
+        "takes less work, and confirms text later"
     )
     margin: float = LIVE(0.5, least=0, most=10, metavar="SECONDS")(
-        "seconds at the end of the sound: words that the model attends to there are not "
-        "settled yet; less settles words earlier, and more of them wrong"
+        "seconds at the end of the audio: words that the model attends to there are not "
+        "confirmed yet; less confirms words earlier, and more of them wrong"
     )
     agreement: int | None = LIVE(
         None,
         least=2,
         most=10,
         metavar="N",
-        shown="2 where it is not known which of the model's heads follow the speech",
+        shown="2 where the alignment heads of the model are not known",
     )(
-        "successive hypotheses that must begin with a word before it is settled, instead "
-        "of --margin; fewer settle it earlier, and more of them wrong"
+        "successive hypotheses that must begin with a word before it is confirmed, instead "
+        "of --margin; fewer confirm it earlier, and more of them wrong"
     )
     pause: float = LIVE(0.6, least=0.1, most=10, metavar="SECONDS")(
         "seconds without speech that end an utterance"
@@ -350,6 +350,6 @@ class LiveParams(TranscribeParams):
             if option.name in _OF_RECORDINGS and getattr(self, option.name) != option.default:
                 raise UsageError(f"{option.name} is for recordings, and means nothing live")
         if self.sampling_rate != AudioParams.sampling_rate:
-            raise UsageError("sampling_rate is for recordings: resample sound that is fed live")
+            raise UsageError("sampling_rate is for recordings: resample audio that is fed live")
         if self.agreement is not None and self.margin != LiveParams.margin:
-            raise UsageError("margin and agreement are two ways to settle words: give one of them")
+            raise UsageError("margin and agreement exclude each other: give one of them")

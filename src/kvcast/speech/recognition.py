@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvcast.audio.features import SampledAudio
 from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
 from kvcast.decoding.logits_processors import LogitsProcessor, NoRepeatNgram, RepetitionPenalty
 from kvcast.decoding.speculative_decoding import DraftCounts
@@ -25,22 +26,22 @@ from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.speech.abilities import Abilities
 from kvcast.speech.languages import WITHOUT_SPACES
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recordings import Samples, chunk_frames
+from kvcast.speech.recordings import chunk_frames
 from kvcast.speech.strategies import MaximumLikelihood, SearchRequest, Strategy
 from kvcast.speech.transcription import Plan, RecordingPart, clipped_frames
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.transcripts.segments import FRAMES_PER_SECOND, Segment, Word, compression_ratio
 
 if TYPE_CHECKING:
-    from kvcast.speech.voxtral_realtime import Pacing
+    from kvcast.speech.voxtral_realtime import FrameTiming
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hints:
-    """Hints from users about the speech."""
+class SpeechContext:
+    """What users know of the speech: its language, and text with names and terms to expect."""
 
     language: str | None = None
-    context: str = ""
+    prompt: str = ""
     translates: bool = False
 
 
@@ -74,16 +75,17 @@ class Recognition(ABC):
 
     Attributes:
         refused: names of options of `kvcast.speech.model.TAKEN` that it does not take.
-        paced: whether text and audio advance together, so that `tokens_of` is exact.
+        frame_synchronous: whether text and audio advance together, so that `tokens_of` is exact.
         longest: frames of 10 ms in a chunk, at most.
         most_tokens: of the longest chunk's text, unless the user says otherwise.
         ends: tokens that end a text, one or more.
 
     """
 
+    tokenizer: TextTokenizer
     abilities: Abilities
     refused: frozenset[str] = frozenset()
-    paced: bool = False
+    frame_synchronous: bool = False
     longest: int = 28 * FRAMES_PER_SECOND
     most_tokens: int = 512
     most_positions: int
@@ -94,27 +96,36 @@ class Recognition(ABC):
         """Return the encoder's input for mono samples at 16 kHz [n], of at most `longest`."""
 
     @abstractmethod
-    def prompt(self, positions: int, hints: Hints) -> list[int]:
+    def prompt(self, positions: int, context: SpeechContext) -> list[int]:
         """Return the tokens before the text of a chunk of `positions` encoded positions."""
 
-    def tokens_of(self, seconds: float, hints: Hints) -> int:  # noqa: ARG002
+    def tokens_of(self, seconds: float, context: SpeechContext) -> int:  # noqa: ARG002
         """Return the most tokens of a chunk's text, unless the user says otherwise."""
         return self.most_tokens
 
-    @abstractmethod
-    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
+    def read(self, tokens: Sequence[int], context: SpeechContext) -> Recognized:
         """Return the text of the tokens after the prompt, which exclude the end token."""
+        language = "en" if context.translates else context.language
+        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=language)
 
-    def request(self, sound: Input) -> Request | None:  # noqa: ARG002 - most search for a text
+    def special(self, *texts: str) -> list[int]:
+        """Return special tokens by their texts; raises KvcastError for a missing one."""
+        known = self.tokenizer.control_tokens(texts)
+        for text in texts:
+            if text not in known:
+                raise KvcastError(f"the tokenizer has no token {text}: it is another model's")
+        return [known[text] for text in texts]
+
+    def request(self, source: Input) -> Request | None:  # noqa: ARG002 - most search for a text
         """Return the request of a model without a search (a transducer); None for others."""
         return None
 
     @property
-    def pacing(self) -> "Pacing | None":
+    def frame_timing(self) -> "FrameTiming | None":
         """How live audio is fed to a model whose text advances with it; None: it cannot be."""
         return None
 
-    def generated(self, request: Any, hints: Hints) -> Generated:
+    def generated(self, request: Any, context: SpeechContext) -> Generated:
         """Return the tokens of such a request, once it is done."""
         raise NotImplementedError
 
@@ -137,8 +148,8 @@ class LogMelFeatures(Input):
     @classmethod
     @override
     def batch(cls, inputs: Sequence[Self]) -> tuple[Float32, Int32]:
-        features_btm = np.stack([sound.features_tm for sound in inputs])
-        return features_btm, np.array([sound.encoded for sound in inputs], np.int32)
+        features_btm = np.stack([chunk.features_tm for chunk in inputs])
+        return features_btm, np.array([chunk.encoded for chunk in inputs], np.int32)
 
 
 def features_of(samples: Float32, n_mels: int) -> Float32:
@@ -169,7 +180,7 @@ class AudioFeatures(Input):
     @classmethod
     @override
     def batch(cls, inputs: Sequence[Self]) -> tuple[NDArray[Any], ...]:
-        features_btm = np.stack([sound.features_tm for sound in inputs])
+        features_btm = np.stack([chunk.features_tm for chunk in inputs])
         return inputs[0].encoder.source(features_btm)
 
 
@@ -183,17 +194,9 @@ class AudioTokenRecognition(Recognition):
         self.most_positions = audio.positions
         self.ends = tokenizer.end_tokens
 
-    def sound(self, positions: int) -> list[int]:
+    def audio_tokens(self, positions: int) -> list[int]:
         """Return the token ids of the row's embeddings."""
         return list(range(self.vocab_size, self.vocab_size + positions))
-
-    def special(self, *texts: str) -> list[int]:
-        """Return special tokens by their texts; raises KvcastError for a missing one."""
-        known = self.tokenizer.control_tokens(texts)
-        for text in texts:
-            if text not in known:
-                raise KvcastError(f"the tokenizer has no token {text}: it is another model's")
-        return [known[text] for text in texts]
 
 
 UNKNOWN = "und"
@@ -215,7 +218,7 @@ class ChunkOptions:
     """
 
     recognition: Recognition
-    hints: Hints
+    context: SpeechContext
     strategy: Callable[[int], Strategy]
     temperature: float
     room: int
@@ -246,12 +249,8 @@ class Chunk(RecordingPart):
     ) -> None:
         """Prepare.
 
-        Args:
-            options: how it is decoded.
-            place: its first frame, and the frame after its last.
-            samples: its waveform; None where it is silent.
-            ended: is called with the language of its text, once it is decoded.
-
+        `place`: its first frame, and the frame after its last. `samples`: its waveform; None where
+        it is silent. `ended`: is called with the language of its text, once it is decoded.
         """
         self._options, self._place, self._samples, self._ended = options, place, samples, ended
         self.drafts: list[DraftCounts] = []
@@ -270,29 +269,29 @@ class Chunk(RecordingPart):
 
     def _recognize(self, samples: Float32) -> Policy[Recognized]:
         options = self._options
-        sound = options.recognition.input(samples)
-        request = options.recognition.request(sound)
+        source = options.recognition.input(samples)
+        request = options.recognition.request(source)
         if request is None:
-            generated = yield from self._search(sound)
+            generated = yield from self._search(source)
         else:
             yield request
-            generated = options.recognition.generated(request, options.hints)
+            generated = options.recognition.generated(request, options.context)
         if generated.recognized.text:
             self.segments += self._segments(generated)
         return generated.recognized
 
-    def _search(self, sound: Input) -> Policy[Generated]:
+    def _search(self, source: Input) -> Policy[Generated]:
         options, (first, end) = self._options, self._place
         recognition, params = options.recognition, options.params
-        prompt = recognition.prompt(sound.positions, options.hints)
+        prompt = recognition.prompt(source.positions, options.context)
         seconds = (end - first) / FRAMES_PER_SECOND
-        most = recognition.tokens_of(seconds, options.hints)
+        most = recognition.tokens_of(seconds, options.context)
         if params.max_new_tokens is not None:
             given = params.max_new_tokens
-            most = min(given, most) if recognition.paced else given
+            most = min(given, most) if recognition.frame_synchronous else given
         room = min(most, options.room, options.positions + 1 - len(prompt))
         request = SearchRequest(
-            Prompt(np.array(prompt, np.int64), input=sound),
+            Prompt(np.array(prompt, np.int64), input=source),
             strategy=options.strategy(first),
             filters=list(_filters(params, recognition.ends)),
             eot=recognition.ends[0],
@@ -300,11 +299,11 @@ class Chunk(RecordingPart):
         )
         yield request
         best = MaximumLikelihood(params.length_penalty).best(request.search.candidates())
-        is_cut = len(best.tokens) == room and not recognition.paced
+        is_cut = len(best.tokens) == room and not recognition.frame_synchronous
         if is_cut and params.max_new_tokens is None:
             notice = f"the text has more than {room} tokens: cut"
             self.notices.append((first / FRAMES_PER_SECOND, notice))
-        recognized = recognition.read(best.tokens, options.hints)
+        recognized = recognition.read(best.tokens, options.context)
         return Generated(tokens=best.tokens, logprob=best.sum_logprob, recognized=recognized)
 
     def _segments(self, generated: Generated) -> Iterator[Segment]:
@@ -371,17 +370,19 @@ def _filters(params: TranscribeParams, ends: Sequence[int]) -> Iterator[LogitsPr
         yield EndsAsOne(ends)
 
 
-class ChunkPlan(Plan[Samples]):
+class ChunkPlan(Plan[SampledAudio]):
     """Cuts a recording into chunks, where it is quiet."""
 
     def __init__(self, options: ChunkOptions) -> None:
         self._options = options
         self._running = 0
         self._all_cut = False
-        self.language = options.hints.language
+        self.language = options.context.language
 
     @override
-    def parts(self, recording: Samples, begin: Callable[[RecordingPart], None]) -> Policy[None]:
+    def parts(
+        self, recording: SampledAudio, begin: Callable[[RecordingPart], None]
+    ) -> Policy[None]:
         joints = [round(at * FRAMES_PER_SECOND) for at in recording.timeline.joints]
         for seek, end in clipped_frames(self._options.params, recording.content_frames):
             while seek < end:
@@ -406,7 +407,7 @@ class ChunkPlan(Plan[Samples]):
 
 
 def _frames(
-    recording: Samples, clip: tuple[int, int], joints: Sequence[int], recognition: Recognition
+    recording: SampledAudio, clip: tuple[int, int], joints: Sequence[int], recognition: Recognition
 ) -> int:
     """Return how many frames the first chunk of a clip has."""
     seek, end = clip

@@ -19,7 +19,7 @@ from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
 from kvcast.audio.features import MelWindows, RecordedAudio, SampledAudio, refuse_short
 from kvcast.audio.source import AudioSource, ChannelSource
 from kvcast.audio.timeline import Part
-from kvcast.audio.vad import Listener, Loudness, spoken
+from kvcast.audio.vad import Loudness, VoiceDetector, spoken
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError
 from kvcast.runtimes.base import Float32
@@ -27,42 +27,10 @@ from kvcast.speech.params import AudioParams, TranscribeParams
 from kvcast.transcripts.segments import FRAMES_PER_SECOND
 
 if TYPE_CHECKING:
-    from kvcast.audio.timeline import Timeline
+    pass
 
 
-class Recording(Protocol):
-    @property
-    def content_frames(self) -> int:
-        """Frames of audio."""
-
-    @property
-    def duration(self) -> float:
-        """Seconds of audio."""
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """Notices for the user."""
-
-    @property
-    def unheard(self) -> tuple[str, ...]:
-        """Notices for the user if no speech is recognised."""
-
-    @property
-    def timeline(self) -> "Timeline":
-        """Maps seconds of the audio to seconds of the recording."""
-
-    @property
-    def skipped(self) -> "tuple[Part, ...] | None":
-        """Parts that were left out because they are no speech; None without `vad`."""
-
-    def is_silent(self, seek: int, end: int) -> bool:
-        """Return whether frames `seek` to `end` are digital silence."""
-
-    def close(self) -> None:
-        """Release the recording."""
-
-
-class Sound(Protocol):
+class WindowSource(Protocol):
     """The audio of a recording, or a part of it."""
 
     def window(self, seek: int, end: int | None = None) -> Float32:
@@ -70,20 +38,6 @@ class Sound(Protocol):
 
     def is_silent(self, seek: int, end: int) -> bool:
         """Return whether frames `seek` to `end` are digital silence."""
-
-
-class Windows(Sound, Recording, Protocol):
-    """A recording in windows of 30 seconds, as Whisper's encoder takes them."""
-
-    def first_window(self) -> Float32:
-        """Return the window that the language is detected from, [n_mels, 3000]."""
-
-
-class Samples(Recording, Protocol):
-    """A recording in samples, for models that make features of a chunk themselves."""
-
-    def samples(self, first: int, end: int) -> Float32:
-        """Return the mono samples at 16 kHz of frames `first` to `end`, [n]."""
 
 
 _LONGEST = 28 * FRAMES_PER_SECOND
@@ -101,10 +55,10 @@ _NEARLY = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkWindow(Sound):
+class ChunkWindow(WindowSource):
     """Frames `first` to `end` of a recording, [n_mels, 3000], zeros after the last."""
 
-    sound: Sound
+    audio: WindowSource
     first: int
     end: int
     window_mt: NDArray[np.float32]
@@ -118,21 +72,23 @@ class ChunkWindow(Sound):
 
     def is_silent(self, seek: int, end: int) -> bool:
         """Return whether frames `seek` to `end` of the recording are digital silence."""
-        return self.sound.is_silent(seek, end)
+        return self.audio.is_silent(seek, end)
 
 
-def cut_first_chunk(sound: Sound, clip: tuple[int, int], joints: Sequence[int] = ()) -> ChunkWindow:
+def cut_first_chunk(
+    audio: WindowSource, clip: tuple[int, int], joints: Sequence[int] = ()
+) -> ChunkWindow:
     """Cut the first chunk off frames `clip[0]` to `clip[1]` of a recording.
 
     It is cut preferably at the frames `joints`, where audio was left out.
     """
     seek, end = clip
-    window_mt = sound.window(seek, end)
+    window_mt = audio.window(seek, end)
     near = [frame - seek for frame in joints]
     frames = chunk_frames(end - seek, near, lambda: window_mt)
     if frames < end - seek:
         window_mt[:, frames:] = 0
-    return ChunkWindow(sound, seek, seek + frames, window_mt)
+    return ChunkWindow(audio, seek, seek + frames, window_mt)
 
 
 def chunk_frames(
@@ -143,12 +99,8 @@ def chunk_frames(
 ) -> int:
     """Return the length of the first chunk, in frames.
 
-    Args:
-        frames: of the audio.
-        joints: where audio was left out; best to cut at.
-        loudness: returns the loudness of the first `longest` frames or more, [bands, t].
-        longest: most frames of a chunk.
-
+    `joints`: where audio was left out; best to cut at. `loudness`: returns the loudness of the
+    first `longest` frames or more, [bands, t]. `longest`: most frames of a chunk.
     """
     if frames <= longest:
         return frames
@@ -197,17 +149,17 @@ def open_samples(source: AudioInput, params: TranscribeParams) -> SampledAudio:
 def _opened(
     source: AudioInput, params: TranscribeParams, make: Callable[[AudioSource], Recorded]
 ) -> Recorded:
-    listener = voice_listener() if params.vad else None
+    detector = voice_detector() if params.vad else None
     with ExitStack() as on_failure:
         audio = open_recording(source, params)
         on_failure.callback(audio.close)
-        if listener is None:
-            sound = make(audio)
+        if detector is None:
+            recorded = make(audio)
         else:
-            sound = spoken(audio, make, listener, params, clips=_clips(params))
-        refuse_short(sound.duration, audio.name)
+            recorded = spoken(audio, make, detector, params, clips=_clips(params))
+        refuse_short(recorded.duration, audio.name)
         on_failure.pop_all()
-    return sound
+    return recorded
 
 
 def _clips(params: TranscribeParams) -> list[Part]:
@@ -217,7 +169,7 @@ def _clips(params: TranscribeParams) -> list[Part]:
     ]
 
 
-def voice_listener() -> Listener:
+def voice_detector() -> VoiceDetector:
     """Return a detector for one recording, or one audio stream, from its start.
 
     Raises:
@@ -225,15 +177,15 @@ def voice_listener() -> Listener:
         KvcastError: it is another version, or its file is damaged.
 
     """
-    listener: Listener = _graph(packaged.silero_vad()).listener()
-    return listener
+    detector: VoiceDetector = _graph(packaged.silero_vad()).listener()
+    return detector
 
 
-def live_listener() -> tuple[Listener, tuple[str, ...]]:
+def live_voice_detector() -> tuple[VoiceDetector, tuple[str, ...]]:
     """Return the best voice detector available here, and notices for the user."""
     with suppress(InputMissingError):
-        return voice_listener(), ()
-    quiet = "utterances end where it is quiet; kvcast[vad] tells speech from noise"
+        return voice_detector(), ()
+    quiet = "utterances end where it is quiet; kvcast[vad] distinguishes speech from noise"
     return Loudness(), (quiet,)
 
 

@@ -193,11 +193,7 @@ class _Sampler(Protocol):
     ) -> tuple[list[int], Float32]:
         """Return a token and its log-probability for each of some rows.
 
-        Args:
-            logits_rv: [places, vocab]. Raises KvcastError if they are NaN or infinite.
-            rows: indices of the rows.
-            places: of the rows' logits.
-
+        `logits_rv`: [places, vocab]. Raises KvcastError if they are NaN or infinite.
         """
 
 

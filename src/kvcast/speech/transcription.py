@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from typing_extensions import override
 
+from kvcast.audio.features import RecordedAudio
+from kvcast.audio.timeline import Part
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import JobCaller, Policy, PolicyCaller
 from kvcast.engine.jobs import Job
@@ -20,13 +22,9 @@ from kvcast.engine.requests import Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recordings import Recording
 from kvcast.transcripts.segments import FRAMES_PER_SECOND, Replacements, Segment, placed
 
-if TYPE_CHECKING:
-    from kvcast.audio.timeline import Part
-
-RecordingT = TypeVar("RecordingT", bound=Recording, contravariant=True)
+RecordingT = TypeVar("RecordingT", bound=RecordedAudio, contravariant=True)
 
 _AHEAD = 4
 """Parts that are begun before the first of them is over, for each that runs at once."""
@@ -94,7 +92,7 @@ class RecordingCaller(PolicyCaller):
 
     def __init__(
         self,
-        opening: Callable[[], Recording],
+        opening: Callable[[], RecordedAudio],
         plan: Plan[Any],
         *,
         params: TranscribeParams,
@@ -103,13 +101,8 @@ class RecordingCaller(PolicyCaller):
     ) -> None:
         """Prepare; nothing is opened or decoded yet.
 
-        Args:
-            opening: opens the recording; called once at most.
-            plan: cuts it into parts; this recording's own.
-            params: options.
-            together: parts that run at once.
-            notices: for the user, about the options.
-
+        `opening`: opens the recording; called once at most. `plan`: cuts it into parts; this
+        recording's own. `together`: parts that run at once.
         """
         super().__init__()
         self._opening = opening
@@ -143,11 +136,13 @@ class RecordingCaller(PolicyCaller):
             for (start, _), (first, end) in zip(self._params.clips, clips, strict=True)
             if first >= end and frames
         ]
-        unheard = self._recording.unheard if self._closed and not self._taken else ()
-        return (*self._recording.notices, *empty, *self._notices, *unheard)
+        no_speech_notices = (
+            self._recording.no_speech_notices if self._closed and not self._taken else ()
+        )
+        return (*self._recording.notices, *empty, *self._notices, *no_speech_notices)
 
     @property
-    def skipped(self) -> "tuple[Part, ...] | None":
+    def skipped(self) -> tuple[Part, ...] | None:
         """Parts that were left out because they are no speech; None without `vad`."""
         return self._recording.skipped
 
@@ -224,7 +219,7 @@ class RecordingCaller(PolicyCaller):
             self._recording.close()
 
     @cached_property
-    def _recording(self) -> Recording:
+    def _recording(self) -> RecordedAudio:
         self.before_opening()
         return self._opening()
 
@@ -245,7 +240,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
     def __init__(
         self,
         scheduler: Scheduler,
-        opening: Callable[[], Recording],
+        opening: Callable[[], RecordedAudio],
         plan: Plan[Any],
         *,
         params: TranscribeParams,
@@ -323,7 +318,7 @@ class Transcript:
     language: str
     duration: float
     notices: tuple[str, ...]
-    skipped: "tuple[Part, ...] | None"
+    skipped: tuple[Part, ...] | None
 
 
 class ServedRecording(RecordingCaller, JobCaller):
@@ -354,13 +349,13 @@ class ServedRecording(RecordingCaller, JobCaller):
     @override
     def next_request(self) -> Request | None:
         request = super().next_request()
-        self._tell()  # one without any window is over
+        self._publish()  # one without any window is over
         return request
 
     @override
     def take(self, request: Request) -> None:
         super().take(request)
-        self._tell()
+        self._publish()
 
     @override
     def fail(self, error: Exception) -> None:
@@ -378,7 +373,7 @@ class ServedRecording(RecordingCaller, JobCaller):
     def close(self) -> None:
         self._release()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         """Put finished segments into the job, and its result at the end."""
         while (segment := self.take_segment()) is not None:
             self._note()

@@ -1,6 +1,6 @@
 """Voxtral Realtime: one token for each 80 ms of audio, most of them padding.
 
-Live, every piece is encoded once and gives one token, which never changes; a word is settled when
+Live, every piece is encoded once and gives one token, which never changes; a word is confirmed when
 the next one begins. The text of an utterance equals the text of the same audio in a file.
 """
 
@@ -18,14 +18,18 @@ from kvcast.families.causal_encoder import CausalEncoder, streamed
 from kvcast.families.programs import StreamedSource
 from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.abilities import ABILITIES
-from kvcast.speech.live import Settled, Utterances
-from kvcast.speech.recognition import AudioFeatures, AudioTokenRecognition, Hints, Recognized
+from kvcast.speech.live import ConfirmedWord, UtteranceWindow
+from kvcast.speech.recognition import (
+    AudioFeatures,
+    AudioTokenRecognition,
+    SpeechContext,
+)
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TextStream
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pacing:
+class FrameTiming:
     """How a model's audio and text advance.
 
     Attributes:
@@ -47,11 +51,11 @@ class Pacing:
     ends: Sequence[int]
 
 
-class PacedWindow(Utterances):
+class VoxtralRealtimeWindow(UtteranceWindow):
     def __init__(
         self,
         runtime: EncoderDecoder,
-        pacing: Pacing,
+        timing: FrameTiming,
         stream: Callable[[], TextStream],
         *,
         language: str,
@@ -59,77 +63,77 @@ class PacedWindow(Utterances):
     ) -> None:
         """Begin without audio; `stream` starts decoding a text token by token."""
         super().__init__(language, step)
-        self._runtime, self._pacing, self._stream = runtime, pacing, stream
-        self._cache: Any = runtime.new_cache(1, pacing.most, inputs=1)
+        self._runtime, self._timing, self._stream = runtime, timing, stream
+        self._cache: Any = runtime.new_cache(1, timing.most, inputs=1)
         self._begin()
 
     def _begin(self) -> None:
-        pacing = self._pacing
-        self._begun, self._over, self._heard = False, False, 0
-        silence = pacing.silence * pacing.samples
-        self._waiting = np.zeros(pacing.lead + silence, np.float32)
+        timing = self._timing
+        self._begun, self._over, self._samples = False, False, 0
+        silence = timing.silence * timing.samples
+        self._waiting = np.zeros(timing.lead + silence, np.float32)
         self._cache = self._runtime.reset(self._cache, [0])
-        self._source = self._runtime.stream(self._cache, 0, pacing.source, pacing.most)
+        self._source = self._runtime.stream(self._cache, 0, timing.source, timing.most)
         self._cache = self._runtime.reset(self._cache, [0], [0])
-        self._given, self._fed = list(pacing.prompt), 0  # tokens to feed, and how many were fed
+        self._given, self._fed = list(timing.prompt), 0  # tokens to feed, and how many were fed
         self._text, self._is_first = self._stream(), True
-        self._word, self._tokens = "", list[int]()  # not settled yet
+        self._word, self._tokens = "", list[int]()  # not confirmed yet
         self._spoken = 0  # pieces of audio up to the end of the word
 
     @property
     @override
     def room(self) -> int:
-        pacing, heard = self._pacing, self._heard if self._begun else self.end - self.start
-        return (pacing.most - pacing.after - pacing.silence) * pacing.samples - heard
+        timing, samples = self._timing, self._samples if self._begun else self.end - self.start
+        return (timing.most - timing.after - timing.silence) * timing.samples - samples
 
     @property
     @override
-    def supposed(self) -> str:
+    def unconfirmed(self) -> str:
         return self._word
 
     @override
-    def hear(self, samples: Float32) -> None:
-        self._heard += len(samples)
+    def add_audio(self, samples: Float32) -> None:
+        self._samples += len(samples)
         self._encode(samples)
 
     @override
-    def listen(self) -> list[Settled]:
+    def transcribe(self) -> list[ConfirmedWord]:
         self.decoded_to = self._end
-        return list(self._settled(self._source.done))
+        return list(self._confirmed_words(self._source.done))
 
     @override
-    def conclude(self, speech_end: int) -> list[Settled]:
-        pacing, settled = self._pacing, list[Settled]()
+    def finish_utterance(self, speech_end: int) -> list[ConfirmedWord]:
+        timing, confirmed = self._timing, list[ConfirmedWord]()
         self.decoded_to = self._end
         if self._begun:
-            rest = -self._heard % pacing.samples + pacing.after * pacing.samples
-            self._encode(np.zeros(rest + pacing.lead, np.float32))
+            rest = -self._samples % timing.samples + timing.after * timing.samples
+            self._encode(np.zeros(rest + timing.lead, np.float32))
             # The last token is not fed.
-            settled += self._settled(self._source.done - 1)
+            confirmed += self._confirmed_words(self._source.done - 1)
             self._add(self._text.finish())
-            settled += self._settle()
+            confirmed += self._confirm()
         self._begin()
-        return settled
+        return confirmed
 
     def _encode(self, samples: Float32) -> None:
-        pacing = self._pacing
+        timing = self._timing
         self._waiting = np.concatenate([self._waiting, samples])
-        whole = (len(self._waiting) - pacing.overlap) // pacing.samples
+        whole = (len(self._waiting) - timing.overlap) // timing.samples
         if whole > 0:
-            length = whole * pacing.samples
-            self._source.listen(pacing.features(self._waiting[: length + pacing.overlap]))
+            length = whole * timing.samples
+            self._source.listen(timing.features(self._waiting[: length + timing.overlap]))
             self._waiting = self._waiting[length:]
 
-    def _settled(self, most: int) -> Iterator[Settled]:
+    def _confirmed_words(self, most: int) -> Iterator[ConfirmedWord]:
         """Decode until `most` tokens are fed; yield each word that a word or a pause follows."""
-        for token in self._written(most):
+        for token in self._generate(most):
             piece = self._text.push(token)
             if not piece or piece.startswith(" "):
-                yield from self._settle()
+                yield from self._confirm()
             self._tokens.append(token)
             self._add(piece)
 
-    def _written(self, most: int) -> Iterator[int]:
+    def _generate(self, most: int) -> Iterator[int]:
         while not self._over and self._fed + len(self._given) <= most:
             with exclusive(self._runtime):
                 given = [np.array(self._given, np.int64)]
@@ -137,7 +141,7 @@ class PacedWindow(Utterances):
                 logits, self._cache = self._runtime.decode(given, self._cache, positions=last)
                 token = int(logits[0, -1].argmax())
             self._fed += len(self._given)
-            self._given, self._over = [token], token in self._pacing.ends
+            self._given, self._over = [token], token in self._timing.ends
             if not self._over:
                 yield token
 
@@ -145,15 +149,15 @@ class PacedWindow(Utterances):
         """Append a piece of text to the word; the first begins with a space, as Whisper's do."""
         if piece:
             self._word += f" {piece}" if self._is_first and piece[0] != " " else piece
-            self._spoken = self._fed - len(self._pacing.prompt) + 1
+            self._spoken = self._fed - len(self._timing.prompt) + 1
 
-    def _settle(self) -> list[Settled]:
+    def _confirm(self) -> list[ConfirmedWord]:
         if not self._word:
             return []
         start, tokens = self.start / SAMPLE_RATE, tuple(self._tokens)
-        end = min(self.start + self._spoken * self._pacing.samples, self._end)
+        end = min(self.start + self._spoken * self._timing.samples, self._end)
         started = start if self._is_first else None
-        word = Settled(
+        word = ConfirmedWord(
             text=self._word, tokens=tokens, ended=None, started=started, spoken=end / SAMPLE_RATE
         )
         self._word, self._tokens, self._is_first = "", [], False
@@ -167,7 +171,7 @@ class VoxtralRealtimeRecognition(AudioTokenRecognition):
     """One token per 80 ms frame, most of them padding; the language is auto-detected."""
 
     audio: CausalEncoder
-    paced = True
+    frame_synchronous = True
     abilities = ABILITIES["voxtral_realtime"]
 
     def __init__(self, tokenizer: TextTokenizer, audio: CausalEncoder, vocab_size: int) -> None:
@@ -193,8 +197,8 @@ class VoxtralRealtimeRecognition(AudioTokenRecognition):
         return normalised(log_mel_tm, _LOUDEST)
 
     @property
-    def pacing(self) -> Pacing:
-        return Pacing(
+    def frame_timing(self) -> FrameTiming:
+        return FrameTiming(
             source=streamed(self.audio),
             features=lambda samples: self._features(samples).reshape(
                 -1, self.audio.each * self.audio.n_mels
@@ -210,14 +214,10 @@ class VoxtralRealtimeRecognition(AudioTokenRecognition):
         )
 
     @override
-    def prompt(self, positions: int, hints: Hints) -> list[int]:
+    def prompt(self, positions: int, context: SpeechContext) -> list[int]:
         return list(self._before)
 
     @override
-    def tokens_of(self, seconds: float, hints: Hints) -> int:
-        sound = -(-round(seconds * SAMPLE_RATE) // self._each)
-        return self.audio.silence + sound + self.audio.after - len(self._before)
-
-    @override
-    def read(self, tokens: Sequence[int], hints: Hints) -> Recognized:
-        return Recognized(text=self.tokenizer.decode(tokens).strip(), language=hints.language)
+    def tokens_of(self, seconds: float, context: SpeechContext) -> int:
+        frames = -(-round(seconds * SAMPLE_RATE) // self._each)
+        return self.audio.silence + frames + self.audio.after - len(self._before)

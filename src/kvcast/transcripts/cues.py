@@ -42,11 +42,7 @@ def sentence_cues(
 ) -> Iterator[list[CueWord]]:
     """Yield the words of each cue, broken into lines, as soon as its sentence is known.
 
-    Args:
-        words: in order, none wider than a line.
-        width: most characters in a line.
-        lines: most lines in a cue.
-
+    `words`: in order, none wider than a line.
     """
     room = _Room(width or _WIDTH, lines or _LINES)
     for sentence in _joined(_sentences(words), room):

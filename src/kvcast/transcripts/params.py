@@ -19,7 +19,7 @@ class SubtitleParams(Params):
     """How words are laid out in subtitles; all options but `cues` are OpenAI's Whisper's."""
 
     cues: str = SUBTITLES("segment", check=Choice(lambda: ("segment", SENTENCE)))(
-        "what a subtitle holds: a segment, or a sentence, in two lines of 42 characters "
+        "content of a subtitle: a segment, or a sentence, in two lines of 42 characters "
         "unless max_line_width and max_line_count say otherwise"
     )
     highlight_words: bool = SUBTITLES(False)("underline each word while it is spoken")
@@ -58,7 +58,7 @@ class FolderParams(Params):
         "also the recordings in folders inside of it"
     )
     glob: str | Sequence[str] = FOLDERS(
-        (), check=FILLED, metavar="PATTERN", shown="the extensions of sound and video files"
+        (), check=FILLED, metavar="PATTERN", shown="the extensions of audio and video files"
     )("files that match this pattern, such as *.dat or talks/*.wav; may be repeated")
     newer: str | None = FOLDERS(None, check=FILLED, metavar="FILE|DATE")(
         "only files changed after this file, or after this date"

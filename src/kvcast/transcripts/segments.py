@@ -123,12 +123,10 @@ class Replacements:
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            heard, arrow, written = (part.strip() for part in line.partition(_ARROW))
-            if not arrow or not heard.split():
-                raise UsageError(
-                    f"replacement {number} must be HEARD {_ARROW} WRITTEN, not {line!r}"
-                )
-            rules.append((" ".join(heard.split()), written))
+            source, arrow, target = (part.strip() for part in line.partition(_ARROW))
+            if not arrow or not source.split():
+                raise UsageError(f"replacement {number} must be FROM {_ARROW} TO, not {line!r}")
+            rules.append((" ".join(source.split()), target))
         return cls(tuple(rules))
 
     def apply(self, segment: "Segment") -> "Segment":
@@ -139,22 +137,22 @@ class Replacements:
         """
         if not self.rules:
             return segment
-        text = self._pattern.sub(self._written, segment.text)
+        text = self._pattern.sub(self._target, segment.text)
         words = None if segment.words is None else tuple(self._replaced(segment.words))
         return replace(segment, text=text, words=words)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        heard = sorted((heard for heard, _ in self.rules), key=len, reverse=True)
-        choices = "|".join(r"\s+".join(map(re.escape, words.split())) for words in heard)
+        sources = sorted((source for source, _ in self.rules), key=len, reverse=True)
+        choices = "|".join(r"\s+".join(map(re.escape, words.split())) for words in sources)
         return re.compile(rf"(?<!\w)(?:{choices})(?!\w)", re.IGNORECASE)
 
     @cached_property
-    def _by_heard(self) -> dict[str, str]:
-        return {heard.casefold(): written for heard, written in reversed(self.rules)}
+    def _by_source(self) -> dict[str, str]:
+        return {source.casefold(): target for source, target in reversed(self.rules)}
 
-    def _written(self, match: re.Match[str]) -> str:
-        return self._by_heard[" ".join(match[0].split()).casefold()]
+    def _target(self, match: re.Match[str]) -> str:
+        return self._by_source[" ".join(match[0].split()).casefold()]
 
     def _replaced(self, words: "Sequence[Word]") -> "list[Word]":
         """Return the words of a text in which matches of several words are one word each."""
@@ -179,6 +177,6 @@ class Replacements:
         return replace(
             group[0],
             end=group[-1].end,
-            word=self._pattern.sub(self._written, "".join(word.word for word in group)),
+            word=self._pattern.sub(self._target, "".join(word.word for word in group)),
             probability=sum(word.probability for word in group) / len(group),
         )

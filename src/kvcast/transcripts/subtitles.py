@@ -227,7 +227,6 @@ class _CueLayout:
         self._pieces.append(CueWord(word.start, word.end, text))
 
     def ended(self) -> Iterator[list[CueWord]]:
-        """Yield the cue being filled, if there is one, and begin another."""
         if self._pieces:
             yield self._pieces
         self._pieces, self._line, self._column = [], 1, 0

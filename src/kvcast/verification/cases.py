@@ -272,7 +272,7 @@ def _window(model: "WhisperModel", path: str) -> Case:
 
 def _excerpt(model: "SpeechModel", path: str) -> Case:
     from kvcast.speech.params import TranscribeParams
-    from kvcast.speech.recognition import Hints
+    from kvcast.speech.recognition import SpeechContext
     from kvcast.speech.recordings import open_samples
 
     recognition = model.recognition
@@ -280,7 +280,7 @@ def _excerpt(model: "SpeechModel", path: str) -> Case:
         end = min(recording.content_frames, recognition.longest)
         sound = recognition.input(recording.samples(0, end))
     request = recognition.request(sound)
-    tokens = recognition.prompt(sound.positions, Hints())
+    tokens = recognition.prompt(sound.positions, SpeechContext())
     prompt = Prompt(np.array(tokens, np.int64)) if request is None else request.prompt
     return Case(prompt.tokens, _source(sound))
 

@@ -221,13 +221,13 @@ class WindowPrompt:
 
     Attributes:
         before: hotwords and the end of the previous text, after start-of-previous; may be empty.
-        written: known tokens at the beginning of the text, the prefix first.
+        forced: known tokens at the beginning of the text, the prefix first.
 
     """
 
     before: tuple[int, ...]
     task: tuple[int, ...]
-    written: tuple[int, ...]
+    forced: tuple[int, ...]
 
     @classmethod
     def of(
@@ -236,19 +236,14 @@ class WindowPrompt:
         language: str,
         *,
         previous: Sequence[int],
-        written: Sequence[int] = (),
+        forced: Sequence[int] = (),
         tokenizer: WhisperTokenizer,
         context: int,
     ) -> Self:
         """Assemble a prompt.
 
-        Args:
-            params: options for its parts.
-            language: a code.
-            previous: tokens of the text before; the end that fits is kept.
-            written: known tokens of the window's text, after the prefix.
-            tokenizer: of the model.
-            context: positions of its decoder.
+        `previous`: tokens of the text before; the end that fits is kept. `forced`: known tokens of
+        the window's text, after the prefix.
 
         Raises:
             UsageError: hotwords or a prefix that are too long.
@@ -260,12 +255,12 @@ class WindowPrompt:
         return cls(
             before=(tokenizer.sot_prev, *before) if before else (),
             task=tokenizer.sot_sequence(language, params.task, timestamps=params.timestamps),
-            written=(*_prefix(params, tokenizer, context), *written),
+            forced=(*_prefix(params, tokenizer, context), *forced),
         )
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return (*self.before, *self.task, *self.written)
+        return (*self.before, *self.task, *self.forced)
 
 
 def check_prompt(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -> None:
@@ -298,8 +293,8 @@ def _prefix(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -> 
     if params.prefix is None:
         return ()
     # Half of the most that a window's text may have.
-    written = _limited("prefix", params.prefix, tokenizer, context // 4)
-    return (tokenizer.timestamp_begin, *written) if params.timestamps else tuple(written)
+    forced = _limited("prefix", params.prefix, tokenizer, context // 4)
+    return (tokenizer.timestamp_begin, *forced) if params.timestamps else tuple(forced)
 
 
 def _limited(name: str, text: str, tokenizer: WhisperTokenizer, most: int) -> list[int]:

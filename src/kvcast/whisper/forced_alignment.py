@@ -12,10 +12,10 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from operator import attrgetter
 
+from kvcast.audio.features import MelWindows
 from kvcast.engine.callers import Policy
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recordings import Windows
 from kvcast.transcripts.segments import Segment, Word, compression_ratio
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.long_form import LongForm
@@ -58,21 +58,19 @@ class Alignment:
 
 @dataclass(frozen=True)
 class _GivenWord:
-    """A word of the text, and the line that it is in."""
-
     word: TokenWord
     line: int
 
 
 @dataclass(frozen=True)
-class _HeardWindow:
+class _RecognizedWindow:
     window: Window
     words: tuple[str, ...]
 
 
 def aligned(
     requests: WindowRequests,
-    recording: Windows,
+    recording: MelWindows,
     text: str,
     *,
     language: str,
@@ -81,13 +79,8 @@ def aligned(
 ) -> Policy[Alignment]:
     """Find when the words of a text are spoken.
 
-    Args:
-        requests: makes the requests of windows.
-        recording: the sound.
-        text: one or more lines, each of which becomes a segment.
-        language: code of the spoken language.
-        attempts: how to decode a window first, and after each rejection.
-        params: all other options; with word timestamps.
+    `text`: one or more lines, each of which becomes a segment. `attempts`: how to decode a window
+    first, and after each rejection. `params`: all other options; with word timestamps.
 
     Raises:
         UsageError: the text is empty, or no speech is recognized in the recording.
@@ -100,16 +93,16 @@ def aligned(
     clip = [(0, recording.content_frames)]
     form = LongForm(recording, clip, requests=requests, attempts=attempts, params=params)
     yield from form.decode()
-    heard = list(_heard(form.segments, recording.content_frames))
-    if not heard:
-        raise UsageError("no speech is heard in the recording")
+    recognized = list(_recognized_windows(form.segments, recording.content_frames))
+    if not recognized:
+        raise UsageError("no speech was recognised in the recording")
     placed: list[tuple[int, Word]] = []
-    parts, known = _parts(given, heard)
-    for part, window in zip(parts, heard, strict=True):
+    parts, known = _parts(given, recognized)
+    for part, window in zip(parts, recognized, strict=True):
         if part:
             placed += yield from _placed(part, window.window, recording, requests, language, params)
     return Alignment(
-        segments=tuple(_lines(lines, placed, heard, language)),
+        segments=tuple(_lines(lines, placed, recognized, language)),
         language=language,
         duration=recording.duration,
         notices=(
@@ -127,20 +120,22 @@ def _given(
             yield _GivenWord(word, number)
 
 
-def _heard(segments: Sequence[Segment], content_frames: int) -> Iterator[_HeardWindow]:
+def _recognized_windows(
+    segments: Sequence[Segment], content_frames: int
+) -> Iterator[_RecognizedWindow]:
     for seek, spoken in groupby(segments, attrgetter("seek")):
         words = tuple(word.word for segment in spoken for word in segment.words or ())
-        yield _HeardWindow(Window(seek, min(WINDOW_FRAMES, content_frames - seek)), words)
+        yield _RecognizedWindow(Window(seek, min(WINDOW_FRAMES, content_frames - seek)), words)
 
 
 def _parts(
-    given: Sequence[_GivenWord], heard: Sequence[_HeardWindow]
+    given: Sequence[_GivenWord], recognized: Sequence[_RecognizedWindow]
 ) -> tuple[list[Sequence[_GivenWord]], int]:
     """Cut the text into each window's part; also return how many words are recognized as given."""
     parts: list[Sequence[_GivenWord]] = []
     done = known = 0
-    for number, window in enumerate(heard):
-        following = heard[number + 1].words if number + 1 < len(heard) else ()
+    for number, window in enumerate(recognized):
+        following = recognized[number + 1].words if number + 1 < len(recognized) else ()
         ahead = given[done : done + 2 * len(window.words + following) + _AHEAD]
         count, equal = _share([_plain(each.word.text) for each in ahead], window.words, following)
         known += equal
@@ -157,14 +152,14 @@ def _share(ahead: Sequence[str], words: Sequence[str], following: Sequence[str])
     divided in proportion to the differing words that were recognized there.
     """
     here = [_plain(word) for word in words]
-    heard = [*here, *map(_plain, following)]
-    blocks = SequenceMatcher(None, ahead, heard, autojunk=False).get_matching_blocks()
+    recognized = [*here, *map(_plain, following)]
+    blocks = SequenceMatcher(None, ahead, recognized, autojunk=False).get_matching_blocks()
     pairs = [(b.a + i, b.b + i) for b in blocks for i in range(b.size) if ahead[b.a + i]]
     in_window = [pair for pair in pairs if pair[1] < len(here)]
     after = [pair for pair in pairs if pair[1] >= len(here)]
-    last, last_heard = in_window[-1] if in_window else (-1, -1)
+    last, last_recognized = in_window[-1] if in_window else (-1, -1)
     first = after[0][0] if after else len(ahead)
-    count = last + 1 + min(len(here) - 1 - last_heard, first - last - 1)
+    count = last + 1 + min(len(here) - 1 - last_recognized, first - last - 1)
     while count < first and not ahead[count]:  # punctuation belongs to the word before it
         count += 1
     return count, len(in_window)
@@ -177,7 +172,7 @@ def _plain(word: str) -> str:
 def _placed(
     part: Sequence[_GivenWord],
     window: Window,
-    recording: Windows,
+    recording: MelWindows,
     requests: WindowRequests,
     language: str,
     params: TranscribeParams,
@@ -218,7 +213,7 @@ def _tokens(words: Iterable[_GivenWord]) -> Iterator[int]:
 def _lines(
     lines: Sequence[str],
     placed: Sequence[tuple[int, Word]],
-    heard: Sequence[_HeardWindow],
+    recognized: Sequence[_RecognizedWindow],
     language: str,
 ) -> Iterator[Segment]:
     latest = 0.0
@@ -228,7 +223,7 @@ def _lines(
         latest = end
         yield Segment(
             id=number,
-            seek=max((w.window.seek for w in heard if w.window.start <= start), default=0),
+            seek=max((w.window.seek for w in recognized if w.window.start <= start), default=0),
             start=start,
             end=end,
             text=f" {text}",

@@ -61,18 +61,14 @@ def without_hallucinations(
 ) -> KeptSegments:
     """Drop spans in silence that are probably hallucinated, and continue after the silence.
 
-    Args:
-        kept: the window's spans with words, and the next window's frame if no span is dropped.
-        window: its place in the recording.
-        threshold: seconds that are a silence.
-        complete: whether the window ends with a lone timestamp: no speech follows it.
-        last_speech: end of the last word before this window, in seconds.
-        content_frames: of the whole recording.
-
+    `kept`: the window's spans with words, and the next window's frame if no span is dropped.
+    `threshold`: seconds that are a silence. `complete`: whether the window ends with a lone
+    timestamp: no speech follows it. `last_speech`: end of the last word before this window, in
+    seconds.
     """
     silence = _Silence(window, threshold, last_speech)
     seek = kept.seek if complete else silence.after_last_word(kept)
-    if (late := silence.before_made_up_start(kept.spans)) is not None:
+    if (late := silence.before_hallucinated_start(kept.spans)) is not None:
         return KeptSegments([], late, skipped=True)
     for index, span in enumerate(kept.spans):
         if silence.surrounds(kept.spans, index):
@@ -101,7 +97,7 @@ class _Silence:
             return round(end * FRAMES_PER_SECOND)
         return self.window.seek + self.window.frames
 
-    def before_made_up_start(self, spans: Sequence[Span]) -> int | None:
+    def before_hallucinated_start(self, spans: Sequence[Span]) -> int | None:
         """Return the end of a silence that a hallucinated span follows at the window's start."""
         first = next((span for span in spans if span.words), None)
         if first is None or not _is_anomaly(first):
@@ -140,7 +136,6 @@ def _is_anomaly(span: Span) -> bool:
 
 
 def _oddity(word: Word) -> float:
-    """Score a word that is unlikely, very short or very long."""
     duration = word.end - word.start
     unlikely = 1.0 if word.probability < _UNLIKELY else 0.0
     return unlikely + max(0.0, _SHORT - duration) * 15 + max(0.0, duration - _LONG)
@@ -168,7 +163,7 @@ class WindowText:
     seek: int
 
 
-class WordPlacing:
+class WordTimestamps:
     def __init__(
         self,
         params: TranscribeParams,
@@ -177,12 +172,8 @@ class WordPlacing:
     ) -> None:
         """Prepare.
 
-        Args:
-            params: all options.
-            requests: makes the requests of windows.
-            resumed: returns where the next window begins, given the last word's end and the
-                timestamps, if a window is not complete.
-
+        `resumed`: returns where the next window begins, given the last word's end and the
+        timestamps, if a window is not complete.
         """
         self._params = params
         self._requests = requests

@@ -14,10 +14,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.audio.features import MelWindows
 from kvcast.engine.callers import Policy
 from kvcast.speech.languages import LANGUAGES
 from kvcast.speech.params import LanguageParams
-from kvcast.speech.recordings import Sound, Windows, quiet_frame
+from kvcast.speech.recordings import WindowSource, quiet_frame
 from kvcast.transcripts.segments import FRAMES_PER_SECOND
 from kvcast.whisper.requests import Features, likeliest
 from kvcast.whisper.windows import WindowRequests
@@ -31,7 +32,7 @@ class DetectedLanguage:
     Attributes:
         language: code of the likeliest language.
         probabilities: of every language that the model knows, by code, likeliest first.
-        windows: how many windows were listened to.
+        windows: how many windows were decoded.
         notices: about the recording, for the user, one line each.
 
     """
@@ -53,7 +54,7 @@ class DetectedLanguage:
 
 
 def detect(
-    requests: WindowRequests, recording: Windows, params: LanguageParams
+    requests: WindowRequests, recording: MelWindows, params: LanguageParams
 ) -> Policy[DetectedLanguage]:
     """Detect the language of 30 s windows until one exceeds the threshold; silent ones are skipped.
 
@@ -79,7 +80,7 @@ def detect(
     return _ranked(mean, windows, recording.notices)
 
 
-def _audible(recording: Windows) -> list[int]:
+def _audible(recording: MelWindows) -> list[int]:
     """Return the first frames of windows that are not silent; if all are, of the first."""
     seeks = range(0, recording.content_frames, WINDOW_FRAMES)
     return [seek for seek in seeks if not recording.is_silent(seek, seek + WINDOW_FRAMES)] or [0]
@@ -156,19 +157,16 @@ class LanguageSpans:
 
     def __init__(
         self,
-        sound: Sound,
+        audio: WindowSource,
         clip: tuple[int, int],
         detect: Callable[[NDArray[np.float32]], Policy[Probabilities]],
     ) -> None:
         """Prepare; detect nothing yet.
 
-        Args:
-            sound: the recording.
-            clip: its first frame, and the frame after its last.
-            detect: returns how probable each language is in a window [n_mels, 3000].
-
+        `clip`: its first frame, and the frame after its last. `detect`: returns how probable each
+        language is in a window [n_mels, 3000].
         """
-        self._sound = sound
+        self._audio = audio
         self._begin, self._end = clip  # of the audio that is in no span yet
         self._detect = detect
         self._last: _Piece | None = None  # the last piece
@@ -207,13 +205,13 @@ class LanguageSpans:
         """
         cut = before.end
         start, end = max(cut - _NEAR, self._begin), min(cut + _NEAR, after.end)
-        window_mt = self._sound.window(start, end)
+        window_mt = self._audio.window(start, end)
         pauses = pauses_in(window_mt, end - start, _LEAST, end - start - _LEAST)
         pause = start + max(pauses, default=(0, cut - start))[1]
         if abs(pause - cut) < _LEAST:
             return cut
         probabilities = yield from self._detect(
-            self._sound.window(min(pause, cut), max(pause, cut))
+            self._audio.window(min(pause, cut), max(pause, cut))
         )
         expected, other = (before, after) if pause > cut else (after, before)
         return pause if probabilities[expected.language] > probabilities[other.language] else cut
@@ -237,7 +235,7 @@ class LanguageSpans:
         if self._seek >= self._end:
             return None
         before = self._last
-        window_mt = self._sound.window(self._seek, self._end)
+        window_mt = self._audio.window(self._seek, self._end)
         left = self._end - self._seek
         short = piece_frames(window_mt, left, _SHORT)
         piece = None
@@ -260,7 +258,6 @@ class LanguageSpans:
 
 
 def _language(piece: _Piece, before: str | None, following: _Piece | None) -> str:
-    """Return the language of a piece, given the previous language and the next piece."""
     if piece.probability > _DOUBTFUL:
         return piece.likeliest
     near = [before] if before is not None else []
@@ -271,11 +268,8 @@ def _language(piece: _Piece, before: str | None, following: _Piece | None) -> st
 def piece_frames(window_mt: NDArray[np.float32], frames: int, longest: int) -> int:
     """Return the frame to cut at: in the longest pause, or else the quietest place.
 
-    Args:
-        window_mt: log-mel features [n_mels, 3000].
-        frames: of the recording from there on; more than the window has if it continues.
-        longest: most frames of the piece.
-
+    `window_mt`: log-mel features [n_mels, 3000]. `frames`: of the recording from there on; more
+    than the window has if it continues. `longest`: most frames of the piece.
     """
     latest = min(longest, frames - _SHORTEST)
     if latest < _SHORTEST:
@@ -301,6 +295,5 @@ def _quiet_frames(features_mt: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def _runs(chosen_t: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return runs of chosen frames: the first frame, and the frame after the last."""
     edges = np.flatnonzero(np.diff(chosen_t, prepend=False, append=False))
     return [(int(start), int(end)) for start, end in list(pairwise(edges))[::2]]

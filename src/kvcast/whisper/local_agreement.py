@@ -1,8 +1,8 @@
-"""LocalAgreement and AlignAtt: which words of successive hypotheses are settled.
+"""LocalAgreement and AlignAtt: which words of successive hypotheses are confirmed.
 
-`AlignAtt` settles words that attend to audio well before its end, `LocalAgreement` the common first
-words of several hypotheses. Later hypotheses may spell settled words differently; where they
-continue is found by the least edit distance.
+`AlignAtt` confirms words that attend to audio well before its end, `LocalAgreement` the common
+first words of several hypotheses. Later hypotheses may spell confirmed words differently; where
+they continue is found by the least edit distance.
 """
 
 import unicodedata
@@ -19,7 +19,7 @@ from kvcast.whisper.tokenizer import timestamps_from
 from kvcast.whisper.word_timestamps import ENCODER_FRAMES_PER_SECOND, TokenWord
 
 _ALIKE = 0.5
-"""A hypothesis that changes more of the settled letters is a different text."""
+"""A hypothesis that changes more of the confirmed letters is a different text."""
 
 
 class Place(NamedTuple):
@@ -79,14 +79,7 @@ def units(
     timestamp_begin: int,
     split: Callable[[Sequence[int]], Sequence[TokenWord]],
 ) -> list[Unit]:
-    """Cut a hypothesis into units; timestamps at its end become one without a word.
-
-    Args:
-        tokens: text and timestamps.
-        timestamp_begin: ids from here on are timestamps.
-        split: cuts text tokens into words.
-
-    """
+    """Cut a hypothesis into units; timestamps at its end become one without a word."""
     timestamps = timestamps_from(timestamp_begin)
     units: list[Unit] = []
     at = 0
@@ -117,16 +110,16 @@ def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
     return count
 
 
-def continued(settled: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None:
-    """Return how many words at the beginning of a hypothesis repeat the settled ones.
+def continued(confirmed: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None:
+    """Return how many words at the beginning of a hypothesis repeat the confirmed ones.
 
     Punctuation and case are ignored. Where the last word is spelled in another way, letters alone
     do not determine how many words replace it ("ninety six" and "96 and he left"): then the words
     that end nearest to its end time replace it. None if the hypothesis differs.
     """
-    if not any(unit.tokens for unit in settled):
+    if not any(unit.tokens for unit in confirmed):
         return 0
-    spelled = [_letters(unit) for unit in settled]
+    spelled = [_letters(unit) for unit in confirmed]
     letters, words = "".join(spelled), [_letters(unit) for unit in hypothesis]
     lengths = np.cumsum([0, *map(len, words)])
     changes = _changes(letters, "".join(words))[lengths]
@@ -138,14 +131,14 @@ def continued(settled: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None
     best = max((count for count in counts if changes[count] == least), key=lengths.__getitem__)
     if best and words[best - 1] != spelled[last]:
         near = [count for count in counts if changes[count] <= least + least // 2]
-        best = _nearest(near, best, settled[last], hypothesis)
-    # Of marks that follow, the settled ones are settled, too.
+        best = _nearest(near, best, confirmed[last], hypothesis)
+    # Of marks that follow, the confirmed ones are confirmed, too.
     marks = takewhile(lambda unit: unit.tokens and not _letters(unit), hypothesis[best:])
-    return best + min(sum(1 for _ in marks), len(settled) - last - 1)
+    return best + min(sum(1 for _ in marks), len(confirmed) - last - 1)
 
 
 def _nearest(counts: Sequence[int], best: int, last: Unit, hypothesis: Sequence[Unit]) -> int:
-    """Return the count whose last word ends nearest to the last settled one; `best` if unknown."""
+    """Return the count whose last word ends nearest to the last confirmed; `best` if unknown."""
     ends = {count: hypothesis[count - 1].place if count else Place(0, 1.0, 0) for count in counts}
     known = {count: place.end for count, place in ends.items() if place is not None}
     if last.place is None or len(known) < len(counts):
@@ -172,10 +165,10 @@ def _changes(text: str, other: str) -> NDArray[np.int64]:
 
 
 _FRESH = 2 * ENCODER_FRAMES_PER_SECOND
-"""Words this near to the audio's end do not settle by agreement: later audio may change them."""
+"""Words this near to the audio's end are not confirmed: later audio may change them."""
 
 _UNSURE = 0.5
-"""Less probable words do not settle within `_UNSURE_FOR` of the audio's end."""
+"""Less probable words are not confirmed within `_UNSURE_FOR` of the audio's end."""
 
 _UNSURE_FOR = 5 * ENCODER_FRAMES_PER_SECOND
 
@@ -193,27 +186,25 @@ AGREEMENT = 2
 """Hypotheses that must agree if attention cannot be used; the best of Macháček et al."""
 
 
-class SettlingPolicy(Protocol):
-    """Decides which words of hypotheses are settled, whatever audio follows."""
+class StreamingPolicy(Protocol):
+    """Decides which words of hypotheses are confirmed, whatever audio follows."""
 
     @property
     def compared(self) -> int:
         """How many successive hypotheses it compares, 1 or more."""
 
-    def settled(self, hypotheses: Sequence[Sequence[Unit]], length: int) -> int:
-        """Return how many words at the beginning of the last hypothesis are settled.
+    def confirmed(self, hypotheses: Sequence[Sequence[Unit]], length: int) -> int:
+        """Return how many words at the beginning of the last hypothesis are confirmed.
 
-        Args:
-            hypotheses: to compare, of ever more audio; all follow the settled words.
-                Only the last one's places count from the window's beginning.
-            length: of the window's audio, in steps of 20 ms.
-
+        `hypotheses`: to compare, of ever more audio; all follow the confirmed words. Only the last
+        one's places count from the window's beginning. `length`: of the window's audio, in steps of
+        20 ms.
         """
 
 
 @dataclass(frozen=True)
-class LocalAgreement(SettlingPolicy):
-    """Settles the common first words of successive hypotheses, if some audio follows them.
+class LocalAgreement(StreamingPolicy):
+    """Confirms the common first words of successive hypotheses, if some audio follows them.
 
     LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription
     System" (arXiv:2307.14743).
@@ -227,7 +218,7 @@ class LocalAgreement(SettlingPolicy):
         return self.hypotheses
 
     @override
-    def settled(self, hypotheses: Sequence[Sequence[Unit]], length: int) -> int:
+    def confirmed(self, hypotheses: Sequence[Sequence[Unit]], length: int) -> int:
         def stands(unit: Unit) -> bool:
             place = unit.place
             if place is None:
@@ -240,8 +231,8 @@ class LocalAgreement(SettlingPolicy):
 
 
 @dataclass(frozen=True)
-class AlignAtt(SettlingPolicy):
-    """Settles words that attend to audio before the last moments, if the model is sure of them.
+class AlignAtt(StreamingPolicy):
+    """Confirms words that attend to audio before the last moments, if the model is sure of them.
 
     Papi, Turchi and Negri, "AlignAtt: Using Attention-based Audio-Translation Alignments as a Guide
     for Simultaneous Speech Translation" (arXiv:2305.11408). Small models revise improbable
@@ -261,7 +252,7 @@ class AlignAtt(SettlingPolicy):
         return 2
 
     @override
-    def settled(self, hypotheses: Sequence[Sequence[Unit]], length: int) -> int:
+    def confirmed(self, hypotheses: Sequence[Sequence[Unit]], length: int) -> int:
         latest = hypotheses[-1]
         alike = agreed(hypotheses)
         count = 0

@@ -12,15 +12,16 @@ from typing import Any
 
 from typing_extensions import override
 
+from kvcast.audio.features import MelWindows
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import Policy
 from kvcast.runtimes.base import Float32
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recordings import Sound, Windows, cut_first_chunk
+from kvcast.speech.recordings import WindowSource, cut_first_chunk
 from kvcast.speech.transcription import Plan, RecordingPart, clipped_frames
 from kvcast.transcripts.segments import FRAMES_PER_SECOND, Segment
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
-from kvcast.whisper.hallucinations import KeptSegments, WindowText, WordPlacing
+from kvcast.whisper.hallucinations import KeptSegments, WindowText, WordTimestamps
 from kvcast.whisper.language_detection import LanguageSpan, LanguageSpans, detect
 from kvcast.whisper.requests import Features
 from kvcast.whisper.tokenizer import WhisperTokenizer, timestamps_from
@@ -136,7 +137,7 @@ class LongForm:
 
     def __init__(
         self,
-        sound: Sound,
+        audio: WindowSource,
         clips: Sequence[tuple[int, int]],
         *,
         requests: WindowRequests,
@@ -147,20 +148,13 @@ class LongForm:
     ) -> None:
         """Prepare; nothing is read yet.
 
-        Args:
-            sound: the recording, or this part of it.
-            clips: the first frame (of 10 ms) of each clip, and the frame after its last; none is
-                empty.
-            requests: makes the requests of windows.
-            attempts: how to decode a window first, and after each rejection; one at least. Their
-                prefix applies only to the first window.
-            params: all other options.
-            end: decides the windows' ends.
-            spans: the languages of each clip, or None where these do not change; a window ends
-                with its language.
-
+        `audio`: the recording, or this part of it. `clips`: the first frame (of 10 ms) of each
+        clip, and the frame after its last; none is empty. `attempts`: how to decode a window first,
+        and after each rejection; one at least. Their prefix applies only to the first window.
+        `spans`: the languages of each clip, or None where these do not change; a window ends with
+        its language.
         """
-        self._sound = sound
+        self._audio = audio
         self._clips = deque(zip(clips, spans or [None] * len(clips), strict=True))
         self._seek = clips[0][0] if clips else 0
         self._requests = requests
@@ -169,7 +163,7 @@ class LongForm:
         self._end = end or OpenEnd()
         self._prompt = initial_tokens(params, requests.tokenizer)
         self._prompt_language: str | None = None
-        self._placing = WordPlacing(params, requests, self._end.resumed)
+        self._placing = WordTimestamps(params, requests, self._end.resumed)
         self._found = 0
         self.drafts: list[DraftCounts] = []
         self.notices: list[tuple[float, str]] = []
@@ -189,11 +183,11 @@ class LongForm:
         self.over = True
 
     def _decode_window(self, window: Window, span: LanguageSpan | None) -> Policy[None]:
-        if self._sound.is_silent(window.seek, window.seek + window.frames):
+        if self._audio.is_silent(window.seek, window.seek + window.frames):
             self._advance(window.frames)
             return
         tokenizer = self._requests.tokenizer
-        features = Features(self._sound.window(window.seek, window.seek + window.frames))
+        features = Features(self._audio.window(window.seek, window.seek + window.frames))
         result, rejections = yield from self._attempt(features, window, span)
         if self._attempts[0].prefix is not None:
             self._attempts = [replace(options, prefix=None) for options in self._attempts]
@@ -301,7 +295,7 @@ def _segment(id_: int, window_text: WindowText, span: Span, text: str) -> Segmen
 Begin = Callable[[RecordingPart], None]
 
 
-class WhisperPlan(Plan[Windows]):
+class WhisperPlan(Plan[MelWindows]):
     def __init__(
         self,
         requests: WindowRequests,
@@ -310,18 +304,14 @@ class WhisperPlan(Plan[Windows]):
     ) -> None:
         """Prepare.
 
-        Args:
-            requests: makes the requests of windows.
-            attempts: how to decode a window first, and after each rejection; one at least.
-            params: all other options.
-
+        `attempts`: how to decode a window first, and after each rejection; one at least.
         """
         self._requests = requests
         self._attempts = attempts
         self._params = params
 
     @override
-    def parts(self, recording: Windows, begin: Begin) -> Policy[None]:
+    def parts(self, recording: MelWindows, begin: Begin) -> Policy[None]:
         # Known before the recording is released, whether windows are decoded in it or not.
         language = self.language = yield from self._detected(recording)
         clips = clipped_frames(self._params, recording.content_frames)
@@ -339,7 +329,7 @@ class WhisperPlan(Plan[Windows]):
 
     def _chunks(
         self,
-        windows: Windows,
+        windows: MelWindows,
         begin: Begin,
         clip: tuple[int, int],
         spans: LanguageSpans | None,
@@ -363,10 +353,12 @@ class WhisperPlan(Plan[Windows]):
             yield None
         return attempts
 
-    def _long_form(self, sound: Sound, clips: Sequence[tuple[int, int]], **given: Any) -> LongForm:
-        return LongForm(sound, clips, requests=self._requests, params=self._params, **given)
+    def _long_form(
+        self, audio: WindowSource, clips: Sequence[tuple[int, int]], **given: Any
+    ) -> LongForm:
+        return LongForm(audio, clips, requests=self._requests, params=self._params, **given)
 
-    def _detected(self, windows: Windows) -> Policy[str]:
+    def _detected(self, windows: MelWindows) -> Policy[str]:
         """Find the language: the given one, or else detected in the first 30 seconds."""
         tokenizer = self._requests.tokenizer
         if (language := self._attempts[0].language) is not None:
@@ -376,7 +368,7 @@ class WhisperPlan(Plan[Windows]):
         detected = yield from detect(self._requests, windows, self._params)
         return detected.language
 
-    def _spans(self, windows: Windows, clip: tuple[int, int]) -> LanguageSpans | None:
+    def _spans(self, windows: MelWindows, clip: tuple[int, int]) -> LanguageSpans | None:
         if not self._params.multilingual:
             return None
 

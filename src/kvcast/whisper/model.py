@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from kvcast.audio.decode import AudioInput
-from kvcast.audio.features import open_features
+from kvcast.audio.features import MelWindows, open_features
 from kvcast.decoding.speculative_decoding import Paired, Speculations, speculations
 from kvcast.engine.callers import JobCaller, Policy
 from kvcast.engine.scheduler import Scheduler
@@ -29,11 +29,11 @@ from kvcast.speech.params import (
     TranscribeParams,
     WindowParams,
 )
-from kvcast.speech.recordings import Windows, open_recording, open_windows
+from kvcast.speech.recordings import open_recording, open_windows
 from kvcast.whisper.decoding import DecodingOptions, cut_notices
 from kvcast.whisper.forced_alignment import Alignment, aligned
 from kvcast.whisper.language_detection import DetectedLanguage, detect
-from kvcast.whisper.local_agreement import AGREEMENT, AlignAtt, LocalAgreement, SettlingPolicy
+from kvcast.whisper.local_agreement import AGREEMENT, AlignAtt, LocalAgreement, StreamingPolicy
 from kvcast.whisper.long_form import WhisperPlan, initial_tokens
 from kvcast.whisper.streaming import STEP, StreamingWindow
 from kvcast.whisper.streaming_recognizer import WhisperRecognizer
@@ -206,7 +206,7 @@ class WhisperModel(TranscriptionModel):
         return WindowRequests(self.tokenizer, self.dimensions.target_positions, drafts)
 
     @override
-    def _open(self, audio: Any, params: TranscribeParams) -> Windows:
+    def _open(self, audio: Any, params: TranscribeParams) -> MelWindows:
         return open_windows(audio, self.dimensions.n_mels, params)
 
     @override
@@ -249,12 +249,12 @@ class WhisperModel(TranscriptionModel):
             recognizer,
             prompt=initial_tokens(params, self.tokenizer),
             conditions=params.condition_on_previous_text,
-            policy=self._settling(params),
+            policy=self._streaming_policy(params),
             step=params.step or STEP,
             notices=self._notices(params),
         )
 
-    def _settling(self, params: LiveParams) -> SettlingPolicy:
+    def _streaming_policy(self, params: LiveParams) -> StreamingPolicy:
         """Return the policy of live transcription: by attention where heads follow the speech."""
         if params.agreement is not None:
             return LocalAgreement(params.agreement)

@@ -44,10 +44,7 @@ class Repetition:
 def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
     """Return the repetition that ends a sequence: at least 4 copies and 48 tokens of the same text.
 
-    Args:
-        tokens: of a window.
-        eot: ids below it are text; timestamps and other tokens may occur between.
-
+    `eot`: ids below it are text; timestamps and other tokens may occur between.
     """
     ids_n = np.asarray(tokens, np.int64)
     [places_t] = np.nonzero(ids_n < eot)
@@ -162,22 +159,13 @@ class WindowRequest(SearchRequest):
     ) -> None:
         """Begin.
 
-        Args:
-            window: the encoder's input.
-            options: how it is decoded.
-            prompt: tokens before the text.
-            known: tokens of the text at the prompt's end, which the result leaves out.
-            language: code.
-            tokenizer: of the model.
-            room: most tokens.
-            stream: seeds different windows differently.
-            speculations: draft tokens for a window of one row; None for no drafts.
-
+        `known`: tokens of the text at the prompt's end, which the result leaves out.
+        `speculations`: draft tokens for a window of one row; None for no drafts.
         """
         ranking = MaximumLikelihood(options.length_penalty)
         filters = options.filters(tokenizer)
-        if prompt.written:
-            filters = [Continued(each, prompt.written) for each in filters]
+        if prompt.forced:
+            filters = [Continued(each, prompt.forced) for each in filters]
         super().__init__(
             Prompt(np.array(prompt.tokens, np.int64), input=window),
             strategy=options.strategy(stream),
@@ -192,7 +180,7 @@ class WindowRequest(SearchRequest):
             self.drafts = speculations.begin(self.prompt, self.capacity, filters)
         self._options = options
         self._language = language
-        self._prefix = prompt.written[: len(prompt.written) - known]
+        self._prefix = prompt.forced[: len(prompt.forced) - known]
         self._tokenizer = tokenizer
         self._ranking = ranking
 
@@ -255,14 +243,9 @@ class AlignmentRequest(Request):
     ) -> None:
         """Begin.
 
-        Args:
-            window: the encoder's input for the text.
-            start: from start-of-transcript to no-timestamps.
-            text: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
-            frames: how many of the encoder's frames are of the recording.
-            eot: the token that ends a text.
-            among_v: [vocab], 0 for tokens of text and -inf for the others.
-
+        `text`: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
+        `frames`: how many of the encoder's frames are of the recording. `among_v`: [vocab], 0 for
+        tokens of text and -inf for the others.
         """
         if not text:
             raise ValueError("there is no text to align")
@@ -285,9 +268,9 @@ class AlignmentRequest(Request):
         aligning = cast(EncoderDecoder, runtime)
         alignment = aligning.align(self.prompt.tokens, cache, row, self._asked)
         self.attention_st = aligning.attention_by_token(alignment.scores_hst, self._frames)
-        heard_nt = self.attention_st[self._attending]
-        self.begins_n = aligning.dtw(heard_nt)
-        self.attended_n = heard_nt[:-1].argmax(axis=1)
+        attended_nt = self.attention_st[self._attending]
+        self.begins_n = aligning.dtw(attended_nt)
+        self.attended_n = attended_nt[:-1].argmax(axis=1)
         self.probabilities_n = alignment.probabilities_p
         return True
 

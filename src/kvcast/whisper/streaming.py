@@ -1,9 +1,9 @@
-"""The streaming window: at most 30 s of audio, its settled words, and the current hypothesis.
+"""The streaming window: at most 30 s of audio, its confirmed words, and the current hypothesis.
 
-Audio enters at one end. Every hypothesis decodes the whole window, so that a word which settled
-wrong does not mislead later ones; only the words after the settled ones are new, so settled words
-never change or repeat. Audio leaves at the other end, with its words, at a boundary of segments, or
-else between two settled words.
+Audio enters at one end. Every hypothesis decodes the whole window, so that a word that was
+confirmed wrong does not mislead later ones; only the words after the confirmed ones are new, so
+confirmed words never change or repeat. Audio leaves at the other end, with its words, at a boundary
+of segments, or else between two confirmed words.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.speech.live import Settled
-from kvcast.whisper.local_agreement import Place, SettlingPolicy, Unit, continued
+from kvcast.speech.live import ConfirmedWord
+from kvcast.whisper.local_agreement import Place, StreamingPolicy, Unit, continued
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
 
 STEP = 1.0
@@ -45,7 +45,7 @@ class Hypothesis:
     """A hypothesis: the text of the streaming window, as of one decoding.
 
     Attributes:
-        doubtful: whether it looks like a failure, so that no word may settle by it.
+        doubtful: whether it looks like a failure, so that it confirms no word.
 
     """
 
@@ -66,13 +66,13 @@ class Recognizer(Protocol):
         """Most tokens of text and timestamps that a window can have."""
 
     def keep_language(self) -> None:
-        """Stop detecting the language: words in it are settled."""
+        """Stop detecting the language: words in it are confirmed."""
 
-    def listen(self, samples: NDArray[np.float32]) -> Any:
+    def encoder_input(self, samples: NDArray[np.float32]) -> Any:
         """Return the decoder's input for up to 30 s of audio."""
 
     def decode(
-        self, window: Any, *, prompt: Sequence[int], written: Sequence[Unit], thoroughly: bool
+        self, window: Any, *, prompt: Sequence[int], forced: Sequence[Unit], thoroughly: bool
     ) -> Hypothesis:
         """Decode the text that begins with these units.
 
@@ -100,32 +100,26 @@ class StreamingWindow:
         *,
         prompt: Sequence[int],
         conditions: bool,
-        policy: SettlingPolicy,
+        policy: StreamingPolicy,
         step: float = STEP,
         notices: tuple[str, ...] = (),
     ) -> None:
         """Begin without audio.
 
-        Args:
-            recognizer: the model.
-            prompt: tokens of text that precedes all.
-            conditions: whether settled text prompts later text.
-            policy: decides which words are settled while audio arrives.
-            step: seconds of new audio that are worth a hypothesis.
-            notices: for the user.
-
+        `policy`: decides which words are confirmed while audio arrives. `step`: seconds of new
+        audio that are worth a hypothesis.
         """
         self.step, self.notices = step, notices
         self.start = self.decoded_to = 0
         self._recognizer = recognizer
         self._prompt = list(prompt)
         self._conditions = conditions
-        self._sound = np.empty(LONGEST, np.float32)
+        self._samples = np.empty(LONGEST, np.float32)
         self._length = 0
-        self._settled: list[Unit] = []
+        self._confirmed: list[Unit] = []
         self._policy = policy
-        self._supposed: list[Unit]
-        # Earlier hypotheses, as if they followed the settled words.
+        self._unconfirmed: list[Unit]
+        # Earlier hypotheses, as if they followed the confirmed words.
         self._former: list[list[Unit]]
         self._forget_hypotheses()
         self._proven = False  # whether a hypothesis covers all audio
@@ -136,7 +130,7 @@ class StreamingWindow:
 
     @property
     def room(self) -> int:
-        """Samples that can still be added; none if it holds too many settled words."""
+        """Samples that can still be added; none if it holds too many confirmed words."""
         return 0 if self._crowded else LONGEST - self._length
 
     @property
@@ -144,17 +138,17 @@ class StreamingWindow:
         return self._recognizer.language
 
     @property
-    def supposed(self) -> str:
-        """Text of the last hypothesis that is not settled."""
-        return "".join(unit.text for unit in self._supposed)
+    def unconfirmed(self) -> str:
+        """Text of the last hypothesis that is not confirmed."""
+        return "".join(unit.text for unit in self._unconfirmed)
 
     def append(self, samples: NDArray[np.float32]) -> None:
         """Add audio, at most as much as there is room for."""
-        self._sound[self._length : self._length + len(samples)] = samples
+        self._samples[self._length : self._length + len(samples)] = samples
         self._length += len(samples)
 
     def keep_last(self, samples: int) -> None:
-        """Drop the audio before these samples; there are no unsettled words."""
+        """Drop the audio before these samples; there are no unconfirmed words."""
         self._drop(max(0, self._length - samples))
         self.decoded_to = max(self.decoded_to, self.start)
 
@@ -167,138 +161,136 @@ class StreamingWindow:
         self.append(samples[over:])
         self.keep_last(kept)
 
-    def listen(self) -> list[Settled]:
-        """Make a hypothesis, and return the words that it settles."""
+    def transcribe(self) -> list[ConfirmedWord]:
+        """Make a hypothesis, and return the words that it confirms."""
         hypothesis = self._hypothesis(thoroughly=False)
         if hypothesis.doubtful:
             return []
-        hypotheses = [*self._former, self._supposed, hypothesis.units]
+        hypotheses = [*self._former, self._unconfirmed, hypothesis.units]
         compared = hypotheses[-self._policy.compared :]
-        count = self._policy.settled(compared, self._length // _STAMP)
-        settled = self._settle(hypothesis.units[:count])
-        *self._former, self._supposed = [list(units[count:]) for units in hypotheses[1:]]
+        count = self._policy.confirmed(compared, self._length // _STAMP)
+        confirmed = self._confirm(hypothesis.units[:count])
+        *self._former, self._unconfirmed = [list(units[count:]) for units in hypotheses[1:]]
         if self._length > _LONG:
             self._cut_after_segment()
-        return settled
+        return confirmed
 
-    def conclude(self, speech_end: int) -> list[Settled]:
-        """Settle the rest: the speaker stopped at sample `speech_end`, or was cut short."""
-        settled: list[Settled] = []
+    def finish_utterance(self, speech_end: int) -> list[ConfirmedWord]:
+        """Confirm the rest: the speaker stopped at sample `speech_end`, or was cut short."""
+        confirmed: list[ConfirmedWord] = []
         conditions_next = True
         while True:
-            units: Sequence[Unit] = self._supposed
+            units: Sequence[Unit] = self._unconfirmed
             if not self._proven or self.decoded_to < min(speech_end + _AFTER, self.end):
                 hypothesis = self._hypothesis(thoroughly=True)
                 units, conditions_next = hypothesis.units, hypothesis.conditions_next
-            said_to = self._said_to
-            settled += self._settle(units)
+            confirmed_to = self._confirmed_to
+            confirmed += self._confirm(units)
             self._forget_hypotheses()
             unfinished = units[-1].stamps[0] if units and units[-1].opens_nothing else 0
-            unheard = speech_end - (self.start + unfinished * _STAMP)
-            if unfinished * _STAMP < _AFTER or unfinished < said_to or unheard < _AFTER:
+            rest = speech_end - (self.start + unfinished * _STAMP)
+            if unfinished * _STAMP < _AFTER or unfinished < confirmed_to or rest < _AFTER:
                 break
             # As in OpenAI's transcribe, a segment that begins without a word is not decoded yet.
-            self._cut(len(self._settled), unfinished)
+            self._cut(len(self._confirmed), unfinished)
             self._proven = False
-        self._forget(self._settled)
+        self._forget(self._confirmed)
         if not conditions_next:
             self._prompt.clear()
-        self._settled, self._proven = [], False
-        return settled
+        self._confirmed, self._proven = [], False
+        return confirmed
 
-    def make_room(self) -> list[Settled]:
-        """Settle and drop the beginning of a full window."""
-        settled = self.listen()
+    def make_room(self) -> list[ConfirmedWord]:
+        """Confirm and drop the beginning of a full window."""
+        confirmed = self.transcribe()
         if self.room < _LEAST_CUT and not self._cut_after_segment():
             self._cut_between_words()
         if self.room >= _LEAST_CUT:
-            return settled
-        # As in OpenAI's transcribe, a full window is settled up to its last finished segment.
+            return confirmed
+        # As in OpenAI's transcribe, a full window is confirmed up to its last finished segment.
         if not self._proven:
-            self._supposed = list(self._hypothesis(thoroughly=True).units)
+            self._unconfirmed = list(self._hypothesis(thoroughly=True).units)
         if (last := self._last_boundary()) is not None:
-            end, *own = self._supposed[last].stamps
-            settled += self._settle([*self._supposed[:last], Unit((end,), (), "")])
-            self._supposed = self._supposed[last:]
-            self._supposed[0] = replace(self._supposed[0], stamps=tuple(own))
-            self._cut(len(self._settled), end)
+            end, *own = self._unconfirmed[last].stamps
+            confirmed += self._confirm([*self._unconfirmed[:last], Unit((end,), (), "")])
+            self._unconfirmed = self._unconfirmed[last:]
+            self._unconfirmed[0] = replace(self._unconfirmed[0], stamps=tuple(own))
+            self._cut(len(self._confirmed), end)
         else:
-            settled += self.conclude(self.end)
+            confirmed += self.finish_utterance(self.end)
             self.keep_last(0)
-        return settled
+        return confirmed
 
     def _last_boundary(self) -> int | None:
-        """Return the place of the last supposed word before which to cut; None if there is none.
+        """Return the place of the last unconfirmed word before which to cut; None if there is none.
 
-        Words in the window's last second may be misheard.
+        Words in the window's last second may be misrecognized.
         """
-        first = max(_AFTER // _STAMP, self._said_to)
+        first = max(_AFTER // _STAMP, self._confirmed_to)
         sure = range(first, (self._length - _LEAST_CUT) // _STAMP)
         places = [
             place
-            for place, unit in enumerate(self._supposed)
+            for place, unit in enumerate(self._unconfirmed)
             if unit.begins_segment and unit.stamps[0] in sure
         ]
         return places[-1] if places else None
 
     @property
-    def _said_to(self) -> int:
-        """Timestamp before which all settled words end, if known."""
-        ends = [unit.place.end for unit in self._settled if unit.place is not None]
+    def _confirmed_to(self) -> int:
+        """Timestamp before which all confirmed words end, if known."""
+        ends = [unit.place.end for unit in self._confirmed if unit.place is not None]
         return max(0, ends[-1] - _DOUBT) if ends else 0
 
     @property
     def _crowded(self) -> bool:
-        """Whether the settled words leave the decoder little room for more."""
-        tokens = sum(len(unit.stamps) + len(unit.tokens) for unit in self._settled)
+        """Whether the confirmed words leave the decoder little room for more."""
+        tokens = sum(len(unit.stamps) + len(unit.tokens) for unit in self._confirmed)
         return tokens > self._recognizer.room // 2
 
     def _hypothesis(self, *, thoroughly: bool) -> Hypothesis:
-        """Decode the whole window, and return the words after the settled ones."""
-        window = self._recognizer.listen(self._sound[: self._length])
+        window = self._recognizer.encoder_input(self._samples[: self._length])
         self.decoded_to = self.end
-        hypothesis = self._decode(window, written=(), thoroughly=thoroughly)
+        hypothesis = self._decode(window, forced=(), thoroughly=thoroughly)
         if thoroughly or not hypothesis.doubtful:
-            count = continued(self._settled, hypothesis.units)
+            count = continued(self._confirmed, hypothesis.units)
             if count is None or (thoroughly and self._adds_nothing(hypothesis.units[count:])):
-                # It differs, or may have stopped before the end of the settled words.
-                hypothesis = self._decode(window, written=self._settled, thoroughly=thoroughly)
+                # It differs, or may have stopped before the end of the confirmed words.
+                hypothesis = self._decode(window, forced=self._confirmed, thoroughly=thoroughly)
             else:
                 hypothesis = replace(hypothesis, units=hypothesis.units[count:])
         self._proven = thoroughly or not hypothesis.doubtful
         return hypothesis
 
     def _adds_nothing(self, units: Sequence[Unit]) -> bool:
-        """Return whether no word follows the settled ones, of which there are some."""
-        return bool(self._settled) and not any(unit.tokens for unit in units)
+        return bool(self._confirmed) and not any(unit.tokens for unit in units)
 
-    def _decode(self, window: Any, *, written: Sequence[Unit], thoroughly: bool) -> Hypothesis:
+    def _decode(self, window: Any, *, forced: Sequence[Unit], thoroughly: bool) -> Hypothesis:
         """Decode the text after the known units, with places if the policy uses them."""
         hypothesis = self._recognizer.decode(
-            window, prompt=self._prompt, written=written, thoroughly=thoroughly
+            window, prompt=self._prompt, forced=forced, thoroughly=thoroughly
         )
-        is_failure = hypothesis.doubtful and not thoroughly  # none of its words settle
+        is_failure = hypothesis.doubtful and not thoroughly  # none of its words is confirmed
         if is_failure or not any(unit.tokens for unit in hypothesis.units):
             return hypothesis
-        places = self._recognizer.places(window, [*written, *hypothesis.units])[len(written) :]
+        places = self._recognizer.places(window, [*forced, *hypothesis.units])[len(forced) :]
         placed = zip(hypothesis.units, places, strict=True)
         return replace(hypothesis, units=[replace(unit, place=place) for unit, place in placed])
 
-    def _settle(self, units: Sequence[Unit]) -> list[Settled]:
-        settled = list(map(self._as_settled, units))
-        if any(word.text for word in settled):
+    def _confirm(self, units: Sequence[Unit]) -> list[ConfirmedWord]:
+        confirmed = list(map(self._as_confirmed, units))
+        if any(word.text for word in confirmed):
             self._recognizer.keep_language()
-        self._settled += units
-        return settled
+        self._confirmed += units
+        return confirmed
 
-    def _as_settled(self, unit: Unit) -> Settled:
+    def _as_confirmed(self, unit: Unit) -> ConfirmedWord:
         # The model may put an end after the last audio.
         at = [min(self.start + stamp * _STAMP, self.end) for stamp in unit.stamps]
         times = [samples / SAMPLE_RATE for samples in at]
         ended = times[0] if unit.begins_segment or not unit.tokens else None
         started = times[-1] if times and unit.tokens else None
         end = None if unit.place is None else self.start + unit.place.end * _STAMP
-        return Settled(
+        return ConfirmedWord(
             text=unit.text,
             tokens=unit.tokens,
             ended=ended,
@@ -307,43 +299,44 @@ class StreamingWindow:
         )
 
     def _cut_after_segment(self) -> bool:
-        """Drop audio and words before the last settled segment's end, if they are enough."""
-        begins = [i for i, unit in enumerate(self._settled) if unit.begins_segment and unit.tokens]
+        begins = [
+            i for i, unit in enumerate(self._confirmed) if unit.begins_segment and unit.tokens
+        ]
         if not begins:
             return False
-        stamp = self._settled[begins[-1]].stamps[0]
+        stamp = self._confirmed[begins[-1]].stamps[0]
         if stamp * _STAMP < _LEAST_CUT:
             return False
         self._cut(begins[-1], stamp)
         return True
 
     def _cut_between_words(self) -> None:
-        """Drop about half of the settled words, if there are any."""
-        half = len(self._settled) // 2
+        """Drop about half of the confirmed words, if there are any."""
+        half = len(self._confirmed) // 2
         if not half:
             return
-        place = self._settled[half - 1].place
+        place = self._confirmed[half - 1].place
         if place and _LEAST_CUT <= place.end * _STAMP <= self._length - _LEAST_CUT:
             self._cut(half, place.end)
 
     def _cut(self, count: int, stamp: int) -> None:
-        """Drop the first settled words, and the audio before a timestamp."""
-        self._forget(self._settled[:count])
-        settled = [unit.later(stamp) for unit in self._settled[count:]]
-        if settled:  # the window now begins with its first word
-            settled[0] = replace(settled[0], stamps=settled[0].stamps[-1:] or (0,))
-        self._settled = settled
-        self._supposed = [unit.later(stamp) for unit in self._supposed]
+        """Drop the first confirmed words, and the audio before a timestamp."""
+        self._forget(self._confirmed[:count])
+        confirmed = [unit.later(stamp) for unit in self._confirmed[count:]]
+        if confirmed:  # the window now begins with its first word
+            confirmed[0] = replace(confirmed[0], stamps=confirmed[0].stamps[-1:] or (0,))
+        self._confirmed = confirmed
+        self._unconfirmed = [unit.later(stamp) for unit in self._unconfirmed]
         self._drop(stamp * _STAMP)
 
     def _drop(self, samples: int) -> None:
         samples = min(samples, self._length)
-        self._sound[: self._length - samples] = self._sound[samples : self._length].copy()
+        self._samples[: self._length - samples] = self._samples[samples : self._length].copy()
         self._length -= samples
         self.start += samples
 
     def _forget_hypotheses(self) -> None:
-        self._supposed = []
+        self._unconfirmed = []
         self._former = [[] for _ in range(self._policy.compared - 2)]
 
     def _forget(self, units: Sequence[Unit]) -> None:

@@ -48,13 +48,8 @@ class WhisperRecognizer(Recognizer):
     ) -> None:
         """Prepare.
 
-        Args:
-            answer: runs a policy about a window to its end, and returns its result.
-            requests: makes the requests of windows.
-            n_mels: mel bands of its input.
-            attempts: how to decode first, and after each rejection; one at least.
-            params: thresholds of rejections and of silence.
-
+        `answer`: runs a policy about a window to its end, and returns its result. `attempts`: how
+        to decode first, and after each rejection; one at least.
         """
         self._answer = answer
         self._requests = requests
@@ -84,7 +79,7 @@ class WhisperRecognizer(Recognizer):
         self._detects = False
 
     @override
-    def listen(self, samples: NDArray[np.float32]) -> _WindowInput:
+    def encoder_input(self, samples: NDArray[np.float32]) -> _WindowInput:
         self._windows += 1
         features = Features(window_features(samples, self._n_mels))
         return _WindowInput(features, len(samples) * ENCODER_FRAMES_PER_SECOND // SAMPLE_RATE)
@@ -95,11 +90,11 @@ class WhisperRecognizer(Recognizer):
         window: _WindowInput,
         *,
         prompt: Sequence[int],
-        written: Sequence[Unit],
+        forced: Sequence[Unit],
         thoroughly: bool,
     ) -> Hypothesis:
         begin = self._tokenizer.timestamp_begin
-        known = tuple(token for unit in written for token in unit.spelled(begin))
+        known = tuple(token for unit in forced for token in unit.spelled(begin))
         language = None if self._detects else self._language
         for options in self._attempts if thoroughly else self._attempts[:1]:
             result: DecodingResult = self._answer(
@@ -107,7 +102,7 @@ class WhisperRecognizer(Recognizer):
                     window.features,
                     replace(options, language=language),
                     prompt=tuple(prompt),
-                    written=known,
+                    forced=known,
                     stream=self._windows,
                     speculations=self._rewriting,
                 )

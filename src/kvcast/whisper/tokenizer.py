@@ -52,10 +52,8 @@ class WhisperTokenizer:
     def __init__(self, tokenizer_json: bytes, vocab_size: int) -> None:
         """Read a tokenizer.json in Hugging Face's layout.
 
-        Args:
-            tokenizer_json: the file's content.
-            vocab_size: the model's; 51,865 or more means multilingual, unless the vocabulary is
-                the English-only models'.
+        `vocab_size`: the model's; 51,865 or more means multilingual, unless the vocabulary is the
+        English-only models'.
 
         Raises:
             KvcastError: it is not the tokenizer of a Whisper model of that size.

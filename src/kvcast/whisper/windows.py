@@ -35,14 +35,7 @@ class WindowRequests:
         context: int,
         speculations: Speculations | None = None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            tokenizer: of the model.
-            context: positions of its decoder.
-            speculations: draft tokens for windows of one row; None for no drafts.
-
-        """
+        """Prepare; `speculations`: draft tokens for windows of one row; None for no drafts."""
         self.tokenizer = tokenizer
         self._context = context
         self._speculations = speculations
@@ -70,7 +63,7 @@ class WindowRequests:
         *,
         prompt: Sequence[int] = (),
         prompt_language: str | None = None,
-        written: Sequence[int] = (),
+        forced: Sequence[int] = (),
         stream: int = 0,
         speculations: Speculations | None = None,
     ) -> Policy[DecodingResult]:
@@ -82,7 +75,7 @@ class WindowRequests:
             prompt: tokens of the text before; only its end is kept if it is too long.
             prompt_language: the language of that text, if known; a window in another language
                 ignores it.
-            written: known tokens of the window's text, including timestamps. The result has the
+            forced: known tokens of the window's text, including timestamps. The result has the
                 tokens after them.
             stream: seeds different windows differently.
             speculations: draft tokens, if the requests have none.
@@ -102,7 +95,7 @@ class WindowRequests:
             options,
             language,
             previous=prompt if prompt_language in (None, language) else (),
-            written=written,
+            forced=forced,
             tokenizer=self.tokenizer,
             context=self._context,
         )
@@ -110,10 +103,10 @@ class WindowRequests:
             window,
             options,
             whole,
-            known=len(written),
+            known=len(forced),
             language=language,
             tokenizer=self.tokenizer,
-            room=min(self.room - len(written), self._context + 1 - len(whole.tokens)),
+            room=min(self.room - len(forced), self._context + 1 - len(whole.tokens)),
             stream=stream,
             speculations=self._speculations or speculations,
         )
@@ -125,13 +118,8 @@ class WindowRequests:
     ) -> Policy[TokenTimes]:
         """Align the tokens of a window's text with its audio.
 
-        Args:
-            window: the encoder's input for the text.
-            text: its tokens, one or more; without timestamps.
-            language: code of the spoken language.
-            task: as the text was decoded.
-            frames: how many of the encoder's frames are of the recording.
-
+        `text`: its tokens, one or more; without timestamps. `frames`: how many of the encoder's
+        frames are of the recording.
         """
         start = self.tokenizer.sot_sequence(language, task, timestamps=False)
         request = AlignmentRequest(
@@ -172,14 +160,8 @@ class WindowDecoder:
     ) -> None:
         """Prepare.
 
-        Args:
-            runtime: runs the model.
-            tokenizer: of the model.
-            context: positions of its decoder.
-            rows: most beams or samples at once, of all windows together.
-            windows: most windows at once.
-            speculations: draft tokens for windows of one row; None for no drafts.
-
+        `rows`: most beams or samples at once, of all windows together. `windows`: most windows at
+        once. `speculations`: draft tokens for windows of one row; None for no drafts.
         """
         self.requests = WindowRequests(tokenizer, context, speculations)
         self.scheduler = Scheduler(
@@ -204,11 +186,8 @@ class WindowDecoder:
     ) -> list[DecodingResult]:
         """Decode windows, each after the same prompt, to their ends.
 
-        Args:
-            windows: one or more.
-            options: see there; without a language each window's is detected.
-            prompt: tokens of the text before; only its end is kept if it is too long.
-            stream: seeds different windows differently.
+        `options`: see there; without a language each window's is detected. `prompt`: tokens of the
+        text before; only its end is kept if it is too long.
 
         Raises:
             UsageError: the model does not support the options.

@@ -277,15 +277,8 @@ def with_words(
 
     Words are in order, do not overlap, and are within their span.
 
-    Args:
-        spans: of one window, in order.
-        times: of their text tokens.
-        window: their times count from its start.
-        tokenizer: of the model.
-        language: code of the text's language.
-        punctuation: marks that belong to a neighbouring word.
-        last_speech: end of the last word before this window, in seconds.
-
+    `punctuation`: marks that belong to a neighbouring word. `last_speech`: end of the last word
+    before this window, in seconds.
     """
     words = split_words(tokenizer, text_tokens(spans, tokenizer), language)
     timed = list(_timed(words, times))

@@ -80,7 +80,7 @@ def _nothing(blocks_nb: Any) -> Any:
 def test_a_streaming_turn_has_deltas_before_it_ends(moonshine: Any):
     client = Client(lambda _: moonshine.streaming_window(LiveParams()))
     sounds = [noise(1.4, 5), noise(0.9, 2)]
-    for sound in sounds:  # each at once: nothing settles before its end
+    for sound in sounds:  # each at once: nothing confirms before its end
         client.speak(sound)
         client.send("input_audio_buffer.commit")
         client.hear()
@@ -115,15 +115,15 @@ def test_options_that_the_model_lacks_are_error_events(moonshine: Any):
 
 
 def test_words_of_languages_without_spaces_settle_piece_by_piece(moonshine: Any):
-    def settled(language: str) -> list[Any]:
+    def confirmed(language: str) -> list[Any]:
         window, sound = moonshine.streaming_window(LiveParams(language=language)), noise(1.4, 5)
         words = []
         for at in range(0, len(sound), 1600):
             window.append(sound[at : at + 1600])
-            words += window.listen()
-        return words + window.conclude(window.end)
+            words += window.transcribe()
+        return words + window.finish_utterance(window.end)
 
-    japanese, english = settled("ja"), settled("en")
+    japanese, english = confirmed("ja"), confirmed("en")
     assert all(len(word.tokens) == 1 for word in japanese)
     assert len(japanese) > len(english)
     assert english[0].text.startswith(" ")

@@ -8,7 +8,7 @@ import anyio
 from anyio.to_thread import run_sync
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from kvcast.audio.vad import Listener
+from kvcast.audio.vad import VoiceDetector
 from kvcast.server.dispatch import State
 from kvcast.server.errors import ApiError, busy
 from kvcast.server.model_registry import SPEECH, Models
@@ -17,7 +17,7 @@ from kvcast.server.realtime.session import Event, Session, encoded, failure
 from kvcast.server.realtime.turns import PolicyRunner
 from kvcast.speech.live import LiveWindow
 from kvcast.speech.params import LiveParams
-from kvcast.speech.recordings import live_listener
+from kvcast.speech.recordings import live_voice_detector
 
 SUBPROTOCOL = "realtime"
 
@@ -30,7 +30,7 @@ _MUCH = 60.0
 """Backlog of audio, in seconds, from which a client that sends more must wait."""
 
 _PATIENCE = 5.0
-"""Seconds that it waits for one hearing: its pings stand in the same line."""
+"""Seconds that it waits for one transcription: its pings stand in the same line."""
 
 _TOGETHER = 4
 """Sessions whose messages are read at once."""
@@ -65,7 +65,7 @@ class Realtime:
         limits = self._state.limits
         opener = _WindowOpener(self._state, websocket.query_params.get("model"))
         begin = partial(
-            Session, opener.open, _listener, model=opener.model, longest=60 * limits.max_audio
+            Session, opener.open, _detector, model=opener.model, longest=60 * limits.max_audio
         )
         try:
             session = await run_sync(begin, limiter=self._receiving)
@@ -89,9 +89,8 @@ class _WindowOpener:
         self.give_up = self._runner.give_up
 
     def open(self, settings: TranscriptionSettings) -> LiveWindow:
-        """Open a window with a client's settings; raises for settings that cannot be served."""
         self._models.load(settings.model or self.model)
-        served = self._models.listening(settings.model or self.model)
+        served = self._models.speech_model(settings.model or self.model)
         params = LiveParams(
             language=settings.language or None,
             initial_prompt=settings.prompt or None,
@@ -105,7 +104,7 @@ class _WindowOpener:
 
 
 class _Connection:
-    """One client and its session: one task receives, another one hears."""
+    """One client and its session: one task receives, another one transcribes."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class _Connection:
         self._session = session
         self._idle = idle
         self._receiving, self._transcribing = receiving, transcribing
-        self._sending = anyio.Lock()  # what is told at once comes before what is heard of it
+        self._sending = anyio.Lock()  # immediate events come before transcripts
         self._arrived = anyio.Event()
         self._transcribed = anyio.Event()
         self._in_vain: anyio.Event | None = None
@@ -195,8 +194,8 @@ async def _close(websocket: WebSocket, error: Exception, code: int) -> None:
     await websocket.close(code, reason.decode(errors="ignore"))
 
 
-def _listener() -> Listener:
-    return live_listener()[0]
+def _detector() -> VoiceDetector:
+    return live_voice_detector()[0]
 
 
 def _first(models: Models) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.audio.vad import BLOCK, ONSET, Change, Endpoints, Listener
+from kvcast.audio.vad import BLOCK, ONSET, Change, Endpoints, VoiceDetector
 from kvcast.server.errors import ApiError, api_error, busy
 from kvcast.server.realtime.events import (
     Append,
@@ -78,27 +78,20 @@ class Session:
     def __init__(
         self,
         opening: Callable[[TranscriptionSettings], LiveWindow],
-        listener: Callable[[], Listener],
+        detector: Callable[[], VoiceDetector],
         *,
         model: str,
         longest: float,
     ) -> None:
-        """Begin.
-
-        Args: opening: returns the window that a client's settings ask for; raises for what cannot
-        be served. listener: returns the detector of speech. model: that is used until the client
-        names another. longest: seconds of a turn.
-
-        """
         self._opening = opening
-        self._listener = listener
+        self._detector = detector
         self._longest = round(longest * SAMPLE_RATE)
         self._identity = _named("sess")
         self._audio = AudioInput(transcription=TranscriptionSettings(model=model))
         self._opening(self._audio.transcription)
         self._transcriber = TurnTranscriber(opening)
         self.transcripts: deque[str] = deque(maxlen=_REMEMBERED)
-        self._sound = SessionAudio(self._audio.format.type, self._audio.format.hertz)
+        self._waveform = SessionAudio(self._audio.format.type, self._audio.format.hertz)
         self._endpoints = self._detecting()
         self._kept = np.empty(0, np.float32)  # what precedes a turn
         self._position = 0
@@ -146,11 +139,11 @@ class Session:
                 self._clear()
             case "session.update":
                 self._update(document.get("session"))
-                self._tell("session.updated", session=described(self._identity, self._audio))
+                self._emit("session.updated", session=described(self._identity, self._audio))
             case "transcription_session.update":
                 self._update(from_beta(document.get("session")))
                 shown = described_as_beta(self._identity, self._audio)
-                self._tell("transcription_session.updated", session=shown)
+                self._emit("transcription_session.updated", session=shown)
             case other:
                 raise ApiError(
                     400,
@@ -159,7 +152,7 @@ class Session:
                     param="type",
                 )
 
-    def _tell(self, kind: str, **fields: Any) -> None:
+    def _emit(self, kind: str, **fields: Any) -> None:
         self._news.append(event(kind, **fields))
 
     def _update(self, given: Any) -> None:
@@ -177,23 +170,22 @@ class Session:
             self._opening(audio.transcription)  # raises for what cannot be served
         self._audio = audio
         if audio.format != before.format:
-            self._sound = SessionAudio(audio.format.type, audio.format.hertz)
+            self._waveform = SessionAudio(audio.format.type, audio.format.hertz)
         if audio.turn_detection != before.turn_detection:
             self._endpoints = self._detecting()
 
     def _detecting(self) -> Endpoints | None:
-        """Return the turn detector; None if the client does."""
         detection = self._audio.turn_detection
         self._kept = np.empty(0, np.float32)
         if detection is None:
             return None
         pause = detection.silence_duration_ms / 1000
-        return Endpoints(self._listener(), threshold=detection.threshold, pause=pause)
+        return Endpoints(self._detector(), threshold=detection.threshold, pause=pause)
 
     def _append(self, data: bytes) -> None:
         if self.waiting > _MOST_WAITING:
             raise busy("too much audio waits for transcription: send it in real time")
-        samples = self._sound.feed(data)
+        samples = self._waveform.feed(data)
         if self._endpoints is not None:
             for piece, change in self._endpoints.follow(samples):
                 self._follow(piece, change, self._endpoints.pause)
@@ -214,7 +206,6 @@ class Session:
         turn.add(samples)
 
     def _follow(self, piece: Samples, change: Change, pause: int) -> None:
-        """Add audio to a turn, or to the silence between two."""
         self._position += len(piece)
         if self._turn is None:
             assert self._audio.turn_detection is not None
@@ -233,14 +224,14 @@ class Session:
     def _speech_started(self) -> None:
         turn = self._begun()
         start = _milliseconds(self._position - len(self._kept))
-        self._tell(f"{_BUFFER}.speech_started", audio_start_ms=start, item_id=turn.item)
+        self._emit(f"{_BUFFER}.speech_started", audio_start_ms=start, item_id=turn.item)
         turn.add(self._kept)
         self._kept = np.empty(0, np.float32)
 
     def _speech_stopped(self, silence: int) -> None:
         assert self._turn is not None
         end, item = _milliseconds(self._position), self._turn.item
-        self._tell(f"{_BUFFER}.speech_stopped", audio_end_ms=end, item_id=item)
+        self._emit(f"{_BUFFER}.speech_stopped", audio_end_ms=end, item_id=item)
         self._end(silence)
 
     def _begun(self) -> SpokenTurn:
@@ -263,7 +254,7 @@ class Session:
         self._endpoints = self._detecting()
 
     def _add_rest(self, turn: SpokenTurn) -> None:
-        rest = self._sound.finish()
+        rest = self._waveform.finish()
         if self._endpoints is not None:
             followed = [piece for piece, _ in self._endpoints.follow(rest)]
             rest = np.concatenate([*followed, self._endpoints.finish()])
@@ -274,9 +265,9 @@ class Session:
         if self._turn is not None:
             self._turn.dropped = True
             self._turn = None
-        self._sound.finish()
+        self._waveform.finish()
         self._endpoints = self._detecting()
-        self._tell(f"{_BUFFER}.cleared")
+        self._emit(f"{_BUFFER}.cleared")
 
     def _end(self, silence: int) -> None:
         assert self._turn is not None
@@ -290,9 +281,9 @@ class Session:
             "role": "user",
             "content": [{"type": "input_audio", "transcript": None}],
         }
-        self._tell(f"{_BUFFER}.committed", item_id=turn.item, previous_item_id=before)
-        self._tell(f"{_ITEM}.added", item=item, previous_item_id=before)
-        self._tell(f"{_ITEM}.done", item=item, previous_item_id=before)
+        self._emit(f"{_BUFFER}.committed", item_id=turn.item, previous_item_id=before)
+        self._emit(f"{_ITEM}.added", item=item, previous_item_id=before)
+        self._emit(f"{_ITEM}.done", item=item, previous_item_id=before)
         turn.end(silence)
 
 

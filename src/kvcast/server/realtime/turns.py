@@ -1,4 +1,4 @@
-"""Transcribes a session's turns: words as they settle while they last, then the rest.
+"""Transcribes a session's turns: confirmed words while they last, then the rest.
 
 The audio of a turn arrives on one thread and is transcribed on another, which may take longer.
 """
@@ -18,7 +18,7 @@ from kvcast.audio.stream import decode_a_law, decode_mu_law
 from kvcast.engine import Engine, Job
 from kvcast.engine.callers import Policy
 from kvcast.server.realtime.events import TranscriptionSettings
-from kvcast.speech.live import LiveWindow, Settled, least_samples
+from kvcast.speech.live import ConfirmedWord, LiveWindow, least_samples
 
 Samples: TypeAlias = NDArray[np.float32]
 
@@ -42,7 +42,6 @@ CODINGS: Mapping[str, Coding] = {
 
 class SessionAudio:
     def __init__(self, coding: str, rate: int) -> None:
-        """Wait for bytes of a coding, of so many samples a second."""
         self._coding = CODINGS[coding]
         self._rate = rate
         self._held = b""
@@ -83,7 +82,6 @@ class PolicyRunner:
         self._over = False
 
     def __call__(self, engine: Engine, policy: Policy[Any]) -> Any:
-        """Return the answer; raises as `Job.result`."""
         job = self._job = engine.submit(policy, deadline=self._timeout)
         if self._over:  # since before there was something to give up
             job.cancel()
@@ -152,7 +150,6 @@ class TurnUpdate:
 
 class TurnTranscriber:
     def __init__(self, opening: Callable[[TranscriptionSettings], LiveWindow]) -> None:
-        """Prepare; `opening` returns the window that a client's settings ask for."""
         self._opening = opening
         self._turns: deque[SpokenTurn] = deque()
         self._window: LiveWindow | None = None
@@ -187,7 +184,7 @@ class TurnTranscriber:
                 turn.error = error
         dropped = turn.dropped  # another thread sets it, at any time
         if turn.error is not None or dropped:
-            self._window = None  # it may have heard half of a turn
+            self._window = None  # it may have encoded half of a turn
         if dropped:
             self._turns.popleft()
             return []
@@ -198,12 +195,14 @@ class TurnTranscriber:
             self._turns.popleft()
         return [TurnUpdate(turn, delta, done)] if delta or done else []
 
-    def _words(self, turn: SpokenTurn, samples: Samples, silence: int | None) -> list[Settled]:
+    def _words(
+        self, turn: SpokenTurn, samples: Samples, silence: int | None
+    ) -> list[ConfirmedWord]:
         window = self._window
         if window is None or self._settings != turn.settings:
             window = self._window = self._opening(turn.settings)
             self._settings = turn.settings
-        words: list[Settled] = []
+        words: list[ConfirmedWord] = []
         while len(samples):
             if not window.room:
                 words += window.make_room()
@@ -211,8 +210,8 @@ class TurnTranscriber:
             window.append(samples[:room])
             samples = samples[room:]
         if silence is not None:
-            words += window.conclude(window.end - silence)
+            words += window.finish_utterance(window.end - silence)
             window.keep_last(0)
         elif window.end - window.decoded_to >= least_samples(window):
-            words += window.listen()
+            words += window.transcribe()
         return words

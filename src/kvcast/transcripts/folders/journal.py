@@ -51,7 +51,7 @@ class Entry:
         reason: why it failed, in one line, or empty.
         name: of its transcripts, without extensions, in the output folder.
         outputs: SHA-256 of every transcript by its path in the output folder.
-        duration: seconds of sound; null if it failed.
+        duration: seconds of audio; null if it failed.
         language: its code; null if it failed.
 
     """
@@ -106,9 +106,7 @@ def opened_journal(output: Path, recordings: Path) -> Iterator["Journal"]:
     Leftovers of a killed run are removed, and a damaged journal is written anew. A run that is
     refused leaves no journal where none was.
 
-    Args:
-        output: where the transcripts go.
-        recordings: the folder that they belong to.
+    `output`: where the transcripts go.
 
     Raises:
         UsageError: the output folder belongs to other recordings, or to another version's journal.
@@ -146,7 +144,6 @@ def opened_journal(output: Path, recordings: Path) -> Iterator["Journal"]:
 
 
 def _remove(state: Path) -> None:
-    """Remove a journal without entries, as far as the system lets us."""
     with contextlib.suppress(OSError):
         for name in (_JOURNAL, _LOCK):
             (state / name).unlink()

@@ -90,10 +90,8 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> FolderListing:
     Names that begin with a dot are passed over, as are links to folders, so that no path is taken
     twice and none leaves the folder. Links to files are followed.
 
-    Args:
-        folder: where to look.
-        params: patterns, extensions and dates of the files to take.
-        besides: a folder that is not entered, if it lies inside.
+    `params`: patterns, extensions and dates of the files to take. `besides`: a folder that is not
+    entered, if it lies inside.
 
     Raises:
         UsageError: `params.newer` is neither a file nor a date.
@@ -194,10 +192,8 @@ def _wanted(path: str, patterns: tuple[str, ...]) -> bool:
 def named(paths: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Return a name for each recording's transcripts, by the recording's path.
 
-    Args:
-        paths: of recordings, relative to their folder.
-        given: names by path that were given before, which stay, whether the recording is among
-            `paths` or not.
+    `given`: names by path that were given before, which stay, whether the recording is among
+    `paths` or not.
 
     Returns:
         Names relative to the other folder. They differ even where capitals and the composition
@@ -289,13 +285,9 @@ def transcribe_all(
     is free. Recordings that run when the iterator is closed, or an exception arrives there, are
     dropped at their next segment.
 
-    Args:
-        model: serves all recordings.
-        queue: consumed by the caller's thread; with `batch` at once, and each is looked at again
-            when it is opened.
-        workers: recordings that run at once, without `batch`.
-        options: of its `transcribe`, by keyword.
-        watch: takes the progress of each recording.
+    `queue`: consumed by the caller's thread; with `batch` at once, and each is looked at again when
+    it is opened. `workers`: recordings that run at once, without `batch`. `options`: of its
+    `transcribe`, by keyword. `watch`: takes the progress of each recording.
 
     Raises:
         UsageError: for options that cannot be served.

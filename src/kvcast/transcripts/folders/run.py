@@ -40,7 +40,7 @@ class FileResult:
 
     Attributes:
         status: `kept` was done before and has not changed.
-        duration: seconds of sound, if it is done.
+        duration: seconds of audio, if it is done.
 
     """
 
@@ -88,8 +88,8 @@ class Summary:
     def count(self, status: str) -> int:
         return sum(result.status == status for result in self.files)
 
-    def sound(self, status: str) -> float:
-        """Return the seconds of sound in the files with this status."""
+    def audio_seconds(self, status: str) -> float:
+        """Return the seconds of audio in the files with this status."""
         return sum(result.duration or 0.0 for result in self.files if result.status == status)
 
     def document(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Summary:
             "done": self.count("done"),
             "kept": self.count("kept"),
             "failed": self.count("failed"),
-            "duration": self.sound("done"),
+            "duration": self.audio_seconds("done"),
             "seconds": round(self.seconds, 3),
             "passed_over": len(self.passed_over),
             "files": [result.document() for result in self.files],
@@ -116,12 +116,8 @@ def opened_run(
 ) -> Iterator["FolderRun"]:
     """Lock the output folder and list the recordings to transcribe.
 
-    Args:
-        folder: of the recordings.
-        output: for the transcripts; exists.
-        params: the choice of recordings, and whether finished ones are kept.
-        options: digest of all options that decide a transcript's content.
-        extensions: of a recording's transcripts.
+    `output`: for the transcripts; exists. `params`: the choice of recordings, and whether finished
+    ones are kept. `options`: digest of all options that decide a transcript's content.
 
     Raises:
         UsageError: for options that cannot be served, or another folder's transcripts.
@@ -233,7 +229,6 @@ class FolderRun:
     def _saved(
         self, entry: Entry, queued: QueuedRecording, transcript: FolderTranscript, render: Render
     ) -> Entry:
-        """Save the transcripts of a recording that did not change meanwhile."""
         digest = self._digest(queued.recording)
         outputs = {}
         for extension, text in render(queued.source, transcript).items():
@@ -268,7 +263,6 @@ class FolderRun:
     def _unnamable(
         self, recording: RecordingFile, extensions: Sequence[str]
     ) -> InputOutputError | None:
-        """Return why a recording's transcripts cannot have their names, or None."""
         name = self._names[recording.path]
         try:
             for extension in extensions:
