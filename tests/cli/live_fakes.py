@@ -37,7 +37,7 @@ class FakeLive:
             line = self._said % 4 == 0
             updates.append(
                 Update(
-                    confirmed=self._text(self._said),
+                    settled=self._text(self._said),
                     interim="" if line else f"{self._text(self._said + 1)}?",
                     segment=self._segment(4) if line else None,
                 )

@@ -355,7 +355,7 @@ class ScriptedRecognizer(Recognizer):
         heard: tuple[int, int],
         *,
         prompt: Sequence[int],
-        written: Sequence[Unit],
+        forced: Sequence[Unit],
         thoroughly: bool,
     ) -> Hypothesis:
         start, end = heard
@@ -366,7 +366,7 @@ class ScriptedRecognizer(Recognizer):
         assert len(prompt) <= self.room
         if self.decoded in self.failures and not thoroughly:
             return Hypothesis(units=[Unit((0,), (1,), " round")] * 9, doubtful=True)
-        at = self._next(start, written)
+        at = self._next(start, forced)
         units: list[Unit] = []
         while at < len(self.words) and self.words[at].start < end:
             word = self.words[at]
@@ -378,7 +378,7 @@ class ScriptedRecognizer(Recognizer):
             text = word.text if understood else f" ~{self._rng.random()}"
             if self.respells and word.end < end - 4 * RATE:
                 text = text.replace(" w", " V")
-            stamps = self._stamps(at, start, opens=not (written or units))
+            stamps = self._stamps(at, start, opens=not (forced or units))
             units.append(Unit(stamps, (at,), text))
             at += 1
         if units:
@@ -404,9 +404,9 @@ class ScriptedRecognizer(Recognizer):
         pauses = (after.start - before.end > RATE // 2 for before, after in pairwise(words))
         return words[0].opens and len(words) == 5 and not any(pauses)
 
-    def _next(self, start: int, written: Sequence[Unit]) -> int:
-        if written:
-            return self._index[written[-1].text] + 1
+    def _next(self, start: int, forced: Sequence[Unit]) -> int:
+        if forced:
+            return self._index[forced[-1].text] + 1
         middles = ((word.start + word.end) // 2 >= start for word in self.words)
         return next((at for at, is_heard in enumerate(middles) if is_heard), len(self.words))
 

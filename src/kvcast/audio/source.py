@@ -78,15 +78,29 @@ class ChannelAudio(ChannelSource):
         pass
 
 
+class Resampler:
+    """Resamples one mono stream to 16 kHz, with soxr's streaming resampler (HQ)."""
+
+    def __init__(self, rate: int) -> None:
+        self._stream: soxr.ResampleStream | None = None
+        if rate != SAMPLE_RATE:
+            self._stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+
+    def feed(self, samples: NDArray[np.float32], *, last: bool = False) -> NDArray[np.float32]:
+        if self._stream is None:
+            return samples
+        contiguous = np.ascontiguousarray(samples)
+        resampled: NDArray[np.float32] = self._stream.resample_chunk(contiguous, last=last)
+        return resampled
+
+
 def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDArray[np.float32]]:
-    """Resample mono blocks from `rate` Hz to 16 kHz, with soxr's streaming resampler (HQ)."""
-    if rate == SAMPLE_RATE:
-        yield from blocks
-        return
-    stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+    """Resample mono blocks from `rate` Hz to 16 kHz."""
+    resampler = Resampler(rate)
     for block in blocks:
-        yield stream.resample_chunk(np.ascontiguousarray(block))
-    yield stream.resample_chunk(np.empty(0, np.float32), last=True)
+        yield resampler.feed(block)
+    if rate != SAMPLE_RATE:
+        yield resampler.feed(np.empty(0, np.float32), last=True)
 
 
 _CANCELLED = 0.2

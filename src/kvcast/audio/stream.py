@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import soxr
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import HIGHEST_RATE, LOWEST_RATE, SAMPLE_RATE
 from kvcast.audio.features import LOUDEST_SAMPLE
 from kvcast.audio.formats import foreign, may_need_more
-from kvcast.audio.source import CANCELLED, Mixer, full_scale
+from kvcast.audio.source import CANCELLED, Mixer, Resampler, full_scale
 from kvcast.errors import InputOutputError
 
 Samples: TypeAlias = NDArray[np.float32]
@@ -86,7 +85,7 @@ class AudioStream:
         self._layout: _SampleLayout | None = None
         self._left: int | None = None  # bytes of audio that are still to come, if known
         self._held = b""
-        self._resampler: soxr.ResampleStream | None = None
+        self._resampler = Resampler(SAMPLE_RATE)
         self._seconds = 0.0
         self._mixer = Mixer()
         self._full_scale = 1.0  # of floats, as they were until now
@@ -148,10 +147,7 @@ class AudioStream:
 
     def _use(self, layout: _SampleLayout) -> None:
         self._layout = layout
-        if layout.rate != SAMPLE_RATE:
-            self._resampler = soxr.ResampleStream(
-                layout.rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ"
-            )
+        self._resampler = Resampler(layout.rate)
 
     def _samples(self, *, last: bool) -> Samples:
         assert self._layout is not None
@@ -170,10 +166,7 @@ class AudioStream:
                 self.notices += (f"{self._name} {scale.notice}",)
         mono = self._mixer.mono(samples_sc / np.float32(self._full_scale))
         self._check(mono)
-        if self._resampler is None:
-            return mono
-        resampled: Samples = self._resampler.resample_chunk(mono, last=last)
-        return resampled
+        return self._resampler.feed(mono, last=last)
 
     def _check(self, mono: Samples) -> None:
         assert self._layout is not None

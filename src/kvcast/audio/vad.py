@@ -55,9 +55,7 @@ class Change(Enum):
 class Endpoints:
     """Follows one audio stream.
 
-    Attributes:
-        pause: samples without speech that end an utterance; its audio includes them.
-
+    `pause`: samples without speech that end an utterance; its audio includes them.
     """
 
     def __init__(self, detector: VoiceDetector, *, threshold: float, pause: float) -> None:
@@ -153,10 +151,8 @@ _AT_ONCE = 1024  # blocks: 2 MB
 class Speech:
     """The speech in a recording.
 
-    Attributes:
-        parts: with speech, in order and disjoint; they may touch.
-        likeliest: the highest probability of speech anywhere in it.
-
+    `parts`: with speech, in order and disjoint; they may touch. `likeliest`: the highest
+    probability of speech anywhere in it.
     """
 
     parts: tuple[Part, ...]

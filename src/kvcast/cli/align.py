@@ -79,10 +79,7 @@ def run(args: argparse.Namespace) -> int:
             model=args.model,
             runtime=runtime,
             task="transcribe",
-            language=alignment.language,
-            duration=alignment.duration,
-            notices=alignment.notices,
-            segments=alignment.segments,
+            **vars(alignment),
         )
     )
     if not args.quiet:

@@ -28,12 +28,12 @@ from kvcast.transcripts.writers import TranscriptDocument
 if TYPE_CHECKING:
     from kvcast.cluster.mapping import Opened
     from kvcast.transcripts.folders.recordings import (
-        FolderTranscript,
         Outcome,
         QueuedRecording,
         Watch,
     )
     from kvcast.transcripts.folders.run import FileResult, FolderRun, Summary
+    from kvcast.transcripts.segments import Transcript
 
 Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
 """Starts transcribing; takes a callback for each recording's progress."""
@@ -224,25 +224,18 @@ class _ResultCollector:
             closed=self._work.listing.closed,
         )
 
-    def _render(self, source: str, transcript: "FolderTranscript") -> dict[str, str]:
+    def _render(self, source: str, transcript: "Transcript") -> dict[str, str]:
         return self._outputs.rendered(
             TranscriptDocument(
                 source=source,
                 model=self._args.model,
                 runtime=self._runtime or "",
                 task=self._args.task,
-                language=transcript.language,
-                duration=transcript.duration,
-                notices=transcript.notices,
-                segments=transcript.segments,
-                skipped=transcript.skipped,
-                draft=transcript.draft,
+                **vars(transcript),
             )
         )
 
-    def _say_notices(
-        self, queued: "QueuedRecording", transcript: "FolderTranscript | None"
-    ) -> None:
+    def _say_notices(self, queued: "QueuedRecording", transcript: "Transcript | None") -> None:
         if transcript is None or self._args.quiet:
             return
         for notice in transcript.notices:

@@ -98,9 +98,7 @@ def _given(args: argparse.Namespace, params: type[Params], group: str) -> list[s
 class Intake:
     """Reads a stream in a separate thread, unless too much waits to be taken.
 
-    Attributes:
-        was_stopped: whether `stop` was called.
-
+    `was_stopped`: whether `stop` was called.
     """
 
     def __init__(

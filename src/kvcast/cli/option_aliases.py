@@ -16,10 +16,8 @@ _SWITCHED = frozenset({"true", "false", "none"})
 class _Translation:
     """The equivalent of an option.
 
-    Attributes:
-        words: takes the option and its value, and returns kvcast's words; raises UsageError.
-        is_switch: whether the value is optional, and only True, False or None.
-
+    `words`: takes the option and its value, and returns kvcast's words; raises UsageError.
+    `is_switch`: whether the value is optional, and only True, False or None.
     """
 
     words: Callable[[str, str | None], Sequence[str]]

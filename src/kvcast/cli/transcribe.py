@@ -23,11 +23,11 @@ from kvcast.speech.params import (
     TranscribeParams,
 )
 from kvcast.transcripts.params import FOLDERS, SUBTITLES, FolderParams, SubtitleParams
+from kvcast.transcripts.segments import Segment, Transcript
 from kvcast.transcripts.writers import TranscriptDocument
 
 if TYPE_CHECKING:
     from kvcast.speech.base import AnyTranscription
-    from kvcast.transcripts.segments import Segment
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.
@@ -159,7 +159,7 @@ def _show(
 ) -> None:
     segments: list[Segment] = []
 
-    def watched() -> Iterator["Segment"]:
+    def watched() -> Iterator[Segment]:
         for segment in transcription:
             segments.append(segment)
             watcher.reached(segment.end)
@@ -174,12 +174,7 @@ def _show(
         model=args.model,
         runtime=runtime,
         task=args.task,
-        language=transcription.language,
-        duration=transcription.duration,
-        notices=tuple(transcription.notices),
-        skipped=transcription.skipped,
-        draft=transcription.draft,
-        segments=tuple(segments),
+        **vars(Transcript.of(transcription, segments)),
     )
     outputs.finish(transcript)
     if not args.quiet:

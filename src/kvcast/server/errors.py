@@ -23,10 +23,7 @@ _LOG = logging.getLogger(__name__)
 class ApiError(Exception):
     """A request that is refused.
 
-    Attributes:
-        code: OpenAI's code, or None.
-        param: the field at fault, or None.
-
+    `code`: OpenAI's code, or None. `param`: the field at fault, or None.
     """
 
     def __init__(

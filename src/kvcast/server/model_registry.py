@@ -24,10 +24,8 @@ _GENERATES = "does not transcribe: use a speech model"
 class Served:
     """A model under a name.
 
-    Attributes:
-        kind: "speech", "chat" (it has a chat template), "completion" or "text2text".
-        created: when it was opened, in seconds since 1970.
-
+    `kind`: "speech", "chat" (it has a chat template), "completion" or "text2text". `created`: when
+    it was opened, in seconds since 1970.
     """
 
     name: str

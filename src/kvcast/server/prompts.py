@@ -156,9 +156,7 @@ def limited(
 class PromptLimit:
     """How long a prompt may be.
 
-    Attributes:
-        most: tokens that this server accepts; None for no other limit.
-
+    `most`: tokens that this server accepts; None for no other limit.
     """
 
     served: Served
@@ -222,11 +220,9 @@ def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 class Tools:
     """The tools of a request.
 
-    Attributes:
-        offered: the tools that the model may call, as OpenAI's chat completions describe them.
-        form: the model's format of tool calls; None without tools.
-        shape: keywords that hold the text to a form, if it must be a call, or answers have a form.
-
+    `offered`: the tools that the model may call, as OpenAI's chat completions describe them.
+    `form`: the model's format of tool calls; None without tools. `shape`: keywords that hold the
+    text to a form, if it must be a call, or answers have a form.
     """
 
     offered: Sequence[Mapping[str, Any]] = ()

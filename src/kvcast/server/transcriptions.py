@@ -19,9 +19,8 @@ from kvcast.server.model_registry import Served
 from kvcast.server.request_bodies import encoded, parsed
 from kvcast.server.text_responses import event, finite, streamed
 from kvcast.speech.languages import LANGUAGES
-from kvcast.speech.transcription import Transcript
 from kvcast.transcripts.params import SubtitleParams
-from kvcast.transcripts.segments import Segment
+from kvcast.transcripts.segments import Segment, Transcript
 from kvcast.transcripts.subtitles import write_srt, write_vtt
 
 _NAME = "the recording"

@@ -23,12 +23,9 @@ from kvcast.runtimes.base import Float32
 class ConfirmedWord:
     """A word that will not change; seconds count from the beginning of the stream.
 
-    Attributes:
-        text: with its space; empty if only times were confirmed.
-        ended: when the segment before it ended, if one did.
-        started: when its segment starts, if it is the first word.
-        spoken: when it ends, if known.
-
+    `text`: with its space; empty if only times were confirmed. `ended`: when the segment before it
+    ended, if one did. `started`: when its segment starts, if it is the first word. `spoken`: when
+    it ends, if known.
     """
 
     text: str
@@ -41,12 +38,9 @@ class ConfirmedWord:
 class LiveWindow(Protocol):
     """A window that moves along the audio.
 
-    Attributes:
-        start: of the window, in samples from the beginning of the stream.
-        decoded_to: sample up to which the last hypothesis reaches.
-        step: seconds of new audio that are worth a hypothesis.
-        notices: for the user, about the options, one line each.
-
+    `start`: of the window, in samples from the beginning of the stream. `decoded_to`: sample up to
+    which the last hypothesis reaches. `step`: seconds of new audio that are worth a hypothesis.
+    `notices`: for the user, about the options, one line each.
     """
 
     start: int
@@ -97,7 +91,7 @@ class UtteranceWindow(LiveWindow):
         self.start = self.decoded_to = 0
         self.step = step
         self._language = language
-        self._pieces: list[Float32] = []  # of this utterance, or before it
+        self._waveforms: list[Float32] = []  # of this utterance, or before it
         self._end = 0
         self._begun = False
 
@@ -117,24 +111,24 @@ class UtteranceWindow(LiveWindow):
 
     @override
     def append(self, samples: Float32) -> None:
-        self._pieces.append(samples)
+        self._waveforms.append(samples)
         self._end += len(samples)
         if not self._begun:
             self._begun = True
-            samples = np.concatenate(self._pieces)
+            samples = np.concatenate(self._waveforms)
         self.add_audio(samples)
 
     @override
     def keep_last(self, samples: int) -> None:
-        waveform = np.concatenate([np.empty(0, np.float32), *self._pieces])
+        waveform = np.concatenate([np.empty(0, np.float32), *self._waveforms])
         kept = waveform[max(0, len(waveform) - samples) :]
-        self._pieces = [kept]
+        self._waveforms = [kept]
         self.start = self._end - len(kept)
         self.decoded_to = max(self.decoded_to, self.start)
 
     @override
     def skip(self, samples: Float32, kept: int) -> None:
-        self._pieces.append(samples)
+        self._waveforms.append(samples)
         self._end += len(samples)
         self.keep_last(kept)
 

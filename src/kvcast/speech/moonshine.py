@@ -133,9 +133,7 @@ class MoonshineModel(SpeechModel):
 class StreamingSizes:
     """Sizes of a model that encodes audio as it arrives.
 
-    Attributes:
-        ahead: later positions that an encoded position depends on.
-
+    `ahead`: later positions that an encoded position depends on.
     """
 
     samples: int

@@ -49,10 +49,8 @@ class SpeechContext:
 class Recognized:
     """The text of a chunk.
 
-    Attributes:
-        language: code of the language, if the model reports it or the user gave it.
-        words: with times in seconds from the chunk's start, from models that give them.
-
+    `language`: code of the language, if the model reports it or the user gave it. `words`: with
+    times in seconds from the chunk's start, from models that give them.
     """
 
     text: str
@@ -212,9 +210,7 @@ _PAUSE = 1.0  # seconds
 class ChunkOptions:
     """How chunks are decoded.
 
-    Attributes:
-        strategy: makes a search; takes a number that seeds each chunk differently.
-
+    `strategy`: makes a search; takes a number that seeds each chunk differently.
     """
 
     recognition: Recognition

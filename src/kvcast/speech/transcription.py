@@ -7,7 +7,7 @@ segments.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -22,7 +22,7 @@ from kvcast.engine.requests import Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.speech.params import TranscribeParams
-from kvcast.transcripts.segments import FRAMES_PER_SECOND, Replacements, Segment, placed
+from kvcast.transcripts.segments import FRAMES_PER_SECOND, Replacements, Segment, Transcript, placed
 
 RecordingT = TypeVar("RecordingT", bound=RecordedAudio, contravariant=True)
 
@@ -47,9 +47,7 @@ def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[
 class RecordingPart(Protocol):
     """A part of a recording that is decoded by itself.
 
-    Attributes:
-        notices: for the user: a second of the recording, and the text.
-
+    `notices`: for the user: a second of the recording, and the text.
     """
 
     drafts: list[DraftCounts]
@@ -64,9 +62,7 @@ class RecordingPart(Protocol):
 class Plan(ABC, Generic[RecordingT]):
     """Cuts one recording into parts, as a kind of models needs them.
 
-    Attributes:
-        language: code of the recording's language, once it is known.
-
+    `language`: code of the recording's language, once it is known.
     """
 
     language: str | None = None
@@ -85,9 +81,7 @@ class RecordingCaller(PolicyCaller):
     It is opened on first use, and released when the last segment was taken, or by `close`. One
     policy cuts it into parts; each part is another.
 
-    Attributes:
-        before_opening: is called right before the recording is opened; by default it does nothing.
-
+    `before_opening`: is called right before the recording is opened; by default it does nothing.
     """
 
     def __init__(
@@ -302,23 +296,6 @@ class Transcription(RecordingCaller, Iterator[Segment]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transcript:
-    """The complete transcription of a recording.
-
-    Attributes:
-        duration: seconds of the whole recording.
-        skipped: parts that were left out because they are no speech; None without `vad`.
-
-    """
-
-    segments: tuple[Segment, ...]
-    language: str
-    duration: float
-    notices: tuple[str, ...]
-    skipped: tuple[Part, ...] | None
 
 
 class ServedRecording(RecordingCaller, JobCaller):

@@ -32,11 +32,9 @@ from kvcast.tokenizers.decoder import TextStream
 class FrameTiming:
     """How a model's audio and text advance.
 
-    Attributes:
-        features: maps the samples of pieces, and `overlap` more, to features [pieces, n].
-        overlap: samples that a piece needs after its end, counted from the lead on.
-        most: pieces of the longest audio, including silence.
-
+    `features`: maps the samples of pieces, and `overlap` more, to features [pieces, n]. `overlap`:
+    samples that a piece needs after its end, counted from the lead on. `most`: pieces of the
+    longest audio, including silence.
     """
 
     source: StreamedSource

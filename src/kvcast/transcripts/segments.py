@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from kvcast.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvcast.audio.timeline import Timeline
+    from kvcast.audio.timeline import Part, Timeline
+    from kvcast.decoding.speculative_decoding import DraftCounts
+    from kvcast.speech.base import AnyTranscription
 
 
 FRAMES_PER_SECOND = 100
@@ -68,6 +70,34 @@ class Segment:
     fallback: tuple[str, ...]
     words: tuple[Word, ...] | None = None
     channel: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """The complete transcription of a recording.
+
+    `duration`: seconds of the whole recording. `skipped`: parts that were left out because they are
+    no speech; None without `vad`.
+    """
+
+    segments: tuple[Segment, ...]
+    language: str
+    duration: float
+    notices: tuple[str, ...]
+    skipped: "tuple[Part, ...] | None" = None
+    draft: "DraftCounts | None" = None
+
+    @classmethod
+    def of(cls, transcription: "AnyTranscription", segments: Sequence[Segment]) -> "Transcript":
+        """Return the transcript of a transcription whose segments, all of them, were taken."""
+        return cls(
+            segments=tuple(segments),
+            language=transcription.language,
+            duration=transcription.duration,
+            notices=tuple(transcription.notices),
+            skipped=transcription.skipped,
+            draft=transcription.draft,
+        )
 
 
 def compression_ratio(text: str) -> float:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcast.transcripts.params import SubtitleParams
+from kvcast.transcripts.segments import Segment, Transcript, Word
 from kvcast.transcripts.subtitles import (
     AS_SEGMENTS,
     channel_label,
@@ -26,26 +27,19 @@ from kvcast.transcripts.subtitles import (
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part
     from kvcast.decoding.speculative_decoding import DraftCounts
-    from kvcast.transcripts.segments import Segment, Word
 
 JSON_FORMAT = "kvcast.transcript"
 JSON_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscriptDocument:
-    """A finished transcription with its source; `duration` is in seconds."""
+class TranscriptDocument(Transcript):
+    """A finished transcription with its source."""
 
     source: str
     model: str
     runtime: str
     task: str
-    language: str
-    duration: float
-    notices: tuple[str, ...]
-    segments: tuple["Segment", ...]
-    skipped: "tuple[Part, ...] | None" = None
-    draft: "DraftCounts | None" = None
 
     def document(self) -> dict[str, Any]:
         """Return the content of the JSON format, as plain dictionaries, lists and scalars."""
@@ -68,12 +62,12 @@ class TranscriptDocument:
         }
 
 
-def write_text(segments: "Iterable[Segment]") -> Iterator[str]:
+def write_text(segments: Iterable[Segment]) -> Iterator[str]:
     for segment in segments:
         yield f"{channel_label(segment.channel)}{segment.text.strip()}\n"
 
 
-def write_tsv(segments: "Iterable[Segment]") -> Iterator[str]:
+def write_tsv(segments: Iterable[Segment]) -> Iterator[str]:
     """Yield a header line, then start and end in whole milliseconds and the text, tab-separated."""
     yield "start\tend\ttext\n"
     for segment in segments:
@@ -81,7 +75,7 @@ def write_tsv(segments: "Iterable[Segment]") -> Iterator[str]:
         yield f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n"
 
 
-STREAMED: "dict[str, Callable[[Iterable[Segment], SubtitleParams], Iterator[str]]]" = {
+STREAMED: dict[str, Callable[[Iterable[Segment], SubtitleParams], Iterator[str]]] = {
     "text": lambda segments, _: write_text(segments),
     "srt": write_srt,
     "vtt": write_vtt,
@@ -112,7 +106,7 @@ def render(
     return "".join(STREAMED[name](transcript.segments, subtitles))
 
 
-def _segment_fields(segment: "Segment") -> dict[str, Any]:
+def _segment_fields(segment: Segment) -> dict[str, Any]:
     return {
         "id": segment.id,
         "seek": segment.seek,
@@ -131,7 +125,7 @@ def _segment_fields(segment: "Segment") -> dict[str, Any]:
     }
 
 
-def _word_fields(word: "Word") -> dict[str, Any]:
+def _word_fields(word: Word) -> dict[str, Any]:
     return {
         "start": json_number(word.start),
         "end": json_number(word.end),

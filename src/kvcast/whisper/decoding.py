@@ -219,10 +219,8 @@ class FinishSegments(LogitsProcessor):
 class WindowPrompt:
     """The parts of a prompt, in this order.
 
-    Attributes:
-        before: hotwords and the end of the previous text, after start-of-previous; may be empty.
-        forced: known tokens at the beginning of the text, the prefix first.
-
+    `before`: hotwords and the end of the previous text, after start-of-previous; may be empty.
+    `forced`: known tokens at the beginning of the text, the prefix first.
     """
 
     before: tuple[int, ...]

@@ -148,10 +148,8 @@ _FRAMES_PER_ENCODED = 2
 class WindowText:
     """The text of a window.
 
-    Attributes:
-        complete: whether the window ends with a lone timestamp: no speech follows it.
-        seek: frame at which the next window begins, by the timestamps.
-
+    `complete`: whether the window ends with a lone timestamp: no speech follows it. `seek`: frame
+    at which the next window begins, by the timestamps.
     """
 
     window: Window

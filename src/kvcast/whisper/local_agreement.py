@@ -25,9 +25,7 @@ _ALIKE = 0.5
 class Place(NamedTuple):
     """Where a word is, in steps of 20 ms, and how probable it is in this audio.
 
-    Attributes:
-        attended: the latest step to which one of its tokens attends most.
-
+    `attended`: the latest step to which one of its tokens attends most.
     """
 
     end: int
@@ -43,11 +41,9 @@ class Place(NamedTuple):
 class Unit:
     """A word, and the timestamps that precede it.
 
-    Attributes:
-        stamps: in steps of 20 ms from the beginning of the window: the end of the segment before
-            it, if known, and the start of its segment; none within a segment.
-        tokens: of the word; none after the last one.
-
+    `stamps`: in steps of 20 ms from the beginning of the window: the end of the segment before it,
+    if known, and the start of its segment; none within a segment. `tokens`: of the word; none after
+    the last one.
     """
 
     stamps: tuple[int, ...]
@@ -239,9 +235,7 @@ class AlignAtt(StreamingPolicy):
     words when more audio follows. So these wait until a sure word follows, or until two
     hypotheses agree on them and some time has passed, the longer the less probable they are.
 
-    Attributes:
-        margin: the last moments, in steps of 20 ms.
-
+    `margin`: the last moments, in steps of 20 ms.
     """
 
     margin: int

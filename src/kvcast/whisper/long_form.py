@@ -127,12 +127,9 @@ PROMPT_RESET_TEMPERATURE = 0.5
 class LongForm:
     """Clips of a recording whose windows are decoded in sequence.
 
-    Attributes:
-        drafts: counts of drafted tokens, of each attempt that had some.
-        notices: for the user: a second of the recording, and the text.
-        segments: finished ones that were not taken yet. Segments that are empty or take no time
-            are left out. Ids count from 0 within the clips.
-
+    `drafts`: counts of drafted tokens, of each attempt that had some. `notices`: for the user: a
+    second of the recording, and the text. `segments`: finished ones that were not taken yet.
+    Segments that are empty or take no time are left out. Ids count from 0 within the clips.
     """
 
     def __init__(

@@ -31,9 +31,7 @@ _TOKENS = 48
 class Repetition:
     """The same words over and over, up to a text's end.
 
-    Attributes:
-        begin, end: the first copy is `tokens[begin:end]`; there may be timestamps among them.
-
+    `begin`, `end`: the first copy is `tokens[begin:end]`; there may be timestamps among them.
     """
 
     begin: int

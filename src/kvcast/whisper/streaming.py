@@ -44,9 +44,7 @@ _STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)
 class Hypothesis:
     """A hypothesis: the text of the streaming window, as of one decoding.
 
-    Attributes:
-        doubtful: whether it looks like a failure, so that it confirms no word.
-
+    `doubtful`: whether it looks like a failure, so that it confirms no word.
     """
 
     units: Sequence[Unit]
@@ -86,12 +84,9 @@ class Recognizer(Protocol):
 class StreamingWindow:
     """A window that moves along the audio.
 
-    Attributes:
-        start: of the window, in samples from the beginning of the stream.
-        decoded_to: sample up to which the last hypothesis reaches.
-        step: seconds of new audio that are worth a hypothesis.
-        notices: for the user, about the options, one line each.
-
+    `start`: of the window, in samples from the beginning of the stream. `decoded_to`: sample up to
+    which the last hypothesis reaches. `step`: seconds of new audio that are worth a hypothesis.
+    `notices`: for the user, about the options, one line each.
     """
 
     def __init__(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import soxr
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE
+from kvcast.audio.source import Resampler
 from kvcast.audio.stream import decode_a_law, decode_mu_law
 from kvcast.engine import Engine, Job
 from kvcast.engine.callers import Policy
@@ -45,7 +45,7 @@ class SessionAudio:
         self._coding = CODINGS[coding]
         self._rate = rate
         self._held = b""
-        self._resampler = self._opened()
+        self._resampler = Resampler(rate)
 
     def feed(self, data: bytes) -> Samples:
         """Return the samples [n] that these bytes complete; few or none at first."""
@@ -53,24 +53,13 @@ class SessionAudio:
         whole = len(data) // self._coding.width * self._coding.width
         self._held = data[whole:]
         samples = self._coding.decode(data[:whole]).astype(np.float32)
-        return self._resampled(samples / _FULL_SCALE)
+        return self._resampler.feed(samples / _FULL_SCALE)
 
     def finish(self) -> Samples:
         """Return the resampler's rest of the audio; the next samples begin another stream."""
-        rest = self._resampled(np.empty(0, np.float32), last=True)
-        self._held, self._resampler = b"", self._opened()
+        rest = self._resampler.feed(np.empty(0, np.float32), last=True)
+        self._held, self._resampler = b"", Resampler(self._rate)
         return rest
-
-    def _opened(self) -> soxr.ResampleStream | None:
-        if self._rate == SAMPLE_RATE:
-            return None
-        return soxr.ResampleStream(self._rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
-
-    def _resampled(self, samples: Samples, *, last: bool = False) -> Samples:
-        if self._resampler is None:
-            return samples
-        resampled: Samples = self._resampler.resample_chunk(samples, last=last)
-        return resampled
 
 
 class PolicyRunner:
@@ -96,10 +85,7 @@ class PolicyRunner:
 class SpokenTurn:
     """The audio of one turn, which becomes an item of the conversation.
 
-    Attributes:
-        text: so far; deltas never change.
-        error: why it has no text, or no more of it.
-
+    `text`: so far; deltas never change. `error`: why it has no text, or no more of it.
     """
 
     def __init__(self, item: str, settings: TranscriptionSettings) -> None:

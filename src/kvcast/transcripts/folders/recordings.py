@@ -23,22 +23,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kvcast.audio.formats import EXTENSIONS
 from kvcast.errors import UsageError
 from kvcast.transcripts.params import FolderParams
+from kvcast.transcripts.segments import Transcript
 
 if TYPE_CHECKING:
-    from kvcast.audio.timeline import Part
-    from kvcast.decoding.speculative_decoding import DraftCounts
     from kvcast.speech.base import AnyTranscription, TranscriptionModel
-    from kvcast.transcripts.segments import Segment
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class RecordingFile:
     """A file to transcribe.
 
-    Attributes:
-        path: relative to the folder, its parts separated by "/".
-        mtime_ns: time of its last change, in nanoseconds since 1970.
-
+    `path`: relative to the folder, its parts separated by "/". `mtime_ns`: time of its last change,
+    in nanoseconds since 1970.
     """
 
     path: str
@@ -246,23 +242,11 @@ class QueuedRecording:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderTranscript:
-    """A complete transcription; `duration` in seconds."""
-
-    language: str
-    duration: float
-    notices: tuple[str, ...]
-    segments: tuple["Segment", ...]
-    skipped: "tuple[Part, ...] | None"
-    draft: "DraftCounts | None"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The outcome of a recording: either the transcript or the error is given."""
 
     queued: QueuedRecording
-    transcript: FolderTranscript | None = None
+    transcript: Transcript | None = None
     error: Exception | None = None
 
 
@@ -356,8 +340,8 @@ def _transcript(
     transcription: "AnyTranscription",
     watch: Watch,
     stopped: threading.Event,
-) -> FolderTranscript:
-    segments: list[Segment] = []
+) -> Transcript:
+    segments = []
     for segment in transcription:
         if stopped.is_set():
             raise InterruptedError
@@ -365,11 +349,4 @@ def _transcript(
         watch(
             queued, min(segment.end / transcription.duration, 1.0) if transcription.duration else 1
         )
-    return FolderTranscript(
-        language=transcription.language,
-        duration=transcription.duration,
-        notices=tuple(transcription.notices),
-        segments=tuple(segments),
-        skipped=transcription.skipped,
-        draft=transcription.draft,
-    )
+    return Transcript.of(transcription, segments)

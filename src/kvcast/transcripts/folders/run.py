@@ -17,7 +17,6 @@ from kvcast.saving import check_target, encoded, save, unwritable
 from kvcast.spec.files import file_sha256
 from kvcast.transcripts.folders.journal import Entry, Journal, opened_journal
 from kvcast.transcripts.folders.recordings import (
-    FolderTranscript,
     Outcome,
     QueuedRecording,
     RecordingFile,
@@ -25,12 +24,13 @@ from kvcast.transcripts.folders.recordings import (
     named,
 )
 from kvcast.transcripts.params import FolderParams
+from kvcast.transcripts.segments import Transcript
 from kvcast.transcripts.writers import json_number
 
 SUMMARY_FORMAT = "kvcast.folder"
 SUMMARY_VERSION = 2
 
-Render: TypeAlias = Callable[[str, FolderTranscript], Mapping[str, str]]
+Render: TypeAlias = Callable[[str, Transcript], Mapping[str, str]]
 """Takes a recording's path and transcription; returns texts by their files' extensions."""
 
 
@@ -38,10 +38,8 @@ Render: TypeAlias = Callable[[str, FolderTranscript], Mapping[str, str]]
 class FileResult:
     """The result of a file.
 
-    Attributes:
-        status: `kept` was done before and has not changed.
-        duration: seconds of audio, if it is done.
-
+    `status`: `kept` was done before and has not changed. `duration`: seconds of audio, if it is
+    done.
     """
 
     path: str
@@ -70,10 +68,8 @@ class FileResult:
 class Summary:
     """The summary of a run over a folder.
 
-    Attributes:
-        runtime: None if nothing was transcribed.
-        passed_over: files that were not taken for recordings, but for transcripts of earlier runs.
-
+    `runtime`: None if nothing was transcribed. `passed_over`: files that were not taken for
+    recordings, but for transcripts of earlier runs.
     """
 
     folder: str
@@ -131,13 +127,10 @@ def opened_run(
 class FolderRun:
     """One run over a folder: its recordings and their outcomes.
 
-    Attributes:
-        passed_over: files that are neither recordings nor transcripts of earlier runs.
-        waiting: recordings that are to be transcribed, in order.
-        problems: results of files and folders that could not be read, and of recordings whose
-            transcripts cannot have their names.
-        damaged: lines of the journal that could not be read.
-
+    `passed_over`: files that are neither recordings nor transcripts of earlier runs. `waiting`:
+    recordings that are to be transcribed, in order. `problems`: results of files and folders that
+    could not be read, and of recordings whose transcripts cannot have their names. `damaged`: lines
+    of the journal that could not be read.
     """
 
     def __init__(
@@ -227,7 +220,7 @@ class FolderRun:
         return _result(entry, entry.status, error)
 
     def _saved(
-        self, entry: Entry, queued: QueuedRecording, transcript: FolderTranscript, render: Render
+        self, entry: Entry, queued: QueuedRecording, transcript: Transcript, render: Render
     ) -> Entry:
         digest = self._digest(queued.recording)
         outputs = {}
