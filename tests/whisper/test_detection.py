@@ -118,7 +118,9 @@ def test_a_clear_window_is_enough():
 
 
 def test_a_language_is_named_without_speech():
-    assert detect(VoiceDetector([DOUBTFUL]), Sounds(0), LanguageParams()).probabilities["en"] == 0.45
+    assert (
+        detect(VoiceDetector([DOUBTFUL]), Sounds(0), LanguageParams()).probabilities["en"] == 0.45
+    )
 
 
 def test_silent_windows_are_passed_over():
