@@ -63,7 +63,7 @@ def test_another_text_is_a_notice_and_silence_or_no_text_an_error(model, recordi
     [notice] = alignment.notices
     assert notice.startswith("of 6 words, 0 were recognised as given")
     assert len(alignment.segments) == 2
-    with pytest.raises(UsageError, match="no speech is heard"):
+    with pytest.raises(UsageError, match="no speech was recognised"):
         model.align(np.zeros(32_000, np.float32), "a")
     with pytest.raises(UsageError, match="there is no text to align"):
         model.align(recordings["example"], " \n")

@@ -125,7 +125,7 @@ def said(text: str) -> list[Unit]:
         ("我|看|到|他", "我|看|到|她|了", "了"),
     ],
 )
-def test_the_continuation_of_settled_words_is_found(settled: str, hypothesis: str, left: str):
+def test_the_continuation_of_settled_words_is_found(confirmed: str, hypothesis: str, left: str):
     units = said(hypothesis)
     count = continued(said(confirmed), units)
     assert count is not None
@@ -163,7 +163,7 @@ def ending(text: str, *seconds: float) -> list[Unit]:
         (ending(" gave| her", 1, 1.2), ending(" gave| her| a| dog", 0.9, 1.0, 1.2, 1.6), 2),
     ],
 )
-def test_words_in_another_spelling_match_by_their_ends(settled, hypothesis, count):
+def test_words_in_another_spelling_match_by_their_ends(confirmed, hypothesis, count):
     assert continued(confirmed, hypothesis) == count
 
 
