@@ -100,7 +100,7 @@ def test_ctrl_c_between_prompts_keeps_the_objects_that_were_printed():
 @pytest.mark.parametrize(
     ("number", "code", "rest", "said"),
     [
-        (signal.SIGINT, 0, b"!\n", b"kvcast: standard input: 1.2 s heard, 2 words"),
+        (signal.SIGINT, 0, b"!\n", b"kvcast: standard input: 1.2 s of audio, 2 words"),
         (signal.SIGTERM, 143, None, b"kvcast: terminated\n"),
     ],
 )

@@ -206,7 +206,7 @@ def test_an_audio_track_is_chosen(client: openai.OpenAI, beginning: Any, tmp_pat
     for track in "2", "en":
         asked = {"model": "german", "file": ("f.mkv", content)}
         assert transcribe(client, **asked, extra_body={"audio_track": track}).text == "hallo"
-    with pytest.raises(openai.BadRequestError, match="no sound track 3: it has sound tracks 1"):
+    with pytest.raises(openai.BadRequestError, match="no audio track 3: it has audio tracks 1"):
         transcribe(client, file=("f.mkv", content), extra_body={"audio_track": "3"})
 
 

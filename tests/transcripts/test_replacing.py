@@ -55,5 +55,5 @@ def test_without_rules_nothing_changes():
 
 @pytest.mark.parametrize("line", ["cube", "=> kubectl", "a -> b"])
 def test_an_invalid_rule_is_reported(line: str):
-    with pytest.raises(UsageError, match="replacement 2 must be HEARD => WRITTEN"):
+    with pytest.raises(UsageError, match="replacement 2 must be FROM => TO"):
         TranscribeParams(replace=["a => b", line])

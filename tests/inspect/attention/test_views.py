@@ -206,7 +206,7 @@ def test_mistakes_are_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     t5 = ("--model", "demo-t5")
-    assert "--start is of sound" in failed(capsys, 2, DATE, *t5, "--start", "1")
+    assert "--start is for audio" in failed(capsys, 2, DATE, *t5, "--start", "1")
     assert "no head 4: give one of 0 to 3" in failed(capsys, 2, DATE, *t5, "--head", "4")
     assert "no attention in layer 9" in failed(capsys, 2, DATE, *t5, "--layer", "9")
     assert "--model is missing" in failed(capsys, 2, DATE)
