@@ -1,9 +1,13 @@
 """How far two correct computations of the same values may differ: a model of rounding errors."""
 
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
 import numpy as np
+import pytest
+
+from kvcast.models.executor import OPERATIONS
 
 _TAIL = 4.5
 """Standard deviations that none of some 100,000 normally distributed errors exceeds."""
@@ -25,3 +29,34 @@ def tolerance(terms: int, scale: float, dtype: Any = np.float32) -> float:
 
     """
     return _TAIL * sqrt(2 * terms) * float(np.finfo(dtype).eps) * scale
+
+
+def terms_of(tensors: Mapping[str, Any]) -> int:
+    """Return the terms of the sums on a token's way to its logits: the inputs of every matrix."""
+    return sum(tensor.shape[-1] for tensor in tensors.values() if len(tensor.shape) > 1)
+
+
+def assert_equal_but_for_rounding(actual: Any, expected: Any, tensors: Mapping[str, Any]) -> None:
+    """Compare what a model with these tensors computes with a reference's results."""
+    scale = float(np.abs(expected).max())
+    assert scale > 0.5, "results near zero would agree by themselves"
+    np.testing.assert_allclose(actual, expected, atol=tolerance(terms_of(tensors), scale), rtol=0)
+
+
+FAULTS = ("epsilon", "scale")
+"""Constants that `plant` makes wrong by so little that only a narrow tolerance notices."""
+_ATTENTION = ("self", "shared", "cross", "encoder", "source", "window")
+
+
+def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add 1e-4 to the epsilons of all norms, or multiply attention's scores by 1.001, in eager."""
+
+    def wrong(original: Any) -> Any:
+        if fault == "epsilon":
+            return lambda *given: original(*given[:-1], given[-1] + 1e-4)
+        return lambda query, *given, **named: original(1.001 * query, *given, **named)
+
+    norms = ("layer_norm", "rms_norm")
+    names = norms if fault == "epsilon" else [f"{name}_attention" for name in _ATTENTION]
+    for name in names:
+        monkeypatch.setitem(OPERATIONS, name, wrong(OPERATIONS[name]))

@@ -6,6 +6,7 @@ import torch
 
 from kit.in_transformers import SETTINGS, random_t5, read_t5
 from kit.models import encoded
+from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
@@ -14,7 +15,7 @@ SOURCE_LENGTHS = (9, 4, 1, 12)
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def pair(request):
-    """transformers' model and ours."""
+    """transformers' model, ours, and their tensors."""
     return both(request.param)
 
 
@@ -22,7 +23,8 @@ def both(name, **settings):
     model = random_t5(name, **settings)
     model.set_attn_implementation("eager")
     read = read_t5(model)
-    return model, EagerEncoderDecoder(TorchModel.from_tensors(read.dimensions, read.tensors))
+    runtime = EagerEncoderDecoder(TorchModel.from_tensors(read.dimensions, read.tensors))
+    return model, runtime, read.tensors
 
 
 def random_tokens(model, *shape, seed=1):
@@ -53,33 +55,37 @@ def decoded(runtime, sources, lengths, targets, chunks):
     return np.concatenate(parts, axis=1)
 
 
-def assert_close(ours, theirs):
-    assert theirs.std() > 0.5
-    np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("chunks", [(11,), (1,) * 11, (3, 1, 5, 2)], ids=str)
 def test_padded_sources_of_different_lengths_all_at_once_and_step_by_step(pair, chunks):
-    model, runtime = pair
+    model, runtime, tensors = pair
     rows = len(SOURCE_LENGTHS)
     sources = random_tokens(model, rows, max(SOURCE_LENGTHS))
     targets = random_tokens(model, rows, sum(chunks), seed=2)
     theirs = expected(model, sources, SOURCE_LENGTHS, targets)
-    assert_close(decoded(runtime, sources, SOURCE_LENGTHS, targets, chunks), theirs)
+    ours = decoded(runtime, sources, SOURCE_LENGTHS, targets, chunks)
+    assert_equal_but_for_rounding(ours, theirs, tensors)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_constant_exceeds_the_tolerance(fault, monkeypatch, pair):
+    plant(fault, monkeypatch)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        test_padded_sources_of_different_lengths_all_at_once_and_step_by_step(pair, (11,))
 
 
 def test_positions_far_past_the_largest_distance(pair):
-    model, runtime = pair
+    model, runtime, tensors = pair
     assert model.config.relative_attention_max_distance in (16, 128)
     sources = random_tokens(model, 2, 300)
     targets = random_tokens(model, 2, 200, seed=2)
     theirs = expected(model, sources, (300, 170), targets)
     steps = (60, 60, 60, *(1,) * 20)
-    assert_close(decoded(runtime, sources, (300, 170), targets, steps), theirs)
+    ours = decoded(runtime, sources, (300, 170), targets, steps)
+    assert_equal_but_for_rounding(ours, theirs, tensors)
 
 
 def test_what_follows_a_source_in_its_row_does_not_matter(pair):
-    model, runtime = pair
+    model, runtime, _ = pair
     sources = random_tokens(model, 4, max(SOURCE_LENGTHS))
     targets = random_tokens(model, 4, 5, seed=2)
     once = decoded(runtime, sources, SOURCE_LENGTHS, targets, (5,))
@@ -90,7 +96,7 @@ def test_what_follows_a_source_in_its_row_does_not_matter(pair):
 
 
 def test_a_batch_equals_its_rows_alone(pair):
-    model, runtime = pair
+    model, runtime, _ = pair
     sources = random_tokens(model, 4, max(SOURCE_LENGTHS))
     targets = random_tokens(model, 4, 5, seed=2)
     together = decoded(runtime, sources, SOURCE_LENGTHS, targets, (5,))
@@ -103,16 +109,18 @@ def test_a_batch_equals_its_rows_alone(pair):
 
 @pytest.mark.parametrize("activation", ["gelu", "gated-gelu", "gated-silu", "gated-relu"])
 def test_every_feed_forward(activation):
-    model, runtime = both("T5_10", feed_forward_proj=activation)
+    model, runtime, tensors = both("T5_10", feed_forward_proj=activation)
     sources, targets = random_tokens(model, 2, 6), random_tokens(model, 2, 4, seed=2)
     theirs = expected(model, sources, (6, 3), targets)
-    assert_close(decoded(runtime, sources, (6, 3), targets, (4,)), theirs)
+    ours = decoded(runtime, sources, (6, 3), targets, (4,))
+    assert_equal_but_for_rounding(ours, theirs, tensors)
 
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_tied_head_is_scaled_only_where_the_configuration_says_so(scaled):
-    model, runtime = both("T5_10", scale_decoder_outputs=scaled)
+    model, runtime, tensors = both("T5_10", scale_decoder_outputs=scaled)
     sources, targets = random_tokens(model, 1, 6), random_tokens(model, 1, 4, seed=2)
     theirs = expected(model, sources, (6,), targets)
     assert (theirs.std() > 2) == (not scaled)
-    assert_close(decoded(runtime, sources, (6,), targets, (4,)), theirs)
+    ours = decoded(runtime, sources, (6,), targets, (4,))
+    assert_equal_but_for_rounding(ours, theirs, tensors)

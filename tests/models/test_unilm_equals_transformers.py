@@ -12,6 +12,7 @@ import torch
 
 from kit.models import open_folder, whole_logits, write
 from kit.random_unilms import MODELS, random_unilm, save_unilm
+from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerPrefix
@@ -66,9 +67,9 @@ def exported(models, tmp_path_factory):
 @pytest.fixture(params=["eager", pytest.param("onnx", marks=pytest.mark.soak)])
 def pair(request, models):
     oracle, programs = models
-    if request.param == "eager":
-        return oracle, EagerPrefix(programs)
-    return oracle, request.getfixturevalue("exported")
+    eager = request.param == "eager"
+    runtime = EagerPrefix(programs) if eager else request.getfixturevalue("exported")
+    return oracle, runtime, programs.weights
 
 
 def random_rows(lengths, seed):
@@ -81,19 +82,27 @@ def test_source_and_target_at_once(models, source_length, target_length):
     oracle, programs = models
     source, target = random_rows((source_length, target_length), seed=1)
     expected, _ = oracle_run(oracle, source, target)
-    assert np.abs(expected).max() > 0.5, "logits near zero would agree by themselves"
-    np.testing.assert_allclose(whole_logits(programs, source, target), expected, atol=1e-4)
+    actual = whole_logits(programs, source, target)
+    assert_equal_but_for_rounding(actual, expected, programs.weights)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_constant_exceeds_the_tolerance(fault, monkeypatch, models):
+    plant(fault, monkeypatch)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        test_source_and_target_at_once(models, 17, 8)
 
 
 def test_every_position_of_a_source(pair):
-    oracle, runtime = pair
+    oracle, runtime, weights = pair
     (source,) = random_rows([23], seed=2)
     logits, _ = runtime.decode([source], runtime.new_cache(1, 23), positions=range(23))
-    np.testing.assert_allclose(logits[0], oracle_run(oracle, source, source[:0])[0], atol=1e-4)
+    expected, _ = oracle_run(oracle, source, source[:0])
+    assert_equal_but_for_rounding(logits[0], expected, weights)
 
 
 def test_targets_of_sources_of_different_lengths_token_by_token(pair):
-    oracle, runtime = pair
+    oracle, runtime, weights = pair
     sources = random_rows(LENGTHS, seed=3)
     targets = np.random.default_rng(4).integers(0, VOCAB, (len(sources), 12))
     cache = runtime.new_cache(len(sources), max(LENGTHS) + 12)
@@ -104,14 +113,14 @@ def test_targets_of_sources_of_different_lengths_token_by_token(pair):
         steps.append(logits[:, 0].copy())
     for source, target, actual in zip(sources, targets, np.stack(steps, axis=1), strict=True):
         expected, _ = oracle_run(oracle, source, target)
-        np.testing.assert_allclose(actual, expected[len(source) - 1 :], atol=1e-4)
+        assert_equal_but_for_rounding(actual, expected[len(source) - 1 :], weights)
 
 
 def test_embeddings_are_the_first_hidden_state_through_the_pooler(pair):
-    oracle, runtime = pair
+    oracle, runtime, weights = pair
     sources = random_rows(LENGTHS, seed=5)
     first = np.stack([oracle_run(oracle, source, source[:0])[1][0] for source in sources])
     expected = first @ POOLER["pooler.weight"].T + POOLER["pooler.bias"]
     embedded = runtime.embed(sources)
     assert embedded.dtype == np.float32
-    np.testing.assert_allclose(embedded, expected, atol=1e-4)
+    assert_equal_but_for_rounding(embedded, expected, weights)
