@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.recordings import CARDS, Load
+import kvcast
+from kit.recordings import CARDS
 from kit.scripted_whisper import NumberedWindows, scripted_model
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams
@@ -143,8 +144,8 @@ def test_running_transcriptions_are_dropped_when_the_caller_leaves():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["onnx", "eager"])
-def test_workers_transcribe_as_one_by_one(runtime: str, load: Load):
-    model = load("demo", runtime=runtime, quantize="none")
+def test_workers_transcribe_as_one_by_one(runtime: str):
+    model = kvcast.load("demo", runtime=runtime, quantize="none", threads=1)
     names = [str(path) for path in CARDS]
 
     def said(workers: int, **options: int) -> dict[str, tuple]:
