@@ -88,10 +88,10 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def same(texts: Any) -> Any:
-    """Return everything but the times and what the model's files say, to compare."""
+    """Return all but times, drafts and the model's own defaults, to compare."""
     if isinstance(texts, list):
         return [same(text) for text in texts]
-    parts = vars(texts) | {"timings": None, "generation_config": None}
+    parts = vars(texts) | {"timings": None, "generation_config": None, "draft": None}
     return tuple(parts.values())
 
 

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 
 import kvcast
 from kit.small_tokenizers import user
-from kit.text_models import SCHEMAS
+from kit.text_models import SCHEMAS, same
 from kit.tool_templates import WEATHER
 from kvcast.chat.output_parsers import ToolCall
 from kvcast.server.prompts import tools_of
-from text.test_generate import same
 
 pytestmark = pytest.mark.slow
 PERSON = {

@@ -112,8 +112,9 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
 
 
 def _projections(cross: CacheLayers, weights: Mapping[str, Tensor]) -> TorchProgram:
-    write = ProgramWriter([STATES])
-    projected = project_cross_caches(write, Node(STATES), cross.layers, cross.heads, bias=True)
+    write, width = ProgramWriter([STATES]), cross.heads * cross.head_dim
+    sizes = cross.layers, (2 * width, width), cross.heads
+    projected = project_cross_caches(write, Node(STATES), *sizes, bias=True)
     return TorchProgram(write.program(**projected), list(projected), weights)
 
 

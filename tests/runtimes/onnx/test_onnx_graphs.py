@@ -224,7 +224,7 @@ def test_a_step_writes_its_own_slots_and_nothing_else() -> None:
 
 
 def test_quantized_logits_stay_close(quantize: str) -> None:
-    """The random model's logits span about 12; int8 changes them by a few per cent."""
+    """The random model's logits span about 9; int8 changes them by a few per cent."""
     bounds = {"none": 1e-3, "int8": 1.0, "int4": 6.0}
     features = np.random.default_rng(1).normal(size=(1, 80, 50)).astype(np.float32)
     tokens = np.random.default_rng(2).integers(0, 300, (1, 8))
@@ -232,7 +232,7 @@ def test_quantized_logits_stay_close(quantize: str) -> None:
     runtime = opened(SMALL, quantize)
     logits = whole(runtime, (features,), tokens)
     error = np.abs(logits - exact).max()
-    assert np.ptp(exact) > 10
+    assert np.ptp(exact) > 8
     assert error < bounds[quantize]
     if quantize != "none":
         assert error > 1e-3, "nothing was quantised"

@@ -77,8 +77,9 @@ def written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
     cached = family_with(dimensions).write_programs(dimensions)
     encode, decode = cached["encode"], cached["decode"]
     write = ProgramWriter([], first=len(decode.steps))
-    heads = dimensions.decoder_heads
-    made = project_cross_caches(write, Node(STATES), dimensions.decoder_layers, heads, bias=True)
+    width = dimensions.d_model
+    sizes = dimensions.decoder_layers, (2 * width, width), dimensions.decoder_heads
+    made = project_cross_caches(write, Node(STATES), *sizes, bias=True)
     names = {node.name: name for name, node in made.items()}
     projected = [replace(step, name=names.get(step.name, step.name)) for step in write.steps]
     return {

@@ -48,7 +48,8 @@ class T5Writer(Writer):
         self._lengths = torch.tensor([len(source)], dtype=torch.int32)
         write = ProgramWriter([STATES])
         of = model.dimensions
-        parts = project_cross_caches(write, Node(STATES), of.decoder_layers, of.heads, bias=False)
+        sizes = of.decoder_layers, (2 * of.mixed, of.width), of.heads
+        parts = project_cross_caches(write, Node(STATES), *sizes, bias=False)
         self._project = TorchProgram(write.program(**parts), list(parts), model.weights)
         encode = TorchProgram(
             encoded_states(family_with(of).write_programs(of)["encode"]), [STATES], model.weights

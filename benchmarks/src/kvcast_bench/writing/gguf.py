@@ -51,7 +51,7 @@ def write_gguf(
     keys = dimensions.kv_heads * dimensions.head_dim
     for name, tensor in take_apart(checkpoint.tensors, NAMES, keys):
         weight = np.array(tensor, np.float32)
-        if ARCHITECTURES[writer.arch].neighbours and is_rotated(name):
+        if ARCHITECTURES[writer.arch].permuted and is_rotated(name):
             weight = pairs_from_halves(weight, dimensions.head_dim)
         if weight.ndim < 2:
             writer.add_tensor(name, weight)
