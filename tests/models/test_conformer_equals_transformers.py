@@ -1,5 +1,7 @@
 """What models with FastConformer encoders compute equals transformers', read from what it saves."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from kit.random_conformers import (
     random_conformer,
     save_conformer,
 )
+from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import eager_runtime
@@ -87,9 +90,8 @@ def test_logits_of_ragged_sounds_in_chunks_and_steps(theirs, checkpoint, runtime
     for chunk in np.split(targets, np.cumsum(CHUNKS)[:-1], axis=1):
         logits, cache = runtime.decode(list(chunk), cache, positions=range(chunk.shape[1]))
         parts.append(logits.copy())
-    expected = output.logits.numpy()
-    assert expected.std() > 0.5
-    np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, atol=1e-4, rtol=0)
+    expected, actual = output.logits.numpy(), np.concatenate(parts, axis=1)
+    assert_equal_but_for_rounding(actual, expected, checkpoint.tensors)
 
 
 @pytest.mark.parametrize("runtime", ["native", "eager"])
@@ -114,18 +116,33 @@ def test_logits_of_steps_at_any_positions(theirs, checkpoint, runtime):
             expected = theirs(**padded(features)).logits.numpy()[rows[:, None], at]
     runtime = opened(checkpoint, runtime)
     cache = heard(runtime, dimensions, features, 20)
+    steps = []
     for step in range(7):
         codes = tokens[:, step] + dimensions.tokens * at[:, step]
         logits, cache = runtime.decode(codes[:, None], cache)
-        np.testing.assert_allclose(logits[:, 0], expected[:, step], atol=1e-4, rtol=0)
+        steps.append(logits[:, 0].copy())
         if step == 3:  # a blank leaves the states as they are
             blanks = BLANK + dimensions.tokens * at[:, step + 1]
             _, cache = runtime.decode(blanks[:, None], cache)
-    assert expected.std() > 0.5
+    assert_equal_but_for_rounding(np.stack(steps, axis=1), expected, checkpoint.tensors)
     # A row that begins anew knows nothing of what it held.
     cache = runtime.reset(cache, [1], [1])
     logits, cache = runtime.decode([[BLANK + dimensions.tokens * at[1, 0]]], cache, [1])
-    np.testing.assert_allclose(logits[0, 0], expected[1, 0], atol=1e-4, rtol=0)
+    assert_equal_but_for_rounding(logits[0, 0], expected[1, 0], checkpoint.tensors)
+
+
+# Logits of a transducer hardly depend on an epsilon.
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [*product(ATTENDING, FAULTS), *product(TRANSDUCERS, ["scale"])],
+    indirect=["kind"],
+)
+def test_a_wrong_constant_exceeds_the_tolerance(fault, monkeypatch, kind, theirs, checkpoint):
+    plant(fault, monkeypatch)
+    attended = test_logits_of_ragged_sounds_in_chunks_and_steps
+    stepped = test_logits_of_steps_at_any_positions
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        (attended if kind in ATTENDING else stepped)(theirs, checkpoint, "eager")
 
 
 def written(runtime, dimensions, features):

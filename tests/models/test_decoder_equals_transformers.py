@@ -3,6 +3,8 @@
 Prompts are several times as long as the windows; the oracle sees all of a prompt at once.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from kit.decoder_cases import LENGTH, VOCAB, WINDOW
 from kit.models import open_folder, write
 from kit.random_decoders import MODELS, oracle_and_checkpoint
+from kit.rounding import assert_equal_but_for_rounding
 from kit.seeing_cases import SIGHTS
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerDecoderOnly
@@ -36,95 +39,116 @@ ALIKE = (
     *("gpt_bigcode", "gpt_neo", "gptj", "opt", "falcon", "jais2", "olmo"),
     *("seed_oss", "arcee", "internlm3", "ernie4_5", "olmoe", *SIGHTS),
 )
-ON_NATIVE = {model: pytest.mark.slow for model, (kind, _) in MODELS.items() if kind in ALIKE}
+ALIKE_MODELS = [model for model, (kind, _) in MODELS.items() if kind in ALIKE]
 NOT_QUICK = {
-    "native": ON_NATIVE,
-    "eager": {model: pytest.mark.slow for model in MODELS if model not in EAGER}
-    | dict.fromkeys(ON_NATIVE, pytest.mark.soak),
+    "native": dict.fromkeys(ALIKE_MODELS, pytest.mark.slow),
+    "native int8": dict.fromkeys(ALIKE_MODELS, pytest.mark.soak),
+    "eager": {model: pytest.mark.soak for model in MODELS if model not in EAGER},
     "onnx": {model: pytest.mark.soak for model in MODELS if model not in EXPORTED}
     | dict.fromkeys(("granite", "olmo 3", "starcoder 2"), pytest.mark.slow),
 }
-PAIRS = [
-    pytest.param(
-        (model, runtime),
-        id=f"{model} {runtime}",
-        marks=NOT_QUICK.get(runtime, {}).get(model, ()),
-    )
-    for model in MODELS
-    for runtime in ("eager", "onnx", "native")
-    if runtime != "onnx" or model not in WITHOUT_GRAPHS
-]
 
 
-@pytest.fixture(scope="module", params=PAIRS)
-def pair(request, tmp_path_factory):
-    """The oracle, and a runtime with its weights."""
-    model, runtime = request.param
-    folder = tmp_path_factory.mktemp("model")
-    oracle, checkpoint = oracle_and_checkpoint(model, folder)
-    if runtime == "native":
-        return oracle, natively(checkpoint, "none")
+def cases(*runtimes):
+    """Return each model on each runtime, all of a model in succession."""
+    return [
+        pytest.param(
+            model, runtime, marks=NOT_QUICK[runtime].get(model, ()), id=f"{model} {runtime}"
+        )
+        for model in MODELS
+        for runtime in runtimes
+        if runtime != "onnx" or model not in WITHOUT_GRAPHS
+    ]
+
+
+# Steps to more than a window past the chunk before, chunks as long as a window and longer.
+CHUNKS = (WINDOW + 5, *(1,) * 10, 3, 3, WINDOW, *(1,) * 10)
+on_each_runtime = pytest.mark.parametrize(
+    ("original", "runtime"), cases("native", "eager", "onnx"), indirect=True, scope="module"
+)
+
+
+@pytest.fixture(scope="module")
+def original(request, tmp_path_factory):
+    """The oracle, and its checkpoint."""
+    return oracle_and_checkpoint(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def runtime(original, request, tmp_path_factory):
+    _, checkpoint = original
+    if request.param.startswith("native"):
+        precision = BundlePrecision(quantize="int8" if "int8" in request.param else "none")
+        return NativeTarget().open_checkpoint(checkpoint, precision, 1)
     programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
-    if runtime == "eager":
-        return oracle, EagerDecoderOnly(programs)
-    write(programs, folder / "bundle")
-    return oracle, open_folder(folder / "bundle")
-
-
-def natively(checkpoint, quantize):
-    return NativeTarget().open_checkpoint(checkpoint, BundlePrecision(quantize=quantize), 1)
+    if request.param == "eager":
+        return EagerDecoderOnly(programs)
+    folder = tmp_path_factory.mktemp("bundles") / "bundle"
+    write(programs, folder)
+    return open_folder(folder)
 
 
 @torch.no_grad()
-def expected(oracle, tokens):
+def expected(oracle, *texts):
+    """Return transformers' logits of each text."""
     # transformers' Gemma 3 reads this soft cap and does not use it unless it is told here.
     cap = getattr(oracle.config, "attn_logit_softcapping", None)
     told = {"softcap": cap} if oracle.config.model_type == "gemma3_text" and cap else {}
     # transformers' longrope depends on a sequence's length: all are as long as the longest here.
-    padded = torch.from_numpy(np.pad(tokens, (0, LENGTH - len(tokens))))
-    return oracle(padded[None], **told).logits[0, : len(tokens)].numpy()
+    padded = np.stack([np.pad(tokens, (0, LENGTH - len(tokens))) for tokens in texts])
+    logits = oracle(torch.from_numpy(padded), **told).logits.numpy()
+    return [row[: len(tokens)] for row, tokens in zip(logits, texts, strict=True)]
 
 
-@pytest.mark.parametrize("chunk", [1, 3, WINDOW, WINDOW + 5, LENGTH])
-def test_logits_of_every_position_whatever_the_chunk(pair, chunk):
-    oracle, runtime = pair
+@pytest.mark.parametrize("chunks", [(LENGTH,), CHUNKS], ids=["at once", "in chunks and steps"])
+@on_each_runtime
+def test_logits_of_every_position_whatever_the_chunk(original, runtime, chunks):
+    oracle, checkpoint = original
     tokens = np.random.default_rng(1).integers(0, VOCAB, LENGTH)
     cache, logits = runtime.new_cache(1, LENGTH), []
-    for start in range(0, LENGTH, chunk):
-        piece = tokens[start : start + chunk]
+    for piece in np.split(tokens, np.cumsum(chunks)[:-1]):
         step, cache = runtime.decode([piece], cache, positions=range(len(piece)))
         logits.append(step[0].copy())
-    whole = expected(oracle, tokens)
-    assert np.abs(whole).max() > 0.5, "logits near zero would agree by themselves"
-    np.testing.assert_allclose(np.concatenate(logits), whole, atol=1e-4)
+    [whole] = expected(oracle, tokens)
+    assert_equal_but_for_rounding(np.concatenate(logits), whole, checkpoint.tensors)
 
 
-def test_ragged_rows_equal_each_prompt_alone(pair):
-    oracle, runtime = pair
+@on_each_runtime
+def test_ragged_rows_equal_each_prompt_alone(original, runtime):
+    oracle, checkpoint = original
     generator = np.random.default_rng(2)
     counts, steps = (4, 1, 33, 17), 6
     texts = [generator.integers(0, VOCAB, count + steps) for count in counts]
-    whole = [expected(oracle, text) for text in texts]
     cache = runtime.new_cache(len(texts), LENGTH)
-    new = [text[:count] for text, count in zip(texts, counts, strict=True)]
+    new, rows = [text[:count] for text, count in zip(texts, counts, strict=True)], []
     for step in range(steps):
         logits, cache = runtime.decode(new, cache)
-        for row, logits_v, count in zip(whole, logits, counts, strict=True):
-            np.testing.assert_allclose(logits_v[-1], row[count + step - 1], atol=1e-4)
+        rows.append(logits[:, -1].copy())
         new = [
             text[count + step : count + step + 1] for text, count in zip(texts, counts, strict=True)
         ]
+    wholes = expected(oracle, *texts)
+    for row, whole, count in zip(np.stack(rows, axis=1), wholes, counts, strict=True):
+        assert_equal_but_for_rounding(row, whole[count - 1 : count - 1 + steps], checkpoint.tensors)
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=ON_NATIVE.get(model, ())) for model in MODELS]
+    ("original", "runtime"), cases("native int8"), indirect=True, scope="module"
 )
-def test_int8_of_kvcasts_own_kernels_follows_transformers(model, tmp_path):
-    oracle, checkpoint = oracle_and_checkpoint(model, tmp_path)
-    runtime = natively(checkpoint, "int8")
+def test_int8_of_kvcasts_own_kernels_follows_transformers(original, runtime):
+    oracle, _ = original
     tokens = np.random.default_rng(1).integers(0, VOCAB, 4 * WINDOW)
     logits, cache = runtime.decode([tokens[:-1]], runtime.new_cache(1, LENGTH))
     step, _ = runtime.decode([tokens[-1:]], cache)
     actual = np.stack([logits[0][-1], step[0][-1]])
-    whole = expected(oracle, tokens)[-2:]
-    assert np.corrcoef(actual.ravel(), whole.ravel())[0, 1] > 0.99
+    [whole] = expected(oracle, tokens)
+    assert np.corrcoef(actual.ravel(), whole[-2:].ravel())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("original", ["llama 2"], indirect=True)
+@pytest.mark.parametrize("fault", [{"norm_eps": 1e-4}, {"attention_scale": 0.2503}], ids=str)
+def test_a_wrong_constant_exceeds_the_tolerance(fault, original):
+    _, checkpoint = original
+    wrong = TorchModel.from_tensors(replace(checkpoint.dimensions, **fault), checkpoint.tensors)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        test_ragged_rows_equal_each_prompt_alone(original, EagerDecoderOnly(wrong))

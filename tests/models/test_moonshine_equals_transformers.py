@@ -6,6 +6,7 @@ import torch
 
 from kit.models import encoded
 from kit.random_moonshines import KINDS, heard, random_moonshine, save_moonshine, sounds
+from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
 from kvcast.families.moonshine import MOONSHINE, source_of
 from kvcast.families.moonshine_encoder import streamed
@@ -75,12 +76,18 @@ def test_ragged_sounds_in_chunks_and_steps(theirs, checkpoint, opened, request):
     actual = np.concatenate(parts, axis=1)
     for row, (sound, target) in enumerate(zip(ragged, targets, strict=True)):
         logits, keys = expected(theirs, sound, target)
-        assert logits.std() > 0.5
         count = dimensions.positions_of(len(sound))
         place = cache.memory.slots.places[row]
         actual_keys = np.asarray(cache.memory.slots.parts[2 * dimensions.decoder_layers - 2][place])
-        np.testing.assert_allclose(actual_keys[:, :count], keys, atol=1e-4, rtol=0)
-        np.testing.assert_allclose(actual[row], logits, atol=1e-4, rtol=0)
+        assert_equal_but_for_rounding(actual_keys[:, :count], keys, checkpoint.tensors)
+        assert_equal_but_for_rounding(actual[row], logits, checkpoint.tensors)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_constant_exceeds_the_tolerance(fault, monkeypatch, theirs, checkpoint, request):
+    plant(fault, monkeypatch)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        test_ragged_sounds_in_chunks_and_steps(theirs, checkpoint, "eager", request)
 
 
 @pytest.mark.parametrize("theirs", ["streaming", "streaming-biased"], indirect=True)
@@ -107,6 +114,6 @@ def test_a_sound_encoded_as_it_comes_is_the_whole_sound_encoded(theirs, checkpoi
         assert stream.held == 31
         for actual, expected in zip(cache.memory.slots.parts, whole, strict=True):
             if actual.ndim > 1:
-                np.testing.assert_allclose(actual[:, :, :31], expected, atol=1e-5, rtol=0)
+                assert_equal_but_for_rounding(actual[:, :, :31], expected, checkpoint.tensors)
             else:
                 assert actual == expected == [31]

@@ -8,6 +8,7 @@ import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from kit.models import whole
+from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
@@ -75,5 +76,11 @@ def test_logits_equal_transformers(shape: dict[str, int], tmp_path: Path) -> Non
             input_features=torch.from_numpy(features), decoder_input_ids=torch.from_numpy(tokens)
         ).logits.numpy()
     logits = whole(runtime, (features,), list(tokens))
-    assert np.abs(expected).max() > 0.1
-    np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
+    assert_equal_but_for_rounding(logits, expected, checkpoint.tensors)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_constant_exceeds_the_tolerance(fault, monkeypatch, tmp_path) -> None:
+    plant(fault, monkeypatch)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        test_logits_equal_transformers(SHAPES["turbo's shallow decoder"], tmp_path)
