@@ -43,7 +43,7 @@ def test_simple_types_are_exact(kind):
     raw, want = raw_of(kind)
     blocks = read_blocks(kind, raw.reshape(-1), SHAPE)
     assert (blocks.least is None) == (kind == "Q8_0")
-    np.testing.assert_array_equal(blocks.numbers(), want)
+    np.testing.assert_array_equal(blocks.dequantize(), want)
 
 
 def test_scales_of_q4_k_are_rounded_to_halves():
@@ -54,7 +54,7 @@ def test_scales_of_q4_k_are_rounded_to_halves():
     )
     # Half a unit in the last place of a half: 2^-11 of it, or half the least half.
     allowed = (15 * scales + least) * np.float32(2**-11) + 16 * np.float32(2**-25)
-    error = np.abs(blocks.numbers() - want).reshape(SHAPE[0], -1, 32)
+    error = np.abs(blocks.dequantize() - want).reshape(SHAPE[0], -1, 32)
     assert (error <= allowed[..., None] * 1.001).all()
     assert error.max() > 0
 
@@ -64,7 +64,7 @@ def test_other_types_become_int8(kind):
     raw, want = raw_of(kind)
     blocks = read_blocks(kind, raw.reshape(-1), SHAPE)
     assert blocks.least is None
-    np.testing.assert_allclose(blocks.numbers(), want, atol=np.abs(want).max() / 127 * 0.6)
+    np.testing.assert_allclose(blocks.dequantize(), want, atol=np.abs(want).max() / 127 * 0.6)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
@@ -81,4 +81,4 @@ def test_a_models_blocks_are_its_tensors(tmp_path, kind):
         blocks = checkpoint.tensors.blocks_of(name)
         assert (blocks is not None) == (array.ndim == 2)
         if blocks is not None:
-            np.testing.assert_array_equal(blocks.numbers(), array, err_msg=name)
+            np.testing.assert_array_equal(blocks.dequantize(), array, err_msg=name)

@@ -83,7 +83,7 @@ def test_a_bundle_computes_with_the_codes_numbers(
     numbers = {}
     for name, tensor in checkpoint.tensors.items():
         blocks = rounded(np.array(tensor)) if name == TABLE else codes(name)
-        numbers[name] = tensor if blocks is None else blocks.numbers()
+        numbers[name] = tensor if blocks is None else blocks.dequantize()
     whole = replace(checkpoint, tensors=numbers)
     manifest = read_bundle(folder)
     candidate = TARGETS[runtime].open("decoder", folder, manifest, 1)

@@ -29,7 +29,7 @@ from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
 from kvcast.runtimes.aoti.target import own_name
 from kvcast.runtimes.memory import CompactedRing, TurningRing
-from kvcast.runtimes.target import TARGETS, StoredNumbers
+from kvcast.runtimes.target import TARGETS, StoredValues
 from kvcast.spec.position_encodings import Rotary
 from kvcast.verification.culprits import checks
 from kvcast.verification.culprits.layers import run_both
@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_tensor_is_told_in_words():
     def told(change, bits=32):
         actual = wanted.copy()
         change(actual)
-        return difference("w", StoredNumbers(actual, bits=bits), wanted)
+        return difference("w", StoredValues(actual, bits=bits), wanted)
 
     assert told(lambda _: None) == ""
     assert told(lambda w: w.__setitem__([2, 5], w[[5, 2]])) == (
@@ -127,7 +127,7 @@ def test_what_is_wrong_with_a_tensor_is_told_in_words():
     assert told(lambda w: w.__imul__(1 + 1e-4 * noise), bits=16) == ""
     assert "differ, by up to" in told(lambda w: w.__imul__(1 + 1e-4 * noise))
     assert "output 3 has another scale" in told(lambda w: w[3].__imul__(2))
-    stored = StoredNumbers(np.full((1, 2), np.inf, np.float32), bits=16)
+    stored = StoredValues(np.full((1, 2), np.inf, np.float32), bits=16)
     assert difference("w", stored, np.array([[7e4, 1e5]], np.float32)) == (
         "2 of 2 numbers overflow fp16, which holds 65,504: they are up to 1e+05: at [0, 0], [0, 1]"
     )

@@ -182,7 +182,7 @@ def _changed(tensor: StoredTensor, changes: Sequence[tuple[Adapter, Change]]) ->
         return weight
 
     def rows() -> FileRows:
-        return FileRows.of_numbers(read().reshape(-1, tensor.shape[-1]))
+        return FileRows.of_floats(read().reshape(-1, tensor.shape[-1]))
 
     has_rows = len(tensor.shape) >= _MATRIX
     return replace(tensor, read=read, blocks=None, rows=rows if has_rows else None)

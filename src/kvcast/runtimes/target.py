@@ -103,7 +103,7 @@ class LoweringJob:
 
 
 @dataclass(frozen=True)
-class StoredNumbers:
+class StoredValues:
     """A constant as a file holds it.
 
     Attributes:
@@ -129,7 +129,7 @@ class Stored:
 
     """
 
-    constants: Mapping[str, Callable[[], StoredNumbers]] = field(default_factory=dict)
+    constants: Mapping[str, Callable[[], StoredValues]] = field(default_factory=dict)
     programs: Mapping[str, Program] = field(default_factory=dict)
 
 

@@ -35,7 +35,7 @@ class CodedMatrix:
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
-    def numbers(self) -> NDArray[np.float32]:
+    def dequantize(self) -> NDArray[np.float32]:
         inside = self.codes.reshape(*self.scales.shape, BLOCK).astype(np.float32)
         numbers = inside * self.scales[..., None].astype(np.float32)
         if self.least is not None:
@@ -75,7 +75,7 @@ def joined(parts: Sequence[CodedMatrix]) -> CodedMatrix:
     least = [part.least for part in parts]
     given = [part_least for part_least in least if part_least is not None]
     if 0 < len(given) < len(parts):
-        parts = [part if part.least is None else rounded(part.numbers()) for part in parts]
+        parts = [part if part.least is None else rounded(part.dequantize()) for part in parts]
         given = []
     return CodedMatrix(
         codes=np.concatenate([part.codes for part in parts]),
@@ -173,7 +173,7 @@ class FileRows:
         )
 
     @classmethod
-    def of_numbers(cls, matrix: NDArray[Any]) -> Self:
+    def of_floats(cls, matrix: NDArray[Any]) -> Self:
         """Return the rows of an array [rows, width] of floats."""
         floats = np.ascontiguousarray(matrix, np.float32)
         return cls.of(floats.view(np.uint8).reshape(-1), len(floats), floats.shape[1], Encoding.F32)

@@ -92,7 +92,7 @@ def test_a_package_gives_what_kvcasts_own_runtime_gives_bit_for_bit(case, rows, 
 def test_rows_of_a_table_are_the_checkpoints_own(case):
     ids, hidden = given(20)
     rows, *_ = case.open()((ids, hidden), {})
-    np.testing.assert_array_equal(rows.numpy(), own_codes("table.weight").numbers()[ids])
+    np.testing.assert_array_equal(rows.numpy(), own_codes("table.weight").dequantize()[ids])
 
 
 def test_hidden_rows_may_lie_apart_and_there_may_be_none(case):

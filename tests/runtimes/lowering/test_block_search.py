@@ -28,7 +28,7 @@ def test_the_search_beats_the_whole_range(shift: float, tail: float) -> None:
     blocks = searched(matrix)
     assert blocks.codes.dtype == np.uint8
     assert blocks.codes.max() == 15
-    assert error(blocks.numbers(), matrix) < 0.9 * error(in_whole_range(matrix), matrix)
+    assert error(blocks.dequantize(), matrix) < 0.9 * error(in_whole_range(matrix), matrix)
 
 
 def test_even_steps_and_constant_blocks_are_exact() -> None:
@@ -36,7 +36,7 @@ def test_even_steps_and_constant_blocks_are_exact() -> None:
     steps[:, 0], steps[:, 1] = 0, 15
     matrix = (steps / 8 - 1).astype(np.float32)
     matrix[3], matrix[4], matrix[5] = 0, 0.5, -0.25
-    np.testing.assert_array_equal(searched(matrix).numbers(), matrix)
+    np.testing.assert_array_equal(searched(matrix).dequantize(), matrix)
 
 
 def test_errors_count_by_the_weights_of_their_inputs() -> None:
@@ -45,7 +45,7 @@ def test_errors_count_by_the_weights_of_their_inputs() -> None:
     weights = np.exp(2 * generator.normal(size=96)).astype(np.float32)
 
     def weighted_error(blocks: CodedMatrix) -> float:
-        return float((weights * np.square(blocks.numbers() - matrix)).mean())
+        return float((weights * np.square(blocks.dequantize() - matrix)).mean())
 
     assert weighted_error(searched(matrix, weights)) < 0.8 * weighted_error(searched(matrix))
 
@@ -54,4 +54,4 @@ def test_only_what_weights_are_to_each_other_in_a_block_matters() -> None:
     matrix = np.random.default_rng(3).normal(size=(20, 64)).astype(np.float32)
     weights = np.repeat(np.float32([1e-30, 1e30]), 32)
     blocks, expected = searched(matrix, weights), searched(matrix)
-    np.testing.assert_array_equal(blocks.numbers(), expected.numbers())
+    np.testing.assert_array_equal(blocks.dequantize(), expected.dequantize())

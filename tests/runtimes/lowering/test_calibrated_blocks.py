@@ -76,7 +76,7 @@ def test_what_matrices_give_is_nearer_in_another_text_as_well(
         blocks = calibrated.blocks_of(name)
         assert blocks is not None
         own, plain = (
-            np.square(inputs @ (coded.numbers() - exact[name]).T).mean()
+            np.square(inputs @ (coded.dequantize() - exact[name]).T).mean()
             for coded in (blocks, searched(exact[name]))
         )
         nearer.append(own / plain)

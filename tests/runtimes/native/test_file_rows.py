@@ -100,7 +100,7 @@ def test_floats_are_rounded_as_numpy_rounds(
     expected = tiles_of(machine, matrix, kind, no_blocks)
     assert expected.format == format_
     bias = np.arange(ROWS, dtype=np.float32)
-    actual = machine.pack_rows(format_, FileRows.of_numbers(matrix), bias)
+    actual = machine.pack_rows(format_, FileRows.of_floats(matrix), bias)
     np.testing.assert_array_equal(actual, expected.tiles)
 
 
@@ -134,5 +134,5 @@ def test_the_search_is_numpys() -> None:
     machine = Machine(2)
     parts = store_matrix("m", matrix, Kind.INT4, {"m": blocks}.get)
     expected = packed_matrix(machine, parts, "m").tiles
-    actual = machine.pack_rows(Format.INT4_MIN, FileRows.of_numbers(matrix))
+    actual = machine.pack_rows(Format.INT4_MIN, FileRows.of_floats(matrix))
     np.testing.assert_array_equal(actual, expected)

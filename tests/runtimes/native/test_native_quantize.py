@@ -19,7 +19,7 @@ def test_numbers_too_great_for_halves_stay_finite() -> None:
     matrix = np.full((2, 32), 1e30, np.float32)
     matrix[1, 7] = -1e30
     for blocks in (searched(matrix), rounded(matrix)):
-        assert np.isfinite(blocks.numbers()).all()
+        assert np.isfinite(blocks.dequantize()).all()
 
 
 def test_rounded_blocks_are_within_half_a_step() -> None:
@@ -28,7 +28,7 @@ def test_rounded_blocks_are_within_half_a_step() -> None:
     blocks = rounded(matrix)
     steps = np.repeat(blocks.scales.astype(np.float32), 32, axis=1)
     # A scale as a half may be a little too small for the greatest number.
-    assert (np.abs(blocks.numbers() - matrix) <= steps * (0.5 + 127 / 2048)).all()
+    assert (np.abs(blocks.dequantize() - matrix) <= steps * (0.5 + 127 / 2048)).all()
 
 
 def test_joined_matrices_of_one_kind_keep_their_codes_and_others_get_eight_bits() -> None:
@@ -36,11 +36,11 @@ def test_joined_matrices_of_one_kind_keep_their_codes_and_others_get_eight_bits(
     four, eight = searched(matrix[:4]), rounded(matrix[4:])
     both = joined([four, searched(matrix[4:])])
     assert both.least is not None
-    np.testing.assert_array_equal(both.numbers()[:4], four.numbers())
+    np.testing.assert_array_equal(both.dequantize()[:4], four.dequantize())
     mixed = joined([four, eight])
     assert mixed.least is None
     np.testing.assert_array_equal(mixed.codes[4:], eight.codes)
-    assert error(mixed.numbers()[:4], four.numbers()) < 1e-4
+    assert error(mixed.dequantize()[:4], four.dequantize()) < 1e-4
 
 
 def linear(name: str, x: str) -> Step:

@@ -68,7 +68,7 @@ def test_a_files_own_codes_stay_what_they_were_bit_for_bit(kind: str, tmp_path: 
 def test_chosen_codes_are_what_was_chosen(kind: Kind, tmp_path: Path) -> None:
     matrix = np.random.default_rng(1).normal(size=(70, 160)).astype(np.float32)
     save_file(store_matrix("m", matrix, kind, no_blocks), tmp_path / "w")
-    want = (searched if kind is Kind.INT4 else rounded)(matrix).numbers()
+    want = (searched if kind is Kind.INT4 else rounded)(matrix).dequantize()
     rows = rows_of(tmp_path / "w", matrix.shape, instruction_sets()[0])
     np.testing.assert_array_equal(rows, want)
 

@@ -64,7 +64,7 @@ def test_a_product_is_that_of_the_numbers(kind: str, tmp_path: Path) -> None:
     x[..., ::BLOCK] = 127
     bias = np.arange(OUTPUTS, dtype=np.float32)
     actual, operators = run(x, own, "product", tmp_path / "m.onnx", bias)
-    np.testing.assert_allclose(actual, x @ own.numbers().T + bias, rtol=1e-5, atol=1e-2)
+    np.testing.assert_allclose(actual, x @ own.dequantize().T + bias, rtol=1e-5, atol=1e-2)
     assert ("Add" in operators) == (kind == "least"), "codes around 8 need nothing beside them"
 
 
@@ -73,7 +73,7 @@ def test_a_lookup_gives_the_numbers(kind: str, tmp_path: Path) -> None:
     own = blocks(kind)
     rows = np.array([[3, 0, OUTPUTS - 1, 3]], np.int64)
     actual, _ = run(rows, own, "lookup", tmp_path / "m.onnx")
-    np.testing.assert_allclose(actual, own.numbers()[rows], rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(actual, own.dequantize()[rows], rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("inputs", [48, 96, 384])

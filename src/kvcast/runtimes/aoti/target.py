@@ -30,7 +30,7 @@ from kvcast.runtimes.self_test import (
     find_compiler,
     versions,
 )
-from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Stored, StoredNumbers, Target
+from kvcast.runtimes.target import BuildOptions, Lowered, LoweringJob, Stored, StoredValues, Target
 from kvcast.spec.runtimes import BundlePrecision
 
 
@@ -218,5 +218,5 @@ def own_name(name: str) -> str:
     return _ROUNDED.sub("", name.removeprefix(PREFIX))
 
 
-def _rounded(read: Callable[[], StoredNumbers]) -> StoredNumbers:
+def _rounded(read: Callable[[], StoredValues]) -> StoredValues:
     return replace(read(), bits=16)

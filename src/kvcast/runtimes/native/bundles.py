@@ -35,7 +35,7 @@ from kvcast.runtimes.native.matrices import (
 )
 from kvcast.runtimes.native.weights import BundleWeights, CheckpointWeights, packed_constants
 from kvcast.runtimes.opening import naming
-from kvcast.runtimes.target import Stored, StoredNumbers
+from kvcast.runtimes.target import Stored, StoredValues
 from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision, OnPhase, ignore_phase
 from kvcast.spec.stored_matrices import BlocksOf, no_blocks
@@ -215,7 +215,7 @@ def constants_of(
     read: Callable[[str], NDArray[Any]],
     names: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
-) -> dict[str, Callable[[], StoredNumbers]]:
+) -> dict[str, Callable[[], StoredValues]]:
     """Group a file's tensors into constants: a matrix's codes and scales are one.
 
     `names` has the file's names by the programs'; `shapes` are of the checkpoint's tensors.
@@ -232,9 +232,9 @@ def _numbers(
     there: Container[str],
     name: str,
     shape: tuple[int, ...] | None,
-) -> StoredNumbers:
+) -> StoredValues:
     if name in there:
-        return StoredNumbers(_shaped(read(name), shape))
+        return StoredValues(_shaped(read(name), shape))
     codes, bits = read(name + CODES), 8
     steps, least = np.asarray(read(name + SCALES), np.float32), np.zeros(1, np.float32)
     if name + LEAST in there:
@@ -243,7 +243,7 @@ def _numbers(
     if steps.ndim < codes.ndim:
         steps = steps[..., None]  # one per output
     blocks = codes.reshape(*steps.shape, -1).astype(np.float32) * steps[..., None] + least
-    return StoredNumbers(_shaped(blocks.reshape(codes.shape), shape), steps, bits)
+    return StoredValues(_shaped(blocks.reshape(codes.shape), shape), steps, bits)
 
 
 def _shaped(numbers: NDArray[Any], shape: tuple[int, ...] | None) -> NDArray[Any]:

@@ -181,7 +181,7 @@ class CheckpointWeights(Weights):
     @override
     def convolution(self, machine: Machine, constant: Constant) -> Matrix:
         windows = np.moveaxis(self._tensors[constant.name], 1, -1)
-        rows = FileRows.of_numbers(windows.reshape(len(windows), -1))
+        rows = FileRows.of_floats(windows.reshape(len(windows), -1))
         return self._packed(machine, constant, rows)
 
     @override
@@ -200,7 +200,7 @@ class CheckpointWeights(Weights):
         if rows is not None:
             return rows
         array = self._tensors[name]
-        return FileRows.of_numbers(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
+        return FileRows.of_floats(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
 
     def _packed(self, machine: Machine, constant: Constant, rows: FileRows) -> Matrix:
         bias = None if constant.bias is None else self.array(constant.bias)

@@ -27,7 +27,7 @@ from kvcast.runtimes.onnx.cache_quantization import (
 from kvcast.runtimes.onnx.graph_writer import Matrix, fuse
 from kvcast.runtimes.onnx.matrices import exact, quantized
 from kvcast.runtimes.onnx.operations import graph_of
-from kvcast.runtimes.target import LoweringJob, Stored, StoredNumbers
+from kvcast.runtimes.target import LoweringJob, Stored, StoredValues
 
 FOLDER = "onnx"
 # The head sizes of GroupQueryAttention: when rotating, it rounds half a head down to a multiple of
@@ -195,9 +195,9 @@ def read_stored(folder: Path, manifest: Manifest) -> Stored:
     except ModuleNotFoundError:
         return Stored()
 
-    def read(tensor: ir.TensorProtocol, *, transposed: bool) -> StoredNumbers:
+    def read(tensor: ir.TensorProtocol, *, transposed: bool) -> StoredValues:
         numbers = tensor.numpy()
-        return StoredNumbers(numbers.T if transposed else numbers)
+        return StoredValues(numbers.T if transposed else numbers)
 
     constants = {}
     for graph in manifest.graphs.values():

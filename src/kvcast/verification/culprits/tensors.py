@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.target import StoredNumbers
+from kvcast.runtimes.target import StoredValues
 from kvcast.spec.program import (
     Constant,
     Node,
@@ -34,7 +34,7 @@ _MOST = 3
 """As many places are named."""
 
 
-def difference(name: str, stored: StoredNumbers, expected: NDArray[np.generic]) -> str:
+def difference(name: str, stored: StoredValues, expected: NDArray[np.generic]) -> str:
     """Return what is wrong with a constant, in words without its name; empty if nothing is.
 
     Args:
@@ -74,7 +74,7 @@ def _not_finite(actual: Float32, wanted: Float32) -> str:
     return f"{count:,} of {actual.size:,} numbers {what}{_at(unfit)}"
 
 
-def _wrong(stored: StoredNumbers, actual: Float32, wanted: Float32) -> NDArray[np.bool_]:
+def _wrong(stored: StoredValues, actual: Float32, wanted: Float32) -> NDArray[np.bool_]:
     """Return where numbers differ by more than they are rounded by."""
     if stored.steps is None:
         # Of fewer bits than the checkpoint's, they are rounded.
@@ -98,7 +98,7 @@ def _at(wrong: NDArray[np.bool_]) -> str:
 
 
 def _one_number(
-    stored: StoredNumbers, actual: Float32, wanted: Float32, wrong: NDArray[np.bool_]
+    stored: StoredValues, actual: Float32, wanted: Float32, wrong: NDArray[np.bool_]
 ) -> str:
     if int(wrong.sum()) != 1:
         return ""
@@ -115,7 +115,7 @@ def _one_number(
     return f"one number, at {place}, is wrong: {bits}{is_[0]:.6g}, not {was[0]:.6g}"
 
 
-def _other_places(actual: Float32, wanted: Float32, stored: StoredNumbers) -> str:
+def _other_places(actual: Float32, wanted: Float32, stored: StoredValues) -> str:
     if actual.ndim != 2 or stored.steps is not None:
         return ""
     for axis, title in ((0, "row"), (1, "column")):
@@ -148,7 +148,7 @@ def _taken(rows: Float32, should: Float32) -> Iterator[tuple[int, int]]:
 
 
 def _other_scales(
-    actual: Float32, wanted: Float32, stored: StoredNumbers, wrong: NDArray[np.bool_]
+    actual: Float32, wanted: Float32, stored: StoredValues, wrong: NDArray[np.bool_]
 ) -> str:
     """Tell of outputs whose numbers are the wanted ones times a factor."""
     if actual.ndim != 2:
